@@ -33,4 +33,5 @@ mod throttle;
 pub mod vfio;
 pub mod virtio;
 pub mod watchdog;
+pub mod windows;
 pub mod worker;

@@ -14,8 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::event_fd;
-pub use crate::sandbox::Role;
-use crate::sandbox::{self, HostCpus};
+use crate::sandbox::{self, HostCpus, ThreadRole};
 use crate::sync::lock;
 
 /// What a worker waits for before it works again. A doorbell and orders wake it in any case.
@@ -165,7 +164,7 @@ pub struct Worker<T: Task> {
     orders: Arc<Orders>,
     /// The thread holds the lock while it is not parked.
     task: Arc<Mutex<T>>,
-    role: Role,
+    role: &'static str,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -174,7 +173,7 @@ impl<T: Task> Worker<T> {
     ///
     /// # Errors
     /// The host gives no thread or no descriptor.
-    pub fn spawn(name: String, role: Role, doorbell: EventFd, paused: bool, task: T) -> io::Result<Self> {
+    pub fn spawn(name: String, role: ThreadRole, doorbell: EventFd, paused: bool, task: T) -> io::Result<Self> {
         Self::spawn_on(None, name, role, doorbell, paused, task)
     }
 
@@ -185,7 +184,7 @@ impl<T: Task> Worker<T> {
     pub fn spawn_on(
         cpus: Option<HostCpus>,
         name: String,
-        role: Role,
+        role: ThreadRole,
         doorbell: EventFd,
         paused: bool,
         task: T,
@@ -205,13 +204,8 @@ impl<T: Task> Worker<T> {
                 of_thread.ended();
             }
         };
-        let thread = sandbox::start_prepared(role.thread(), name, cpus, prepare)?;
-        Ok(Self { orders, task, role, thread: Some(thread) })
-    }
-
-    /// What the thread does.
-    pub fn role(&self) -> Role {
-        self.role
+        let thread = sandbox::start_prepared(role, name, cpus, prepare)?;
+        Ok(Self { orders, task, role: role.name, thread: Some(thread) })
     }
 
     /// Tells the thread to pause, and waits until it does or has ended.
@@ -241,7 +235,7 @@ impl<T: Task> Worker<T> {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("a worker of role '{}' panicked", self.role.name());
+            log::error!("a worker of role '{}' panicked", self.role);
         }
     }
 }
@@ -341,12 +335,14 @@ mod tests {
         }
     }
 
+    const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
+
     fn start(paused: bool, panics_at: Option<u32>, wait: Wait) -> (Worker<Counter>, EventFd, Receiver<u32>) {
         let (tell, told) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
         let ours = doorbell.try_clone().unwrap();
         let task = Counter { runs: 0, begun: None, abandoned: false, settled: false, panics_at, wait, tell };
-        (Worker::spawn("test".into(), Role::Rng, doorbell, paused, task).unwrap(), ours, told)
+        (Worker::spawn("test".into(), ROLE, doorbell, paused, task).unwrap(), ours, told)
     }
 
     #[test]
@@ -461,7 +457,7 @@ mod tests {
         for cpus in [None, Some(only)] {
             let (tell, told) = channel();
             let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
-            let worker = Worker::spawn_on(cpus, "test".into(), Role::Rng, doorbell, false, Place(tell)).unwrap();
+            let worker = Worker::spawn_on(cpus, "test".into(), ROLE, doorbell, false, Place(tell)).unwrap();
             let place = told.recv().unwrap();
             assert_eq!((place.is_set(last), place.count()), (true, if cpus.is_some() { 1 } else { all.count() }));
             drop(worker);
@@ -469,8 +465,7 @@ mod tests {
         let beyond = HostCpus::new([u32::try_from(CpuSet::MAX_CPU - 1).unwrap()]).unwrap();
         let (tell, told) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
-        let refused =
-            Worker::spawn_on(Some(beyond), "test".into(), Role::Rng, doorbell, false, Place(tell)).err().unwrap();
+        let refused = Worker::spawn_on(Some(beyond), "test".into(), ROLE, doorbell, false, Place(tell)).err().unwrap();
         assert!(refused.to_string().starts_with("CPU 1023 of the host is not there"), "{refused}");
         told.recv().unwrap_err();
     }

@@ -28,10 +28,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
+use vmm::error::VmError;
 use vmm::event_monitor::EventMonitor;
-use vmm::machine::{Machine, Mailbox, VmError};
-use vmm::snapshot::{NewSnapshot, Snapshot};
+use vmm::machine::Machine;
+use vmm::mailbox::Mailbox;
 use vmm::time_slice::ShortSlice;
+use vmm::vm_state::{StateSink, StateSource};
 
 /// Starts that are timed.
 const STARTS: usize = 31;
@@ -290,10 +292,10 @@ impl Machine for Null {
     fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Ok(Self(lock(&ENGINE).take().unwrap()))
     }
-    fn restore(_: &Snapshot, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+    fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("nothing is restored here".into()))
     }
-    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
         Ok(())
     }
     fn start(&mut self, _: bool) -> Result<(), VmError> {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use carom_api::config::{CpuAffinity, CpusConfig, VirtQueueAffinity};
 use carom_api::{ConfigError, DiskConfig, Field};
 use devices::sandbox::{self, HostCpus, PinError, ThreadRole};
-use devices::worker::Role;
+use devices::virtio::block;
 
-use crate::machine::VmError;
+use crate::error::VmError;
 use crate::thread_roles::VCPU;
 
 /// Those of vCPUs, by number.
@@ -27,7 +27,7 @@ pub fn of_vcpus(affinity: &[CpuAffinity]) -> Result<BTreeMap<u32, HostCpus>, VmE
 /// One cannot be used.
 pub fn of_queues(affinity: &[VirtQueueAffinity]) -> Result<BTreeMap<u16, HostCpus>, VmError> {
     let lists = affinity.iter().map(|of| (of.queue_index, of.host_cpus.as_slice()));
-    check(Role::Block.thread(), DiskConfig::QUEUE_AFFINITY, "queue", lists)
+    check(block::ROLE, DiskConfig::QUEUE_AFFINITY, "queue", lists)
 }
 
 fn check<'a, N: Ord + Copy + std::fmt::Display>(

@@ -16,7 +16,7 @@ use carom_api::error::FileError;
 use devices::sandbox;
 use landlock::{AccessFs, BitFlags, PathFd, PathFdError, make_bitflags};
 
-use crate::machine::VmError;
+use crate::error::VmError;
 
 /// Rights to a file or directory.
 pub type Access = BitFlags<AccessFs>;

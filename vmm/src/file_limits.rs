@@ -20,9 +20,9 @@ use landlock::{
     make_bitflags,
 };
 
+use crate::error::VmError;
 use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, real_path, rule_access};
 use crate::kvm;
-use crate::machine::VmError;
 use crate::output_file;
 use crate::snapshot::Snapshot;
 use crate::tap;
@@ -122,9 +122,9 @@ pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), Vm
         return Ok(());
     }
     let (field, path) = (RestoreConfig::SOURCE_URL, snapshot.memory_path());
-    let real = real_path(snapshot.memory.as_fd()).map_err(file_error(field, &path))?;
-    let (_, own) = open(directory(&path)).map_err(file_error(field, &path))?;
-    if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, &path, READ)) }
+    let real = real_path(snapshot.memory.as_fd()).map_err(file_error(field, path))?;
+    let (_, own) = open(directory(path)).map_err(file_error(field, path))?;
+    if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, path, READ)) }
 }
 
 /// Says of an error that the limits may be why.

@@ -12,9 +12,12 @@ use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
 use crate::control::{Control, ControlError, Options, Reply};
+use crate::error::VmError;
 use crate::event_monitor::EventMonitor;
-use crate::machine::{Machine, Mailbox, VmError};
-use crate::snapshot::{self, NewSnapshot, Snapshot, SnapshotState};
+use crate::machine::Machine;
+use crate::mailbox::Mailbox;
+use crate::snapshot;
+use crate::vm_state::{StateSink, StateSource, VmState};
 
 /// Reads the state of a snapshot from these bytes, as of a VM of one vCPU and 64 MiB. Whatever is taken is written and read
 /// back as the same.
@@ -22,10 +25,10 @@ use crate::snapshot::{self, NewSnapshot, Snapshot, SnapshotState};
 /// # Panics
 /// It is not.
 pub fn snapshot_state(bytes: &[u8]) {
-    let Ok(state) = snapshot::parse::<SnapshotState>(bytes) else { return };
+    let Ok(state) = snapshot::parse::<VmState>(bytes) else { return };
     if state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 80 << 20).is_ok() {
         let text = serde_json::to_vec(&state).expect("it was text");
-        let again: SnapshotState = snapshot::parse(&text).expect("it was read once");
+        let again: VmState = snapshot::parse(&text).expect("it was read once");
         assert_eq!(serde_json::to_vec(&again).expect("it was text"), text);
         assert!(state.ram.iter().all(|range| range.offset + range.len <= 80 << 20));
     }
@@ -38,10 +41,10 @@ impl Machine for Unbootable {
     fn build(_: &VmConfig, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("is never booted".into()))
     }
-    fn restore(_: &Snapshot, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+    fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("is never restored".into()))
     }
-    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
         match *self {}
     }
     fn start(&mut self, _: bool) -> Result<(), VmError> {
@@ -173,7 +176,7 @@ mod tests {
     #[test]
     fn state_of_a_real_guest_is_read() {
         let text = include_bytes!("../fuzz/corpus/snapshot/booting");
-        let state: super::SnapshotState = crate::snapshot::parse(text).unwrap();
+        let state: super::VmState = crate::snapshot::parse(text).unwrap();
         state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 64 << 20).unwrap();
     }
 }

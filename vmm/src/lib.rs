@@ -2,9 +2,9 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`carom_api`] says what the user wants, [`control`] decides what becomes of the VM, [`vm`] builds and runs it, its
-//! devices by [`parts`]. [`machine`] is
-//! the ground that these stand on, [`kvm`] the kernel's side, [`arch`] what differs between processor architectures.
+//! [`carom_api`] defines the user's configuration. [`control`] decides what happens to the VM, which it reaches by [`machine`]. [`vm`]
+//! builds and runs the VM, with devices from [`parts`]. Below these are [`memory`], the guest's RAM, [`arch`], the code for one processor
+//! architecture, and [`kvm`], the kernel's interface.
 
 pub mod address_space;
 pub mod affinity;
@@ -13,6 +13,7 @@ pub mod arch;
 pub mod console;
 pub mod control;
 pub mod crash_file;
+pub mod error;
 pub mod event_monitor;
 pub mod file_bounds;
 pub mod file_limits;
@@ -24,6 +25,7 @@ pub mod log_flood;
 pub mod log_lines;
 pub mod log_stream;
 pub mod machine;
+pub mod mailbox;
 pub mod memory;
 pub mod output_file;
 pub mod parts;
@@ -35,3 +37,4 @@ pub mod thread_roles;
 pub mod time_slice;
 pub mod vcpu;
 pub mod vm;
+pub mod vm_state;

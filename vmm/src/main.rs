@@ -23,6 +23,7 @@ use rustix::thread::set_no_new_privs;
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, ControlError, Options};
 use vmm::crash_file::CrashFile;
+use vmm::error::VmError;
 use vmm::event_monitor::EventMonitor;
 use vmm::file_bounds::FileBounds;
 use vmm::file_limits;
@@ -30,7 +31,6 @@ use vmm::inherited::InheritedFds;
 use vmm::log_flood::LogFlood;
 use vmm::log_lines::{self, LogLines};
 use vmm::log_stream::{self, LastLines, LogWriter};
-use vmm::machine::VmError;
 use vmm::output_file;
 use vmm::signal_actions;
 use vmm::thread_roles;
@@ -142,7 +142,7 @@ fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
         Seccomp::Errno => Mode::Refuse,
         Seccomp::False => return Ok(()),
     };
-    sandbox::begin(mode, &thread_roles::all()).map_err(no_filter)
+    sandbox::begin(mode, &vmm::vm::thread_roles()).map_err(no_filter)
 }
 
 fn no_filter(source: std::io::Error) -> VmError {

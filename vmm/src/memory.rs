@@ -9,7 +9,7 @@ mod zone;
 
 use std::sync::Arc;
 
-use carom_api::config::{MemoryConfig, MemoryZoneConfig};
+use carom_api::config::MemoryConfig;
 use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
@@ -17,42 +17,15 @@ use devices::reclaim::Reclaim;
 use log::warn;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::arch::layout::{HIGH_MEMORY_START, LOW_MEMORY_END};
+use crate::arch::layout::zone_ranges;
 
 pub use error::MemoryError;
 pub use names::keep_of_restored;
 pub use policy::hold_to_node;
 pub use zone::{map_privately, populate};
 
-/// Ranges of RAM as (guest-physical address, size) for `size` bytes in all.
-pub fn ranges(size: u64) -> Vec<(u64, u64)> {
-    let low = size.min(LOW_MEMORY_END);
-    let mut ranges = vec![(0, low)];
-    if size > low {
-        ranges.push((HIGH_MEMORY_START, size - low));
-    }
-    ranges
-}
-
-/// First address above all RAM and the 32-bit hole.
-pub fn end(size: u64) -> u64 {
-    HIGH_MEMORY_START + size.saturating_sub(LOW_MEMORY_END)
-}
-
 /// Pages that RAM is made of unless the host's reserved ones are asked for.
 const SMALL_PAGE: u64 = 4096;
-
-/// The zones of RAM, each with the ranges of its regions as (guest-physical address, size), in the order of addresses.
-pub fn zones(config: &MemoryConfig) -> Vec<(MemoryZoneConfig, Vec<(u64, u64)>)> {
-    let zones = config.all_zones();
-    let places = MemoryZoneConfig::places(&zones, LOW_MEMORY_END..HIGH_MEMORY_START);
-    zones.into_iter().zip(places).collect()
-}
-
-/// The ranges of all regions that the guest boots with.
-pub fn layout(config: &MemoryConfig) -> Vec<(u64, u64)> {
-    zones(config).into_iter().flat_map(|(_, ranges)| ranges).collect()
-}
 
 /// Makes RAM for the VM to boot with. No page is there before the guest, or a device, touches it; but reserved huge pages are all
 /// taken at once.
@@ -63,7 +36,7 @@ pub fn layout(config: &MemoryConfig) -> Vec<(u64, u64)> {
 /// # Errors
 /// The host does not give it, or a zone's file cannot be used.
 pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
-    let (zones, mut regions) = (zones(config), Vec::new());
+    let (zones, mut regions) = (zone_ranges(config), Vec::new());
     for (zone, ranges) in &zones {
         regions.extend(zone::regions(zone, config.thp, ranges)?);
     }
@@ -145,22 +118,10 @@ pub(crate) mod tests {
     use vm_memory::{Bytes, FileOffset};
 
     use super::*;
-    use crate::arch::layout::{GIB, MIB};
+    use crate::arch::layout::{GIB, MIB, boot_ram, ram_ranges};
 
     /// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
     const HUGE_PAGE: u64 = 2 * MIB;
-
-    #[test]
-    fn ram_below_the_hole_is_one_range() {
-        assert_eq!(ranges(2 * GIB), [(0, 2 * GIB)]);
-        assert_eq!(end(2 * GIB), 4 * GIB);
-    }
-
-    #[test]
-    fn ram_beyond_the_hole_goes_on_above_4_gib() {
-        assert_eq!(ranges(5 * GIB), [(0, 3 * GIB), (4 * GIB, 2 * GIB)]);
-        assert_eq!(end(5 * GIB), 6 * GIB);
-    }
 
     #[test]
     fn ram_is_made_lazily_and_mapped_at_its_ranges() {
@@ -252,7 +213,7 @@ pub(crate) mod tests {
     fn zones_are_regions_one_behind_the_other() {
         let config = zoned(&["id=a,size=1G", "id=b,size=3G,shared=on", "id=c,size=2M"]);
         let wanted = [(0, GIB), (GIB, 2 * GIB), (4 * GIB, GIB), (5 * GIB, 2 * MIB)];
-        assert_eq!(layout(&config), wanted);
+        assert_eq!(boot_ram(&config), wanted);
         let memory = create(&config).unwrap();
         let of = |region: &RamRegion| (region.start_addr().0, region.len());
         assert_eq!(memory.iter().map(of).collect::<Vec<_>>(), wanted);
@@ -262,7 +223,7 @@ pub(crate) mod tests {
         // What lies over the end of a zone is written to both.
         memory.write_slice(&[7; 8], GuestAddress(GIB - 4)).unwrap();
         assert_eq!(memory.read_obj::<u64>(GuestAddress(GIB - 4)).unwrap(), 0x0707_0707_0707_0707);
-        assert_eq!(layout(&MemoryConfig::with_size(5 * GIB)), ranges(5 * GIB));
+        assert_eq!(boot_ram(&MemoryConfig::with_size(5 * GIB)), ram_ranges(5 * GIB));
     }
 
     #[test]

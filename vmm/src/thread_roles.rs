@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VMM's own threads, and the system calls that each makes. Those of devices are in [`devices::sandbox`].
+//! Roles of the VMM's own threads: the system calls that each makes. Roles of devices' threads are in the devices' modules.
 
 use devices::sandbox::Argument::Is;
 use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself, Where, With};
+use devices::sandbox::ThreadRole;
 use devices::sandbox::calls::{
     AT_PLACES, FILE_LIMITS, INTERNET_DATAGRAMS, MAPPINGS, MESSAGES, READ_LIMIT, TAP as TAP_QUEUES, WAITING, fcntl,
     unix_stream,
 };
-use devices::sandbox::{Role, ThreadRole};
 
 /// Types of the ioctl requests of KVM, and of VFIO and IOMMUFD.
 const KVM: u8 = 0xae;
@@ -191,8 +191,5 @@ pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 /// Loads what the guest boots from files that are open.
 pub const LOADER: ThreadRole = ThreadRole { name: "loader", calls: &[] };
 
-/// The roles of all threads but the first, which starts them.
-pub fn all() -> Vec<ThreadRole> {
-    let own = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];
-    own.into_iter().chain(Role::ALL.iter().map(|role| role.thread())).collect()
-}
+/// All of these except that of the first thread, which starts the others.
+pub const STARTED: [ThreadRole; 7] = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];

@@ -20,9 +20,11 @@ use iommu_bounce::Report;
 use serde_json::{Value, json};
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
+use vmm::error::VmError;
 use vmm::event_monitor::EventMonitor;
-use vmm::machine::{Machine, Mailbox, VmError};
-use vmm::snapshot::{NewSnapshot, Snapshot};
+use vmm::machine::Machine;
+use vmm::mailbox::Mailbox;
+use vmm::vm_state::{StateSink, StateSource};
 
 use http::{PATIENCE, connect, receive, send};
 
@@ -60,11 +62,11 @@ impl Machine for Null {
         Ok(Self)
     }
 
-    fn restore(_: &Snapshot, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+    fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Ok(Self)
     }
 
-    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
         Ok(())
     }
 

@@ -15,11 +15,14 @@ use std::sync::{Arc, OnceLock};
 use devices::crash;
 use devices::host_memory::{Origin, Registration, Supply, missing_memory, register};
 use devices::platform::HostRange;
-use devices::sandbox::{self, Mode as Filtered, Role, ThreadRole};
+use devices::sandbox::{self, Mode as Filtered, ThreadRole};
+use devices::virtio::{block, rng};
+use devices::windows;
 use foreign_calls::ForeignCall;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use vm_memory::{FileOffset, MmapRegion};
-use vmm::thread_roles::{CONTROL, all};
+use vmm::thread_roles::CONTROL;
+use vmm::vm::thread_roles;
 
 const ROLE: &str = "CAROM_TEST_ROLE";
 const MODE: &str = "CAROM_TEST_MODE";
@@ -74,7 +77,7 @@ fn process_with_a_thread_of_a_role() {
         crash::leave_reports_in(File::create(path).unwrap()).unwrap();
     }
     if std::env::var(MODE).unwrap() != "false" {
-        sandbox::begin(mode, &all()).unwrap();
+        sandbox::begin(mode, &thread_roles()).unwrap();
     }
     sandbox::confine(CONTROL).unwrap();
     if role == CONTROL.name {
@@ -83,7 +86,7 @@ fn process_with_a_thread_of_a_role() {
     if role == STARTER {
         return in_starter(work);
     }
-    let role = *all().iter().find(|known| known.name == role).unwrap();
+    let role = *thread_roles().iter().find(|known| known.name == role).unwrap();
     if std::env::var(WORK).unwrap() == "own ring" {
         return sandbox::start_prepared(role, "test".into(), None, own_ring).unwrap().join().unwrap();
     }
@@ -193,13 +196,13 @@ fn ordinary() {
     drop(many);
     // That thread would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
-        sandbox::start(Role::Rng.thread(), "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
+        sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }
     eprintln!("it did: {}", panicked.is_err());
 }
 
 fn every_role() -> impl Iterator<Item = &'static str> {
-    all().into_iter().map(|role| role.name).chain([CONTROL.name, STARTER])
+    thread_roles().into_iter().map(|role| role.name).chain([CONTROL.name, STARTER])
 }
 
 #[test]
@@ -238,7 +241,7 @@ fn file_is_opened_by_a_thread_whose_role_it_is_and_by_no_other() {
     for role in every_role() {
         let output = run(role, "true", "open");
         // The one that starts threads may what any of them may.
-        let opens = [CONTROL.name, Role::WindowReader.name(), STARTER].contains(&role);
+        let opens = [CONTROL.name, windows::READER_ROLE.name, STARTER].contains(&role);
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains(expected), "{role}: {text}");
@@ -256,14 +259,14 @@ fn no_role_makes_rings_and_threads_of_disks_use_theirs() {
         // A thread of a disk makes its ring before it is filtered, with the calls of the thread that starts it.
         let [setup, enter, register] = match role {
             STARTER => [false; 3],
-            _ if role == Role::Block.name() => [true, false, true],
+            _ if role == block::ROLE.name => [true, false, true],
             _ => [true; 3],
         };
         let text = String::from_utf8_lossy(&output.stderr);
         let expected = format!("it was: {:?}", [setup, enter, register]);
         assert!(output.status.success() && text.contains(&expected), "{role}: {text}");
     }
-    let output = run(Role::Block.name(), "true", "own ring");
+    let output = run(block::ROLE.name, "true", "own ring");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("it was: ") && !text.contains("-1"), "{text}");
 }
@@ -395,7 +398,7 @@ fn report_says_which_thread_of_which_role_crashed_and_why() {
 #[test]
 fn page_has_the_calls_of_every_role() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/security.md")).unwrap();
-    let roles: Vec<ThreadRole> = all().into_iter().chain([CONTROL]).collect();
+    let roles: Vec<ThreadRole> = thread_roles().into_iter().chain([CONTROL]).collect();
     let names = roles.iter().map(|role| role.name).chain([STARTER]).map(str::to_string).collect();
     assert_eq!(filter_page::roles_of_page(&page), names);
     let (code, (told, wrong)) = (filter_page::of_code(&roles), filter_page::of_page(&page));

@@ -12,7 +12,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use iommu_bounce::{EndpointId, Permissions};
 
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, ThreadRole};
+
+/// Role of the thread that reports stopped accesses to the driver of the virtio-iommu.
+pub const FAULTS_ROLE: ThreadRole = ThreadRole { name: "dma-faults", calls: &[] };
 
 /// As many as the driver may be told at once.
 const QUEUE: usize = 64;
@@ -82,7 +85,7 @@ impl FaultRelay {
                 }
             }
         };
-        sandbox::start(Role::DmaFaults.thread(), Role::DmaFaults.name().into(), run).map(drop)
+        sandbox::start(FAULTS_ROLE, FAULTS_ROLE.name.into(), run).map(drop)
     }
 
     /// What came so far.

@@ -19,7 +19,7 @@ use crate::ram::Ram;
 use crate::shown::ShownMemory;
 use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
-use crate::virtio::windows::WindowMemory;
+use crate::windows::WindowMemory;
 
 /// What a mapping leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

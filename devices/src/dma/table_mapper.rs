@@ -10,7 +10,7 @@ use vm_memory::VolatileSlice;
 
 use super::table::{DmaTable, RemoveError};
 use crate::shown::ShownMemory;
-use crate::virtio::windows::WindowMemory;
+use crate::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
 const PAGE: u64 = 4096;

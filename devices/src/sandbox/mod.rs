@@ -2,7 +2,7 @@
 
 //! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
-//! A thread starts with a role ([`start`]), which names its system calls (those of a device in its `role.rs`). [`begin`] has them filtered: from then on another call
+//! A thread starts with a role ([`start`]), a constant beside its code, which names its system calls. [`begin`] has them filtered: from then on another call
 //! ends the process with a message, or is told of in the kernel's log. Threads inherit the filter of the one that starts them, so
 //! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
 //! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.
@@ -15,7 +15,6 @@ mod files;
 mod filter;
 mod host_cpus;
 mod program;
-mod roles;
 mod starter;
 #[cfg(test)]
 mod tests;
@@ -25,5 +24,4 @@ pub use self::call::{Argument, Call, ThreadRole};
 pub use self::common::{COMMON, REFUSED};
 pub use self::files::{files_are_limited, give_up_files, known_accesses, limit_files, no_files};
 pub use self::host_cpus::{HostCpus, PinError};
-pub use self::roles::Role;
 pub use self::starter::{Mode, begin, check_host_cpus, confine, start, start_on, start_prepared};

@@ -6,7 +6,9 @@ use std::sync::mpsc::channel;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-use super::{HostCpus, PinError, Role, start, start_on};
+use super::{HostCpus, PinError, ThreadRole, start, start_on};
+
+const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
 
 /// Where a thread runs that is held to `cpus`, and one that it starts.
 fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
@@ -14,9 +16,9 @@ fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
     let run = move || {
         let own = sched_getaffinity(None).unwrap();
         let of_child = move || tell.send((own, sched_getaffinity(None).unwrap())).unwrap();
-        start(Role::Rng.thread(), "child".into(), of_child).unwrap().join().unwrap();
+        start(ROLE, "child".into(), of_child).unwrap().join().unwrap();
     };
-    start_on(Role::Rng.thread(), "held".into(), Some(cpus), run)?.join().unwrap();
+    start_on(ROLE, "held".into(), Some(cpus), run)?.join().unwrap();
     Ok(told.recv().unwrap())
 }
 
@@ -45,6 +47,6 @@ fn cpu_that_is_not_there_is_named_and_nothing_runs() {
 fn thread_whose_name_has_a_nul_runs_without_it() {
     let (tell, told) = channel();
     let run = move || tell.send(std::thread::current().name().map(str::to_string)).unwrap();
-    start(Role::Rng.thread(), "a\0b".into(), run).unwrap().join().unwrap();
+    start(ROLE, "a\0b".into(), run).unwrap().join().unwrap();
     assert_eq!(told.recv().unwrap().as_deref(), Some("ab"));
 }

@@ -15,6 +15,5 @@ mod space;
 pub mod user;
 
 pub use error::{Holder, VfioPciError};
-pub(crate) use function::NOTICES_ROLE;
-pub use function::{HostFunctionPath, VfioPciDevice};
+pub use function::{HostFunctionPath, NOTICES_ROLE, VfioPciDevice};
 pub use space::{DmaSpace, GuestRamMapping, HostIommu, VfioMapper, map_guest_ram};

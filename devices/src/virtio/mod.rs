@@ -17,12 +17,11 @@ mod queue;
 mod queue_load;
 pub mod rng;
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
 mod transport;
 mod used_batch;
 pub mod vhost_user;
 pub mod vsock;
-pub mod windows;
 
 pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
 pub use self::last_requests::LastRequests;

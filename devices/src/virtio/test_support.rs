@@ -110,29 +110,29 @@ impl Doorbells for FakeDoorbells {
 
 /// Memory slots: what the guest would see.
 #[derive(Default)]
-pub(super) struct FakeSlots {
+pub(crate) struct FakeSlots {
     slots: Mutex<BTreeMap<u32, (u64, HostRange)>>,
     next: AtomicU32,
     /// The next insert fails.
-    pub(super) fail: AtomicBool,
+    pub(crate) fail: AtomicBool,
     /// So many of the next removals fail.
-    pub(super) kept: AtomicU32,
+    pub(crate) kept: AtomicU32,
     removed: AtomicU32,
 }
 
 impl FakeSlots {
     /// How many slots there are.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         lock(&self.slots).len()
     }
 
     /// How many slots were taken away.
-    pub(super) fn removed(&self) -> u32 {
+    pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::SeqCst)
     }
 
     /// The memory that the guest sees at `gpa`.
-    pub(super) fn at(&self, gpa: u64) -> Option<HostRange> {
+    pub(crate) fn at(&self, gpa: u64) -> Option<HostRange> {
         lock(&self.slots).values().find(|(base, host)| (*base..base + host.len as u64).contains(&gpa)).map(
             |(base, host)| {
                 let offset = usize::try_from(gpa - base).unwrap();
@@ -142,12 +142,12 @@ impl FakeSlots {
     }
 
     /// Reads a byte as the guest would.
-    pub(super) fn load(&self, gpa: u64) -> u8 {
+    pub(crate) fn load(&self, gpa: u64) -> u8 {
         self.slice(gpa).load_byte()
     }
 
     /// Writes a byte as the guest would.
-    pub(super) fn store(&self, gpa: u64, value: u8) {
+    pub(crate) fn store(&self, gpa: u64, value: u8) {
         self.slice(gpa).copy_from(&[value]);
     }
 

@@ -8,7 +8,6 @@
 //! waits. While the VM is paused, time stands still here.
 
 mod registers;
-pub(crate) mod role;
 mod timer;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -22,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use self::registers::{Registers, RegistersState, Timing};
+pub use self::timer::ROLE;
 use self::timer::Timer;
 use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, Identity, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver};

@@ -8,9 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::registers::{Registers, RegistersState, StageEnd, Timing};
-use crate::sandbox;
+use crate::sandbox::{self, ThreadRole};
 use crate::state::StateError;
-use crate::worker::Role;
+
+/// Role of the thread that waits for the end of the counter.
+pub const ROLE: ThreadRole = ThreadRole { name: "watchdog", calls: &[] };
 
 /// When the stage is over.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,7 @@ impl Timer {
         let state = State { registers: Registers::new(), end: End::Never, paused: false, closing: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let of_thread = shared.clone();
-        let thread = sandbox::start(Role::Watchdog.thread(), name, move || of_thread.wait(&expired))?;
+        let thread = sandbox::start(ROLE, name, move || of_thread.wait(&expired))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

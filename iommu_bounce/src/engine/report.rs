@@ -2,6 +2,8 @@
 
 //! Figures about the windows of domains.
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 
 use super::Engine;
@@ -43,6 +45,11 @@ impl Engine {
     /// Bytes of window memory that all domains may use; 0 without bounce windows.
     pub fn budget(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.config.budget)
+    }
+
+    /// IOVAs of the aperture of bounce windows, if the device has windows.
+    pub fn window_aperture(&self) -> Option<RangeInclusive<u64>> {
+        self.windows.as_ref().map(|windows| windows.config.aperture.clone())
     }
 
     /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.

@@ -20,18 +20,29 @@ pub(crate) type Ties = BTreeMap<Import, BTreeSet<String>>;
 /// All imports between files of `krate`. Those between a module and one inside it are left out: the language forces them.
 pub(crate) fn imports(krate: &Crate) -> Ties {
     let mut ties = Ties::new();
-    for (id, module) in krate.modules.iter().enumerate() {
-        for path in &module.references {
-            // A module that is named gives nothing by itself: what is taken from it has a path of its own.
-            let Some(Definition::Item(source, name)) = resolve(krate, id, path) else { continue };
-            let file = &krate.modules[source].file;
-            if *file == module.file || is_inside(krate, id, source) || is_inside(krate, source, id) {
-                continue;
-            }
-            ties.entry((module.file.clone(), file.clone())).or_default().insert(name);
+    for (importer, source, name) in references(krate) {
+        let files = [importer, source].map(|module| krate.modules[module].file.clone());
+        if !is_inside(krate, importer, source) && !is_inside(krate, source, importer) {
+            ties.entry(files.into()).or_default().insert(name);
         }
     }
     ties
+}
+
+/// References of modules of `krate` to items of other files: the module, the item's module, the item's name.
+pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
+    let mut found = Vec::new();
+    for (id, module) in krate.modules.iter().enumerate() {
+        for path in &module.references {
+            // A module that is named gives nothing by itself: what is taken from it has a path of its own.
+            if let Some(Definition::Item(source, name)) = resolve(krate, id, path)
+                && krate.modules[source].file != module.file
+            {
+                found.push((id, source, name));
+            }
+        }
+    }
+    found
 }
 
 /// The file's own module that holds `module`, which may be inline.

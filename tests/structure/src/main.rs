@@ -3,6 +3,7 @@
 //! Checks how the source files of the workspace, and the C files of the guest's side, stand to each other.
 //!
 //! - Files import each other in no circle, a module and those inside it apart; no more do C files call each other in one.
+//! - Folders directly below a crate's `src` import each other in no circle. Tests may import from any folder.
 //! - A file has 600 lines at most, or says why it has more.
 //! - A file with unsafe code is in the table of `docs/security.md` that says who tests it.
 //! - Files and tests that the table of promises there names exist, and slow ones are said to be slow.
@@ -12,6 +13,7 @@
 //! `cargo run -p carom-structure` prints what is wrong, and ends with status 1 if something is.
 
 mod c;
+mod folders;
 mod imports;
 mod known;
 mod length;
@@ -57,26 +59,32 @@ fn main() -> Result<ExitCode> {
 fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
     let mut ties: Ties = c::ties(c_files)?;
     let mut files = BTreeSet::from_iter(c_files.iter().cloned());
+    let mut folders = Ties::new();
     for target in targets {
         let krate = Crate::read(target)?;
         ties.extend(imports(&krate));
+        folders.extend(folders::imports(&krate));
         files.extend(krate.modules.into_iter().map(|module| module.file));
     }
     let short = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
     let mut complaints = Vec::new();
     let mut found = BTreeSet::new();
-    for circle in circles(&ties) {
-        let (mut lines, mut is_new) = (Vec::new(), false);
-        for ((from, to), names) in circle {
-            let import = format!("{} -> {}", short(&from), short(&to));
-            let note = if known.contains(&import) { " (known)" } else { "" };
-            lines.push(format!("    {import}: {}{note}", Vec::from_iter(names).join(", ")));
-            is_new |= !known.contains(&import);
-            found.insert(import);
-        }
-        if is_new {
-            complaints.push("these files need each other in a circle:".to_string());
-            complaints.extend(lines);
+    let is_of_folders = |circle: &Ties| circle.keys().any(|(from, _)| from.is_dir());
+    let of_folders = circles(&folders).into_iter().filter(is_of_folders).collect();
+    for (units, circles) in [("files", circles(&ties)), ("folders", of_folders)] {
+        for circle in circles {
+            let (mut lines, mut is_new) = (Vec::new(), false);
+            for ((from, to), names) in circle {
+                let import = format!("{} -> {}", short(&from), short(&to));
+                let note = if known.contains(&import) { " (known)" } else { "" };
+                lines.push(format!("    {import}: {}{note}", Vec::from_iter(names).join(", ")));
+                is_new |= !known.contains(&import);
+                found.insert(import);
+            }
+            if is_new {
+                complaints.push(format!("these {units} need each other in a circle:"));
+                complaints.extend(lines);
+            }
         }
     }
     for file in files {
@@ -151,6 +159,30 @@ mod tests {
             ["these files need each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
         assert_eq!(told, expected);
         assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
+    }
+
+    #[test]
+    fn circle_of_folders_is_found_without_one_of_files() {
+        let found = |text: &str| {
+            let root = tempfile::tempdir().unwrap();
+            let files = [
+                ("lib.rs", "mod a; mod b; mod c;"),
+                ("a.rs", "mod low; use crate::b::B;"),
+                ("a/low.rs", "pub struct Low;"),
+                ("b.rs", text),
+                ("c.rs", "use crate::b::B;"),
+            ];
+            fs::create_dir(root.path().join("a")).unwrap();
+            for (file, text) in files {
+                fs::write(root.path().join(file), text).unwrap();
+            }
+            check(root.path(), &[root.path().join("lib.rs")], &[], &BTreeSet::new()).unwrap()
+        };
+        let expected = ["these folders need each other in a circle:", "    a -> b: B", "    b -> a: Low"];
+        assert_eq!(found("pub struct B; use crate::a::low::Low;"), expected);
+        for text in ["pub struct B;", "pub struct B; #[cfg(test)] mod tests { use crate::a::low::Low; }"] {
+            assert!(found(text).is_empty(), "{text}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::metrics;
 use super::page::Page;
 use super::shared::SharedApi;
 use crate::control::{ControlError, ControlHandle, Reply};
-use crate::machine::VmError;
+use crate::error::VmError;
 
 /// Longest body in bytes.
 const MAX_BODY: usize = 1 << 20;

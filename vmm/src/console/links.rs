@@ -11,7 +11,8 @@ use carom_api::config::{ConsoleMode, ConsoleTarget};
 use carom_api::error::FileError;
 
 use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
 /// What a console is connected with. Dropping it waits for those who read what the guest has written.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use carom_api::Call;
 use devices::host_memory::Note;
 
 use super::{ControlError, Reply};
-use crate::machine::Mailbox;
+use crate::mailbox::Mailbox;
 
 /// Most calls of clients that may wait for the control thread; whoever comes then is told to try again.
 const MAX_CALLS: usize = 128;

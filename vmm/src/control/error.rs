@@ -5,7 +5,7 @@
 use carom_api::{ConfigError, Explain, Terms};
 use thiserror::Error;
 
-use crate::machine::VmError;
+use crate::error::VmError;
 
 use super::State;
 

@@ -38,14 +38,15 @@ use carom_api::{
 use devices::patience::Operation;
 use devices::virtio::iommu::IommuStatus;
 
+use crate::error::VmError;
 use crate::event_monitor::EventMonitor;
 use crate::file_bounds::FileBounds;
-use crate::file_limits;
-use crate::log_stream;
-use crate::machine::{GuestEvent, Machine, Mailbox, PartCounters, VmError};
+use crate::machine::{Machine, PartCounters};
+use crate::mailbox::{GuestEvent, Mailbox};
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::time_slice::ShortSlice;
 use crate::vm::Vm;
+use crate::{file_limits, log_stream};
 
 pub use channel::{Answer, ControlHandle};
 pub use error::ControlError;
@@ -434,8 +435,8 @@ impl<M: Machine> Control<M> {
         self.do_due_reset()?;
         let Some(Created { config, booted: Some(booted), .. }) = &mut self.created else { return Err(wrong_state) };
         self.monitor.event("vm", "snapshotting");
-        let snapshot = NewSnapshot::create(destination.destination_url.path()).map_err(VmError::from)?;
-        booted.vm.save(config, snapshot)?;
+        let mut snapshot = NewSnapshot::create(destination.destination_url.path()).map_err(VmError::from)?;
+        booted.vm.save(config, &mut snapshot)?;
         self.monitor.event("vm", "snapshotted");
         Ok(())
     }

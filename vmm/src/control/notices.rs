@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::{Booted, Control, Created, State};
-use crate::machine::{HostNotes, Machine, VmError};
+use crate::error::VmError;
+use crate::machine::Machine;
+use crate::mailbox::HostNotes;
 
 impl<M: Machine> Control<M> {
     /// Acts on what the host told. An error may be the end of the guest.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::channel::Message;
 use super::{Control, State};
-use crate::machine::{Machine, VmError};
+use crate::error::VmError;
+use crate::machine::Machine;
 
 /// A guest that lived so long has come up.
 const LIFE: Duration = Duration::from_secs(5);

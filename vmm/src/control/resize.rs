@@ -6,7 +6,8 @@ use carom_api::types::{VmResize, VmResizeDisk};
 use carom_api::{ConfigError, one_line};
 
 use super::{Control, ControlError, Created, State};
-use crate::machine::{Machine, VmError};
+use crate::error::VmError;
+use crate::machine::Machine;
 
 impl<M: Machine> Control<M> {
     /// Changes the size of a VM. Where a rule breaks, all stays as it was.

@@ -18,6 +18,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::time_slice;
+use crate::vm_state::{StateSink, StateSource};
 
 mod hotplug;
 mod notices;
@@ -63,11 +64,11 @@ impl Machine for Null {
         Ok(Self { fails, vcpus_run: false, devices, added_ram: 0, vcpus })
     }
 
-    fn restore(snapshot: &Snapshot, _: bool, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
-        Self::build(&snapshot.config, mailbox, monitor)
+    fn restore(source: &dyn StateSource, _: bool, mailbox: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
+        Self::build(source.config(), mailbox, &EventMonitor::none())
     }
 
-    fn save(&mut self, _: &VmConfig, _: NewSnapshot) -> Result<(), VmError> {
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
         assert!(!self.vcpus_run, "saved while the vCPUs run");
         self.outcome("save")
     }

@@ -19,7 +19,6 @@ pub use error::KvmError;
 pub use port_access::port_accesses;
 pub use vfio_device::{KvmVfioFiles, create_vfio_device};
 
-use crate::arch::irqchip;
 use crate::inherited;
 
 /// Capabilities without which Carom cannot run a guest.
@@ -41,10 +40,9 @@ pub struct KvmVm {
 }
 
 impl KvmVm {
-    /// Makes a VM with the interrupt controllers in the kernel and no memory.
+    /// Makes a VM without memory, interrupt controllers and vCPUs.
     pub fn new(kvm: Kvm) -> Result<Self, KvmError> {
         let fd = create_vm(&kvm).map_err(KvmError::call("creating a VM"))?;
-        irqchip::create(&fd)?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
 

@@ -12,9 +12,6 @@ use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::arch::irqchip::line_routes;
-use crate::arch::layout::FIRST_MSI_GSI;
-
 /// Most routes that KVM takes (`KVM_MAX_IRQ_ROUTES`).
 const MAX_GSI: u32 = 4096;
 
@@ -28,24 +25,32 @@ trait RoutingHost: Send + Sync {
     fn unregister(&self, event: &EventFd, gsi: u32) -> io::Result<()>;
 }
 
-impl RoutingHost for VmFd {
+/// A VM in KVM, and the routes of its interrupt lines.
+struct KvmRouting {
+    vm: Arc<VmFd>,
+    line_routes: Vec<kvm_irq_routing_entry>,
+}
+
+impl RoutingHost for KvmRouting {
     fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()> {
-        let mut entries = line_routes();
+        let mut entries = self.line_routes.clone();
         entries.extend(messages.iter().map(|(gsi, message)| msi_route(*gsi, *message)));
         let table = KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
-        Ok(self.set_gsi_routing(&table)?)
+        Ok(self.vm.set_gsi_routing(&table)?)
     }
     fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()> {
-        Ok(self.register_irqfd(event, gsi)?)
+        Ok(self.vm.register_irqfd(event, gsi)?)
     }
     fn unregister(&self, event: &EventFd, gsi: u32) -> io::Result<()> {
-        Ok(self.unregister_irqfd(event, gsi)?)
+        Ok(self.vm.unregister_irqfd(event, gsi)?)
     }
 }
 
 /// The VM's table of interrupt routes.
 struct Routes {
     host: Arc<dyn RoutingHost>,
+    /// GSI of the first vector.
+    first_gsi: u32,
     /// All vectors handed out, with their message while they are routed.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
@@ -56,13 +61,16 @@ pub struct KvmMsi {
 }
 
 impl KvmMsi {
-    /// Vectors of `vm`; sets the routes of the interrupt lines at once.
-    pub fn new(vm: Arc<VmFd>) -> io::Result<Self> {
-        Self::on(vm)
+    /// Vectors of `vm`, whose GSIs start at `first_gsi`. Sets `line_routes`, the routes of the interrupt lines, at once.
+    ///
+    /// # Errors
+    /// KVM refuses the routes.
+    pub fn new(vm: Arc<VmFd>, line_routes: Vec<kvm_irq_routing_entry>, first_gsi: u32) -> io::Result<Self> {
+        Self::on(Arc::new(KvmRouting { vm, line_routes }), first_gsi)
     }
 
-    fn on(host: Arc<dyn RoutingHost>) -> io::Result<Self> {
-        let routes = Routes { host, messages: Mutex::new(BTreeMap::new()) };
+    fn on(host: Arc<dyn RoutingHost>, first_gsi: u32) -> io::Result<Self> {
+        let routes = Routes { host, first_gsi, messages: Mutex::new(BTreeMap::new()) };
         routes.write(&BTreeMap::new())?;
         Ok(Self { routes: Arc::new(routes) })
     }
@@ -72,8 +80,8 @@ impl MsiAllocator for KvmMsi {
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>> {
         let events = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<Vec<_>>>()?;
         let mut messages = self.routes.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let free: Vec<u32> =
-            (FIRST_MSI_GSI..MAX_GSI).filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
+        let gsis = self.routes.first_gsi..MAX_GSI;
+        let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
             return Err(io::Error::other(format!("no {count} interrupt routes are left of {MAX_GSI}")));
         }
@@ -207,6 +215,7 @@ mod tests {
 
     use super::*;
 
+    const FIRST_GSI: u32 = 24;
     const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_0000, data: 0x41 };
 
     /// What KVM has: routes of vectors, and GSIs whose event is registered.
@@ -240,7 +249,7 @@ mod tests {
         /// Data of the messages that are routed, and whether the first vector's event is registered.
         fn has(&self) -> (Vec<u32>, bool) {
             let state = self.0.lock().unwrap();
-            (state.routed.values().copied().collect(), state.registered.contains(&FIRST_MSI_GSI))
+            (state.routed.values().copied().collect(), state.registered.contains(&FIRST_GSI))
         }
     }
 
@@ -259,7 +268,7 @@ mod tests {
 
     fn vector() -> (Arc<FakeHost>, Arc<dyn MsiVectors>) {
         let host = Arc::new(FakeHost::default());
-        let vectors = KvmMsi::on(host.clone()).unwrap().allocate(1).unwrap();
+        let vectors = KvmMsi::on(host.clone(), FIRST_GSI).unwrap().allocate(1).unwrap();
         (host, vectors)
     }
 

@@ -10,13 +10,13 @@ use carom_api::{BalloonConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::balloon::{self, BalloonCounters, BalloonParams, VirtioBalloon};
-use devices::worker::Role;
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &BalloonConfig::KIND, roles: &[Role::Balloon], build };
+pub(super) const BUILDER: Builder = Builder { kind: &BalloonConfig::KIND, roles: &[balloon::ROLE], build };
 
 struct Balloon {
     function: Arc<VirtioPciDevice>,

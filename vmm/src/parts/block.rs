@@ -16,16 +16,16 @@ use devices::virtio::block::{
     self, BlockCounters, BlockParams, Image, ImageError, ImageFormat, ImageOptions, IoMode, ResizeError, VirtioBlock,
 };
 use devices::virtio::vhost_user::Model;
-use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::affinity;
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[Role::Block, Role::VhostUser], build };
+pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[block::ROLE, vhost_user::ROLE], build };
 
 struct Disk {
     function: Arc<VirtioPciDevice>,

@@ -22,7 +22,8 @@ use super::faults::FaultPath;
 use super::vfio::HostDevices;
 use super::{Built, Part, Shared, Site, iommu};
 use crate::arch::segments;
-use crate::machine::{PartCounters, VmError};
+use crate::error::VmError;
+use crate::machine::PartCounters;
 
 /// A part on the bus.
 struct Placed {

@@ -11,15 +11,15 @@ use carom_api::{ConsoleConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::console::{self, ConsoleCounters, ConsoleParams, VirtioConsole};
-use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::console::{ConsoleLinks, Names, Receiver};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &ConsoleConfig::KIND, roles: &[Role::Console], build };
+pub(super) const BUILDER: Builder = Builder { kind: &ConsoleConfig::KIND, roles: &[console::ROLE], build };
 
 const NAMES: Names = Names { shown: "console", thread: "console-line" };
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use devices::dma::{FaultRelay, FaultSender, fault_relay};
 use devices::virtio::iommu::IommuHandle;
 
-use crate::machine::VmError;
+use crate::error::VmError;
 
 /// A way that is there once a device needs it.
 pub(super) struct FaultPath {

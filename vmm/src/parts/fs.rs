@@ -4,13 +4,12 @@
 
 use carom_api::{FsConfig, PartConfig};
 use devices::virtio::vhost_user::Model;
-use devices::worker::Role;
 
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Site, not_built_here};
-use crate::machine::VmError;
+use crate::error::VmError;
 
-pub(super) const BUILDER: Builder = Builder { kind: &FsConfig::KIND, roles: &[Role::VhostUser], build };
+pub(super) const BUILDER: Builder = Builder { kind: &FsConfig::KIND, roles: &[vhost_user::ROLE], build };
 
 /// Connects to the server of the file system.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {

@@ -9,24 +9,25 @@ use carom_api::config::{IommuPoll, MemoryConfig};
 use carom_api::kinds::{Aperture, Kind, KindConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
+use devices::dma::FAULTS_ROLE;
 use devices::pci::{PciAddress, PciDevice};
+use devices::sandbox::ThreadRole;
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
-use devices::worker::Role;
+use devices::windows;
 use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapperLimits, WindowConfig};
 
 use super::context::DeviceContext;
 use super::mapper::EndpointMapper;
 use super::{Part, common_limits};
-use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole};
-use crate::machine::VmError;
-use crate::memory;
+use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole, ram_end};
+use crate::error::VmError;
 
 /// Where the virtio-iommu sits.
 pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
 /// Its kind.
 pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;
 /// The threads that it runs.
-pub(super) const ROLES: &[Role] = &[Role::IommuPoll, Role::WindowStash, Role::WindowReader, Role::DmaFaults];
+pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE, windows::READER_ROLE, FAULTS_ROLE];
 /// What the virtio-iommu's queues can do.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
@@ -114,7 +115,7 @@ pub(super) fn connect(
     address: PciAddress,
     mapper: Box<dyn EndpointMapper>,
 ) -> Result<(), VmError> {
-    mapper.connect(iommu);
+    mapper.connect(iommu.windows(), iommu.devices());
     let added = iommu.add_endpoint(address.endpoint_id(), mapper as Box<dyn DmaMapper>);
     added.map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))
 }
@@ -192,7 +193,7 @@ fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: 
 
 /// First address above 4 GiB that no RAM has, nor will have, in a VM that boots with this.
 fn behind_ram(memory: &MemoryConfig) -> u64 {
-    let end = memory::end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
+    let end = ram_end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
     end.max(HIGH_MEMORY_START)
 }
 
@@ -209,7 +210,8 @@ mod tests {
 
     use super::*;
     use crate::arch::saved::ProcessorsState;
-    use crate::snapshot::{SnapshotState, VERSION};
+    use crate::snapshot::fill_in_window_aperture;
+    use crate::vm_state::{VERSION, VmState};
 
     #[test]
     fn only_firmware_with_a_disk_behind_the_iommu_needs_bypass() {
@@ -361,7 +363,7 @@ mod tests {
         let (function, handle) = device(None, &[vec![ALL], PART.to_vec()]);
         drop(handle.remove_endpoint(2).unwrap());
         let saved = FunctionState { segment: 0, device: 1, id: function.id().into(), state: function.save().unwrap() };
-        let state = SnapshotState {
+        let state = VmState {
             version: VERSION,
             processors: ProcessorsState::example(1),
             platform: vec![],
@@ -369,10 +371,18 @@ mod tests {
             ram: vec![],
             added_ram: vec![],
             windows: vec![],
+            window_aperture: handle.window_aperture(),
             generation_id: None,
         };
-        let was = state.window_aperture().expect("the state of the virtio-iommu has it");
+        let (start, end) = state.window_aperture.expect("it has windows");
+        let was = start..=end;
         assert_eq!(was, 0xc000_0000..=0xcfff_ffff);
+        let mut older = VmState { window_aperture: None, ..state.clone() };
+        fill_in_window_aperture(&mut older);
+        assert_eq!(
+            older.window_aperture, state.window_aperture,
+            "a snapshot of an older program has it in the device's state"
+        );
         let (restored, _handle) = device(Some(&was), &[vec![ALL]]);
         restored.restore(&state.functions[0].state).expect("the driver finds its windows");
     }

@@ -2,19 +2,22 @@
 
 //! The address spaces of devices on their way behind the virtio-iommu.
 
+use std::sync::Arc;
+
 use devices::dma::TableMapper;
 use devices::reclaim::PinningMapper;
+use devices::shown::ShownMemory;
 use devices::vfio::VfioMapper;
 use devices::vfio::user::UserMapper;
-use devices::virtio::iommu::IommuHandle;
 use devices::virtio::vhost_user::VhostUserMapper;
+use devices::windows::WindowMemory;
 use iommu_bounce::DmaMapper;
 
 /// A mapper that no virtio-iommu has yet.
 pub(super) trait EndpointMapper: DmaMapper {
-    /// Learns of the virtio-iommu that it goes to, before it does.
-    fn connect(&self, iommu: &IommuHandle) {
-        let _ = iommu;
+    /// Makes chunks of `windows`, and the memory that the guest sees of `devices`, mappable. Called before the virtio-iommu has the mapper.
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        let _ = (windows, devices);
     }
 }
 
@@ -24,19 +27,19 @@ impl EndpointMapper for VfioMapper {}
 impl EndpointMapper for PinningMapper<VfioMapper> {}
 
 impl EndpointMapper for UserMapper {
-    fn connect(&self, iommu: &IommuHandle) {
-        UserMapper::connect(self, iommu);
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        UserMapper::connect(self, windows, devices);
     }
 }
 
 impl EndpointMapper for VhostUserMapper {
-    fn connect(&self, iommu: &IommuHandle) {
-        VhostUserMapper::connect(self, iommu.windows(), iommu.devices());
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        VhostUserMapper::connect(self, windows, devices);
     }
 }
 
 impl EndpointMapper for TableMapper {
-    fn connect(&self, iommu: &IommuHandle) {
-        TableMapper::connect(self, iommu.windows(), iommu.devices());
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        TableMapper::connect(self, windows, devices);
     }
 }

@@ -16,17 +16,17 @@ use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
 use devices::virtio::vhost_user::{Model, ServedNet};
-use devices::worker::Role;
 use log::error;
 
 use super::reach::Reach;
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here, rate_limits};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 use crate::tap::{Tap, TapOptions};
 
 pub(super) const BUILDER: Builder =
-    Builder { kind: &NetConfig::KIND, roles: &[Role::Net, Role::NetControl, Role::VhostUser], build };
+    Builder { kind: &NetConfig::KIND, roles: &[net::ROLE, net::CONTROL_ROLE, vhost_user::ROLE], build };
 
 struct Net {
     function: Arc<VirtioPciDevice>,

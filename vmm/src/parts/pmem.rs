@@ -15,15 +15,15 @@ use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::is_read_only_device;
 use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams, VirtioPmem};
-use devices::worker::Role;
 use log::error;
 use rustix::fs::{Mode, OFlags, open};
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &PmemConfig::KIND, roles: &[Role::Pmem], build };
+pub(super) const BUILDER: Builder = Builder { kind: &PmemConfig::KIND, roles: &[pmem::ROLE], build };
 
 struct Pmem {
     function: Arc<VirtioPciDevice>,

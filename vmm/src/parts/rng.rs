@@ -14,14 +14,14 @@ use devices::inherited;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::rng::{self, RngCounters, RngParams, VirtioRng};
-use devices::worker::Role;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &RngConfig::KIND, roles: &[Role::Rng], build };
+pub(super) const BUILDER: Builder = Builder { kind: &RngConfig::KIND, roles: &[rng::ROLE], build };
 
 struct Rng {
     function: Arc<VirtioPciDevice>,

@@ -13,9 +13,8 @@ use devices::platform::SharedLine;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, PinningMapper, Reclaim};
 use devices::vfio::{
-    DmaSpace, GuestRamMapping, HostFunctionPath, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram,
+    self, DmaSpace, GuestRamMapping, HostFunctionPath, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram,
 };
-use devices::worker::Role;
 use kvm_ioctls::VmFd;
 use log::{error, warn};
 use vfio_ioctls::VfioDeviceFd;
@@ -23,11 +22,11 @@ use vfio_ioctls::VfioDeviceFd;
 use super::mapper::EndpointMapper;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::arch::segments;
+use crate::error::VmError;
 use crate::kvm::line::KvmSharedLine;
 use crate::kvm::{KvmVfioFiles, create_vfio_device};
-use crate::machine::VmError;
 
-pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[Role::VfioNotices], build };
+pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], build };
 
 /// An address space of the host that devices share that are not behind the virtio-iommu. It ends with the last of them.
 struct RamSpace {

@@ -12,15 +12,14 @@ use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
 use devices::vfio::VfioPciDevice;
-use devices::vfio::user::UserServer;
-use devices::worker::Role;
+use devices::vfio::user::{self, UserServer};
 use log::error;
 use vm_memory::GuestMemoryRegion;
 
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::machine::VmError;
+use crate::error::VmError;
 
-pub(super) const BUILDER: Builder = Builder { kind: &UserDeviceConfig::KIND, roles: &[Role::VfioUser], build };
+pub(super) const BUILDER: Builder = Builder { kind: &UserDeviceConfig::KIND, roles: &[user::ROLE], build };
 
 struct UserDevice {
     function: Arc<VfioPciDevice>,

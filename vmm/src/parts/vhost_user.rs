@@ -14,12 +14,14 @@ use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
 use devices::virtio::VirtioPciDevice;
+pub(super) use devices::virtio::vhost_user::ROLE;
 use devices::virtio::vhost_user::{self, Model, VhostUserCounters, VhostUserDevice, VhostUserError, VhostUserParams};
 use log::error;
 
 use super::mapper::EndpointMapper;
 use super::{Built, Part, Site};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
 /// What a device is to be.
 pub(super) struct Wanted<'w> {

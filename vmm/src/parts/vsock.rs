@@ -11,18 +11,18 @@ use carom_api::{ConfigError, PartConfig, VsockConfig};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
-use devices::worker::Role;
 use log::error;
 use rustix::process::{Resource, getrlimit};
 
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::machine::{Counter, VmError};
+use crate::error::VmError;
+use crate::machine::Counter;
 
 /// Descriptors that are enough for a VM beside those of connections.
 const OTHER_DESCRIPTORS: usize = 1024;
 
-pub(super) const BUILDER: Builder = Builder { kind: &VsockConfig::KIND, roles: &[Role::Vsock], build };
+pub(super) const BUILDER: Builder = Builder { kind: &VsockConfig::KIND, roles: &[vsock::ROLE], build };
 
 struct Vsock {
     function: Arc<VirtioPciDevice>,

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,10 @@ use devices::file_size;
 use log::warn;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use vm_memory::VolatileSlice;
 
-use super::{RamFile, RamFileWriter, SnapshotError, SnapshotState};
+use super::{RamFile, RamFileWriter, older};
+use crate::vm_state::{MemoryFile, StateSink, StateSource, VmState, VmStateError};
 
 /// The configuration.
 const CONFIG: &str = "config.json";
@@ -29,8 +32,8 @@ const MAX_CONFIG: u64 = 4 << 20;
 /// Most bytes of a state that are read: a million mappings of the virtio-iommu take some 80 MiB.
 const MAX_STATE: u64 = 512 << 20;
 
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
-    move |source| SnapshotError::File { path: path.display().to_string(), source: file_size::explain(source) }
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> VmStateError + '_ {
+    move |source| VmStateError::File { path: path.display().to_string(), source: file_size::explain(source) }
 }
 
 /// A snapshot that is being written. What it has made so far is removed when it is dropped unfinished.
@@ -41,6 +44,8 @@ pub struct NewSnapshot {
     made: bool,
     /// The files that were made for it: another VMM may make some in the same directory.
     files: Vec<&'static str>,
+    /// File of the bytes of memory, once some were appended.
+    memory: Option<RamFileWriter>,
     finished: bool,
     sync: SyncNames,
 }
@@ -69,12 +74,12 @@ impl NewSnapshot {
     ///
     /// # Errors
     /// It has a file of a snapshot in it, or cannot be made.
-    pub fn create(directory: &Path) -> Result<Self, SnapshotError> {
+    pub fn create(directory: &Path) -> Result<Self, VmStateError> {
         Self::create_with(directory, sync_names)
     }
 
     /// The same with another way to have names be on the disk.
-    pub(super) fn create_with(directory: &Path, sync: SyncNames) -> Result<Self, SnapshotError> {
+    pub(super) fn create_with(directory: &Path, sync: SyncNames) -> Result<Self, VmStateError> {
         let made = match fs::create_dir(directory) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -83,12 +88,13 @@ impl NewSnapshot {
         for name in [CONFIG, MEMORY, STATE, UNFINISHED_STATE] {
             let path = directory.join(name);
             match fs::symlink_metadata(&path) {
-                Ok(_) => return Err(SnapshotError::Exists(path.display().to_string())),
+                Ok(_) => return Err(VmStateError::Exists(path.display().to_string())),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(file_error(directory)(error)),
             }
         }
-        let new = Self { directory: directory.to_path_buf(), made, files: Vec::new(), finished: false, sync };
+        let new =
+            Self { directory: directory.to_path_buf(), made, files: Vec::new(), memory: None, finished: false, sync };
         // Its own name too, before anything large is written. One that was there is its maker's.
         if let (true, Some(parent)) = (made, directory.parent()) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -97,24 +103,45 @@ impl NewSnapshot {
         Ok(new)
     }
 
-    /// The file of the bytes of memory, which is made.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub fn memory(&mut self) -> Result<RamFileWriter, SnapshotError> {
-        Ok(RamFileWriter::new(self.make(MEMORY)?.0))
+    /// Calls `write` with the file of the bytes of memory, which is made if there is none.
+    fn write_memory<R>(&mut self, write: impl FnOnce(&mut RamFileWriter) -> io::Result<R>) -> Result<R, VmStateError> {
+        let writer = match self.memory.take() {
+            Some(writer) => writer,
+            None => RamFileWriter::new(self.make(MEMORY)?.0),
+        };
+        write(self.memory.insert(writer)).map_err(file_error(&self.directory.join(MEMORY)))
     }
 
-    /// Says that a file of this snapshot could not be written.
-    pub fn memory_error(&self, source: io::Error) -> SnapshotError {
-        file_error(&self.directory.join(MEMORY))(source)
+    fn make(&mut self, name: &'static str) -> Result<(File, PathBuf), VmStateError> {
+        let path = self.directory.join(name);
+        // All that the guest knows is in it.
+        let mut options = File::options();
+        let file = options.mode(0o600).write(true).create_new(true).open(&path).map_err(file_error(&path))?;
+        self.files.push(name);
+        Ok((file, path))
     }
 
-    /// Writes what is left, and completes the snapshot. It is there after a loss of power, too.
-    ///
-    /// # Errors
-    /// What the kernel said. There is no snapshot then.
-    pub fn finish(mut self, config: &VmConfig, state: &SnapshotState) -> Result<(), SnapshotError> {
+    fn write<T: Serialize>(&mut self, name: &'static str, value: &T) -> Result<(), VmStateError> {
+        let (file, path) = self.make(name)?;
+        let mut writer = io::BufWriter::new(file);
+        let written = serde_json::to_writer(&mut writer, value).map_err(io::Error::from);
+        let written = written.and_then(|()| writer.flush()).and_then(|()| writer.get_ref().sync_all());
+        written.map_err(file_error(&path))
+    }
+}
+
+impl StateSink for NewSnapshot {
+    fn append(&mut self, memory: &VolatileSlice<'_>) -> Result<u64, VmStateError> {
+        self.write_memory(|file| file.append(memory))
+    }
+
+    fn append_file(&mut self, memory: &File, at: u64, len: usize) -> Result<u64, VmStateError> {
+        self.write_memory(|file| file.append_file(memory, at, len))
+    }
+
+    /// The snapshot survives a loss of power.
+    fn finish(&mut self, config: &VmConfig, state: &VmState) -> Result<(), VmStateError> {
+        self.write_memory(|file| file.sync())?;
         self.write(CONFIG, &config.to_be_saved())?;
         self.write(UNFINISHED_STATE, state)?;
         let (unfinished, path) = (self.directory.join(UNFINISHED_STATE), self.directory.join(STATE));
@@ -124,23 +151,6 @@ impl NewSnapshot {
         (self.sync)(&self.directory).map_err(file_error(&self.directory))?;
         self.finished = true;
         Ok(())
-    }
-
-    fn make(&mut self, name: &'static str) -> Result<(File, PathBuf), SnapshotError> {
-        let path = self.directory.join(name);
-        // All that the guest knows is in it.
-        let mut options = File::options();
-        let file = options.mode(0o600).write(true).create_new(true).open(&path).map_err(file_error(&path))?;
-        self.files.push(name);
-        Ok((file, path))
-    }
-
-    fn write<T: Serialize>(&mut self, name: &'static str, value: &T) -> Result<(), SnapshotError> {
-        let (file, path) = self.make(name)?;
-        let mut writer = io::BufWriter::new(file);
-        let written = serde_json::to_writer(&mut writer, value).map_err(io::Error::from);
-        let written = written.and_then(|()| writer.flush()).and_then(|()| writer.get_ref().sync_all());
-        written.map_err(file_error(&path))
     }
 }
 
@@ -166,10 +176,11 @@ pub struct Snapshot {
     /// The configuration.
     pub config: CheckedConfig,
     /// All but the bytes of memory.
-    pub state: SnapshotState,
+    pub state: VmState,
     /// The bytes of memory.
     pub memory: RamFile,
-    directory: PathBuf,
+    memory_len: u64,
+    memory_path: PathBuf,
 }
 
 impl Snapshot {
@@ -180,47 +191,61 @@ impl Snapshot {
     pub fn open(
         directory: &Path,
         change: impl FnOnce(&mut VmConfig) -> Result<(), ConfigError>,
-    ) -> Result<Self, SnapshotError> {
-        let state: SnapshotState = read(&directory.join(STATE), MAX_STATE, parse)?;
+    ) -> Result<Self, VmStateError> {
+        let mut state: VmState = read(&directory.join(STATE), MAX_STATE, parse)?;
+        older::fill_in_window_aperture(&mut state);
         let path = directory.join(CONFIG);
         let mut config: VmConfig = read(&path, MAX_CONFIG, carom_api::body::parse_own)?;
         change(&mut config)?;
-        let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
+        let form = |rule: String| VmStateError::Form { path: path.display().to_string(), rule };
         let config =
             config.check_again().map_err(|error| form(carom_api::Explain::explain(&error, carom_api::Terms::Json)))?;
-        let path = directory.join(MEMORY);
-        let memory = RamFile::new(open(&path)?);
-        let len = memory.size().map_err(file_error(&path))?;
+        let memory_path = directory.join(MEMORY);
+        let memory = RamFile::new(open(&memory_path)?);
+        let memory_len = memory.size().map_err(file_error(&memory_path))?;
         let path = directory.join(STATE);
         state
-            .check(&(config.cpus.boot_vcpus..=config.cpus.max_vcpus), &config.memory, len)
-            .map_err(|error| SnapshotError::Form { path: path.display().to_string(), rule: error.to_string() })?;
-        Ok(Self { config, state, memory, directory: directory.to_path_buf() })
+            .check(&(config.cpus.boot_vcpus..=config.cpus.max_vcpus), &config.memory, memory_len)
+            .map_err(|error| VmStateError::Form { path: path.display().to_string(), rule: error.to_string() })?;
+        Ok(Self { config, state, memory, memory_len, memory_path })
     }
 
-    /// Path of the file of RAM.
-    pub fn memory_path(&self) -> PathBuf {
-        self.directory.join(MEMORY)
+    /// Path of the file of memory.
+    pub fn memory_path(&self) -> &Path {
+        &self.memory_path
+    }
+}
+
+impl StateSource for Snapshot {
+    fn config(&self) -> &CheckedConfig {
+        &self.config
     }
 
-    /// Says that the bytes of memory could not be read.
-    pub fn memory_error(&self, source: io::Error) -> SnapshotError {
-        file_error(&self.directory.join(MEMORY))(source)
+    fn state(&self) -> &VmState {
+        &self.state
+    }
+
+    fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError> {
+        self.memory.read(offset, memory).map_err(file_error(&self.memory_path))
+    }
+
+    fn file(&self) -> Option<MemoryFile<'_>> {
+        Some(MemoryFile { file: self.memory.as_fd(), path: &self.memory_path, len: self.memory_len })
     }
 }
 
 /// Opens a file, and nothing else. What opens a pipe would wait for its writer.
-fn open(path: &Path) -> Result<File, SnapshotError> {
+fn open(path: &Path) -> Result<File, VmStateError> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
     if !file.metadata().map_err(file_error(path))?.is_file() {
-        return Err(SnapshotError::Form { path: path.display().to_string(), rule: "is no file".into() });
+        return Err(VmStateError::Form { path: path.display().to_string(), rule: "is no file".into() });
     }
     Ok(file)
 }
 
 /// Reads a JSON file of at most `most` bytes.
-fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Result<T, SnapshotError> {
-    let form = |rule: String| SnapshotError::Form { path: path.display().to_string(), rule };
+fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Result<T, VmStateError> {
+    let form = |rule: String| VmStateError::Form { path: path.display().to_string(), rule };
     let mut text = Vec::new();
     open(path)?.take(most + 1).read_to_end(&mut text).map_err(file_error(path))?;
     if text.len() as u64 > most {

@@ -12,16 +12,17 @@ use rustix::fs::{SeekFrom, seek};
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
-use super::PAGE;
+use crate::arch::layout::PAGE_SIZE;
 
 /// A page without content. Pages are compared with it as a whole: byte by byte takes ten times as long.
 const ZEROS: [u8; 4096] = [0; 4096];
-const _: () = assert!(ZEROS.len() as u64 == PAGE);
+const _: () = assert!(ZEROS.len() as u64 == PAGE_SIZE);
 
 /// Bytes that are copied at once.
 const BLOCK: usize = 1 << 20;
 
 /// The file while it is written.
+#[derive(Debug)]
 pub struct RamFileWriter {
     file: File,
     block: Vec<u8>,
@@ -75,11 +76,11 @@ impl RamFileWriter {
         Ok(start)
     }
 
-    /// Has all of it be on the disk.
+    /// Flushes the file to the disk.
     ///
     /// # Errors
-    /// What the kernel said.
-    pub fn finish(self) -> io::Result<()> {
+    /// The disk failed.
+    pub fn sync(&self) -> io::Result<()> {
         self.file.sync_all()
     }
 }
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(writer.append(&slice(&mut memory)).unwrap(), 0);
         assert_eq!(writer.append(&slice(&mut vec![0; LEN])).unwrap(), LEN as u64);
         assert_eq!(writer.append(&slice(&mut small)).unwrap(), 2 * LEN as u64);
-        writer.finish().unwrap();
+        writer.sync().unwrap();
         let metadata = file.metadata().unwrap();
         assert_eq!(metadata.len(), 2 * LEN as u64 + 8192);
         assert!(metadata.blocks() * 512 < 1 << 20, "{} blocks", metadata.blocks());

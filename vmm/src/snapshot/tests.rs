@@ -12,10 +12,13 @@ use carom_api::VmConfig;
 use carom_api::config::MemoryConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::*;
+use crate::arch::saved::ProcessorsState;
+use crate::memory;
 use crate::memory::tests::said_by_smaps;
+use crate::vm_state::{ChunkRange, RamRange, StateSink, VERSION, VmState, VmStateError, ram};
 
 const RAM: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
@@ -31,24 +34,22 @@ fn config_of(shared: bool) -> VmConfig {
 }
 
 /// A snapshot of a VM without devices, whose RAM has a byte in its second page and whose window has one chunk.
-pub(crate) fn write(directory: &Path) -> SnapshotState {
+pub(crate) fn write(directory: &Path) -> VmState {
     fill(NewSnapshot::create(directory).unwrap()).unwrap()
 }
 
 /// The same of one that was begun.
-fn fill(mut new: NewSnapshot) -> Result<SnapshotState, SnapshotError> {
+fn fill(mut new: NewSnapshot) -> Result<VmState, VmStateError> {
     let config = config().check().unwrap();
     let ram = memory::create(&config.memory).unwrap();
     ram.write_obj(0x5au8, GuestAddress(4097)).unwrap();
     ram.write_obj(0xa5u8, GuestAddress(RAM - 1)).unwrap();
-    let mut file = new.memory().unwrap();
-    let ram = ram::write(&ram, &[(0, RAM)], &mut file).unwrap();
+    let ram = ram::write(&ram, &[(0, RAM)], &mut new).unwrap();
     let mut chunk = vec![7; usize::try_from(CHUNK).unwrap()];
-    let offset = file.append(&vm_memory::VolatileSlice::from(&mut chunk[..])).unwrap();
-    file.finish().unwrap();
+    let offset = new.append(&VolatileSlice::from(&mut chunk[..])).unwrap();
     let windows = vec![ChunkRange { index: 3, len: CHUNK, offset }];
     let processors = ProcessorsState::example(1);
-    let state = SnapshotState {
+    let state = VmState {
         version: VERSION,
         processors,
         platform: vec![],
@@ -56,10 +57,16 @@ fn fill(mut new: NewSnapshot) -> Result<SnapshotState, SnapshotError> {
         ram,
         added_ram: vec![],
         windows,
+        window_aperture: None,
         generation_id: None,
     };
     new.finish(&config, &state)?;
     Ok(state)
+}
+
+/// Appends a page of memory.
+fn append(new: &mut NewSnapshot) -> Result<u64, VmStateError> {
+    new.append(&VolatileSlice::from(&mut [1; 4096][..]))
 }
 
 fn written() -> (TempDir, PathBuf) {
@@ -123,7 +130,7 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
     fs::create_dir(&empty).unwrap();
     for directory in [&made, &empty] {
         let mut new = NewSnapshot::create(directory).unwrap();
-        drop(new.memory().unwrap());
+        append(&mut new).unwrap();
         assert!(Snapshot::open(directory, |_| Ok(())).is_err());
         drop(new);
     }
@@ -184,8 +191,8 @@ fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
     let directory = TempDir::new().unwrap();
     let (mut first, mut second) =
         (NewSnapshot::create(directory.path()).unwrap(), NewSnapshot::create(directory.path()).unwrap());
-    drop(first.memory().unwrap());
-    assert!(second.memory().is_err());
+    append(&mut first).unwrap();
+    assert!(append(&mut second).is_err());
     drop(second);
     assert_eq!(names(directory.path()), ["memory-ranges"]);
 }
@@ -194,7 +201,7 @@ fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
 fn snapshot_leaves_alone_what_clients_have_put_into_its_directory() {
     let directory = TempDir::new().unwrap();
     fs::write(directory.path().join("libvirt-save.xml"), "<domain/>").unwrap();
-    drop(NewSnapshot::create(directory.path()).unwrap().memory().unwrap());
+    append(&mut NewSnapshot::create(directory.path()).unwrap()).unwrap();
     assert_eq!(names(directory.path()), ["libvirt-save.xml"]);
     write(directory.path());
     assert_eq!(names(directory.path()), ["config.json", "libvirt-save.xml", "memory-ranges", "state.json"]);
@@ -286,9 +293,9 @@ fn ram_that_came_since_boot_is_held_against_the_configuration() {
         let error = refusal(&directory);
         assert!(error.contains(wanted), "{error}");
     }
-    let mut state: SnapshotState = serde_json::from_value(good).unwrap();
+    let mut state: VmState = serde_json::from_value(good).unwrap();
     let piece = |gpa, offset| RamRange { gpa, len: STEP, offset };
-    let check = |state: &SnapshotState| {
+    let check = |state: &VmState| {
         state.check(&(1..=1), &MemoryConfig::with_size(RAM + 2 * STEP), 1 << 40).map_err(|error| error.to_string())
     };
     state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];

@@ -15,6 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::address_space::{Access, IoMapOwner, SlotMemory};
 use crate::arch::cpuid::CpuidTemplate;
+use crate::arch::irqchip::vm_for_test;
 use crate::arch::registers::{Entry, set_entry, write_tables};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::kvm::KvmVm;
@@ -221,13 +222,7 @@ struct Rig {
 impl Rig {
     /// The program is ready to run, and the board gives `order` in piece `at` of its accesses, or in all.
     fn new(program: &Program, order: Order, at: Option<usize>) -> Option<Self> {
-        let kvm = match crate::kvm::open().and_then(KvmVm::new) {
-            Ok(kvm) => kvm,
-            Err(error) => {
-                eprintln!("not tested: {error}");
-                return None;
-            }
-        };
+        let kvm = vm_for_test()?;
         let ram = memory::create(&MemoryConfig { size: 4 << 20, ..Default::default() }).unwrap();
         memory::show(&ram, &KvmSlots::new(kvm.fd.clone(), 8)).unwrap();
         let code = [program.code, &[0xe6, 0x80, 0xeb, 0xfe]].concat();

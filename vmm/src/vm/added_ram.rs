@@ -19,8 +19,8 @@ use log::warn;
 use vm_memory::GuestMemoryRegion;
 
 use super::Vm;
-use crate::arch::layout::{GIB, MEMORY_DEVICE_GRANULE};
-use crate::machine::VmError;
+use crate::arch::layout::{GIB, MEMORY_DEVICE_GRANULE, ram_end};
+use crate::error::VmError;
 use crate::memory;
 
 /// Where it goes.
@@ -38,7 +38,7 @@ impl AddedRam {
 /// The guest-physical addresses of RAM that can come to a VM which was booted with `ram_size` bytes, whatever came already. The
 /// last GiB of those that `physical_bits` reach is for BARs.
 pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> Range<u64> {
-    let end = memory::end(ram_size);
+    let end = ram_end(ram_size);
     let start = end.next_multiple_of(MEMORY_DEVICE_GRANULE);
     let more = config.hotplug_size.min(MAX_MEMORY.saturating_sub(ram_size));
     let last = (1u64 << physical_bits).saturating_sub(GIB).min(start + more) & !(MEMORY_DEVICE_GRANULE - 1);

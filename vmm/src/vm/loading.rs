@@ -14,7 +14,7 @@ use crate::arch::boot::Payload;
 use crate::arch::generation_id::GenerationId;
 use crate::arch::registers::Entry;
 use crate::arch::{acpi, smbios};
-use crate::machine::VmError;
+use crate::error::VmError;
 use crate::thread_roles::LOADER;
 
 /// What is loaded, but for the command line, which the payload has.

@@ -3,11 +3,12 @@
 //! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
 
 mod added_ram;
+mod base;
 mod build;
 mod loading;
 mod processors;
 mod serial;
-mod snapshot;
+mod state;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,10 @@ use devices::patience::Operation;
 use devices::pci::{PciAddress, PciRoot};
 use devices::platform::MemorySlots;
 use devices::ram::Ram;
+use devices::sandbox::ThreadRole;
 use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuStatus;
+use devices::watchdog;
 use iommu_bounce::Report;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -30,17 +33,26 @@ use crate::arch::irqchip::IrqchipState;
 use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
 use crate::console::ConsoleLinks;
+use crate::error::VmError;
 use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
-use crate::machine::{Machine, Mailbox, PartCounters, VmError};
-use crate::parts::bus::PartBus;
-use crate::snapshot::{NewSnapshot, Snapshot};
+use crate::machine::{Machine, PartCounters};
+use crate::mailbox::Mailbox;
+use crate::parts::{self, bus::PartBus};
+use crate::thread_roles::STARTED;
 use crate::vcpu::Vcpu;
+use crate::vm_state::{StateSink, StateSource};
 
 use added_ram::AddedRam;
+use base::Base;
 use loading::Contents;
 use processors::Processors;
-use snapshot::{Source, StoppedClock};
+use state::StoppedClock;
+
+/// Roles of all threads except the first, which starts them.
+pub fn thread_roles() -> Vec<ThreadRole> {
+    [&STARTED[..], &[watchdog::ROLE], &parts::thread_roles()].concat()
+}
 
 /// ID of the device by which the guest tells of a panic.
 const PVPANIC_ID: &str = "_pvpanic";
@@ -80,23 +92,22 @@ pub struct Vm {
 
 impl Machine for Vm {
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError> {
-        Self::new(config, None, mailbox, monitor)
+        Self::new(config, Base::of_new(config)?, mailbox, monitor)
     }
 
     fn restore(
-        snapshot: &Snapshot,
+        source: &dyn StateSource,
         prefault: bool,
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError> {
-        let source = Source { snapshot, prefault };
-        let mut vm = Self::new(&snapshot.config, Some(&source), mailbox, monitor)?;
-        vm.restore_state(snapshot)?;
+        let mut vm = Self::new(source.config(), Base::of_saved(source, prefault)?, mailbox, monitor)?;
+        vm.restore_state(source)?;
         Ok(vm)
     }
 
-    fn save(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), VmError> {
-        Ok(self.save_to(config, snapshot)?)
+    fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError> {
+        Ok(self.save_to(config, sink)?)
     }
 
     fn start(&mut self, run: bool) -> Result<(), VmError> {

@@ -17,8 +17,9 @@ use crate::arch::cpuid;
 use crate::arch::registers::set_mtrr_write_back;
 use crate::arch::saved::{LeadingCounter, Vcpus};
 use crate::arch::vcpu_state::{UnwritableMsr, VcpuState};
+use crate::error::VmError;
 use crate::kvm::{KvmError, KvmVm};
-use crate::machine::{Mailbox, VmError};
+use crate::mailbox::Mailbox;
 use crate::vcpu::Vcpu;
 
 /// A vCPU that KVM has.
@@ -231,6 +232,7 @@ mod tests {
     use super::*;
     use crate::address_space::IoMapOwner;
     use crate::arch::cpuid::CpuidTemplate;
+    use crate::arch::irqchip::vm_for_test;
 
     fn apic_id(processors: &Processors, number: u32) -> u32 {
         let leaf = processors.cpuid(number).as_slice().iter().find(|entry| entry.function == 1);
@@ -239,10 +241,7 @@ mod tests {
 
     #[test]
     fn vcpu_that_left_comes_back_as_at_power_on() {
-        let kvm = match crate::kvm::open().and_then(KvmVm::new) {
-            Ok(kvm) => kvm,
-            Err(error) => return eprintln!("skipped: {error}"),
-        };
+        let Some(kvm) = vm_for_test() else { return };
         let template = CpuidTemplate::new(&kvm.kvm, &CpusConfig { max_vcpus: 4, ..CpusConfig::default() }).unwrap();
         let io_map = IoMapOwner::new();
         let mailbox = Arc::new(Mailbox::new(Box::new(|| {})));

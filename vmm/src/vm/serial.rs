@@ -10,8 +10,8 @@ use devices::legacy::serial::SerialPort;
 use crate::address_space::IoMap;
 use crate::arch::platform;
 use crate::console::{ConsoleLinks, Names, Receiver};
+use crate::error::VmError;
 use crate::kvm::KvmVm;
-use crate::machine::VmError;
 
 /// ID and kind of the serial port among what counts.
 pub(super) const ID: &str = "_serial";

@@ -13,7 +13,10 @@ use vmm_sys_util::poll::PollContext;
 
 use super::host_function::{HostFunction, IrqKind};
 use crate::platform::{HostListener, HostNotice};
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, ThreadRole, calls};
+
+/// Role of the thread that waits for the host's notices about a device.
+pub const NOTICES_ROLE: ThreadRole = ThreadRole { name: "vfio-notices", calls: &[calls::WAITING] };
 
 /// Token of the event that ends the thread. The token of any other event is its place in the list.
 const STOP: usize = usize::MAX;
@@ -62,7 +65,7 @@ impl HostWatch {
                 error!("{name}: notices of the host are not received any more: {error}");
             }
         };
-        let thread = sandbox::start(Role::VfioNotices.thread(), Role::VfioNotices.name().into(), run)?;
+        let thread = sandbox::start(NOTICES_ROLE, NOTICES_ROLE.name.into(), run)?;
         Ok(Some(Self { stop, thread: Some(thread) }))
     }
 }

@@ -15,7 +15,6 @@ mod host_watch;
 mod interrupts;
 mod intx;
 mod open_device;
-mod role;
 mod sysfs;
 #[cfg(test)]
 mod tests;
@@ -24,6 +23,6 @@ mod vfio_pci_device;
 
 pub(super) use bar_mapping::BarMapping;
 pub(super) use host_function::{ConfigAccess, HostFunction, IrqKind, Region};
-pub(crate) use role::NOTICES_ROLE;
+pub use host_watch::NOTICES_ROLE;
 pub use sysfs::HostFunctionPath;
 pub use vfio_pci_device::VfioPciDevice;

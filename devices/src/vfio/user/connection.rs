@@ -30,8 +30,11 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
 use crate::crash::{Claim, RingKind};
 use crate::patience::{Budget, Operation, Peer};
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::lock;
+
+/// Role of the thread that reads what the device's server sends, and copies what the server asks for.
+pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MESSAGES] };
 
 /// How long a server may take in one [`Operation`], for however many messages. A vCPU may be waiting, with interrupts off in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -370,7 +373,7 @@ impl Connection {
                 }
             }
         };
-        let reader = sandbox::start(Role::VfioUser.thread(), Role::VfioUser.name().into(), run)?;
+        let reader = sandbox::start(ROLE, ROLE.name.into(), run)?;
         Ok(Self { shared, reader: Some(reader) })
     }
 

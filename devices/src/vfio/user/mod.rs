@@ -13,7 +13,6 @@ mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod mastering;
-pub(crate) mod role;
 #[cfg(test)]
 mod scripted_server;
 #[cfg(test)]
@@ -34,6 +33,7 @@ use log::warn;
 use rustix::fs::{FsWord, fstatfs};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
+pub use self::connection::ROLE;
 pub use self::user_mapper::UserMapper;
 
 use self::client::{Client, open_socket};

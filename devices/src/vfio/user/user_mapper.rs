@@ -21,7 +21,8 @@ use super::client::Client;
 use super::connection::{CallError, DmaTarget};
 use crate::dma::{Backing, DmaTable, RemoveError};
 use crate::patience::Operation;
-use crate::virtio::iommu::IommuHandle;
+use crate::shown::ShownMemory;
+use crate::windows::WindowMemory;
 
 /// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. A server names no limit.
 const LAST_IOVA: u64 = (1 << 48) - 1;
@@ -41,9 +42,9 @@ impl UserMapper {
         Self { client, table }
     }
 
-    /// Lets chunks of `iommu`'s windows be mapped, and what the guest sees of devices. To be called before the mapper goes to `iommu`.
-    pub fn connect(&self, iommu: &IommuHandle) {
-        self.table.connect(iommu.windows(), iommu.devices());
+    /// Makes chunks of `windows`, and the memory that the guest sees of `devices`, mappable. Call it before the virtio-iommu has the mapper.
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+        self.table.connect(windows, devices);
     }
 
     /// Announces a mapping to the server.

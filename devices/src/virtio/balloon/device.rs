@@ -16,10 +16,14 @@ use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PAGE, PCI_CLASS, feature};
 use super::state::{BalloonState, STATE};
 use super::traffic::{QUEUES, Traffic};
 use crate::reclaim::Reclaim;
+use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the thread that gives memory of the guest back to the host.
+pub const ROLE: ThreadRole = ThreadRole { name: "balloon", calls: &[] };
 
 /// Largest sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [128; QUEUES];
@@ -155,7 +159,7 @@ impl VirtioDevice for VirtioBalloon {
         let mut traffic = self.traffic(driver);
         traffic.put(index, queue);
         let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Balloon, doorbell, active.paused, traffic)?);
+        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
         Ok(())
     }
 

@@ -10,7 +10,6 @@ mod counters;
 mod device;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 mod traffic;
@@ -21,7 +20,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use self::counters::BalloonCounters;
-pub use self::device::VirtioBalloon;
+pub use self::device::{ROLE, VirtioBalloon};
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};

@@ -15,10 +15,15 @@ use super::image_error::ResizeError;
 use super::requests::Requests;
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS};
 use super::state::{BlockState, STATE};
+use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the threads that serve a queue each: read and write the image.
+pub const ROLE: ThreadRole =
+    ThreadRole { name: "block", calls: &[calls::AT_PLACES, calls::POLICY, calls::URING, calls::WAITING] };
 
 /// What changes with the driver.
 #[derive(Default)]
@@ -126,7 +131,7 @@ impl VirtioDevice for VirtioBlock {
         // As in Cloud Hypervisor: the name of the device and of the queue.
         let thread = format!("{}_q{index}", self.disk.id);
         let (cpus, bell) = (self.disk.affinity.get(&index).copied(), doorbell.try_clone()?);
-        let worker = Worker::spawn_on(cpus, thread, Role::Block, bell, active.paused, requests)?;
+        let worker = Worker::spawn_on(cpus, thread, ROLE, bell, active.paused, requests)?;
         active.workers[usize::from(index)] = Some(worker);
         Ok(())
     }

@@ -40,7 +40,6 @@ mod ranges;
 mod request;
 mod requests;
 mod ring;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 mod submission;
@@ -56,7 +55,7 @@ use std::sync::Arc;
 
 pub use self::counters::BlockCounters;
 use self::counters::Counts;
-pub use self::device::VirtioBlock;
+pub use self::device::{ROLE, VirtioBlock};
 use self::disk::Disk;
 pub use self::engine::IoMode;
 pub use self::host_file::is_read_only_device;

@@ -15,10 +15,14 @@ use super::ends::{Ends, MOST_INPUT, Size};
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS, feature};
 use super::state::{ConsoleState, STATE};
 use super::traffic::{MOST_PRINTED, QUEUES, Traffic};
+use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the thread that carries bytes between the guest's console and the host.
+pub const ROLE: ThreadRole = ThreadRole { name: "console", calls: &[] };
 
 /// Largest sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
@@ -149,7 +153,7 @@ impl VirtioDevice for VirtioConsole {
         let mut traffic = Traffic::new(self.ends.clone(), driver);
         traffic.put(index, queue);
         let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Console, doorbell, active.paused, traffic)?);
+        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
         Ok(())
     }
 

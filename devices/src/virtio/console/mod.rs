@@ -10,7 +10,6 @@ mod device;
 mod ends;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 mod traffic;
@@ -22,7 +21,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 pub use self::counters::ConsoleCounters;
-pub use self::device::VirtioConsole;
+pub use self::device::{ROLE, VirtioConsole};
 pub use self::ends::Size;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;

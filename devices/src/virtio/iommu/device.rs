@@ -15,8 +15,8 @@ use super::queues::Queues;
 use super::{RingFeatures, state};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::windows::WindowMemory;
 use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, VirtioDevice};
+use crate::windows::WindowMemory;
 
 /// Device type (virtio 1.3, section 5).
 const DEVICE_TYPE: u16 = 23;

@@ -2,6 +2,7 @@
 
 //! The VMM's side of a virtio-iommu device.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{
@@ -16,7 +17,7 @@ use crate::ram::RamRegion;
 use crate::shown::ShownMemory;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
-use crate::virtio::windows::WindowMemory;
+use crate::windows::WindowMemory;
 
 /// What a virtio-iommu device is set to and what it holds, at one moment. How long things took, and figures per domain and
 /// endpoint, are in the engine's [`Report`].
@@ -153,6 +154,11 @@ impl IommuHandle {
     /// paused, and no vCPU runs: nobody gives it back meanwhile.
     pub fn with_window_chunk<R>(&self, index: u32, then: impl FnOnce(VolatileSlice<'_>) -> R) -> Option<R> {
         self.windows.as_ref().filter(|windows| windows.is_backed(index))?.chunk(index).map(then)
+    }
+
+    /// First and last IOVA of the aperture of bounce windows, if the device has windows.
+    pub fn window_aperture(&self) -> Option<(u64, u64)> {
+        lock(&self.engine).window_aperture().map(RangeInclusive::into_inner)
     }
 
     /// The engine's figures, per domain and endpoint too, with latencies.

@@ -12,7 +12,6 @@ mod poller;
 mod queues;
 mod ram;
 mod requests;
-pub(crate) mod role;
 mod stalls;
 mod state;
 
@@ -26,14 +25,15 @@ use thiserror::Error;
 
 pub use self::device::VirtioIommu;
 pub use self::handle::{IommuHandle, IommuStatus};
+pub use self::poller::POLL_ROLE;
 pub use self::ram::RamView;
-use super::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use crate::ram::Ram;
 use crate::shown::ShownMemory;
 use crate::sync::lock;
+use crate::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 
 /// The memory behind bounce windows. The budget stands in [`EngineConfig::window`].
 pub struct WindowRegion {

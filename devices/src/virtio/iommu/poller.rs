@@ -22,7 +22,10 @@ use log::debug;
 use super::pace::Pace;
 use super::queues::{Queues, Served, Watch};
 use super::stalls::Stalls;
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, ThreadRole, calls};
+
+/// Role of the thread that polls the request queue.
+pub const POLL_ROLE: ThreadRole = ThreadRole { name: "iommu_poll", calls: &[calls::MAPPINGS, calls::MESSAGES] };
 
 /// How many looks at the ring are made between looks at the clock, which is dear on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
@@ -55,8 +58,7 @@ impl Poller {
             stop: AtomicBool::new(false),
         });
         let of_thread = shared.clone();
-        let thread =
-            sandbox::start(Role::IommuPoll.thread(), Role::IommuPoll.name().into(), move || of_thread.run(&queues))?;
+        let thread = sandbox::start(POLL_ROLE, POLL_ROLE.name.into(), move || of_thread.run(&queues))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

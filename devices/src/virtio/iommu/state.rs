@@ -6,7 +6,7 @@
 use iommu_bounce::{Engine, EngineState};
 
 use crate::state::{DeviceState, StateError};
-use crate::virtio::windows::WindowMemory;
+use crate::windows::WindowMemory;
 
 /// Kind and version. The engine's state has a version of its own.
 const STATE: (&str, u32) = ("iommu", 1);

@@ -21,11 +21,17 @@ use super::spec::{
     HOST_ECN, HOST_TSO4, HOST_TSO6, HOST_USO, MAC, MQ, MRG_RXBUF, MTU, PCI_CLASS,
 };
 use super::state::{NetState, STATE};
+use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::throttle::Throttle;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the threads that serve a pair of queues each: read and write the file of the host's interface.
+pub const ROLE: ThreadRole = ThreadRole { name: "net", calls: &[] };
+/// Role of the thread that serves the control queue: sets the host's interface up.
+pub const CONTROL_ROLE: ThreadRole = ThreadRole { name: "net_control", calls: &[calls::TAP] };
 
 /// What a driver is told of the host's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,12 +219,12 @@ impl VirtioDevice for VirtioNet {
         let worker = if is_control {
             let thread = format!("{}_ctrl", self.link.id);
             let task = Control::new(index, queue, driver, link, self.traits.pairs, self.pairs.clone());
-            QueueWorker::Control(Worker::spawn(thread, Role::NetControl, bell, paused, task)?)
+            QueueWorker::Control(Worker::spawn(thread, CONTROL_ROLE, bell, paused, task)?)
         } else {
             let thread = format!("{}_qp{place}", self.link.id);
             let mut pair = Pair::new(driver, link);
             pair.put(index, queue);
-            QueueWorker::Pair(Worker::spawn(thread, Role::Net, bell, paused, pair)?)
+            QueueWorker::Pair(Worker::spawn(thread, ROLE, bell, paused, pair)?)
         };
         active.workers[place] = Some(worker);
         Ok(())

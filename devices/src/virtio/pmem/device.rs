@@ -17,10 +17,14 @@ use super::requests::Requests;
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS, REQUEST_QUEUE, SHMID, feature};
 use super::state::{PmemState, STATE};
 use crate::platform::MemorySlots;
+use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, TransportError, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the thread that serves the queue: flushes the file.
+pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACES] };
 
 /// Largest size of the queue.
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -118,7 +122,7 @@ impl VirtioDevice for VirtioPmem {
         let Some(driver) = active.driver.clone().filter(|_| index == REQUEST_QUEUE) else { return Ok(()) };
         let requests = Requests::new(queue, driver, self.file.clone(), self.counts.clone());
         let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Pmem, doorbell, active.paused, requests)?);
+        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, requests)?);
         Ok(())
     }
 

@@ -15,7 +15,6 @@ mod device;
 pub mod fuzzing;
 mod memory;
 mod requests;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 
@@ -29,7 +28,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 pub use self::counters::PmemCounters;
-pub use self::device::VirtioPmem;
+pub use self::device::{ROLE, VirtioPmem};
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MemorySlots, MsiAllocator};

@@ -14,10 +14,14 @@ use super::counters::{Counts, RngCounters};
 use super::requests::Requests;
 use super::spec::{DEVICE_TYPE, PCI_CLASS, REQUEST_QUEUE};
 use super::state::{self, STATE};
+use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the thread that reads random bytes from a file for a guest.
+pub const ROLE: ThreadRole = ThreadRole { name: "rng", calls: &[] };
 
 /// Largest size of the queue. A driver has one request at a time in it.
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -95,7 +99,7 @@ impl VirtioDevice for VirtioRng {
         let Some(driver) = active.driver.clone().filter(|_| index == REQUEST_QUEUE) else { return Ok(()) };
         let requests = Requests::new(queue, driver, self.source.clone(), self.counts.clone());
         let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Rng, doorbell, active.paused, requests)?);
+        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, requests)?);
         Ok(())
     }
 

@@ -3,14 +3,13 @@
 //! virtio-rng: random bytes of the host for the guest (virtio 1.3, section 5.4).
 //!
 //! The smallest device that there is, and the pattern for others: [`spec`] has the numbers of the specification, `device` is
-//! what the transport sees, `requests` the work of the thread that serves the queue, `role` the system calls of that thread, `state` what is saved of it.
+//! what the transport sees, `requests` the work of the thread that serves the queue, `state` what is saved of it.
 
 mod counters;
 mod device;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod requests;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 
@@ -21,7 +20,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 pub use self::counters::RngCounters;
-pub use self::device::VirtioRng;
+pub use self::device::{ROLE, VirtioRng};
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};

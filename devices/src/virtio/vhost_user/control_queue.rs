@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::ROLE;
 use super::watcher::Shared;
 use crate::patience::Operation;
 use crate::sync::lock;
 use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
 
 /// Has the server use so many pairs.
 struct Server {
@@ -90,7 +91,7 @@ impl ControlQueue {
         let task = Control::new(index, queue, driver, self.server.clone(), self.most, self.pairs.clone());
         let name = format!("{}_q{index}", self.server.id);
         // It sends messages to the server.
-        let worker = Worker::spawn(name, Role::VhostUser, doorbell.try_clone()?, active.paused, task)?;
+        let worker = Worker::spawn(name, ROLE, doorbell.try_clone()?, active.paused, task)?;
         active.worker = Some(worker);
         Ok(())
     }

@@ -8,8 +8,9 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::ROLE;
 use super::events::QueueEvents;
-use crate::sandbox::{self, Role};
+use crate::sandbox;
 use crate::sync::lock;
 
 #[derive(Default)]
@@ -33,7 +34,7 @@ impl Kicker {
         let state = State { wanted: vec![false; events.len()], ended: false };
         let shared = Arc::new(Shared { events, state: Mutex::new(state), changed: Condvar::new() });
         let of_thread = shared.clone();
-        sandbox::start(Role::VhostUser.thread(), format!("{id}_kick"), move || of_thread.run())?;
+        sandbox::start(ROLE, format!("{id}_kick"), move || of_thread.run())?;
         Ok(Self(shared))
     }
 

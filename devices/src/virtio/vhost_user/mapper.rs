@@ -22,7 +22,7 @@ use super::watcher::Shared;
 use crate::dma::{Backing, DmaTable, RemoveError};
 use crate::patience::Operation;
 use crate::shown::ShownMemory;
-use crate::virtio::windows::WindowMemory;
+use crate::windows::WindowMemory;
 
 /// Granule of what is mapped: the guest's smallest page.
 const PAGE: u64 = 4096;

@@ -30,7 +30,6 @@ mod model;
 mod net;
 mod offer;
 mod precedence;
-pub(crate) mod role;
 mod session;
 pub mod spec;
 mod time_limit;
@@ -57,6 +56,14 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::{DeviceMemory, DmaTable};
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::ram::Ram;
+use crate::sandbox::{Call, ThreadRole, calls};
+
+/// Sockets whose other end goes to the server.
+const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
+
+/// Role of the threads of a device: one waits for the server, looks for the next one and sends it the device's state; one sends the
+/// pairs of queues that a driver uses; one ends a connection whose server takes too long.
+pub const ROLE: ThreadRole = ThreadRole { name: "vhost-user", calls: &[calls::MESSAGES, calls::SOCKETS, SOCKET_PAIRS] };
 
 /// What a vhost-user device is made of.
 pub struct VhostUserParams {

@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::sandbox::{self, Role};
+use super::ROLE;
+use crate::sandbox;
 use crate::sync::lock;
 
 #[derive(Default)]
@@ -66,7 +67,7 @@ impl TimeLimit {
     pub(super) fn new(name: String, socket: UnixStream) -> io::Result<Self> {
         let shared = Arc::new(Shared { socket, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
-        let thread = sandbox::start(Role::VhostUser.thread(), name, move || of_thread.watch())?;
+        let thread = sandbox::start(ROLE, name, move || of_thread.watch())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -14,6 +14,7 @@ use log::{error, warn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::ROLE;
 use super::back_channel::{BackChannel, Request};
 use super::error::ServerError;
 use super::events::QueueEvents;
@@ -22,7 +23,7 @@ use super::precedence::{FirstGuard, Precedence};
 use super::session::Session;
 use crate::event_fd;
 use crate::patience::Operation;
-use crate::sandbox::{self, Role};
+use crate::sandbox;
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
@@ -94,7 +95,7 @@ impl Watcher {
             next_look: Instant::now(),
             throttle: Throttle::default(),
         };
-        let thread = sandbox::start(Role::VhostUser.thread(), name, move || watch.run())?;
+        let thread = sandbox::start(ROLE, name, move || watch.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 }

@@ -14,10 +14,14 @@ use super::hub::Ends;
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS, feature};
 use super::state::{STATE, VsockState};
 use super::traffic::{QUEUES, Traffic};
+use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::{Role, Worker};
+use crate::worker::Worker;
+
+/// Role of the thread that carries bytes between sockets of the guest and of the host.
+pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGES, calls::SOCKETS, calls::WAITING] };
 
 /// Largest size of each queue.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
@@ -106,7 +110,7 @@ impl VirtioDevice for VirtioVsock {
         let mut traffic = Traffic::new(self.ends.clone(), driver, active.restored)?;
         traffic.put(index, queue);
         let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), Role::Vsock, doorbell, active.paused, traffic)?);
+        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
         Ok(())
     }
 

@@ -18,7 +18,6 @@ mod device;
 pub mod fuzzing;
 mod hub;
 mod packet;
-pub(crate) mod role;
 pub mod spec;
 mod state;
 mod traffic;
@@ -31,7 +30,7 @@ use std::sync::Arc;
 
 use self::counters::Counts;
 pub use self::counters::VsockCounters;
-pub use self::device::VirtioVsock;
+pub use self::device::{ROLE, VirtioVsock};
 use self::hub::Ends;
 pub use self::hub::{MOST_CLIENTS, MOST_CONNECTIONS};
 pub use self::unix::Listener;

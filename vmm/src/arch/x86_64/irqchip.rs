@@ -13,12 +13,21 @@ use serde::{Deserialize, Serialize};
 use super::kvm_bytes::KvmBytes;
 use super::layout::{FIRST_MSI_GSI, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::kvm::KvmError;
+#[cfg(test)]
+use crate::kvm::KvmVm;
 
 /// Makes the interrupt controllers of a new VM, in the kernel, and places what KVM needs for that.
 pub fn create(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("placing KVM's identity map"))?;
     vm.set_tss_address(KVM_TSS).map_err(KvmError::call("placing KVM's task state segment"))?;
     vm.create_irq_chip().map_err(KvmError::call("creating the interrupt controllers"))
+}
+
+/// A new VM with interrupt controllers, for tests. `None`, and the reason in the output, if the host has no KVM.
+#[cfg(test)]
+pub(crate) fn vm_for_test() -> Option<KvmVm> {
+    let made = crate::kvm::open().and_then(KvmVm::new).and_then(|vm| create(&vm.fd).map(|()| vm));
+    made.inspect_err(|error| eprintln!("skipped: {error}")).ok()
 }
 
 /// Routes of the interrupt lines: 16 of the 8259s, 24 of the I/O APIC.

@@ -13,6 +13,7 @@
 
 use std::ops::RangeInclusive;
 
+use carom_api::config::{MemoryConfig, MemoryZoneConfig};
 use carom_api::limits;
 pub use carom_api::limits::{GIB, MIB};
 
@@ -161,6 +162,33 @@ pub const fn pci_hotplug_ports(segment: u16) -> u64 {
     }
 }
 
+/// Ranges of RAM as (guest-physical address, bytes), for `size` bytes in all.
+pub fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
+    let low = size.min(LOW_MEMORY_END);
+    let mut ranges = vec![(0, low)];
+    if size > low {
+        ranges.push((HIGH_MEMORY_START, size - low));
+    }
+    ranges
+}
+
+/// First address above the 32-bit hole and `size` bytes of RAM.
+pub fn ram_end(size: u64) -> u64 {
+    HIGH_MEMORY_START + size.saturating_sub(LOW_MEMORY_END)
+}
+
+/// Zones of RAM, each with its ranges as (guest-physical address, bytes), in the order of addresses.
+pub fn zone_ranges(config: &MemoryConfig) -> Vec<(MemoryZoneConfig, Vec<(u64, u64)>)> {
+    let zones = config.all_zones();
+    let places = MemoryZoneConfig::places(&zones, LOW_MEMORY_END..HIGH_MEMORY_START);
+    zones.into_iter().zip(places).collect()
+}
+
+/// Ranges of all RAM that the guest boots with, as (guest-physical address, bytes).
+pub fn boot_ram(config: &MemoryConfig) -> Vec<(u64, u64)> {
+    zone_ranges(config).into_iter().flat_map(|(_, ranges)| ranges).collect()
+}
+
 const fn len(range: &RangeInclusive<u64>) -> u64 {
     *range.end() - *range.start() + 1
 }
@@ -188,3 +216,20 @@ const _: () = {
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_KERNEL.aperture));
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_FIRMWARE.aperture));
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_below_the_hole_is_one_range() {
+        assert_eq!(ram_ranges(2 * GIB), [(0, 2 * GIB)]);
+        assert_eq!(ram_end(2 * GIB), 4 * GIB);
+    }
+
+    #[test]
+    fn ram_beyond_the_hole_goes_on_above_4_gib() {
+        assert_eq!(ram_ranges(5 * GIB), [(0, 3 * GIB), (4 * GIB, 2 * GIB)]);
+        assert_eq!(ram_end(5 * GIB), 6 * GIB);
+    }
+}

@@ -17,6 +17,7 @@ use devices::legacy::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugBank, HotplugRegisters, PciRoot};
 use devices::platform::{AddressSpace, BusDevice, Space};
 use devices::state::{DeviceState, StateError};
+use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{
@@ -25,13 +26,23 @@ use super::layout::{
     PM_TIMER_PORTS, SERIAL_IRQ, SERIAL_PORT, pci_hotplug_ports,
 };
 use crate::address_space::IoMap;
+use crate::kvm::KvmVm;
 use crate::kvm::line::KvmLine;
-use crate::kvm::{KvmError, KvmVm};
-use crate::machine::{GuestEvent, Mailbox, VmError};
+use crate::mailbox::{GuestEvent, Mailbox};
+
+/// Error from setting up a device of the platform.
+#[derive(Debug, Error)]
+#[error("{what}: {source}")]
+pub struct PlatformError {
+    /// The step that failed.
+    pub what: &'static str,
+    /// The kernel's error.
+    pub source: io::Error,
+}
 
 /// Places the registers of ACPI sleep and reset, and the keyboard controller's way to reset.
-pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), VmError> {
-    let fail = |source| VmError::Device { what: "placing the ACPI registers", source };
+pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), PlatformError> {
+    let fail = |source| PlatformError { what: "placing the ACPI registers", source };
     let reset = mailbox.clone();
     let keyboard = KeyboardReset::new(move || reset.leave(GuestEvent::Reset));
     io_map
@@ -47,8 +58,8 @@ pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), 
 }
 
 /// Places what firmware needs and a kernel has no use for: CMOS and ACPI's timer.
-pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, VmError> {
-    let fail = |source| VmError::Device { what: "placing the firmware's clocks", source };
+pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, PlatformError> {
+    let fail = |source| PlatformError { what: "placing the firmware's clocks", source };
     let low_end = ram_size.min(LOW_MEMORY_END);
     let devices = FirmwareDevices { cmos: Arc::new(Cmos::new(low_end, ram_size - low_end)), pm_timer: Arc::default() };
     io_map.insert(Space::Port, CMOS_PORTS, cmos::REGISTERS_LEN, devices.cmos.clone()).map_err(fail)?;
@@ -57,11 +68,11 @@ pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDev
 }
 
 /// Places system control port B.
-pub fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, VmError> {
+pub fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, PlatformError> {
     let port = Arc::new(ControlPort::default());
     io_map
         .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, port.clone())
-        .map_err(|source| VmError::Device { what: "placing the control port", source })?;
+        .map_err(|source| PlatformError { what: "placing the control port", source })?;
     Ok(port)
 }
 
@@ -71,7 +82,7 @@ pub fn add_hotplug_registers(
     kvm: &KvmVm,
     pci: &Arc<PciRoot>,
     mailbox: Arc<Mailbox>,
-) -> Result<Arc<HotplugRegisters>, VmError> {
+) -> Result<Arc<HotplugRegisters>, PlatformError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
     let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
@@ -79,7 +90,7 @@ pub fn add_hotplug_registers(
         let bank = Arc::new(HotplugBank::new(registers.clone(), segment));
         io_map
             .insert(Space::Port, pci_hotplug_ports(segment), HotplugRegisters::LEN, bank)
-            .map_err(|source| VmError::Device { what: "placing the hot-plug registers", source })?;
+            .map_err(|source| PlatformError { what: "placing the hot-plug registers", source })?;
     }
     Ok(registers)
 }
@@ -92,13 +103,13 @@ pub fn add_cpu_hotplug(
     wanted: u32,
     present: Numbers,
     mailbox: Arc<Mailbox>,
-) -> Result<Arc<CpuHotplug>, VmError> {
+) -> Result<Arc<CpuHotplug>, PlatformError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), CPU_HOTPLUG_IRQ));
     let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(CpuHotplug::new(wanted, present, line, left));
     io_map
         .insert(Space::Port, CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN, registers.clone())
-        .map_err(|source| VmError::Device { what: "placing the registers of processors", source })?;
+        .map_err(|source| PlatformError { what: "placing the registers of processors", source })?;
     Ok(registers)
 }
 
@@ -107,37 +118,45 @@ pub fn add_memory_devices(
     io_map: &IoMap,
     kvm: &KvmVm,
     devices: Vec<MemoryDevice>,
-) -> Result<Arc<MemoryDevices>, VmError> {
+) -> Result<Arc<MemoryDevices>, PlatformError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), MEMORY_DEVICE_IRQ));
     let registers = Arc::new(MemoryDevices::new(devices, line));
     io_map
         .insert(Space::Port, MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN, registers.clone())
-        .map_err(|source| VmError::Device { what: "placing the registers of memory devices", source })?;
+        .map_err(|source| PlatformError { what: "placing the registers of memory devices", source })?;
     Ok(registers)
 }
 
 /// Places the register that reports a new VM Generation ID.
-pub fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, VmError> {
+pub fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, PlatformError> {
     let register = Arc::new(GenerationNotice::new(Box::new(KvmLine::new(kvm.fd.clone(), GENERATION_ID_IRQ))));
     io_map
         .insert(Space::Port, GENERATION_ID_PORT, generation_notice::REGISTER_LEN, register.clone())
-        .map_err(|source| VmError::Device { what: "placing the register of the VM Generation ID", source })?;
+        .map_err(|source| PlatformError { what: "placing the register of the VM Generation ID", source })?;
     Ok(register)
 }
 
 /// Connects the interrupt line of ACPI events.
-pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, VmError> {
+pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, PlatformError> {
     let event =
-        EventFd::new(EFD_NONBLOCK).map_err(|source| VmError::Device { what: "making the power button", source })?;
-    kvm.fd.register_irqfd(&event, ACPI_EVENT_IRQ).map_err(KvmError::call("connecting the power button's interrupt"))?;
+        EventFd::new(EFD_NONBLOCK).map_err(|source| PlatformError { what: "making the power button", source })?;
+    kvm.fd
+        .register_irqfd(&event, ACPI_EVENT_IRQ)
+        .map_err(|error| PlatformError { what: "connecting the power button's interrupt", source: error.into() })?;
     Ok(event)
 }
 
 /// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
-pub fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send>) -> Result<Arc<SerialPort>, VmError> {
-    let fail = |source| VmError::Device { what: "setting the serial port up", source };
+pub fn add_serial_port(
+    io_map: &IoMap,
+    kvm: &KvmVm,
+    output: Box<dyn Write + Send>,
+) -> Result<Arc<SerialPort>, PlatformError> {
+    let fail = |source| PlatformError { what: "setting the serial port up", source };
     let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
-    kvm.fd.register_irqfd(&interrupt, SERIAL_IRQ).map_err(KvmError::call("connecting the serial port's interrupt"))?;
+    kvm.fd
+        .register_irqfd(&interrupt, SERIAL_IRQ)
+        .map_err(|error| PlatformError { what: "connecting the serial port's interrupt", source: error.into() })?;
     let port = Arc::new(SerialPort::new(interrupt, output));
     io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
     Ok(port)

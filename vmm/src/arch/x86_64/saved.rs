@@ -182,6 +182,7 @@ mod tests {
     use carom_api::config::CpusConfig;
 
     use super::super::cpuid::CpuidTemplate;
+    use super::super::irqchip::vm_for_test;
     use super::super::msr;
     use super::*;
 
@@ -206,13 +207,7 @@ mod tests {
 
     /// A VM of two vCPUs; `None`, and why, where the host has no KVM. `saved` is what it is to be made.
     fn machine(saved: Option<&ProcessorsState>) -> Option<Machine> {
-        let vm = match crate::kvm::open().and_then(KvmVm::new) {
-            Ok(vm) => vm,
-            Err(error) => {
-                eprintln!("skipped: {error}");
-                return None;
-            }
-        };
+        let vm = vm_for_test()?;
         let template = CpuidTemplate::new(&vm.kvm, &CpusConfig::with_count(2)).unwrap();
         let cpuids = (0..2).map(|id| {
             let host = template.for_vcpu(id).unwrap();

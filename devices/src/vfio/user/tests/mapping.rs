@@ -18,7 +18,7 @@ use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
 use crate::vfio::user::UserServer;
 use crate::vfio::user::scripted_server::{Instead, Server};
 use crate::vfio::user::wire::{self, Command};
-use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
+use crate::windows::{WindowMemory, WindowMemoryConfig};
 
 #[test]
 fn ram_is_announced_without_a_descriptor_and_reached_by_messages() {

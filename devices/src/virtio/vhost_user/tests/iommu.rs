@@ -27,8 +27,8 @@ use crate::host_range::{DeviceContent, DeviceRange, FilePlace};
 use crate::ram::Ram;
 use crate::shown::test_support::showing;
 use crate::virtio::test_support::FakeSlots;
-use crate::virtio::windows::{WindowMemory, WindowMemoryConfig};
 use crate::virtio::{Driver, VirtioDevice};
+use crate::windows::{WindowMemory, WindowMemoryConfig};
 
 const ENDPOINT: u32 = 24;
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);

@@ -14,7 +14,7 @@ use carom_api::VmConfig;
 use carom_api::config::NumaConfig;
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
-use crate::memory;
+use crate::arch::layout::zone_ranges;
 
 /// Affinity of a processor by its local APIC.
 const LOCAL_APIC: u8 = 0;
@@ -42,7 +42,7 @@ impl Nodes {
         let nodes = &config.numa;
         let last = nodes.iter().map(|node| node.guest_numa_id).max()?;
         let node_of = |name: &str| nodes.iter().find(|node| node.memory_zones.iter().any(|zone| zone == name));
-        let zones = memory::zones(&config.memory);
+        let zones = zone_ranges(&config.memory);
         let memory = zones.iter().filter_map(|(zone, ranges)| Some((node_of(&zone.id)?.guest_numa_id, ranges)));
         Some(Self {
             processors: of_all(nodes, |node| &node.cpus),

@@ -2,8 +2,7 @@
 
 //! The memory map that the kernel is given (types of ACPI's system address map, "E820").
 
-use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_MAX_SIZE};
-use crate::memory;
+use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_MAX_SIZE, ram_ranges};
 
 /// Usable memory.
 pub(super) const RAM: u32 = 1;
@@ -27,7 +26,7 @@ pub(super) fn build(ram_size: u64) -> Vec<Range> {
         Range { start: 0, size: LOW_RAM_END, kind: RAM },
         Range { start: LOW_RAM_END, size: HIGH_RAM_START - LOW_RAM_END, kind: RESERVED },
     ];
-    for (start, size) in memory::ranges(ram_size) {
+    for (start, size) in ram_ranges(ram_size) {
         let skip = HIGH_RAM_START.saturating_sub(start);
         map.push(Range { start: start + skip, size: size - skip, kind: RAM });
     }

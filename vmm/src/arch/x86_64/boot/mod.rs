@@ -258,14 +258,6 @@ impl Payload {
             .map_err(|error| read(io::Error::other(error)))?;
         Ok(Some((address, self.initramfs_len)))
     }
-
-    /// Loads into memory that is thrown away.
-    #[cfg(test)]
-    fn check(&self, ram_size: u64) -> Result<(), BootError> {
-        let memory = crate::memory::create(&MemoryConfig::with_size(ram_size))
-            .map_err(|error| BootError::Write { what: "a trial load", message: error.to_string() })?;
-        self.load(memory.as_ref(), ram_size, 0).map(|_| ())
-    }
 }
 
 /// A kernel or firmware in guest memory.

@@ -9,6 +9,14 @@ use super::*;
 use crate::arch::layout::MIB;
 use crate::memory;
 
+impl Payload {
+    /// Loads into memory that is thrown away.
+    fn check(&self, ram_size: u64) -> Result<(), BootError> {
+        let memory = memory::create(&MemoryConfig::with_size(ram_size)).unwrap();
+        self.load(memory.as_ref(), ram_size, 0).map(|_| ())
+    }
+}
+
 fn payload(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(content).unwrap();

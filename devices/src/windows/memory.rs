@@ -20,8 +20,11 @@ use super::store::WindowStore;
 use super::supply::{self, Supply};
 use crate::file_size;
 use crate::platform::MemorySlots;
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::{lock, lock_soon};
+
+/// Role of the thread that allocates window memory ahead of requests, and gives it back.
+pub const STASH_ROLE: ThreadRole = ThreadRole { name: "window-stash", calls: &[calls::MAPPINGS] };
 
 /// The smallest chunk: a page.
 const MIN_CHUNK: u64 = 4096;
@@ -121,7 +124,7 @@ impl WindowMemory {
             done: Condvar::new(),
         });
         let for_stash = shared.clone();
-        let (role, name) = (Role::WindowStash.thread(), Role::WindowStash.name().into());
+        let (role, name) = (STASH_ROLE, STASH_ROLE.name.into());
         let stash = sandbox::start(role, name, move || supply::run(&*for_stash))
             .map_err(host("starting the thread that prepares window memory"))?;
         Ok(Self { shared, stash: Some(stash) })

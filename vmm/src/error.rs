@@ -12,9 +12,10 @@ use devices::vfio::VfioPciError;
 use thiserror::Error;
 
 use crate::arch::boot::BootError;
+use crate::arch::platform::PlatformError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
-use crate::snapshot::SnapshotError;
+use crate::vm_state::VmStateError;
 
 /// Why a VM could not be built or go on; one line for the user.
 #[derive(Debug, Error)]
@@ -61,7 +62,7 @@ pub enum VmError {
     File(#[from] FileError),
     /// The VM could not be saved or restored.
     #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
+    State(#[from] VmStateError),
     /// Anything else of a device.
     #[error("{what}: {source}")]
     Device {
@@ -78,6 +79,12 @@ pub enum VmError {
     Guest(String),
 }
 
+impl From<PlatformError> for VmError {
+    fn from(PlatformError { what, source }: PlatformError) -> Self {
+        Self::Device { what, source }
+    }
+}
+
 impl VmError {
     /// Whether the user can mend it: exit status 2 rather than 1.
     pub fn is_user_error(&self) -> bool {
@@ -86,7 +93,7 @@ impl VmError {
             Self::Memory(error) => error.is_user_error(),
             Self::Kvm(error) => error.is_user_error(),
             Self::Vfio { source, .. } => source.is_user_error(),
-            Self::Snapshot(error) => error.is_user_error(),
+            Self::State(error) => error.is_user_error(),
             Self::File(_) | Self::Config(_) | Self::BeyondLimits(_) => true,
             _ => false,
         }
@@ -97,9 +104,9 @@ impl Explain for VmError {
     fn explain(&self, terms: Terms) -> String {
         match self {
             Self::Boot(error) => error.explain(terms),
-            Self::Memory(error) | Self::Snapshot(SnapshotError::Memory(error)) => error.explain(terms),
+            Self::Memory(error) | Self::State(VmStateError::Memory(error)) => error.explain(terms),
             Self::Config(error) => error.explain(terms),
-            Self::Snapshot(SnapshotError::Config(error)) => error.explain(terms),
+            Self::State(VmStateError::Config(error)) => error.explain(terms),
             Self::BeyondLimits(error) => format!("{}; {}", error.explain(terms), beyond_limits(terms)),
             Self::File(error) => error.explain(terms),
             Self::Vfio { field, path, source } => explain_vfio(*field, path.as_deref(), source, terms),
@@ -107,7 +114,7 @@ impl Explain for VmError {
             | Self::Tables(_)
             | Self::Pci(_)
             | Self::Iommu(_)
-            | Self::Snapshot(_)
+            | Self::State(_)
             | Self::Device { .. }
             | Self::MoreRam(_)
             | Self::VcpuLeaving(_)

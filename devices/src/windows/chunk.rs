@@ -16,7 +16,17 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use super::region::Region;
 use crate::descriptors::check_reserve;
-use crate::sandbox::{self, Role};
+use crate::sandbox::{self, Call, ThreadRole};
+
+/// Flags that would have a file written to, or made.
+const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
+
+/// Opening a file for reading.
+const OPENING: &[Call] =
+    &[Call::Without(libc::SYS_open, 1, NOT_FOR_READING), Call::Without(libc::SYS_openat, 2, NOT_FOR_READING)];
+
+/// Role of the thread that reopens a chunk of window memory read-only, for a server.
+pub const READER_ROLE: ThreadRole = ThreadRole { name: "window-reader", calls: &[OPENING] };
 
 /// Bytes of the huge pages that chunks can be made of.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
@@ -96,7 +106,7 @@ impl Chunk {
         let (tell, told) = mpsc::channel();
         // Not by this thread, which may be a vCPU's: it has no right to open files. Who waits hears of a thread that is gone.
         let open = move || drop(tell.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
-        sandbox::start(Role::WindowReader.thread(), Role::WindowReader.name().into(), open)?;
+        sandbox::start(READER_ROLE, READER_ROLE.name.into(), open)?;
         Ok(Some(told.recv().map_err(io::Error::other)??))
     }
 }

@@ -20,7 +20,6 @@ mod chunk;
 
 mod memory;
 mod region;
-pub(crate) mod role;
 mod shared;
 mod store;
 mod supply;
@@ -28,5 +27,6 @@ mod supply;
 #[cfg(test)]
 mod tests;
 
-pub use memory::{WindowError, WindowMemory, WindowMemoryConfig};
+pub use chunk::READER_ROLE;
+pub use memory::{STASH_ROLE, WindowError, WindowMemory, WindowMemoryConfig};
 pub use store::WindowStore;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The ground that the control thread, VMs and vCPUs stand on: what a VM can be asked ([`Machine`]), what it tells of itself
-//! ([`Mailbox`]), and why it fails ([`VmError`]). Nothing here knows any of the three.
-
-mod error;
-mod mailbox;
+//! Interface between the control thread and a VM: [`Machine`], and the counters of its devices.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,12 +11,10 @@ use carom_api::{PartConfig, VmConfig};
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
-pub use error::VmError;
-pub(crate) use mailbox::HostNotes;
-pub use mailbox::{GuestEvent, Mailbox};
-
+use crate::error::VmError;
 use crate::event_monitor::EventMonitor;
-use crate::snapshot::{NewSnapshot, Snapshot};
+use crate::mailbox::Mailbox;
+use crate::vm_state::{StateSink, StateSource};
 
 /// A number that only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +43,15 @@ pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Makes a VM what `snapshot` says, with its vCPUs stopped. `prefault`: all of its RAM is read now.
+    /// Restores the VM of `source`, with its vCPUs stopped. `prefault`: all of its RAM is read now.
     fn restore(
-        snapshot: &Snapshot,
+        source: &dyn StateSource,
         prefault: bool,
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError>;
-    /// Writes all that the VM is to `snapshot`; `config` is what it was built of. Its vCPUs stand still, and it is none the worse
-    /// for it, whatever comes of it.
-    fn save(&mut self, config: &VmConfig, snapshot: NewSnapshot) -> Result<(), VmError>;
+    /// Writes the VM to `sink`. Its vCPUs are stopped, and `config` is its configuration. An error does not change the VM.
+    fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
     /// Has the vCPUs stop and waits for nothing: a thread of the machine holds locks for ever. The program ends next.

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What snapshots of older programs lack.
+
+use carom_api::IommuBounceConfig;
+use serde::Deserialize;
+
+use crate::vm_state::VmState;
+
+/// Fills in [`VmState::window_aperture`] from the virtio-iommu's state. The device is built after the aperture is needed.
+pub(crate) fn fill_in_window_aperture(state: &mut VmState) {
+    if state.window_aperture.is_none() {
+        let iommu = state.functions.iter().find(|function| function.id == IommuBounceConfig::ID);
+        // Of the device in the transport.
+        let aperture = iommu.and_then(|iommu| iommu.state.payload.pointer("/device/payload/window/aperture"));
+        state.window_aperture = aperture.and_then(|aperture| Deserialize::deserialize(aperture).ok());
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Parts of a VM that are fixed before it is built: by the configuration of a new VM, or by the state of a saved one.
+
+use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+use carom_api::VmConfig;
+use carom_api::config::ConsoleMode;
+use devices::legacy::memory_devices::MemoryDevice;
+use devices::pci::PciAddress;
+use devices::ram::Ram;
+use devices::sandbox::HostCpus;
+use kvm_bindings::CpuId;
+use kvm_ioctls::Kvm;
+
+use super::added_ram;
+use super::loading::{Contents, Loading};
+use crate::arch::boot::Payload;
+use crate::arch::cpuid::CpuidTemplate;
+use crate::arch::generation_id::GenerationId;
+use crate::arch::layout::GIB;
+use crate::arch::{acpi, segments, smbios};
+use crate::error::VmError;
+use crate::kvm::{self, KvmError};
+use crate::parts::IOMMU_ADDRESS;
+use crate::vm_state::{self, StateSource};
+use crate::{affinity, memory};
+
+/// Alignment of the first 64-bit BAR, if that leaves room for BARs: RAM can grow up to there.
+const MEM64_ALIGN: u64 = 64 * GIB;
+
+/// Parts of a VM that are fixed before it is built.
+pub(super) struct Base {
+    /// `/dev/kvm`.
+    pub(super) kvm: Kvm,
+    /// Host CPUs of vCPUs, by number.
+    pub(super) vcpu_places: BTreeMap<u32, HostCpus>,
+    /// Numbers and CPUID of the vCPUs.
+    pub(super) cpuids: Vec<(u32, CpuId)>,
+    /// RAM of the guest.
+    pub(super) memory: Arc<Ram>,
+    /// Bytes of RAM that the guest was booted with.
+    pub(super) ram_size: u64,
+    /// RAM that was added since.
+    pub(super) added_ram: Vec<MemoryDevice>,
+    /// Guest-physical addresses for RAM that is added.
+    pub(super) room: Range<u64>,
+    /// Kernel or firmware, and tables.
+    pub(super) contents: Arc<Contents>,
+    /// Loads the contents to RAM of a new VM.
+    pub(super) loading: Option<Loading>,
+    /// Addresses of a saved VM's functions, by name.
+    pub(super) places: BTreeMap<String, PciAddress>,
+    /// IOVAs of a saved VM's aperture of bounce windows. Nobody has checked it.
+    pub(super) window_aperture: Option<RangeInclusive<u64>>,
+}
+
+/// The host, as a VM sees it.
+struct Host {
+    kvm: Kvm,
+    vcpu_places: BTreeMap<u32, HostCpus>,
+    template: CpuidTemplate,
+}
+
+impl Host {
+    fn open(config: &VmConfig) -> Result<Self, VmError> {
+        let vcpu_places = affinity::of_vcpus(&config.cpus.affinity)?;
+        let kvm = kvm::open()?;
+        let template = CpuidTemplate::new(&kvm, &config.cpus)?.with_nodes(&config.numa);
+        Ok(Self { kvm, vcpu_places, template })
+    }
+}
+
+impl Base {
+    /// Base of a new VM, whose kernel or firmware is being loaded.
+    ///
+    /// # Errors
+    /// The host lacks something, or the configuration names a file that cannot be used.
+    pub(super) fn of_new(config: &VmConfig) -> Result<Self, VmError> {
+        let Host { kvm, vcpu_places, template } = Host::open(config)?;
+        let cpuids = (0..config.cpus.boot_vcpus).map(|number| Ok((number, template.for_vcpu(number)?)));
+        let cpuids = cpuids.collect::<Result<_, KvmError>>()?;
+        let ram_size = config.memory.total();
+        let (contents, room) = contents(config, ram_size, template.physical_bits())?;
+        let memory = memory::create(&config.memory)?;
+        let loading = Some(Loading::begin(contents.clone(), memory.clone(), ram_size)?);
+        let (added_ram, places, window_aperture) = (Vec::new(), BTreeMap::new(), None);
+        Ok(Self {
+            kvm,
+            vcpu_places,
+            cpuids,
+            memory,
+            ram_size,
+            added_ram,
+            room,
+            contents,
+            loading,
+            places,
+            window_aperture,
+        })
+    }
+
+    /// Base of a saved VM. `prefault`: all of its RAM is read now.
+    ///
+    /// # Errors
+    /// As of [`of_new`](Self::of_new), or the state needs what the host lacks.
+    pub(super) fn of_saved(source: &dyn StateSource, prefault: bool) -> Result<Self, VmError> {
+        let (config, state) = (source.config(), source.state());
+        let Host { kvm, vcpu_places, template } = Host::open(config)?;
+        let cpuids = state.processors.numbers().into_iter().map(|number| {
+            let host = template.for_vcpu(number)?;
+            Ok((number, state.processors.cpuid(number, &host)?))
+        });
+        let cpuids = cpuids.collect::<Result<_, KvmError>>()?;
+        let added = |range: &vm_state::RamRange| MemoryDevice { gpa: range.gpa, len: range.len };
+        let added_ram: Vec<_> = state.added_ram.iter().map(added).collect();
+        let ram_size = config.memory.total() - added_ram.iter().map(|device| device.len).sum::<u64>();
+        let physical_bits = state.processors.physical_bits().unwrap_or_else(|| template.physical_bits());
+        let (contents, room) = contents(config, ram_size, physical_bits)?;
+        let memory = vm_state::ram::restore(source, ram_size, prefault)?;
+        let places = state.functions.iter().map(|function| (function.id.clone(), function.address())).collect();
+        let window_aperture = state.window_aperture.map(|(start, end)| start..=end);
+        Ok(Self {
+            kvm,
+            vcpu_places,
+            cpuids,
+            memory,
+            ram_size,
+            added_ram,
+            room,
+            contents,
+            loading: None,
+            places,
+            window_aperture,
+        })
+    }
+}
+
+/// Opens what the guest boots with `ram_size` bytes of RAM. Returns it, and the guest-physical addresses for RAM that is added later.
+fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<Contents>, Range<u64>), VmError> {
+    // RAM that was added to a saved VM is not in its tables: the memory devices describe it to the guest.
+    let room = added_ram::room(&config.memory, ram_size, physical_bits);
+    let tables = describe(config, &room, physical_bits);
+    let smbios = smbios::Tables::new(&config.platform);
+    let payload = Payload::open(&config.payload)?;
+    let generation_id = config.platform.vmgenid.then(GenerationId::draw).transpose();
+    let generation_id =
+        generation_id.map_err(|source| VmError::Device { what: "drawing a VM Generation ID", source })?;
+    Ok((Arc::new(Contents { payload, tables, smbios, generation_id }), room))
+}
+
+/// What the ACPI tables say of the VM: its CPUs, and which function sits where.
+fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::TableConfig {
+    acpi::TableConfig {
+        vcpus: config.cpus.boot_vcpus,
+        max_vcpus: config.cpus.max_vcpus,
+        segments: segments::windows(config, &mem64(room.end, physical_bits)),
+        firmware: config.payload.firmware.is_some(),
+        iommu: config.has_iommu().then(|| (IOMMU_ADDRESS, segments::endpoints(config))),
+        serial: config.serial.mode != ConsoleMode::Off,
+        memory_devices: !room.is_empty(),
+        generation_id: config.platform.vmgenid,
+        nodes: acpi::Nodes::of(config),
+    }
+}
+
+/// Where 64-bit BARs go, behind RAM and the room for more: the upper end of what the guest's CPUs can address.
+fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
+    let end = 1u64 << physical_bits;
+    let start = ram_end.next_multiple_of(MEM64_ALIGN);
+    if start < end { start..=end - 1 } else { ram_end..=end.max(ram_end + GIB) - 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::layout::ram_end;
+
+    #[test]
+    fn bars_of_64_bits_lie_above_ram_and_within_reach() {
+        let behind = |ram_size, physical_bits| mem64(ram_end(ram_size), physical_bits);
+        assert_eq!(behind(2 * GIB, 40), 64 * GIB..=1024 * GIB - 1);
+        assert_eq!(behind(100 * GIB, 39), 128 * GIB..=512 * GIB - 1);
+        let tight = behind(40 * GIB, 36);
+        assert!(*tight.start() >= ram_end(40 * GIB));
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The state of a VM, apart from where it is kept: a snapshot directory, or this process.
+//!
+//! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. Both have three parts: the configuration, [`VmState`], and the
+//! bytes of memory. Ranges in [`VmState`] say at which offsets the bytes are. Code that knows files, streams or the API does not belong here.
+
+mod error;
+pub mod in_memory;
+pub mod ram;
+mod sink;
+mod source;
+
+use std::ops::RangeInclusive;
+
+use carom_api::config::MemoryConfig;
+use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
+use devices::pci::FunctionState;
+use devices::state::{DeviceState, StateError};
+use serde::{Deserialize, Serialize};
+
+pub use self::error::VmStateError;
+pub use self::sink::StateSink;
+pub use self::source::{MemoryFile, StateSource};
+use crate::arch::layout::{MEMORY_DEVICE_GRANULE, PAGE_SIZE, boot_ram, ram_end};
+use crate::arch::saved::ProcessorsState;
+
+/// The version of [`VmState`] that this program writes, and the only one that it reads.
+pub const VERSION: u32 = 1;
+
+/// Range of RAM among the bytes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RamRange {
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset of its first byte among the bytes of memory.
+    pub offset: u64,
+}
+
+/// Chunk of bounce windows among the bytes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChunkRange {
+    /// Its place in the shared memory region, in chunks.
+    pub index: u32,
+    /// Bytes.
+    pub len: u64,
+    /// Offset of its first byte among the bytes of memory.
+    pub offset: u64,
+}
+
+/// State of a VM, without its configuration and the bytes of its memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmState {
+    /// [`VERSION`].
+    pub version: u32,
+    /// vCPUs, interrupt controllers, clock.
+    pub processors: ProcessorsState,
+    /// Devices that sit on no bus.
+    pub platform: Vec<DeviceState>,
+    /// The functions on the root bus.
+    pub functions: Vec<FunctionState>,
+    /// RAM that the guest was booted with.
+    pub ram: Vec<RamRange>,
+    /// RAM that was added since, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub added_ram: Vec<RamRange>,
+    /// Bounce windows.
+    pub windows: Vec<ChunkRange>,
+    /// First and last IOVA of the aperture of bounce windows, if the VM has one. Nobody has checked it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_aperture: Option<(u64, u64)>,
+    /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore draws another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation_id: Option<u64>,
+}
+
+impl VmState {
+    /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs, from what it is to have to
+    /// what it may, and with this RAM, and within `memory_len` bytes of memory.
+    ///
+    /// # Errors
+    /// A rule does not hold.
+    pub fn check(&self, vcpus: &RangeInclusive<u32>, wanted: &MemoryConfig, memory_len: u64) -> Result<(), StateError> {
+        if self.version != VERSION {
+            return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
+        }
+        self.processors.check(vcpus)?;
+        let booted_with = self.check_added_ram(wanted)?;
+        let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
+        if ram != boot_ram(&wanted.booted_with(booted_with)) {
+            let rule = format!("is not that of {} bytes, which the configuration has", wanted.total());
+            return Err(StateError::rule("ram", rule));
+        }
+        let all_ram = self.ram.iter().chain(&self.added_ram);
+        let mut places: Vec<(u64, u64)> = all_ram.map(|range| (range.offset, range.len)).collect();
+        places.extend(self.windows.iter().map(|range| (range.offset, range.len)));
+        places.sort_unstable();
+        let mut free = 0;
+        for (offset, len) in places {
+            if !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || len == 0 {
+                let rule = format!("a range of {len:#x} bytes at {offset:#x} is not made of whole pages");
+                return Err(StateError::rule("memory-ranges", rule));
+            }
+            if offset < free {
+                let rule = format!("the range at {offset:#x} overlaps the one before it");
+                return Err(StateError::rule("memory-ranges", rule));
+            }
+            free = offset.checked_add(len).filter(|end| *end <= memory_len).ok_or_else(|| {
+                let rule =
+                    format!("a range of {len:#x} bytes at {offset:#x} ends behind the file's {memory_len:#x} bytes");
+                StateError::rule("memory-ranges", rule)
+            })?;
+        }
+        let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
+        chunks.sort_unstable();
+        if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(StateError::rule("windows", format!("chunk {} is there twice", twice[0])));
+        }
+        Ok(())
+    }
+
+    /// Checks the RAM that came since the guest was booted, of all that is wanted. Returns with how many bytes it was booted.
+    fn check_added_ram(&self, wanted: &MemoryConfig) -> Result<u64, StateError> {
+        let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
+        let ram_size = wanted.total();
+        if !wanted.zones.is_empty() && !self.added_ram.is_empty() {
+            return refuse("is there, but none comes to a VM whose RAM is made of zones".into());
+        }
+        let mut booted_with = ram_size;
+        for range in &self.added_ram {
+            if range.len == 0
+                || !range.gpa.is_multiple_of(MEMORY_DEVICE_GRANULE)
+                || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
+            {
+                return refuse(format!(
+                    "{:#x} bytes at {:#x} are not in steps of {MEMORY_DEVICE_GRANULE:#x}",
+                    range.len, range.gpa
+                ));
+            }
+            match booted_with.checked_sub(range.len) {
+                Some(left) if left > 0 => booted_with = left,
+                _ => return refuse(format!("is not less than the {ram_size} bytes that the configuration has")),
+            }
+        }
+        if self.added_ram.len() > MAX_MEMORY_DEVICES {
+            return refuse(format!("has {} pieces, more than {MAX_MEMORY_DEVICES}", self.added_ram.len()));
+        }
+        let mut free = ram_end(booted_with);
+        for range in &self.added_ram {
+            if range.gpa < free {
+                return refuse(format!("begins at {:#x}, before the RAM below it ends", range.gpa));
+            }
+            free = range.gpa.saturating_add(range.len);
+        }
+        Ok(booted_with)
+    }
+}

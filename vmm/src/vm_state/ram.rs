@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! RAM among the bytes of memory.
+
+use std::io;
+use std::sync::Arc;
+
+use carom_api::config::MemoryZoneConfig;
+use devices::ram::{Ram, RamRegion};
+use devices::state::StateError;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::retry_on_intr;
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::{MemoryFile, RamRange, StateSink, StateSource, VmStateError};
+use crate::arch::layout::zone_ranges;
+use crate::memory;
+
+/// Writes these ranges of RAM, of one region each, to `sink`. Returns their offsets.
+///
+/// # Errors
+/// A range is not RAM, or its bytes cannot be written.
+pub fn write(ram: &Ram, ranges: &[(u64, u64)], sink: &mut dyn StateSink) -> Result<Vec<RamRange>, VmStateError> {
+    let write = |&(gpa, len): &(u64, u64)| {
+        let bytes = usize::try_from(len).map_err(|_| StateError::rule("ram", "is longer than this process can map"))?;
+        let all =
+            ram.get_slice(GuestAddress(gpa), bytes).map_err(|error| StateError::rule("ram", error.to_string()))?;
+        let shared = ram
+            .to_region_addr(GuestAddress(gpa))
+            .and_then(|(region, at)| region.file_offset().map(|place| (place.file(), place.start() + at.raw_value())));
+        let offset = match shared {
+            Some((memory, start)) => sink.append_file(memory, start, bytes)?,
+            None => sink.append(&all)?,
+        };
+        Ok(RamRange { gpa, len, offset })
+    };
+    ranges.iter().map(write).collect()
+}
+
+/// Makes RAM with the bytes of `source`. If `source` has a file, private memory is read from it page by page, when the guest or a device
+/// touches the page, unless `prefault`: the file must stay as it is for the life of the VM. All other memory is copied. The guest was
+/// booted with `ram_size` bytes of it.
+///
+/// # Errors
+/// RAM cannot be allocated, or its bytes cannot be read.
+pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Result<Arc<Ram>, VmStateError> {
+    let config = source.config().memory.booted_with(ram_size);
+    let state = source.state();
+    let ram = memory::create(&config)?;
+    for added in &state.added_ram {
+        let region = memory::region(&config, added.gpa, added.len)?;
+        ram.add(region).map_err(|error| StateError::rule("added_ram", error.to_string()))?;
+    }
+    let zones = zone_ranges(&config);
+    let of_regions = zones.iter().flat_map(|(zone, ranges)| ranges.iter().map(move |_| zone));
+    // What came while the guest ran is like the one zone that there is then.
+    let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
+    let saved = state.ram.iter().chain(&state.added_ram);
+    for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
+        let zone = zone_of(index).ok_or_else(|| StateError::rule("ram", "is in no zone"))?;
+        if let Some(MemoryFile { path, .. }) = fill(region, zone, source, saved.offset, prefault)? {
+            memory::keep_of_restored(&ram, region, zone, path, saved.offset);
+        }
+        if let Some(node) = zone.host_numa_node {
+            memory::hold_to_node(region, node)?;
+        }
+    }
+    Ok(ram)
+}
+
+/// Fills a region that was just made. Returns the file of `source` if its pages come from there when they are touched.
+fn fill<'s>(
+    region: &RamRegion,
+    zone: &MemoryZoneConfig,
+    source: &'s dyn StateSource,
+    offset: u64,
+    prefault: bool,
+) -> Result<Option<MemoryFile<'s>>, VmStateError> {
+    let is_shared = region.file_offset().is_some();
+    if let Some(file) = source.file().filter(|_| !is_shared && (zone.file.is_some() || !prefault)) {
+        map_lazily(region, &file, offset, zone.reserve, prefault)?;
+        return Ok(Some(file));
+    }
+    let all = region.as_volatile_slice().map_err(|error| StateError::rule("ram", error.to_string()))?;
+    if let Some(path) = &zone.file {
+        clear(region).map_err(|source| VmStateError::File { path: path.display().to_string(), source })?;
+    }
+    source.read(offset, &all).map(|()| None)
+}
+
+/// Makes a region of a zone's file all zero: what the file had before must not show where the source has holes.
+fn clear(region: &RamRegion) -> io::Result<()> {
+    let Some(place) = region.file_offset() else {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let all = region.as_volatile_slice().map_err(io::Error::other)?;
+        for at in (0..all.len()).step_by(ZEROS.len()) {
+            all.offset(at).map_err(io::Error::other)?.copy_from(&ZEROS[..]);
+        }
+        return Ok(());
+    };
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| fallocate(place.file(), flags, place.start(), region.len()))?)
+}
+
+/// Maps the bytes of a region from `file`, from `offset` on. They are read when they are touched, or now if `prefault`.
+fn map_lazily(
+    region: &RamRegion,
+    file: &MemoryFile<'_>,
+    offset: u64,
+    reserve: bool,
+    prefault: bool,
+) -> Result<(), VmStateError> {
+    if offset.checked_add(region.len()).is_none_or(|end| end > file.len) {
+        return Err(file.error(io::ErrorKind::UnexpectedEof.into()));
+    }
+    memory::map_privately(region, &file.file, offset, reserve).map_err(|error| file.error(error))?;
+    if prefault { memory::populate(region).map_err(|error| file.error(error)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use carom_api::config::MemoryConfig;
+    use vm_memory::Bytes;
+
+    use super::*;
+    use crate::snapshot::NewSnapshot;
+
+    const LEN: u64 = 64 << 20;
+
+    #[test]
+    fn shared_ram_that_the_guest_does_not_use_takes_no_memory_when_it_is_written() {
+        let ram = memory::create(&MemoryConfig { shared: true, ..MemoryConfig::with_size(LEN) }).unwrap();
+        ram.write_obj(7_u8, GuestAddress(LEN / 2 + 5)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = NewSnapshot::create(dir.path()).unwrap();
+
+        let ranges = write(&ram, &[(LEN / 2, LEN / 2), (0, 4096)], &mut sink).unwrap();
+
+        let offsets: Vec<u64> = ranges.iter().map(|range| range.offset).collect();
+        assert_eq!(offsets, [0, LEN / 2]);
+        let mut bytes = [0; 8];
+        File::open(dir.path().join("memory-ranges")).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 7, 0, 0]);
+        let region = ram.iter().next().unwrap();
+        let taken = region.file_offset().unwrap().file().metadata().unwrap().blocks() * 512;
+        assert!(taken < 1 << 20, "{taken} bytes");
+    }
+}

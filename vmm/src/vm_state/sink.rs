@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Destination of a VM's state.
+
+use std::fs::File;
+
+use carom_api::VmConfig;
+use vm_memory::VolatileSlice;
+
+use super::{VmState, VmStateError};
+
+/// Destination of a VM's state. Memory is appended first, then [`finish`](Self::finish) is called once.
+pub trait StateSink {
+    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns the offset of the first one.
+    ///
+    /// # Errors
+    /// The bytes cannot be written, for example to a full disk.
+    fn append(&mut self, memory: &VolatileSlice<'_>) -> Result<u64, VmStateError>;
+
+    /// Appends `len` bytes of `memory` from `at` on, a multiple of the page size. Returns the offset of the first one. The file is
+    /// shared memory: a hole that is read stays a hole. Read through a mapping, it would become a page.
+    ///
+    /// # Errors
+    /// As of [`append`](Self::append).
+    fn append_file(&mut self, memory: &File, at: u64, len: usize) -> Result<u64, VmStateError>;
+
+    /// Completes the state. On error there is none.
+    ///
+    /// # Errors
+    /// The configuration or the state cannot be written.
+    fn finish(&mut self, config: &VmConfig, state: &VmState) -> Result<(), VmStateError>;
+}

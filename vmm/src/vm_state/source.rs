@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Origin of a VM's state.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use carom_api::CheckedConfig;
+use devices::file_size;
+use vm_memory::VolatileSlice;
+
+use super::{VmState, VmStateError};
+
+/// Origin of a VM's state. It was checked as far as that is possible without a VM.
+pub trait StateSource {
+    /// Configuration of the VM.
+    fn config(&self) -> &CheckedConfig;
+
+    /// State of the VM.
+    fn state(&self) -> &VmState;
+
+    /// Copies the bytes from `offset` on to `memory`, which is all zero.
+    ///
+    /// # Errors
+    /// The bytes cannot be read, or end before `memory` does.
+    fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError>;
+
+    /// File with all bytes of memory, if there is one. It does not change, so it can be mapped and read page by page.
+    fn file(&self) -> Option<MemoryFile<'_>>;
+}
+
+/// File with the bytes of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryFile<'f> {
+    /// The file, open for reading.
+    pub file: BorrowedFd<'f>,
+    /// Path of the file, for error messages.
+    pub path: &'f Path,
+    /// Bytes of the file.
+    pub len: u64,
+}
+
+impl MemoryFile<'_> {
+    /// Makes an error that names the file.
+    pub fn error(&self, source: io::Error) -> VmStateError {
+        VmStateError::File { path: self.path.display().to_string(), source: file_size::explain(source) }
+    }
+}
