@@ -10,6 +10,7 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::last_requests::LastRequests;
+use super::queue_worker::DeviceQueues;
 use crate::dma::DeviceMemory;
 use crate::state::{DeviceState, StateError};
 
@@ -144,32 +145,51 @@ pub trait VirtioDevice: Send + Sync {
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`; read-only fields stay as they are.
     fn write_config(&self, offset: usize, data: &[u8]);
+    /// Queues of a device with one thread for all of them. `None` if the device overrides all methods that use this one.
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        None
+    }
     /// A driver is ready. The queues that it has enabled are started next.
-    fn activate(&self, driver: Driver);
+    fn activate(&self, driver: Driver) {
+        self.queues().into_iter().for_each(|queues| queues.activate(driver.clone()));
+    }
     /// `queue`, which the driver has set up, may be used from now on; it stands where it was stopped, if it ever was. In a device
     /// that is paused it is used once that is resumed.
     ///
     /// # Errors
     /// The host gives no thread for it.
-    fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()>;
+    fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()> {
+        self.queues().map_or(Ok(()), |queues| queues.start(index, queue))
+    }
     /// When it returns, the device touches the queue no more. `None` if it was not started.
-    fn stop_queue(&self, index: u16) -> Option<QueueState>;
+    fn stop_queue(&self, index: u16) -> Option<QueueState> {
+        self.queues()?.stop(index)
+    }
     /// How far a queue is served, of a device that is paused. `None` if it is not started.
-    fn queue_state(&self, index: u16) -> Option<QueueState>;
+    fn queue_state(&self, index: u16) -> Option<QueueState> {
+        self.queues()?.state(index)
+    }
     /// The event by which the driver may tell of buffers in `queue` without a vCPU that waits for the device. Without one,
     /// [`notify`](Self::notify) is called.
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        let _ = queue;
-        None
+        self.queues()?.doorbell(queue)
     }
     /// The driver has put buffers into `queue`. Comes on the thread of the vCPU that told so, which does not run on
     /// before this returns; so the work of one call must be bounded.
     ///
     /// # Errors
     /// A driver's mistake that the device cannot recover from without a reset.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError>;
+    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
+        if let Some(doorbell) = self.doorbell(queue) {
+            // It fails where it was rung 2^64 times already.
+            let _ = doorbell.write(1);
+        }
+        Ok(())
+    }
     /// Back to the state before the driver came. All queues are stopped.
-    fn reset(&self);
+    fn reset(&self) {
+        self.queues().into_iter().for_each(DeviceQueues::reset);
+    }
     /// As [`reset`](Self::reset), when the whole VM is reset: no vCPU runs, and every device above this one on the bus was
     /// reset before.
     fn system_reset(&self) {
@@ -198,9 +218,13 @@ pub trait VirtioDevice: Send + Sync {
     /// Stops all queues, until [`resume`](Self::resume): because the VM is paused, or because the driver took the bus away from
     /// the device, while vCPUs run. When it returns, no request is half served, except for what the device saves, and the device
     /// touches no memory of the guest. The time that it takes is bounded as that of a reset is.
-    fn pause(&self) {}
+    fn pause(&self) {
+        self.queues().into_iter().for_each(DeviceQueues::pause);
+    }
     /// Lets the queues go on. Buffers that came meanwhile are served without another notification.
-    fn resume(&self) {}
+    fn resume(&self) {
+        self.queues().into_iter().for_each(DeviceQueues::resume);
+    }
     /// The VM goes on after a pause, whether or not the queues do.
     fn vm_resumed(&self) {}
     /// The device's own state: what is in no register and no ring.

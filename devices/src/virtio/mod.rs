@@ -15,6 +15,7 @@ pub mod pmem;
 mod queue;
 #[cfg(feature = "fuzzing")]
 mod queue_load;
+mod queue_worker;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod test_support;
@@ -27,4 +28,5 @@ pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion,
 pub use self::last_requests::LastRequests;
 #[cfg(feature = "fuzzing")]
 pub use self::queue_load::QueueLoad;
+pub use self::queue_worker::DeviceQueues;
 pub use self::transport::{TransportError, VirtioPciDevice, VirtioPciParams};

@@ -3,24 +3,20 @@
 //! The device as the transport sees it.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::BalloonParams;
 use super::counters::{BalloonCounters, Counts};
 use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PAGE, PCI_CLASS, feature};
 use super::state::{BalloonState, STATE};
 use super::traffic::{QUEUES, Traffic};
-use crate::reclaim::Reclaim;
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::Worker;
+use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the thread that gives memory of the guest back to the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "balloon", calls: &[] };
@@ -28,29 +24,15 @@ pub const ROLE: ThreadRole = ThreadRole { name: "balloon", calls: &[] };
 /// Largest sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [128; QUEUES];
 
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    /// Serves all queues.
-    worker: Option<Worker<Traffic>>,
-    paused: bool,
-}
-
 /// A virtio-balloon device.
 pub struct VirtioBalloon {
-    /// Name of the worker's thread.
-    thread: String,
     features: u64,
-    reclaim: Arc<Reclaim>,
     counts: Arc<Counts>,
     /// Pages that the balloon should have.
     wanted: AtomicU32,
     /// Pages that it has, as the driver says.
     actual: AtomicU32,
-    /// Of all queues.
-    doorbell: EventFd,
-    active: Mutex<Active>,
+    queues: QueueWorker<Traffic>,
 }
 
 fn pages(bytes: u64) -> u32 {
@@ -62,16 +44,20 @@ impl VirtioBalloon {
     /// The process can have no more descriptors.
     pub(super) fn new(params: &BalloonParams) -> io::Result<Self> {
         let feature = |offered, bit| if offered { bit } else { 0 };
+        let (reclaim, counts) = (params.reclaim.clone(), Arc::<Counts>::default());
+        let of_traffic = counts.clone();
+        let make = move |driver, index, queue| {
+            let mut traffic = Traffic::new(driver, reclaim.clone(), of_traffic.clone());
+            traffic.put(index, queue);
+            Ok(traffic)
+        };
         Ok(Self {
-            thread: params.id.clone(),
             features: feature(params.deflate_on_oom, feature::DEFLATE_ON_OOM)
                 | feature(params.free_page_reporting, feature::REPORTING),
-            reclaim: params.reclaim.clone(),
-            counts: Arc::default(),
+            counts,
             wanted: AtomicU32::new(pages(params.size)),
             actual: AtomicU32::new(0),
-            doorbell: EventFd::new(EFD_NONBLOCK)?,
-            active: Mutex::default(),
+            queues: QueueWorker::new(params.id.clone(), ROLE, QUEUES, make)?,
         })
     }
 
@@ -88,16 +74,9 @@ impl VirtioBalloon {
     /// Has the driver make the balloon as large as this, in whole pages.
     pub fn resize(&self, bytes: u64) {
         self.wanted.store(pages(bytes), Ordering::Relaxed);
-        // Without the lock: the transport has its own.
-        let driver = lock(&self.active).driver.clone();
-        if let Some(driver) = driver {
+        if let Some(driver) = self.queues.driver() {
             driver.interrupt.config_changed(true);
         }
-    }
-
-    /// The work of its thread, without the thread.
-    pub(super) fn traffic(&self, driver: Driver) -> Traffic {
-        Traffic::new(driver, self.reclaim.clone(), self.counts.clone())
     }
 
     fn config(&self) -> [u8; CONFIG_BYTES] {
@@ -141,77 +120,14 @@ impl VirtioDevice for VirtioBalloon {
         }
     }
 
-    fn activate(&self, driver: Driver) {
-        lock(&self.active).driver = Some(driver);
-    }
-
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone() else { return Ok(()) };
-        if let Some(worker) = &active.worker {
-            worker.pause();
-            worker.with_task(|traffic| traffic.put(index, queue));
-            if !active.paused {
-                worker.resume();
-            }
-            return Ok(());
-        }
-        let mut traffic = self.traffic(driver);
-        traffic.put(index, queue);
-        let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
-        Ok(())
-    }
-
-    /// With its last queue the thread ends.
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        let mut active = lock(&self.active);
-        let paused = active.paused;
-        let worker = active.worker.as_ref()?;
-        worker.pause();
-        let (state, idle) = worker.with_task(|traffic| (traffic.take(index), traffic.is_idle()));
-        if idle {
-            active.worker = None;
-        } else if !paused {
-            worker.resume();
-        }
-        state
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        active.worker.as_ref()?.with_task(|traffic| traffic.state(index))
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        (usize::from(queue) < QUEUES).then_some(&self.doorbell)
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(doorbell) = self.doorbell(queue) {
-            // It fails where it was rung 2^64 times already.
-            let _ = doorbell.write(1);
-        }
-        Ok(())
-    }
-
     /// The driver that comes next has no pages in the balloon.
     fn reset(&self) {
-        lock(&self.active).driver = None;
+        self.queues.reset();
         self.actual.store(0, Ordering::Relaxed);
     }
 
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.worker.iter().for_each(Worker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.worker.iter().for_each(Worker::resume);
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -223,7 +139,7 @@ impl VirtioDevice for VirtioBalloon {
     /// The device comes paused, as all are that are restored.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let BalloonState { wanted, actual } = state.payload(STATE.0, STATE.1)?;
-        lock(&self.active).paused = true;
+        self.queues.restore_paused();
         self.wanted.store(wanted, Ordering::Relaxed);
         self.actual.store(actual, Ordering::Relaxed);
         Ok(())

@@ -13,6 +13,7 @@ use super::traffic::{QUEUES, Traffic};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
 use crate::reclaim::Reclaim;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, Interrupt};
 use crate::worker::{Orders, Task};
 

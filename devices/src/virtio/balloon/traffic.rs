@@ -15,6 +15,7 @@ use crate::reclaim::Reclaim;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -43,29 +44,6 @@ impl Traffic {
     pub(super) fn new(driver: Driver, reclaim: Arc<Reclaim>, counts: Arc<Counts>) -> Self {
         let queues = std::array::from_fn(|_| None);
         Self { driver, reclaim, counts, queues, numbers: Vec::with_capacity(PIECE), failed: false }
-    }
-
-    /// Serves a queue from now on.
-    pub(super) fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
-        }
-    }
-
-    /// Serves a queue no more; returns how far it was.
-    pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    /// How far a queue is served.
-    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    /// Whether it has no queue.
-    pub(super) fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
     }
 
     /// Serves all requests that there are.
@@ -192,6 +170,27 @@ impl Pages<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl QueueTask for Traffic {
+    fn put(&mut self, index: u16, queue: Queue) {
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
+        }
+    }
+
+    fn take(&mut self, index: u16) -> Option<QueueState> {
+        let queue = self.queues.get_mut(usize::from(index))?.take()?;
+        Some(QueueState::of(&queue))
+    }
+
+    fn state(&self, index: u16) -> Option<QueueState> {
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queues.iter().all(Option::is_none)
     }
 }
 

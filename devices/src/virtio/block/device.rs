@@ -18,7 +18,7 @@ use super::state::{BlockState, STATE};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
+use crate::virtio::{Driver, QueueState, VirtioDevice};
 use crate::worker::Worker;
 
 /// Role of the threads that serve a queue each: read and write the image.
@@ -151,15 +151,6 @@ impl VirtioDevice for VirtioBlock {
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
         self.doorbells.get(usize::from(queue))
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(doorbell) = self.doorbells.get(usize::from(queue)) {
-            // It fails where it was rung 2^64 times already.
-            let _ = doorbell.write(1);
-        }
-        Ok(())
     }
 
     fn reset(&self) {

@@ -3,12 +3,10 @@
 //! The device as the transport sees it.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::ConsoleCounters;
 use super::ends::{Ends, MOST_INPUT, Size};
@@ -18,8 +16,8 @@ use super::traffic::{MOST_PRINTED, QUEUES, Traffic};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::Worker;
+use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::{DeviceQueues, Driver, VirtioDevice};
 
 /// Role of the thread that carries bytes between the guest's console and the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "console", calls: &[] };
@@ -27,23 +25,10 @@ pub const ROLE: ThreadRole = ThreadRole { name: "console", calls: &[] };
 /// Largest sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    /// Serves both queues.
-    worker: Option<Worker<Traffic>>,
-    paused: bool,
-}
-
 /// A virtio-console device.
 pub struct VirtioConsole {
-    /// Name of the worker's thread.
-    thread: String,
     ends: Arc<Ends>,
-    /// Of both queues, and of the host's side.
-    doorbell: EventFd,
-    active: Mutex<Active>,
+    queues: QueueWorker<Traffic>,
 }
 
 impl VirtioConsole {
@@ -52,12 +37,14 @@ impl VirtioConsole {
     /// # Errors
     /// The process can have no more descriptors.
     pub(super) fn new(id: &str, output: Box<dyn Write + Send>) -> io::Result<Self> {
-        Ok(Self {
-            thread: id.to_string(),
-            ends: Arc::new(Ends::new(output)),
-            doorbell: EventFd::new(EFD_NONBLOCK)?,
-            active: Mutex::default(),
-        })
+        let ends = Arc::new(Ends::new(output));
+        let of_traffic = ends.clone();
+        let make = move |driver, index, queue| {
+            let mut traffic = Traffic::new(of_traffic.clone(), driver);
+            traffic.put(index, queue);
+            Ok(traffic)
+        };
+        Ok(Self { ends, queues: QueueWorker::new(id.to_string(), ROLE, QUEUES, make)? })
     }
 
     /// What it has done.
@@ -74,14 +61,14 @@ impl VirtioConsole {
         let room = (MOST_INPUT - incoming.input.len()).min(bytes.len());
         incoming.input.extend(&bytes[..room]);
         drop(incoming);
-        self.wake();
+        self.queues.ring();
         room
     }
 
     /// The terminal has this size from now on.
     pub fn resize(&self, size: Size) {
         lock(&self.ends.incoming).size = size;
-        self.wake();
+        self.queues.ring();
     }
 
     /// The work of its thread with a driver that there is from now on, without the thread.
@@ -95,11 +82,6 @@ impl VirtioConsole {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn waiting(&self) -> usize {
         lock(&self.ends.incoming).input.len()
-    }
-
-    fn wake(&self) {
-        // It fails where it was rung 2^64 times already.
-        let _ = self.doorbell.write(1);
     }
 }
 
@@ -135,78 +117,20 @@ impl VirtioDevice for VirtioConsole {
     fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn activate(&self, driver: Driver) {
-        lock(&self.active).driver = Some(driver);
+        self.queues.activate(driver);
         lock(&self.ends.incoming).driver = true;
     }
 
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone() else { return Ok(()) };
-        if let Some(worker) = &active.worker {
-            worker.pause();
-            worker.with_task(|traffic| traffic.put(index, queue));
-            if !active.paused {
-                worker.resume();
-            }
-            return Ok(());
-        }
-        let mut traffic = Traffic::new(self.ends.clone(), driver);
-        traffic.put(index, queue);
-        let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
-        Ok(())
-    }
-
-    /// With its last queue the thread ends.
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        let mut active = lock(&self.active);
-        let paused = active.paused;
-        let worker = active.worker.as_ref()?;
-        worker.pause();
-        let (state, idle) = worker.with_task(|traffic| (traffic.take(index), traffic.is_idle()));
-        if idle {
-            active.worker = None;
-        } else if !paused {
-            worker.resume();
-        }
-        state
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        active.worker.as_ref()?.with_task(|traffic| traffic.state(index))
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        (usize::from(queue) < QUEUES).then_some(&self.doorbell)
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if self.doorbell(queue).is_some() {
-            self.wake();
-        }
-        Ok(())
-    }
-
     fn reset(&self) {
-        lock(&self.active).driver = None;
+        self.queues.reset();
         let mut incoming = lock(&self.ends.incoming);
         incoming.input.clear();
         (incoming.driver, incoming.told) = (false, None);
         self.ends.printed.store(0, Ordering::Relaxed);
     }
 
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.worker.iter().for_each(Worker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.worker.iter().for_each(Worker::resume);
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -229,7 +153,7 @@ impl VirtioDevice for VirtioConsole {
         if printed > MOST_PRINTED {
             return Err(StateError::rule("printed", format!("is {printed}, more than {MOST_PRINTED}")));
         }
-        lock(&self.active).paused = true;
+        self.queues.restore_paused();
         self.ends.printed.store(printed, Ordering::Relaxed);
         let mut incoming = lock(&self.ends.incoming);
         (incoming.input, incoming.told) = (input.into(), told);

@@ -13,6 +13,7 @@ use super::ends::{MOST_INPUT, Size};
 use super::spec::{feature, queue};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, Interrupt};
 use crate::worker::{Orders, Task};
 

@@ -18,6 +18,7 @@ use crate::throttle::Throttle;
 use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -46,29 +47,6 @@ impl Traffic {
     pub(super) fn new(ends: Arc<Ends>, driver: Driver) -> Self {
         let (queues, buffers) = ([None, None], Vec::new());
         Self { driver, ends, queues, buffers, failed: false, throttle: Throttle::default() }
-    }
-
-    /// Serves a queue from now on.
-    pub(super) fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
-        }
-    }
-
-    /// Serves a queue no more; returns how far it was.
-    pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    /// How far a queue is served.
-    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    /// Whether it has no queue.
-    pub(super) fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
     }
 
     /// Carries all that there is, either way.
@@ -244,6 +222,27 @@ fn readable_buffers(
         buffers.push((buffer.address, buffer.len));
     }
     Ok(())
+}
+
+impl QueueTask for Traffic {
+    fn put(&mut self, index: u16, queue: Queue) {
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
+        }
+    }
+
+    fn take(&mut self, index: u16) -> Option<QueueState> {
+        let queue = self.queues.get_mut(usize::from(index))?.take()?;
+        Some(QueueState::of(&queue))
+    }
+
+    fn state(&self, index: u16) -> Option<QueueState> {
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queues.iter().all(Option::is_none)
+    }
 }
 
 impl Task for Traffic {

@@ -25,7 +25,7 @@ use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::throttle::Throttle;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
+use crate::virtio::{Driver, QueueState, VirtioDevice};
 use crate::worker::Worker;
 
 /// Role of the threads that serve a pair of queues each: read and write the file of the host's interface.
@@ -254,15 +254,6 @@ impl VirtioDevice for VirtioNet {
     /// Queues of a pair have one, as they have one thread.
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
         self.doorbells.get(doorbell_of(queue.into()))
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(doorbell) = self.doorbell(queue) {
-            // It fails where it was rung 2^64 times already.
-            let _ = doorbell.write(1);
-        }
-        Ok(())
     }
 
     fn reset(&self) {

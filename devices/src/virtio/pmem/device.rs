@@ -4,11 +4,9 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::PmemError;
 use super::counters::{Counts, PmemCounters};
@@ -19,9 +17,8 @@ use super::state::{PmemState, STATE};
 use crate::platform::MemorySlots;
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, TransportError, VirtioDevice};
-use crate::worker::Worker;
+use crate::virtio::queue_worker::QueueWorker;
+use crate::virtio::{DeviceQueues, SharedRegion, TransportError, VirtioDevice};
 
 /// Role of the thread that serves the queue: flushes the file.
 pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACES] };
@@ -29,25 +26,14 @@ pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACE
 /// Largest size of the queue.
 const QUEUE_SIZES: [u16; 1] = [256];
 
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    worker: Option<Worker<Requests>>,
-    paused: bool,
-}
-
 /// A virtio-pmem device.
 pub struct VirtioPmem {
-    /// Name of the worker's thread.
-    thread: String,
     /// What is flushed; `None` where writes are discarded.
     file: Option<Arc<File>>,
     memory: Memory,
     size: u64,
-    doorbell: EventFd,
     counts: Arc<Counts>,
-    active: Mutex<Active>,
+    queues: QueueWorker<Requests>,
 }
 
 impl VirtioPmem {
@@ -65,15 +51,14 @@ impl VirtioPmem {
     ) -> Result<Self, PmemError> {
         let (file, name) = (Arc::new(file), format!("persistent memory '{id}', file {path}"));
         let memory = Memory::map(&file, name, size, discard_writes, slots).map_err(PmemError::Map)?;
-        Ok(Self {
-            thread: format!("{id}_q{REQUEST_QUEUE}"),
-            file: (!discard_writes).then_some(file),
-            memory,
-            size,
-            doorbell: EventFd::new(EFD_NONBLOCK).map_err(TransportError::Descriptors)?,
-            counts: Arc::default(),
-            active: Mutex::default(),
-        })
+        let (file, counts) = ((!discard_writes).then_some(file), Arc::<Counts>::default());
+        let of_requests = (file.clone(), counts.clone());
+        let make = move |driver, _, queue| {
+            let (file, counts) = of_requests.clone();
+            Ok(Requests::new(queue, driver, file, counts))
+        };
+        let queues = QueueWorker::new(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make);
+        Ok(Self { file, memory, size, counts, queues: queues.map_err(TransportError::Descriptors)? })
     }
 
     /// What it has done.
@@ -113,48 +98,6 @@ impl VirtioDevice for VirtioPmem {
 
     fn write_config(&self, _: usize, _: &[u8]) {}
 
-    fn activate(&self, driver: Driver) {
-        lock(&self.active).driver = Some(driver);
-    }
-
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone().filter(|_| index == REQUEST_QUEUE) else { return Ok(()) };
-        let requests = Requests::new(queue, driver, self.file.clone(), self.counts.clone());
-        let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, requests)?);
-        Ok(())
-    }
-
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        // Taken out first: the worker may be waited for without the lock.
-        let worker = lock(&self.active).worker.take_if(|_| index == REQUEST_QUEUE)?;
-        Some(worker.stop(|requests| requests.state()))
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        let worker = active.worker.as_ref().filter(|_| index == REQUEST_QUEUE)?;
-        Some(worker.with_task(|requests| requests.state()))
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        (queue == REQUEST_QUEUE).then_some(&self.doorbell)
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if queue == REQUEST_QUEUE {
-            // It fails where it was rung 2^64 times already.
-            let _ = self.doorbell.write(1);
-        }
-        Ok(())
-    }
-
-    fn reset(&self) {
-        lock(&self.active).driver = None;
-    }
-
     fn shared_region(&self) -> Option<SharedRegion> {
         Some(SharedRegion { id: SHMID, size: self.size })
     }
@@ -167,16 +110,8 @@ impl VirtioDevice for VirtioPmem {
         self.memory.hide()
     }
 
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.worker.iter().for_each(Worker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.worker.iter().for_each(Worker::resume);
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
     }
 
     /// What a file holds that the guest writes to is there for the VM that is restored. What is discarded is not.
@@ -194,7 +129,7 @@ impl VirtioDevice for VirtioPmem {
             let rule = format!("is {size} bytes, and the device has {}", self.size);
             return Err(StateError::rule("size", rule));
         }
-        lock(&self.active).paused = true;
+        self.queues.restore_paused();
         Ok(())
     }
 }

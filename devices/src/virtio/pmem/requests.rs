@@ -17,6 +17,7 @@ use crate::throttle::Throttle;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -45,11 +46,6 @@ impl Requests {
     pub(super) fn new(queue: Queue, driver: Driver, file: Option<Arc<File>>, counts: Arc<Counts>) -> Self {
         let queue = DeviceQueue::new(QUEUE, queue, &driver);
         Self { queue, driver, file, counts, failed: false, throttle: Throttle::default() }
-    }
-
-    /// How far the queue is served.
-    pub(super) fn state(&self) -> QueueState {
-        QueueState::of(&self.queue)
     }
 
     /// Serves all requests that there are.
@@ -124,6 +120,25 @@ impl Request {
         }
         let answer = answer.try_into().map_err(|_| "a request has no room for its answer")?;
         Ok(Self { kind: u32::from_le_bytes(bytes), answer })
+    }
+}
+
+impl QueueTask for Requests {
+    fn put(&mut self, index: u16, queue: Queue) {
+        self.queue = DeviceQueue::new(index, queue, &self.driver);
+    }
+
+    fn take(&mut self, index: u16) -> Option<QueueState> {
+        self.state(index)
+    }
+
+    fn state(&self, index: u16) -> Option<QueueState> {
+        (index == REQUEST_QUEUE).then(|| QueueState::of(&self.queue))
+    }
+
+    /// There is one queue, which was taken.
+    fn is_idle(&self) -> bool {
+        true
     }
 }
 

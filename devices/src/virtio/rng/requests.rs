@@ -20,6 +20,7 @@ use crate::throttle::Throttle;
 use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -57,11 +58,6 @@ impl Requests {
         let queue = DeviceQueue::new(REQUEST_QUEUE, queue, &driver);
         let (random, buffers, throttle) = (Vec::new(), Vec::new(), Throttle::default());
         Self { queue, driver, source, counts, random, buffers, failed: false, throttle }
-    }
-
-    /// How far the queue is served.
-    pub(super) fn state(&self) -> QueueState {
-        QueueState::of(&self.queue)
     }
 
     /// Serves all requests that there are, or goes as far as the source does.
@@ -150,6 +146,25 @@ fn writable_buffers(
         }
     }
     if room == 0 { Err("a request has no room for a byte") } else { Ok(room) }
+}
+
+impl QueueTask for Requests {
+    fn put(&mut self, index: u16, queue: Queue) {
+        self.queue = DeviceQueue::new(index, queue, &self.driver);
+    }
+
+    fn take(&mut self, index: u16) -> Option<QueueState> {
+        self.state(index)
+    }
+
+    fn state(&self, index: u16) -> Option<QueueState> {
+        (index == REQUEST_QUEUE).then(|| QueueState::of(&self.queue))
+    }
+
+    /// There is one queue, which was taken.
+    fn is_idle(&self) -> bool {
+        true
+    }
 }
 
 impl Task for Requests {

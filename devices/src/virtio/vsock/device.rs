@@ -3,11 +3,10 @@
 //! The device as the transport sees it.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::VsockCounters;
 use super::hub::Ends;
@@ -16,9 +15,8 @@ use super::state::{STATE, VsockState};
 use super::traffic::{QUEUES, Traffic};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
-use crate::worker::Worker;
+use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the thread that carries bytes between sockets of the guest and of the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGES, calls::SOCKETS, calls::WAITING] };
@@ -26,35 +24,27 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGE
 /// Largest size of each queue.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    worker: Option<Worker<Traffic>>,
-    paused: bool,
-    /// The guest is one that was saved: the connections that it knows of are gone.
-    restored: bool,
-}
-
 /// A vsock device. One thread serves all its queues, as what comes by one goes by another.
 pub struct VirtioVsock {
-    thread: String,
     ends: Arc<Ends>,
-    /// Of all queues.
-    doorbell: EventFd,
-    active: Mutex<Active>,
+    queues: QueueWorker<Traffic>,
+    /// The guest was restored: the connections that it knows of are gone.
+    restored: Arc<AtomicBool>,
 }
 
 impl VirtioVsock {
     /// # Errors
     /// The process can have no more descriptors.
     pub(super) fn new(id: &str, ends: Ends) -> io::Result<Self> {
-        Ok(Self {
-            thread: id.to_string(),
-            ends: Arc::new(ends),
-            doorbell: EventFd::new(EFD_NONBLOCK)?,
-            active: Mutex::default(),
-        })
+        let (ends, restored) = (Arc::new(ends), Arc::new(AtomicBool::new(false)));
+        let of_traffic = (ends.clone(), restored.clone());
+        let make = move |driver, index, queue| {
+            let (ends, restored) = &of_traffic;
+            let mut traffic = Traffic::new(ends.clone(), driver, restored.load(Ordering::Relaxed))?;
+            traffic.put(index, queue);
+            Ok(traffic)
+        };
+        Ok(Self { ends, queues: QueueWorker::new(id.to_string(), ROLE, QUEUES, make)?, restored })
     }
 
     /// What it has done.
@@ -92,76 +82,13 @@ impl VirtioDevice for VirtioVsock {
 
     fn write_config(&self, _: usize, _: &[u8]) {}
 
-    fn activate(&self, driver: Driver) {
-        lock(&self.active).driver = Some(driver);
-    }
-
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone() else { return Ok(()) };
-        if let Some(worker) = &active.worker {
-            worker.pause();
-            worker.with_task(|traffic| traffic.put(index, queue));
-            if !active.paused {
-                worker.resume();
-            }
-            return Ok(());
-        }
-        let mut traffic = Traffic::new(self.ends.clone(), driver, active.restored)?;
-        traffic.put(index, queue);
-        let doorbell = self.doorbell.try_clone()?;
-        active.worker = Some(Worker::spawn(self.thread.clone(), ROLE, doorbell, active.paused, traffic)?);
-        Ok(())
-    }
-
-    /// With its last queue the thread ends, and so do all connections.
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        let mut active = lock(&self.active);
-        let paused = active.paused;
-        let worker = active.worker.as_ref()?;
-        worker.pause();
-        let (state, idle) = worker.with_task(|traffic| (traffic.take(index), traffic.is_idle()));
-        if idle {
-            active.worker = None;
-        } else if !paused {
-            worker.resume();
-        }
-        state
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        active.worker.as_ref()?.with_task(|traffic| traffic.state(index))
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        (usize::from(queue) < QUEUES).then_some(&self.doorbell)
-    }
-
-    /// A vCPU that found no doorbell rings it.
-    fn notify(&self, queue: u16) -> Result<(), DeviceError> {
-        if let Some(doorbell) = self.doorbell(queue) {
-            // It fails where it was rung 2^64 times already.
-            let _ = doorbell.write(1);
-        }
-        Ok(())
-    }
-
     fn reset(&self) {
-        let mut active = lock(&self.active);
-        (active.driver, active.restored) = (None, false);
+        self.queues.reset();
+        self.restored.store(false, Ordering::Relaxed);
     }
 
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.worker.iter().for_each(Worker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.worker.iter().for_each(Worker::resume);
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -171,9 +98,8 @@ impl VirtioDevice for VirtioVsock {
     /// The device comes paused, as all are that are restored.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let VsockState {} = state.payload(STATE.0, STATE.1)?;
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.restored = active.driver.is_some();
+        self.queues.restore_paused();
+        self.restored.store(self.queues.driver().is_some(), Ordering::Relaxed);
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ use super::traffic::Traffic;
 use super::unix::Listener;
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, Interrupt};
 use crate::worker::{Orders, Task};
 

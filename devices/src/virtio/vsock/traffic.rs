@@ -16,6 +16,7 @@ use super::spec::{EVENT, EVENT_TRANSPORT_RESET, HEADER, queue};
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -64,29 +65,6 @@ impl Traffic {
             scratch: vec![0; BUF_ALLOC.max(MOST_DATA)],
             failed: false,
         })
-    }
-
-    /// Serves a queue from now on.
-    pub(super) fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
-        }
-    }
-
-    /// Serves a queue no more; returns how far it was.
-    pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    /// How far a queue is served.
-    pub(super) fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    /// Whether it has no queue.
-    pub(super) fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
     }
 
     /// Carries all that there is, either way.
@@ -245,6 +223,27 @@ impl Traffic {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn hub(&self) -> &Hub {
         &self.hub
+    }
+}
+
+impl QueueTask for Traffic {
+    fn put(&mut self, index: u16, queue: Queue) {
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(DeviceQueue::new(index, queue, &self.driver));
+        }
+    }
+
+    fn take(&mut self, index: u16) -> Option<QueueState> {
+        let queue = self.queues.get_mut(usize::from(index))?.take()?;
+        Some(QueueState::of(&queue))
+    }
+
+    fn state(&self, index: u16) -> Option<QueueState> {
+        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queues.iter().all(Option::is_none)
     }
 }
 
