@@ -2,8 +2,8 @@
 
 //! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
-//! A thread starts with a role ([`start`]), a constant beside its code, which names its system calls. [`begin`] has them filtered: from then on another call
-//! ends the process with a message, or is told of in the kernel's log. Threads inherit the filter of the one that starts them, so
+//! A thread starts with a role ([`start`]): a constant beside the thread's code, with its system calls. After [`begin`], any other call
+//! ends the process with a message, or the kernel logs it. Threads inherit the filter of the one that starts them, so
 //! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
 //! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.
 

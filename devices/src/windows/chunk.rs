@@ -18,7 +18,7 @@ use super::region::Region;
 use crate::descriptors::check_reserve;
 use crate::sandbox::{self, Call, ThreadRole};
 
-/// Flags that would have a file written to, or made.
+/// Flags of `open` that write or make a file.
 const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 
 /// Opening a file for reading.

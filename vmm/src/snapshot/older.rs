@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What snapshots of older programs lack.
+//! Fills in fields that snapshots of older programs lack.
 
 use carom_api::IommuBounceConfig;
 use serde::Deserialize;

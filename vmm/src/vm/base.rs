@@ -53,7 +53,7 @@ pub(super) struct Base {
     pub(super) loading: Option<Loading>,
     /// Addresses of a saved VM's functions, by name.
     pub(super) places: BTreeMap<String, PciAddress>,
-    /// IOVAs of a saved VM's aperture of bounce windows. Nobody has checked it.
+    /// IOVAs of a saved VM's aperture of bounce windows. It is not checked.
     pub(super) window_aperture: Option<RangeInclusive<u64>>,
 }
 
@@ -151,7 +151,7 @@ fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<
     Ok((Arc::new(Contents { payload, tables, smbios, generation_id }), room))
 }
 
-/// What the ACPI tables say of the VM: its CPUs, and which function sits where.
+/// Configuration of the ACPI tables: CPUs, and the addresses of functions.
 fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::TableConfig {
     acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
@@ -166,7 +166,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     }
 }
 
-/// Where 64-bit BARs go, behind RAM and the room for more: the upper end of what the guest's CPUs can address.
+/// Addresses of 64-bit BARs: behind RAM and the room for more, up to the last address that the guest's CPUs reach.
 fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
     let start = ram_end.next_multiple_of(MEM64_ALIGN);

@@ -38,8 +38,8 @@ use crate::parts::observer::Observer;
 use crate::parts::rate_limits::RateLimitGroups;
 
 impl Vm {
-    /// Builds the VM on `base`. What the user may have got wrong comes first, and the terminal is touched last, so that a
-    /// mistake leaves nothing behind.
+    /// Builds the VM on `base`. Steps that a mistake of the user can fail come first, and the terminal comes last: a mistake leaves
+    /// nothing behind.
     pub(super) fn new(
         config: &VmConfig,
         base: Base,

@@ -20,7 +20,7 @@ pub enum VmStateError {
     File {
         /// Which.
         path: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
     /// A file is not of its form.
@@ -52,7 +52,7 @@ impl From<ConfigError> for VmStateError {
 }
 
 impl VmStateError {
-    /// Whether the user can mend it.
+    /// True if the user can mend it.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) | Self::Config(_) => true,

@@ -3,7 +3,7 @@
 //! The state of a VM, apart from where it is kept: a snapshot directory, or this process.
 //!
 //! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. Both have three parts: the configuration, [`VmState`], and the
-//! bytes of memory. Ranges in [`VmState`] say at which offsets the bytes are. Code that knows files, streams or the API does not belong here.
+//! bytes of memory. Ranges in [`VmState`] have the offsets of the bytes. Code that knows files, streams or the API does not belong here.
 
 mod error;
 pub mod in_memory;
@@ -71,7 +71,7 @@ pub struct VmState {
     pub added_ram: Vec<RamRange>,
     /// Bounce windows.
     pub windows: Vec<ChunkRange>,
-    /// First and last IOVA of the aperture of bounce windows, if the VM has one. Nobody has checked it.
+    /// First and last IOVA of the aperture of bounce windows, if the VM has one. It is not checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_aperture: Option<(u64, u64)>,
     /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore draws another.
@@ -80,8 +80,8 @@ pub struct VmState {
 }
 
 impl VmState {
-    /// Checks what concerns the whole: that the state is of this program's form, of a VM with so many vCPUs, from what it is to have to
-    /// what it may, and with this RAM, and within `memory_len` bytes of memory.
+    /// Checks the state as a whole: its version, the number of vCPUs (`vcpus`: from those at boot to the maximum), and its RAM, of which there
+    /// are `memory_len` bytes.
     ///
     /// # Errors
     /// A rule does not hold.

@@ -37,9 +37,9 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], sink: &mut dyn StateSink) -> Resu
     ranges.iter().map(write).collect()
 }
 
-/// Makes RAM with the bytes of `source`. If `source` has a file, private memory is read from it page by page, when the guest or a device
-/// touches the page, unless `prefault`: the file must stay as it is for the life of the VM. All other memory is copied. The guest was
-/// booted with `ram_size` bytes of it.
+/// Makes RAM with the bytes of `source`. If `source` has a file, private memory is read from it page by page: when the guest or a device
+/// touches the page, or now if `prefault`. The file must not change while the VM runs. All other memory is copied. The guest was booted
+/// with `ram_size` bytes of RAM.
 ///
 /// # Errors
 /// RAM cannot be allocated, or its bytes cannot be read.
@@ -53,7 +53,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     }
     let zones = zone_ranges(&config);
     let of_regions = zones.iter().flat_map(|(zone, ranges)| ranges.iter().map(move |_| zone));
-    // What came while the guest ran is like the one zone that there is then.
+    // RAM that was added is like the one zone of such a VM.
     let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
     let saved = state.ram.iter().chain(&state.added_ram);
     for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {

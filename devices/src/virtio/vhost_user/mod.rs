@@ -61,8 +61,8 @@ use crate::sandbox::{Call, ThreadRole, calls};
 /// Sockets whose other end goes to the server.
 const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
 
-/// Role of the threads of a device: one waits for the server, looks for the next one and sends it the device's state; one sends the
-/// pairs of queues that a driver uses; one ends a connection whose server takes too long.
+/// Role of the threads of a device. One waits for the server, looks for the next one and sends it the device's state. One sends the
+/// pairs of queues that a driver uses. One ends a connection whose server takes too long.
 pub const ROLE: ThreadRole = ThreadRole { name: "vhost-user", calls: &[calls::MESSAGES, calls::SOCKETS, SOCKET_PAIRS] };
 
 /// What a vhost-user device is made of.
