@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::umask;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
 use crate::inherited::{self, InheritedListener};
 use crate::sync::lock;
@@ -50,14 +49,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Clients that may wait to be accepted: as many as the host allows.
+const MOST_WAITING: i32 = -1;
+
 fn identity(path: &Path) -> io::Result<Identity> {
     let metadata = fs::symlink_metadata(path)?;
     Ok((metadata.dev(), metadata.ino()))
 }
 
 impl ListeningSocket {
-    /// Makes a socket at `path` that only this user can connect to. A stale socket is replaced. To be
-    /// called by the main thread, which alone makes files, as it sets the umask for a moment.
+    /// Makes a socket at `path` that only this user can connect to. A stale socket is replaced.
     ///
     /// # Errors
     /// Somebody serves a socket there, something else is there, or it cannot be made.
@@ -71,12 +72,7 @@ impl ListeningSocket {
         remove_stale(path)?;
         let listener = match clients {
             Clients::ByUmask => UnixListener::bind(path),
-            Clients::Owner => {
-                let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-                let listener = UnixListener::bind(path);
-                umask(before);
-                listener
-            }
+            Clients::Owner => listen_for_owner(path),
         }?;
         let identity = identity(path).inspect_err(|_| {
             // It was made a moment ago. Where it cannot be removed either, that has the same reason.
@@ -111,6 +107,17 @@ impl ListeningSocket {
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
+}
+
+/// Makes a socket at `path` that only this user can connect to.
+fn listen_for_owner(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The file gets the socket's mode, without bits of the umask (`unix_bind_bsd()` of Linux' net/unix/af_unix.c). A umask for a moment
+    // would hold for files that other threads make, too.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, MOST_WAITING)?;
+    Ok(socket.into())
 }
 
 impl Drop for ListeningSocket {

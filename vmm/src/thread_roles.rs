@@ -55,7 +55,6 @@ const FILES: &[Call] = &[
     Any(libc::SYS_chmod),
     Any(libc::SYS_fchmod),
     Any(libc::SYS_fchmodat),
-    Any(libc::SYS_umask),
     Any(libc::SYS_flock),
     fcntl(libc::F_OFD_SETLK),
     fcntl(libc::F_OFD_GETLK),
