@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn image_that_is_written_is_locked_for_itself_and_one_that_is_read_for_readers() {
+    fn written_image_is_locked_alone_and_read_image_is_shared() {
         let file = image(&[0; 512]);
         let first = Image::open(file.path(), WRITTEN).unwrap();
         for options in [WRITTEN, READ] {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_and_no_block_device_is_refused_without_waiting() {
+    fn path_of_another_file_type_is_refused_without_waiting() {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(Image::open(directory.path(), READ), Err(ImageError::Kind)));
         assert!(matches!(Image::open(Path::new("/dev/null"), WRITTEN), Err(ImageError::Kind)));
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn size_changes_with_the_file_and_what_breaks_a_rule_changes_nothing() {
+    fn resize_changes_the_file_and_invalid_size_changes_nothing() {
         let file = image(&[1; 1024]);
         let disk = Image::open(file.path(), WRITTEN).unwrap();
         let len = || file.as_file().metadata().unwrap().len();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn image_that_is_to_be_allocated_has_room_for_all_of_it_and_for_what_it_grows_by() {
+    fn allocated_image_reserves_space_for_its_size_and_growth() {
         use std::os::unix::fs::MetadataExt;
 
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -503,8 +503,10 @@ mod tests {
     fn descriptor_of_the_parent_has_no_lock() {
         let file = image(&[1; 1024]);
         let parents = File::options().read(true).write(true).open(file.path()).unwrap();
-        let number = parents.as_raw_fd();
-        crate::inherited::keep(number, parents.try_clone().unwrap().into()).unwrap();
+        let own = parents.try_clone().unwrap();
+        // Its own number, which no other test's file gets while it is kept.
+        let number = own.as_raw_fd();
+        crate::inherited::keep(number, own.into()).unwrap();
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
         // SAFETY: All of its fields are numbers.
