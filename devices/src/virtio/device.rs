@@ -10,7 +10,6 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::last_requests::LastRequests;
-use super::queue_worker::DeviceQueues;
 use crate::dma::DeviceMemory;
 use crate::state::{DeviceState, StateError};
 
@@ -124,6 +123,29 @@ impl QueueState {
     pub fn of(queue: &Queue) -> Self {
         Self { next_avail: queue.next_avail(), next_used: queue.next_used() }
     }
+}
+
+/// Queues of a device, as [`VirtioDevice`] uses them. Its methods of the same names say what each does.
+pub trait DeviceQueues: Send + Sync {
+    /// A driver is ready.
+    fn activate(&self, driver: Driver);
+    /// Starts to serve a queue.
+    ///
+    /// # Errors
+    /// The host gives no thread.
+    fn start(&self, index: u16, queue: Queue) -> std::io::Result<()>;
+    /// Stops to serve a queue. Returns how far it was served.
+    fn stop(&self, index: u16) -> Option<QueueState>;
+    /// Returns how far a queue was served, of a device that is paused.
+    fn state(&self, index: u16) -> Option<QueueState>;
+    /// Returns the doorbell of a queue.
+    fn doorbell(&self, index: u16) -> Option<&EventFd>;
+    /// Forgets the driver. All queues are stopped.
+    fn reset(&self);
+    /// Pauses the thread.
+    fn pause(&self);
+    /// Resumes the thread.
+    fn resume(&self);
 }
 
 /// A virtio device, whatever the transport.

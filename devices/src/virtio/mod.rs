@@ -24,9 +24,8 @@ mod used_batch;
 pub mod vhost_user;
 pub mod vsock;
 
-pub use self::device::{DeviceError, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
+pub use self::device::{DeviceError, DeviceQueues, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
 pub use self::last_requests::LastRequests;
 #[cfg(feature = "fuzzing")]
 pub use self::queue_load::QueueLoad;
-pub use self::queue_worker::DeviceQueues;
 pub use self::transport::{TransportError, VirtioPciDevice, VirtioPciParams};

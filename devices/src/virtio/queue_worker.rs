@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::device::{Driver, QueueState};
+use super::device::{DeviceQueues, Driver, QueueState};
 use crate::sandbox::ThreadRole;
 use crate::sync::lock;
 use crate::worker::{Task, Worker};
@@ -23,29 +23,6 @@ pub(super) trait QueueTask: Task {
     fn state(&self, index: u16) -> Option<QueueState>;
     /// True if there is no queue left.
     fn is_idle(&self) -> bool;
-}
-
-/// Queues of a device, as [`VirtioDevice`](super::VirtioDevice) uses them. Its methods of the same names say what each does.
-pub trait DeviceQueues: Send + Sync {
-    /// A driver is ready.
-    fn activate(&self, driver: Driver);
-    /// Starts to serve a queue.
-    ///
-    /// # Errors
-    /// The host gives no thread.
-    fn start(&self, index: u16, queue: Queue) -> io::Result<()>;
-    /// Stops to serve a queue. Returns how far it was served.
-    fn stop(&self, index: u16) -> Option<QueueState>;
-    /// Returns how far a queue was served, of a device that is paused.
-    fn state(&self, index: u16) -> Option<QueueState>;
-    /// Returns the doorbell of a queue.
-    fn doorbell(&self, index: u16) -> Option<&EventFd>;
-    /// Forgets the driver. All queues are stopped.
-    fn reset(&self);
-    /// Pauses the thread.
-    fn pause(&self);
-    /// Resumes the thread.
-    fn resume(&self);
 }
 
 /// Makes the work of the thread, with its first queue.
