@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_says_what_vms_of_clients_have_and_nothing_of_others() {
+    fn environment_defaults_apply_only_to_vms_of_api_clients() {
         let on = |name: &str| Some(if name == VmDefaults::BOUNCE_VARIABLE { "size=32M" } else { "on" }.to_string());
         let invocation = parse_in(["carom", "--api-socket", "/s"], on).unwrap();
         assert!(invocation.defaults.all_behind_iommu && invocation.defaults.iommu_bounce.is_some());
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_ask_for_nothing_are_taken_of_options_that_are_not_there() {
+    fn neutral_values_of_unsupported_options_are_accepted() {
         let all = "carom --kernel k --debug-console off,iobase=0xe9 --console off";
         assert!(parse(all.split_whitespace()).is_ok());
     }

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_says_nothing_gets_windows_and_devices_behind_the_iommu() {
+    fn plain_config_gets_windows_and_devices_behind_iommu() {
         let mut config =
             config(r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}]}"#);
         bounce_and_all().apply(&mut config);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_alone_leave_a_vm_as_it_is_whose_devices_are_beside_the_iommu() {
+    fn default_windows_skip_vms_with_devices_outside_iommu() {
         let mut defaults = VmDefaults { iommu_bounce: "".parse().ok(), all_behind_iommu: false };
         defaults.complete(none).unwrap();
         for devices in [r#""devices": [{"path": "/d"}]"#, r#""user_devices": [{"socket": "/s"}], "rng": {}"#] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_stands_for_the_options_and_is_checked_as_they_are() {
+    fn environment_sets_defaults_and_invalid_values_are_refused() {
         let environment = |bounce: &'static str, all: &'static str| {
             let mut defaults = VmDefaults::default();
             let variable =

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_addresses_differ_and_belong_to_one_station_that_nobody_registered() {
+    fn random_mac_addresses_differ_and_are_local_unicast() {
         let (one, other) = (MacAddress::random(), MacAddress::random());
         assert_ne!(one, other);
         assert_eq!(one.bytes()[0] & 3, 2);

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_on_what_is_mapped_changes_without_windows_and_is_lifted_by_zero() {
+    fn max_mapped_changes_without_windows_and_zero_lifts_it() {
         let mut changed = IommuBounceConfig { size: 0, max: 0, ..config() };
         IommuBounceChange { max_mapped: Some(1 << 20), ..Default::default() }.apply(&mut changed).unwrap();
         assert_eq!(changed.max_mapped, Some(1 << 20));

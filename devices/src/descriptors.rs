@@ -80,12 +80,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn some_of_a_low_limit_and_no_more_than_enough_of_a_high_one_are_kept() {
+    fn reserve_is_a_quarter_of_the_limit_capped_at_128() {
         assert_eq!([0, 3, 128, 1024, 1 << 20].map(for_guests), [0, 3, 96, 896, (1 << 20) - 128]);
     }
 
     #[test]
-    fn shortage_is_told_where_what_is_open_and_what_is_wanted_reach_into_the_reserve() {
+    fn shortage_is_reported_when_demand_reaches_the_reserve() {
         assert_eq!(shortage_of(96, 800, 1024), None);
         assert_eq!(shortage_of(97, 800, 1024), Some(Shortage { open: 97, limit: 1024, reserved: 128 }));
         assert_eq!(shortage_of(10, 256, 256), Some(Shortage { open: 10, limit: 256, reserved: 64 }));

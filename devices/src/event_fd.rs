@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_that_another_process_has_block_is_looked_at_and_forgotten_at_once() {
+    fn blocking_event_fd_is_polled_and_drained_without_blocking() {
         let event = EventFd::new(EFD_NONBLOCK).unwrap();
         fcntl_setfl(borrow(&event), OFlags::empty()).unwrap();
         let (tell, told) = mpsc::channel();

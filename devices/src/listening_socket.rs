@@ -310,7 +310,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         let socket = ListeningSocket::bind(&path).unwrap();
-        rustix::net::listen(socket.listener(), 0).unwrap();
+        listen(socket.listener(), 0).unwrap();
         let mut waiting = Vec::new();
         let address = SocketAddrUnix::new(&path).unwrap();
         let full = loop {

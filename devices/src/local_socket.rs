@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_that_was_inherited_is_used_once_and_waits_for_what_comes() {
+    fn inherited_connection_is_blocking_and_used_only_once() {
         let (ours, mut server) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let number = ours.as_raw_fd();

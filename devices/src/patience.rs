@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_pays_once_for_threads_that_wait_together_and_comes_back_slowly() {
+    fn budget_charges_joint_waits_once_and_recovers_slowly() {
         let start = Instant::now();
         let at = |seconds| start + SECOND * seconds;
         let mut budget = Budget::new(SECOND * 7, SECOND / 10, start);

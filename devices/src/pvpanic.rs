@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_device_is_the_one_that_was_saved_and_tells_nothing_twice() {
+    fn restored_device_matches_saved_and_repeats_no_report() {
         let (old, _) = device();
         old.assign_bar(0, 0xe000_0000);
         old.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());

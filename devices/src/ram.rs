@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn region_out_of_order_or_without_room_is_refused_and_changes_nothing() {
+    fn misordered_or_excess_region_is_refused_without_change() {
         let ram = Ram::new(vec![region(0), region(0x4000)], 1).unwrap();
         for gpa in [0x1000, 0x4000] {
             assert_eq!(ram.add(region(gpa)), Err(RamError::Order(gpa)));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn request_larger_than_the_bucket_passes_and_others_wait_until_it_is_paid() {
+    fn oversized_request_passes_and_later_ones_wait_for_debt() {
         let (limiter, start) = made(bucket(1000, 0, SECOND), None);
         assert_eq!(limiter.pass(5000, start), Ok(()));
         // 4000 of debt, and a token to be there.
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_one_bucket_holds_back_takes_nothing_of_the_other() {
+    fn request_held_by_one_bucket_takes_nothing_from_the_other() {
         let (limiter, start) = made(bucket(1000, 0, SECOND), bucket(1, 0, SECOND));
         assert_eq!(limiter.pass(100, start), Ok(()));
         for _ in 0..100 {

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn closest_ranges_become_one_first_but_not_across_the_msi_window() {
+    fn closest_ranges_merge_first_but_not_across_the_msi_window() {
         // Holes at 100, 300, 380 and 610: the closest two are 300 and 380; 380 and 610 have the MSI window between.
         let usable = [0x110..=0x2ff, 0x310..=0x37f, 0x390..=0x4ff, 0x600..=0x60f, 0x620..=0xfff];
         assert_eq!(ranges(&usable, None, 21).len(), 5);

@@ -84,7 +84,7 @@ fn request_types_are_the_same_everywhere() {
 }
 
 #[test]
-fn feature_bit_until_one_is_assigned_is_the_same_in_guest_protocol_and_engine() {
+fn feature_bits_are_the_same_in_guest_protocol_and_engine() {
     let bit = feature::BOUNCE_WINDOW.trailing_zeros();
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW"), u64::from(bit));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW` = {bit}")));

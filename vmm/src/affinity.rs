@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_that_the_host_has_not_is_named_with_the_vcpu_or_queue_that_it_is_for() {
+    fn missing_host_cpu_is_named_with_its_vcpu_or_queue() {
         let usable = sched_getaffinity(None).unwrap();
         let there = u32::try_from((0..CpuSet::MAX_CPU).find(|cpu| usable.is_set(*cpu)).unwrap()).unwrap();
         let of = |vcpu, host_cpus: &[u32]| CpuAffinity { vcpu, host_cpus: host_cpus.into() };

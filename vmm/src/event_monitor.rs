@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_a_guest_has_too_many_of_are_lost_and_counted_and_others_are_not() {
+    fn excess_guest_events_are_dropped_and_counted() {
         let mut file = tempfile::tempfile().unwrap();
         let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
         const SENT: u64 = 500;

@@ -268,7 +268,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn shared_memory_that_is_reserved_is_taken_at_once_and_no_page_is_mapped() {
+    fn reserved_shared_memory_is_allocated_without_mapping_pages() {
         for reserve in [false, true] {
             let memory = create(&MemoryConfig { reserve, shared: true, ..MemoryConfig::with_size(32 * MIB) }).unwrap();
             let region = memory.iter().next().unwrap();

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_its_owners_alone_and_one_that_is_there_stays_as_it_is() {
+    fn new_file_is_owner_only_and_an_existing_one_is_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         append(&path).unwrap().write_all(b"one").unwrap();

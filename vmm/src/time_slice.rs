@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_slice_is_not_for_threads_started_under_the_ordinary_one() {
+    fn threads_started_under_an_ordinary_slice_keep_it() {
         in_ordinary_thread(|| {
             let before = of_this_thread();
             let slice = ShortSlice::take().unwrap();

@@ -48,7 +48,7 @@ fn save_and_restore(dir: &Path, name: &str) {
 }
 
 #[test]
-fn vm_with_windows_behind_ram_is_restored_after_ram_came_and_after_a_reboot() {
+fn vm_with_high_windows_is_restored_after_ram_hotplug() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(_carom) = start(dir, &[]) else { return };

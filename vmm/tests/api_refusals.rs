@@ -183,7 +183,7 @@ fn failure_of_the_host_is_told_with_500_and_the_server_goes_on() {
 }
 
 #[test]
-fn calls_beyond_those_that_may_wait_are_told_to_come_again_and_places_come_back() {
+fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
     const BEYOND: usize = 13;
     let vmm = Vmm::start();
     let (sender, answers) = mpsc::channel();

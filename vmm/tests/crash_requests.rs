@@ -24,7 +24,7 @@ use tiny_guest::elf;
 const SECRET: &[u8] = b"a secret of the guest's";
 
 #[test]
-fn report_of_a_crash_has_the_last_requests_to_a_disk_and_nothing_of_what_they_carried() {
+fn crash_report_lists_disk_requests_without_their_data() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let report = dir.join("crashes");

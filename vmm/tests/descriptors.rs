@@ -128,7 +128,7 @@ fn wait_for_end(carom: &mut Carom) {
 }
 
 #[test]
-fn vm_of_descriptors_needs_no_path_and_no_right_and_keeps_them_to_itself() {
+fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
     let kvm = match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         Ok(kvm) => kvm,
         Err(error) => return eprintln!("not tested: /dev/kvm: {error}"),
@@ -196,7 +196,7 @@ fn vm_of_descriptors_needs_no_path_and_no_right_and_keeps_them_to_itself() {
 }
 
 #[test]
-fn descriptor_that_is_not_what_an_option_needs_is_refused_with_both() {
+fn wrong_descriptor_for_an_option_is_refused_naming_both() {
     let _passing = PASSING.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("kernel"), elf(ECHO)).unwrap();

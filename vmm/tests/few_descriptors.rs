@@ -42,7 +42,7 @@ fn log_within(limit: u64) -> Option<String> {
 }
 
 #[test]
-fn limit_that_is_too_low_for_the_windows_is_told_in_a_line_and_the_vm_runs() {
+fn low_descriptor_limit_for_windows_logs_one_line() {
     let Some(log) = log_within(256) else { return };
     let lines: Vec<_> = log.lines().filter(|line| line.contains("iommu_bounce.max")).collect();
     let [line] = lines[..] else { panic!("{log}") };

@@ -88,7 +88,7 @@ impl Carom {
 }
 
 #[test]
-fn guest_that_resets_itself_in_a_loop_is_started_again_more_and_more_slowly() {
+fn guest_resets_in_a_loop_are_slowed_down_and_calls_served() {
     let Some(carom) = Carom::start(RESET) else { return };
     let start = Instant::now();
     while start.elapsed() < TIME {
@@ -108,7 +108,7 @@ fn guest_that_resets_itself_in_a_loop_is_started_again_more_and_more_slowly() {
 }
 
 #[test]
-fn guest_that_never_stops_to_reset_or_to_run_is_ended_by_a_signal() {
+fn sigterm_ends_a_guest_that_resets_or_runs_without_end() {
     for code in [RESET, ECHO] {
         let Some(mut carom) = Carom::start(code) else { return };
         thread::sleep(Duration::from_secs(1));

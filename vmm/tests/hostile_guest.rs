@@ -361,7 +361,7 @@ fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
 }
 
 #[test]
-fn program_lives_or_says_why_it_does_not_where_the_host_fails_a_hostile_guest() {
+fn host_faults_with_a_hostile_guest_are_survived_or_explained() {
     let others = env::var("CAROM_HOSTILE_FAULTS").ok();
     if cfg!(careful) || (others.is_none() && !devices().is_empty()) {
         return;

@@ -383,7 +383,7 @@ fn server_that_answers_just_in_time_holds_up_nobody() {
 }
 
 #[test]
-fn server_that_reads_what_is_not_mapped_without_end_holds_up_nobody() {
+fn server_flood_of_unmapped_reads_delays_no_operation() {
     if let Some(seen) = hold_up(Manner { asks: Asks::Unmapped, ..PROMPT }) {
         let questions = seen.questions.load(Ordering::Relaxed);
         assert!(questions > FLOOD, "only {questions} reads");

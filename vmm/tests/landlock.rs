@@ -109,7 +109,7 @@ fn config(dir: &Path) -> Value {
 }
 
 #[test]
-fn vm_reaches_what_its_configuration_and_its_rules_name_and_nothing_else() {
+fn vm_reaches_only_files_of_its_configuration_and_rules() {
     if no_kvm() {
         return;
     }
@@ -263,7 +263,7 @@ fn restore_for_which_a_disk_was_missing_works_once_it_is_there() {
 /// A function of the host's that no driver has, then that VFIO has no files of, is told as it is without Landlock. Another VM may be
 /// made of other files after that.
 #[test]
-fn device_that_the_host_does_not_hand_out_yet_is_told_and_limits_nothing() {
+fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
     if no_kvm() {
         return;
     }
@@ -513,7 +513,7 @@ fn without_landlock(options: &[&str]) -> Output {
 }
 
 #[test]
-fn kernel_without_landlock_is_a_reason_to_refuse_where_it_is_wanted() {
+fn landlock_option_is_refused_on_a_kernel_without_it() {
     let output = without_landlock(&["--landlock"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -558,7 +558,7 @@ fn files_that_the_parent_opened_are_had_by_their_descriptors() {
 
 /// A user who may open neither KVM nor the disk, nor find the disk any more, runs a VM of their descriptors.
 #[test]
-fn vm_of_inherited_descriptors_needs_no_rights_to_what_they_are_of() {
+fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     if no_kvm() {
         return;
     }

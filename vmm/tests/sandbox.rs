@@ -206,7 +206,7 @@ fn every_role() -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn call_that_a_role_does_not_have_ends_the_process_with_a_message() {
+fn forbidden_call_ends_the_process_naming_role_and_call() {
     for role in every_role() {
         let output = run(role, "true", "forbidden");
         let text = String::from_utf8_lossy(&output.stderr);
@@ -272,7 +272,7 @@ fn no_role_makes_rings_and_threads_of_disks_use_theirs() {
 }
 
 #[test]
-fn call_is_made_where_it_is_only_logged_and_fails_where_it_is_refused() {
+fn forbidden_call_succeeds_in_log_mode_and_fails_in_errno_mode() {
     for (mode, expected) in [("log", "it was: Ok"), ("errno", "it was: Err(Os { code: 1")] {
         let output = run("rng", mode, "forbidden");
         let text = String::from_utf8_lossy(&output.stderr);

@@ -204,7 +204,7 @@ fn slow_reader_of_standard_output_gets_all_before_the_end() {
 }
 
 #[test]
-fn fifo_with_a_reader_is_written_and_one_that_stops_does_not_hold_up_the_end() {
+fn fifo_reader_that_stops_does_not_delay_the_end() {
     let mut reader = None;
     let serial = |dir: &Path| {
         let fifo = make_fifo(dir);
@@ -250,7 +250,7 @@ fn regular_file_holds_what_the_guest_wrote_and_nothing_else() {
 }
 
 #[test]
-fn client_of_the_socket_gets_what_was_written_before_and_its_input_is_the_guests() {
+fn serial_socket_client_exchanges_bytes_with_the_guest() {
     let socket = |dir: &Path| format!("socket={}", dir.join("serial.sock").display());
     let Some(mut carom) = Carom::start(ECHO, socket, Stdio::null(), Stdio::piped()) else { return };
     let path = carom.dir.path().join("serial.sock");
@@ -269,7 +269,7 @@ fn client_of_the_socket_gets_what_was_written_before_and_its_input_is_the_guests
 }
 
 #[test]
-fn pseudoterminal_is_where_the_vm_says_and_speaks_with_the_guest() {
+fn reported_pseudoterminal_exchanges_bytes_with_the_guest() {
     let Some(mut carom) = Carom::start(ECHO, |_| "pty".into(), Stdio::null(), Stdio::piped()) else { return };
     let serial = carom.serial();
     assert_eq!(serial["mode"], "Pty");

@@ -39,7 +39,7 @@ fn in_slot(mut device: Value, slot: u8) -> Value {
 }
 
 #[test]
-fn devices_are_in_the_slots_that_they_are_to_be_in_and_others_leave_these_to_them() {
+fn devices_get_their_configured_slots_and_conflicts_fail() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(_carom) = start(dir, &[]) else { return };

@@ -187,7 +187,7 @@ fn full_event_stream_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
-fn full_pipe_for_reports_does_not_keep_a_crash_from_ending_the_process() {
+fn full_crash_report_pipe_does_not_block_process_exit() {
     let dir = tempfile::tempdir().unwrap();
     let (_reader, _writer, _) = full_fifo(dir.path());
     let report = format!("path={}", dir.path().join("fifo").display());

@@ -160,7 +160,7 @@ fn cpus(set: &CpuSet) -> Vec<usize> {
 }
 
 #[test]
-fn vcpus_run_on_the_cpus_of_the_host_that_they_are_to_however_they_come() {
+fn booted_and_hotplugged_vcpus_keep_their_host_cpu_affinity() {
     let all = cpus(&sched_getaffinity(None).unwrap());
     let (first, last) = (all[0], all[all.len() - 1]);
     let affinity = format!("boot=2,max=4,affinity=[0@[{last}],2@[{first}],3@[{first},{last}]]");
@@ -180,7 +180,7 @@ fn vcpus_run_on_the_cpus_of_the_host_that_they_are_to_however_they_come() {
 }
 
 #[test]
-fn vcpu_that_is_to_run_on_no_cpu_of_the_host_is_refused_before_anything_is_built() {
+fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
     let Some(carom) = Carom::start(Guest::LetsGo, 1) else { return };
     carom.put("vm.delete", None);
     let there = cpus(&sched_getaffinity(None).unwrap())[0];

@@ -33,7 +33,7 @@ fn word(file: &File, offset: u64) -> u32 {
 }
 
 #[test]
-fn file_of_a_shared_zone_has_what_the_guest_writes_and_what_a_snapshot_had() {
+fn shared_zone_file_holds_guest_writes_and_restored_ram() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(_carom) = start(dir, &[]) else { return };

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn field_of_the_configuration_that_is_not_there_is_no_unknown_option() {
+    fn every_unsupported_config_field_has_a_refused_option() {
         // These are no options of Cloud Hypervisor's, or have their say above.
         let others = ["iommu"];
         let fields: BTreeSet<_> = REFUSED

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn topology_of_one_package_that_matches_the_vcpus_is_accepted_and_no_other() {
+    fn only_single_package_topology_matching_vcpus_is_accepted() {
         let with = |text: &str| CpusConfig { topology: Some(text.parse().unwrap()), ..CpusConfig::with_count(4) };
         assert_eq!(refused(&with("1:4:1:1"), GIB), None);
         for other in ["2:2:1:1", "1:2:2:1", "1:2:1:2", "1:1:1:1", "1:8:1:1", "0:0:0:0", "4:1:1:1"] {

@@ -238,7 +238,7 @@ mod tests {
     use crate::field::Terms;
 
     #[test]
-    fn memory_is_private_with_transparent_huge_pages_unless_said_otherwise() {
+    fn memory_defaults_to_private_with_transparent_huge_pages() {
         let plain: MemoryConfig = "size=64M".parse().unwrap();
         assert_eq!(plain, MemoryConfig::with_size(64 * MIB));
         assert_eq!(plain, serde_json::from_str(r#"{"size":67108864}"#).unwrap());

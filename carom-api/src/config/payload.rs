@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_or_firmware_is_needed_and_firmware_has_nothing_beside_it() {
+    fn payload_needs_kernel_or_firmware_and_firmware_stands_alone() {
         let refused = |config: PayloadConfig| {
             let error = config.check().unwrap_err();
             (error.to_string(), error.explain(Terms::Json))

@@ -67,7 +67,7 @@ fn told(body: &Value) -> Value {
 }
 
 #[test]
-fn every_field_of_a_configuration_works_or_is_refused_with_a_sentence() {
+fn every_vm_config_field_is_supported_or_listed_as_refused() {
     let (theirs, ours) = (Theirs::read(), Ours::read());
     let mut seen = BTreeSet::new();
     theirs.walk("VmConfig", &mut |path, field| {

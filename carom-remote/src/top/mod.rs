@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_that_is_not_booted_has_no_counters_and_is_not_asked_for_them() {
+    fn vm_that_is_not_booted_is_not_asked_for_counters() {
         assert!(look_at(&[NO_VM]).unwrap().info.is_none());
         let look = look_at(&[(200, &told(VmState::Created))]).unwrap();
         assert_eq!(look.info.unwrap().state, VmState::Created);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn last_ones_are_kept_and_an_answer_that_comes_too_late_is_no_others() {
+    fn full_ring_keeps_last_requests_and_drops_late_answers() {
         let ring = RequestRing::new();
         let first = ring.begin(&unmap(7, 0, 0));
         for page in 0..KEPT as u64 {

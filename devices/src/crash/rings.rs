@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn last_ones_are_kept_and_an_end_that_comes_too_late_is_no_others() {
+    fn full_ring_keeps_last_requests_and_drops_late_ends() {
         static RINGS: Rings<1> = Rings::new();
         let claim = RINGS.claim("net0", RingKind::Queue { device: 1, index: 0 }).unwrap();
         let (first, _) = claim.ring().begin_alone(9);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_claim_at_once_have_a_ring_each_and_lose_no_request() {
+    fn concurrent_claims_get_separate_rings_and_lose_no_request() {
         static RINGS: Rings<4> = Rings::new();
         std::thread::scope(|scope| {
             for index in 0..4 {

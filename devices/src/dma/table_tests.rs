@@ -77,7 +77,7 @@ fn device_reaches_what_is_mapped_as_it_is_mapped() {
 }
 
 #[test]
-fn mapping_is_told_as_a_whole_until_it_is_blocked_and_is_there_until_it_is_removed() {
+fn blocked_mapping_denies_access_but_exists_until_removed() {
     let (table, relay) = rig();
     assert!(table.insert(0x10_0000, 0x2000, Backing::Ram(0x2000), Permissions::READ));
     assert!(table.insert(0x10_2000, 0x1000, Backing::Chunk(3), RW));
@@ -256,7 +256,7 @@ fn unmap_has_io_of_the_kernel_cancelled_and_waits_for_its_end() {
 }
 
 #[test]
-fn unmap_fails_and_leaves_no_access_when_io_of_the_kernel_does_not_end() {
+fn unmap_with_stuck_kernel_io_fails_and_denies_access() {
     let (table, memory, _relay) = rig_of_two_pages();
     let disk = Arc::new(Disk { deaf: true, ..Disk::default() });
     disk.begin(&memory, &[(0x2000, 16)]).unwrap();
@@ -274,7 +274,7 @@ fn unmap_fails_and_leaves_no_access_when_io_of_the_kernel_does_not_end() {
 }
 
 #[test]
-fn operation_that_does_not_end_is_waited_for_once_wherever_it_is() {
+fn stuck_operation_delays_only_the_first_unmap_at_any_iova() {
     let (table, memory, _relay) = rig_of_two_pages();
     let disk = Arc::new(Disk { deaf: true, ..Disk::default() });
     disk.begin(&memory, &[(0x1000, 16), (0x2000, 16)]).unwrap();

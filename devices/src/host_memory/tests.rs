@@ -79,7 +79,7 @@ fn thread_that_touches_a_lost_page_stops_and_leaves_a_note() {
 }
 
 #[test]
-fn memory_error_met_in_a_system_call_leaves_a_note_and_the_thread_goes_on() {
+fn memory_error_in_system_call_is_noted_and_thread_continues() {
     let _one = lock(&ONE);
     watch_once();
     let mapped = Mapped::of_file("zone 'poisoned', file /x");

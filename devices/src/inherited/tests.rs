@@ -61,7 +61,7 @@ fn file_that_is_open_for_less_is_refused() {
 }
 
 #[test]
-fn descriptor_of_another_kind_is_refused_by_what_it_is_and_what_is_wanted() {
+fn wrong_descriptor_kind_is_refused_naming_both_kinds() {
     let (reader, writer) = io::pipe().unwrap();
     let (reader, writer) = (keep_any(reader), keep_any(writer));
     assert_eq!(refusal(file(&reader, Access::Read)), "the descriptor is of a pipe, not of a file or a block device");

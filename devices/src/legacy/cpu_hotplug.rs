@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_learns_once_of_processors_that_came_and_always_which_are_there() {
+    fn new_processors_are_reported_once_and_present_ones_always() {
         let rig = rig(2);
         assert!(!rig.is_up());
         rig.registers.want(35).unwrap();

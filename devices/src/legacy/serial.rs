@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_port_is_as_a_new_one_and_keeps_its_output_and_its_interrupt() {
+    fn reset_port_equals_new_one_but_keeps_output_and_interrupt() {
         let (output, event) = (Output::default(), EventFd::new(EFD_NONBLOCK).unwrap());
         let new = |output: &Output| SerialPort::new(event.try_clone().unwrap(), Box::new(output.clone()));
         let port = new(&output);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn state_with_more_bytes_than_the_fifo_is_refused_and_the_port_goes_on() {
+    fn state_exceeding_fifo_is_refused_and_port_keeps_working() {
         let output = Output::default();
         let port = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(output.clone()));
         let mut state = port.save().unwrap();

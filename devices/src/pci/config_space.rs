@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn state_that_the_guest_cannot_have_written_is_refused_and_changes_nothing() {
+    fn impossible_state_is_refused_and_leaves_space_unchanged() {
         let mut space = space();
         let good = space.state();
         let spoil = |change: fn(&mut ConfigState)| {

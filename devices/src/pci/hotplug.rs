@@ -366,7 +366,7 @@ mod tests {
 
     /// The guest let go of a device, and whoever asks for that once more has not heard of it yet.
     #[test]
-    fn request_for_a_device_that_has_left_asks_nothing_of_the_next_one_in_its_slot() {
+    fn late_removal_request_does_not_affect_next_device_in_slot() {
         let rig = rig();
         rig.plug(3);
         rig.read(CAME);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_registers_tell_of_the_devices_that_the_saved_ones_had_not_told_of() {
+    fn restored_hotplug_registers_report_pending_arrivals() {
         let old = rig();
         old.plug(2);
         let state = old.registers.save().unwrap();

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_of_hardware_while_masked_shows_as_pending_and_stays() {
+    fn masked_hardware_interrupt_shows_as_pending_and_stays() {
         let (recorder, mut table) = table();
         table.set_control(CONTROL_ENABLE).unwrap();
         program(&mut table, 0, 0);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_table_has_the_routes_and_what_waited_in_the_saved_one() {
+    fn restored_table_keeps_routes_and_pending_interrupts() {
         let (recorder, mut old) = table();
         old.set_control(CONTROL_ENABLE).unwrap();
         program(&mut old, 0, 0);

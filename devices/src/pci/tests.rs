@@ -236,7 +236,7 @@ fn each_segment_has_a_bus_and_windows_of_its_own() {
 }
 
 #[test]
-fn host_bridge_is_cloud_hypervisors_where_firmware_looks_for_that() {
+fn cloud_hypervisor_host_bridge_has_its_id_across_reset() {
     let windows =
         BarWindows { io: 0x1000..=0xffff, mem32: MEM32..=MEM32 + 0xfff_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
     let map: Arc<dyn AddressSpace> = Arc::new(Map::default());

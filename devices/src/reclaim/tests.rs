@@ -192,7 +192,7 @@ fn addresses_that_are_no_ram_are_nothing_to_give_back() {
 }
 
 #[test]
-fn region_that_comes_later_is_given_back_and_pinned_as_the_others() {
+fn later_region_is_given_back_and_pinned_like_the_others() {
     let ram = ram(false);
     let reclaim = Arc::new(Reclaim::new(ram.clone(), PAGE));
     assert_eq!(reclaim.give_back(0, PAGE).given_back, PAGE);
@@ -237,7 +237,7 @@ fn pins_of_a_withdrawn_region_are_none_of_the_next_in_its_place() {
 }
 
 #[test]
-fn mapper_that_tells_what_it_pins_says_of_the_host_what_the_other_says() {
+fn pinning_mapper_reports_the_inner_mappers_properties() {
     let reclaim = Arc::new(Reclaim::new(ram(false), PAGE));
     let wrapped = |mapper| PinningMapper::new(mapper, reclaim.clone());
     let plain = wrapped(RecordingMapper::default());

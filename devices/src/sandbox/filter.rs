@@ -114,10 +114,9 @@ mod tests {
     use super::*;
     use crate::sandbox::calls;
     use crate::sandbox::program::tests::answer;
-    use crate::windows::READER_ROLE;
 
     #[test]
-    fn role_that_opens_no_files_is_refused_them_and_stopped_at_what_it_does_not_have() {
+    fn role_without_open_gets_eacces_and_traps_on_unlisted_calls() {
         let Filter(program) = Filter::of(&ThreadRole { name: "test", calls: &[] }, SeccompAction::Trap);
         let of = |number: i64| answer(&program, u32::try_from(number).unwrap(), 0);
         assert_eq!(of(libc::SYS_openat), u32::from(SeccompAction::Errno(libc::EACCES.cast_unsigned())));
@@ -127,8 +126,9 @@ mod tests {
 
     #[test]
     fn starter_has_the_conditions_of_roles_and_compares_no_ioctl() {
-        let calls = &[calls::POLICY, calls::TAP, calls::SOCKETS, calls::MAPPINGS];
-        let roles = [ThreadRole { name: "test", calls }, READER_ROLE];
+        const READING: &[Call] = &[Call::Without(libc::SYS_openat, 2, libc::O_RDWR.cast_unsigned())];
+        let calls = &[calls::POLICY, calls::TAP, calls::SOCKETS, calls::MAPPINGS, READING];
+        let roles = [ThreadRole { name: "test", calls }];
         let Filter(program) = Filter::of_starter(&roles, SeccompAction::Trap);
         let of = |number: i64, argument: u32| answer(&program, u32::try_from(number).unwrap(), argument);
         let (allowed, trapped) = (u32::from(SeccompAction::Allow), u32::from(SeccompAction::Trap));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn call_with_any_arguments_stays_so_whatever_comes_before_or_after() {
+    fn any_argument_rule_wins_over_narrow_rules_in_any_order() {
         for calls in [[Call::Ioctl(1), Call::Any(libc::SYS_ioctl)], [Call::Any(libc::SYS_ioctl), Call::IoctlsOf(2)]] {
             let mut rules = Rules::new();
             calls.into_iter().for_each(|call| add(&mut rules, call));

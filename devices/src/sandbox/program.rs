@@ -271,7 +271,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn program_of_each_second_call_reaches_over_more_than_a_condition_can() {
+    fn large_filter_uses_long_jumps_and_answers_every_call() {
         let kinds: BTreeMap<i64, u8> = (0..500).map(|n| (2 * n, 0)).collect();
         let program = made(&kinds);
         assert!(program.iter().any(|instruction| instruction.code == JUMP));

@@ -23,7 +23,7 @@ fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
 }
 
 #[test]
-fn thread_runs_where_it_is_to_and_those_that_it_starts_run_anywhere() {
+fn pinned_thread_runs_on_its_cpu_and_its_child_on_any() {
     let all = sched_getaffinity(None).unwrap();
     for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)) {
         let cpus = HostCpus::new([u32::try_from(cpu).unwrap()]).unwrap();

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_about_interrupts_has_the_fields_where_the_kernel_reads_them() {
+    fn irq_set_request_matches_the_kernel_field_layout() {
         let events = [EventFd::new(EFD_NONBLOCK).unwrap(), EventFd::new(EFD_NONBLOCK).unwrap()];
         let words = irq_set(2, IrqAction::Trigger, &[&events[0], &events[1]]).unwrap();
         assert_eq!(words[..5], [28, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD, 2, 0, 2]);

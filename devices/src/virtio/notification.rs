@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_is_asked_for_the_element_behind_those_taken_and_what_came_meanwhile_is_told() {
+    fn avail_event_follows_next_avail_and_reports_late_elements() {
         let memory = memory();
         let near = NearMemory::new(&memory);
         for event_idx in [true, false] {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_outstanding_until_the_driver_says_that_it_has_taken_them() {
+    fn buffers_are_outstanding_until_used_event_passes_them() {
         let memory = memory();
         let near = NearMemory::new(&memory);
         for (event_idx, used_event, expected) in [(true, 1u16, 2), (true, 3, 0), (true, 4, 4), (false, 0, 1)] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_asks_when_it_has_nothing_left_misses_no_element_in_any_order_of_events() {
+    fn device_asking_only_on_a_drained_ring_misses_no_element() {
         no_element_is_left(|ring, _| {
             loop {
                 let taken = ring.available().unwrap();

@@ -78,7 +78,7 @@ fn driver_finds_the_device() {
 }
 
 #[test]
-fn guest_that_reloads_in_time_goes_on_and_one_that_stops_is_reset_once() {
+fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     let fixture = Fixture::new();
     fixture.start(1_000_000);
     for _ in 0..20 {
@@ -102,7 +102,7 @@ fn guest_that_reloads_in_time_goes_on_and_one_that_stops_is_reset_once() {
 }
 
 #[test]
-fn counter_that_is_disabled_or_resets_nothing_or_runs_freely_resets_nothing() {
+fn disabled_masked_or_free_running_counter_resets_no_guest() {
     for (config, lock) in [([0x07, 0], 0), ([0x27, 0], ENABLE), ([0x07, 0], ENABLE | 4)] {
         let fixture = Fixture::new();
         fixture.start(500);

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn chunk_that_was_given_back_can_be_had_again_at_once_in_any_order_of_events() {
+    fn returned_chunk_is_available_at_once_in_any_event_order() {
         check(
             1,
             |model| {

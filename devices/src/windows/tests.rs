@@ -150,7 +150,7 @@ fn released_chunk_gives_its_memory_back() {
 }
 
 #[test]
-fn parked_chunk_is_out_of_sight_and_zero_and_comes_back_with_the_same_memory() {
+fn parked_chunk_is_hidden_and_returns_zeroed_in_same_memory() {
     let (slots, windows) = windows(2, 1);
     let mut store = windows.store();
     let index = store.back().unwrap();
@@ -327,7 +327,7 @@ fn hosts_without_huge_pages_have_no_resources() {
 }
 
 #[test]
-fn chunk_that_could_not_be_taken_away_is_hidden_and_there_again_once_it_can() {
+fn chunk_that_fails_to_release_is_hidden_until_recovered() {
     let (slots, windows) = windows(2, 2);
     let mut store = windows.store();
     let (first, second) = (store.back().unwrap(), store.back().unwrap());
@@ -347,7 +347,7 @@ fn chunk_that_could_not_be_taken_away_is_hidden_and_there_again_once_it_can() {
 }
 
 #[test]
-fn lost_chunks_have_their_turns_and_those_lost_while_they_were_backed_too() {
+fn lost_chunks_recover_in_turn_even_if_lost_during_backing() {
     let (_slots, windows) = windows(3, 3);
     let mut store = windows.store();
     let (first, second) = (store.back().unwrap(), store.back().unwrap());

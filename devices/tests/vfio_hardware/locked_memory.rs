@@ -39,7 +39,7 @@ impl Drop for LockedMemoryLimit {
 }
 
 #[test]
-fn limit_on_locked_memory_is_no_resources_and_changes_nothing_else() {
+fn map_over_locked_memory_limit_fails_and_keeps_the_others() {
     let edu = Edu::open();
     let memory = memory();
     let mut mapper = edu.0.mapper(7, memory.clone());
@@ -79,7 +79,7 @@ fn pinned() -> u64 {
 
 /// A guest of 64 MiB that turns bypass on again and again, by the register and by a domain, in a process that may lock 8 MiB.
 #[test]
-fn bypass_beyond_the_limit_on_locked_memory_is_refused_each_time_and_leaves_nothing_pinned() {
+fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
     const RAM: usize = 64 << 20;
     const LIMIT: u64 = 8 << 20;
     const TIMES: u32 = 40;

@@ -89,7 +89,7 @@ fn wait_for(event: &EventFd) {
 }
 
 #[test]
-fn intx_comes_once_until_it_is_served_and_not_while_it_is_masked() {
+fn intx_fires_once_until_served_and_never_while_masked() {
     /// Registers of edu: raises an interrupt, ends it.
     const RAISE: u64 = 0x60;
     const END: u64 = 0x64;

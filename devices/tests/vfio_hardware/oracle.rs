@@ -290,7 +290,7 @@ fn variable(name: &str, otherwise: usize) -> usize {
 }
 
 #[test]
-fn devices_reach_what_is_mapped_for_them_and_nothing_else_whatever_happens_meanwhile() {
+fn devices_reach_exactly_their_mappings_under_random_steps() {
     let seed = variable("CAROM_ORACLE_SEED", 1) as u64;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed.to_le_bytes(); 4].concat());
     let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);

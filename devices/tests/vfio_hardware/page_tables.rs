@@ -70,7 +70,7 @@ fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
 }
 
 #[test]
-fn mappings_in_ever_new_places_take_no_more_than_the_limit_of_the_hosts_memory() {
+fn table_page_limit_bounds_host_memory_of_sparse_mappings() {
     // 390 MiB of tables without a limit, 11 MiB with this one. What else the kernel takes and gives back meanwhile is in the figures too.
     const PLACES: u64 = 100_000;
     let (taken, refused) = walk(PLACES, 2800);

@@ -95,7 +95,7 @@ impl Pair {
 }
 
 #[test]
-fn device_reaches_registers_of_another_while_the_guest_sees_them() {
+fn device_reaches_peer_registers_only_while_guest_sees_them() {
     const BAR: u64 = 0xc000_0000;
     const REGISTERS: u64 = 0x30_0000;
     let host = host();

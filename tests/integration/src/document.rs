@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_are_looked_at_in_schemas_of_several_parts_and_deep_inside() {
+    fn properties_of_nested_and_combined_schemas_are_checked() {
         let report = |edit: fn(&mut Value)| {
             let mut body = json!({
                 "budget": 1, "max": 1, "threshold": 1, "chunk_size": 1, "hugepages": false, "held_bytes": 0, "counters": {},

@@ -590,7 +590,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_has_mitigations_unless_its_configuration_says_otherwise() {
+    fn kernel_has_mitigations_unless_its_config_disables_them() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = dir.path().join("bzImage");
         assert!(has_mitigations(&kernel));
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_at_a_kernels_entry_is_the_emulators_failure_and_another_fault_is_not() {
+    fn only_a_fault_at_kernel_entry_is_blamed_on_the_emulator() {
         const FAULT: &str = "traps: PANIC: double fault, error_code: 0x0\nRIP: 0010:exc_page_fault+0x18/0x690\n";
         const SYSTEM_CALL: &str = "RIP: 0010:entry_SYSCALL_64+0x0/0x7e\n";
         const INTERRUPT: &str = "RIP: 0010:irq_entries_start+0x20/0x660\n";
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_gets_a_second_chance_where_the_machine_is_emulated_and_only_there() {
+    fn guest_failure_is_retried_only_on_an_emulated_machine() {
         let guest = Guest::new("any");
         let fell = finished(exited(0), "", "vCPU 0: triple fault; the guest is reset\n");
         let hung = finished(Ended::TimedOut, "", "");
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn console_of_another_vmm_is_its_stdout_or_the_file_that_it_is_given() {
+    fn other_vmm_console_is_its_stdout_or_the_given_file() {
         let dir = tempfile::tempdir().unwrap();
         let initramfs = dir.path().join("initramfs");
         fs::write(&initramfs, "base").unwrap();
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn triple_fault_is_a_failure_where_the_kernel_was_not_told_to_restart_by_one() {
+    fn triple_fault_is_a_failure_unless_it_is_the_reboot_method() {
         let reset = finished(exited(0), "", "vCPU 0: triple fault; the guest is reset\n");
         assert!(Guest::new("plain").fell_over(&reset));
         assert!(!Guest::new("told").cmdline("reboot=t").fell_over(&reset));

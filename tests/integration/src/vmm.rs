@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn vmm_that_has_a_file_for_the_console_does_not_write_to_it_itself() {
+    fn vmm_with_a_console_file_has_its_stdout_sent_to_stderr() {
         let command = command(&template("path={console}"), Vmm::Other, &machine()).unwrap();
         let shell = ["sh", "-c", r#"exec "$0" "$@" >&2"#];
         assert_eq!(words(&command), [&shell[..], &COMMON, &["path=/o/console"]].concat());

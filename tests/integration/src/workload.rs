@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_without_the_function_that_does_nothing_or_of_nothing_else_is_an_error() {
+    fn profile_without_profiler_or_map_times_is_an_error() {
         for profiler in ["", "CAROM-PROFILER 0 0", "CAROM-PROFILER 20000", "CAROM-PROFILER 20000 80000"] {
             map_times(&profile(profiler)).unwrap_err();
         }

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn call_or_address_of_a_function_ties_to_the_file_that_defines_it() {
+    fn function_call_or_address_ties_to_the_defining_file() {
         let uses = [
             "void f(void)\n{\n\tif (g(1))\n\t\treturn;\n}",
             "static int f(int x)\n{\n\treturn x ?: g(x);\n}",
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn object_ties_to_the_file_that_defines_and_not_to_one_that_declares_it() {
+    fn object_ties_to_the_defining_file_not_to_a_declaring_one() {
         let (user, declarer) = ("int f(void)\n{\n\treturn size;\n}", "extern int size; int size_of(int);");
         for text in ["int size = 3;", "int size;", "DEFINE_INT(size);", "int (*size)(int);"] {
             assert_eq!(found(&[("a.c", user), ("b.c", text), ("c.c", declarer)]), ["a.c b.c: size"], "{text}");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn static_and_doubled_names_tie_nothing_and_neither_does_the_files_own() {
+    fn static_doubled_and_own_names_tie_nothing() {
         let user = "int f(void)\n{\n\treturn g(1);\n}";
         assert!(found(&[("a.c", user), ("b.c", "static int g(int x)\n{\n\treturn x;\n}")]).is_empty());
         let main = "int main(void)\n{\n\treturn 0;\n}";
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn function_that_a_header_stands_in_for_is_of_the_file_that_defines_it() {
+    fn function_with_a_header_stub_ties_to_the_defining_file() {
         let header = "#ifdef CONFIG_X\nint g(int);\n#else\nstatic inline int g(int x)\n{\n\treturn 0;\n}\n#endif";
         let files =
             [("a.c", "int f(void)\n{\n\treturn g(1);\n}"), ("b.c", "int g(int x)\n{\n\treturn x;\n}"), ("h.h", header)];
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_function_of_a_header_brings_its_needs_to_whoever_calls_it() {
+    fn inline_function_of_a_header_brings_its_needs_to_callers() {
         let header = "int g(int);\nstatic inline int i(int x)\n{\n\treturn g(x);\n}\nstatic inline int j(int x)\n{\n\treturn i(x);\n}";
         let files = [
             ("a.c", "#include \"sub/h.h\"\nint f(void)\n{\n\treturn j(1);\n}"),

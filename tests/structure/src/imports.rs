@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn two_files_that_import_each_other_are_a_circle_with_the_names_that_tie_them() {
+    fn mutual_imports_are_a_circle_with_the_names_that_tie_them() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("a.rs", "use super::b::{One, Two}; pub struct A(One, Two);"),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn name_is_of_the_file_that_defines_it_and_not_of_one_that_hands_it_on() {
+    fn reexported_name_ties_to_the_file_that_defines_it() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("a/mod.rs", "mod low; mod high; pub use low::Low; pub use self::high::*;"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_in_types_expressions_macros_and_local_imports() {
+    fn names_are_found_in_types_expressions_macros_and_local_uses() {
         let uses = [
             "fn f(_: &crate::b::B) {}",
             "fn f() { let _ = super::b::B { x: 1 }; }",

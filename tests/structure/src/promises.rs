@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn files_folders_tests_and_commands_that_are_there_are_no_reason_to_complain() {
+    fn existing_files_folders_tests_and_commands_draw_no_complaint() {
         for tests in [
             "`a/src/b.rs`, `one_two_three`",
             "`a/tests/c`, `four_five_six`, see below",

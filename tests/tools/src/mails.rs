@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mail_has_a_patch_the_files_that_it_brings_and_what_it_changes_in_others() {
+    fn mail_has_a_patch_its_new_files_and_its_changes_to_others() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path();
         fs::create_dir_all(top.join("9.9")).unwrap();

@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn template_is_split_like_a_shell_does_and_a_value_with_blanks_stays_one_argument() {
+    fn template_splits_like_a_shell_and_keeps_values_with_blanks() {
         let words = arguments(r#"'{"a": {}}' "in {console}!" {"#, false);
         let expected = ["-k", "x", "-i", "x", "-a", "a b=\"c\"", "-m", "xM", "-c", "x", "{\"a\": {}}", "in x!", "{"];
         assert_eq!(words, expected);
     }
 
     #[test]
-    fn argument_of_a_drive_is_left_out_with_its_option_where_there_is_none() {
+    fn drive_argument_without_a_drive_is_left_out_with_its_option() {
         let more = "run -v -d vfio,host={address} --vfio={device} -q";
         assert_eq!(arguments(more, true)[10..], ["run", "-v", "-d", "vfio,host=0:1", "--vfio=0:1", "-q"]);
         assert_eq!(arguments(more, false)[10..], ["run", "-v", "-q"]);

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_stage_is_shown_again_after_a_pause_and_another_one_at_once() {
+    fn same_stage_is_shown_after_a_pause_and_another_at_once() {
         let mut progress = Shown::default();
         let now = Instant::now();
         assert!(progress.is_due("compiling: step 1", now));

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_come_while_somebody_is_answered_share_the_next_answer() {
+    fn clients_that_come_during_an_answer_share_the_next_one() {
         run(async {
             let (source, readings) = (Source::new(), Arc::default());
             let first = tokio::spawn(source.read(&readings, "a"));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_leaves_does_not_keep_the_others_from_their_answer() {
+    fn client_that_leaves_does_not_keep_others_from_an_answer() {
         run(async {
             let (source, readings) = (Source::new(), Arc::default());
             let first = tokio::spawn(source.read(&readings, "a"));

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_byte_now_and_then_holds_one_write_up_for_half_a_second() {
+    fn byte_by_byte_client_delays_a_write_only_briefly() {
         let state = State { attached: true, output: vec![b'x'; KEPT].into(), ..State::default() };
         let wake = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let shared = Shared { name: NAMES.shown, state: Mutex::new(state), taken: Condvar::new(), wake };
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_nothing_holds_the_guest_up_once_and_the_end_a_second() {
+    fn stalled_client_delays_the_guest_once_and_then_the_end() {
         let (_dir, path, line) = socket();
         let _client = UnixStream::connect(&path).unwrap();
         wait_until("nobody is there", || line.shared.lock().attached);
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_learns_of_the_size_of_a_pseudoterminal_and_of_each_other_one() {
+    fn guest_receives_each_size_of_the_pseudoterminal() {
         let line = Line::pty(NAMES).unwrap();
         let console = Arc::new(Sized::default());
         line.connect(&(console.clone() as Arc<dyn Receiver>));

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_wish_ends_at_once_and_signals_that_come_together_are_one() {
+    fn later_termination_signal_ends_the_process_at_once() {
         let (mut wishes, start) = (Wishes::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
         assert!(!wishes.end_at_once(SIGTERM, after(0)));

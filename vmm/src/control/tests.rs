@@ -575,7 +575,7 @@ fn call(handle: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
 }
 
 #[test]
-fn questions_are_answered_in_short_slices_and_threads_of_a_vm_get_ordinary_ones() {
+fn queries_run_in_short_slices_and_vm_building_in_ordinary() {
     time_slice::in_ordinary_thread(|| {
         let own = time_slice::of_this_thread();
         let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });

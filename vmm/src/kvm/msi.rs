@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn vector_whose_route_stayed_when_it_ended_is_registered_the_next_time() {
+    fn vector_with_a_leftover_route_is_registered_again() {
         let (host, vectors) = vector();
         vectors.route(0, Some(MESSAGE)).unwrap();
         host.fail(&["route"]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn event_that_another_process_fills_and_has_block_does_not_stop_who_triggers() {
+    fn full_blocking_eventfd_does_not_block_a_trigger() {
         let (_, vectors) = vector();
         let event = vectors.event(0).unwrap();
         fcntl_setfl(event_fd::borrow(event), OFlags::empty()).unwrap();

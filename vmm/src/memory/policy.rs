@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_held_to_a_node_that_is_there_and_another_is_refused() {
+    fn memory_is_bound_to_a_host_node_and_a_missing_one_refused() {
         let mapping = MmapRegion::<()>::new(1 << 20).unwrap();
         match hold_to_node(&mapping, 0) {
             Ok(()) => {

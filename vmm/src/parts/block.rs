@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn image_that_cannot_be_used_is_named_with_the_field_that_is_to_blame() {
+    fn unusable_disk_image_is_refused_with_its_path_and_field() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
         let config: DiskConfig = format!("path={path}").parse().unwrap();

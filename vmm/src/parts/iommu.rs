@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_above_4_gib_where_the_host_leaves_no_room_below_or_they_are_asked_to_be() {
+    fn windows_are_above_4_gib_if_requested_or_without_room_below() {
         let config: VmConfig = serde_json::from_str(
             r#"{"payload": {"kernel": "/k"}, "memory": {"size": 8589934592, "hotplug_size": 1073741824}}"#,
         )
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_a_vm_that_is_restored_are_where_they_were_though_the_device_has_left_that_kept_them_there() {
+    fn restored_windows_keep_their_aperture_without_the_device() {
         let (function, handle) = device(None, &[vec![ALL], PART.to_vec()]);
         drop(handle.remove_endpoint(2).unwrap());
         let saved = FunctionState { segment: 0, device: 1, id: function.id().into(), state: function.save().unwrap() };
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn aperture_that_a_file_has_is_taken_only_where_a_vm_could_have_had_it() {
+    fn saved_aperture_is_used_only_where_windows_can_be() {
         let behind = 4 << 30;
         let quarter = 0xd000_0000..=0xd7ff_ffff;
         let all = [vec![ALL]];

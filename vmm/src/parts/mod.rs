@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_the_configuration_has_one_builder_and_no_builder_is_for_nothing() {
+    fn device_kinds_and_builders_match_one_to_one() {
         let mut built: Vec<&str> = BUILDERS.iter().map(|builder| builder.kind.name).collect();
         built.push(iommu::KIND.name);
         let mut named: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();

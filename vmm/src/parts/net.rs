@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_that_cannot_be_used_is_named_with_the_field_that_is_to_blame() {
+    fn unusable_net_interface_is_refused_with_its_field() {
         let refused = |config: &NetConfig| open(config).err().unwrap().explain(Terms::Json);
         let mut config = NetConfig::default();
         config.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();

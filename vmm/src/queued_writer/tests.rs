@@ -152,7 +152,7 @@ fn full_file_takes_more_once_it_is_cut_short() {
 }
 
 #[test]
-fn reader_that_takes_nothing_delays_once_and_gets_what_was_queued() {
+fn stalled_reader_delays_once_and_later_gets_queued_bytes() {
     let (gate, queue, mut queued) = full(hasty());
     let start = queue.0.clock.now();
     (0..1000).for_each(|_| queue.push(b"lost", PATIENCE));

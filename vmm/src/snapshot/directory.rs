@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_system_that_does_not_sync_directories_is_no_reason_to_refuse() {
+    fn file_system_without_directory_sync_is_accepted() {
         let error = File::open("/proc").and_then(|names| names.sync_all()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
         sync_names(Path::new("/proc")).unwrap();

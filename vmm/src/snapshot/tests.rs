@@ -152,7 +152,7 @@ fn note_sync(directory: &Path) -> io::Result<()> {
 }
 
 #[test]
-fn snapshot_is_done_once_its_names_are_on_the_disk_and_that_of_a_directory_that_it_made() {
+fn finished_snapshot_has_its_directory_entries_synced() {
     let parent = TempDir::new().unwrap();
     let (made, there) = (parent.path().join("made"), parent.path().join("there"));
     fs::create_dir(&there).unwrap();
@@ -187,7 +187,7 @@ fn snapshot_whose_names_the_disk_does_not_take_is_none() {
 }
 
 #[test]
-fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
+fn second_snapshot_in_a_directory_leaves_the_first_intact() {
     let directory = TempDir::new().unwrap();
     let (mut first, mut second) =
         (NewSnapshot::create(directory.path()).unwrap(), NewSnapshot::create(directory.path()).unwrap());
@@ -198,7 +198,7 @@ fn snapshot_that_meets_another_in_its_directory_leaves_that_alone() {
 }
 
 #[test]
-fn snapshot_leaves_alone_what_clients_have_put_into_its_directory() {
+fn snapshot_keeps_client_files_in_its_directory() {
     let directory = TempDir::new().unwrap();
     fs::write(directory.path().join("libvirt-save.xml"), "<domain/>").unwrap();
     append(&mut NewSnapshot::create(directory.path()).unwrap()).unwrap();

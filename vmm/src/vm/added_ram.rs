@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_piece_leaves_its_addresses_to_others_and_its_memory_to_the_host() {
+    fn refused_ram_piece_frees_its_gpa_range_and_host_memory() {
         for (shared, prefault) in [(false, false), (true, false), (false, true), (true, true)] {
             let config = MemoryConfig { shared, prefault, ..config(32 * MIB, GIB) };
             let (ram, slots) = (memory::create(&config).unwrap(), Slots::default());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn piece_that_no_slot_shows_is_refused_and_another_comes_in_its_place() {
+    fn ram_piece_without_a_free_slot_is_refused_and_replaceable() {
         let config = config(32 * MIB, GIB);
         let ram = memory::create(&config).unwrap();
         let full = Slots { full: true, ..Slots::default() };
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_piece_that_a_driver_has_mapped_keeps_its_pages_until_no_endpoint_reaches_them() {
+    fn refused_ram_piece_keeps_pages_that_an_endpoint_reaches() {
         let config = config(32 * MIB, GIB);
         let (ram, slots, mapper) = (memory::create(&config).unwrap(), Slots::default(), RecordingMapper::new());
         let (probe, view) = (mapper.probe(), Arc::new(RamView::new(ram.clone(), None, false)));

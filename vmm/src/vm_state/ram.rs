@@ -131,7 +131,7 @@ mod tests {
     const LEN: u64 = 64 << 20;
 
     #[test]
-    fn shared_ram_that_the_guest_does_not_use_takes_no_memory_when_it_is_written() {
+    fn saving_shared_ram_allocates_no_memory_for_unused_pages() {
         let ram = memory::create(&MemoryConfig { shared: true, ..MemoryConfig::with_size(LEN) }).unwrap();
         ram.write_obj(7_u8, GuestAddress(LEN / 2 + 5)).unwrap();
         let dir = tempfile::tempdir().unwrap();

@@ -29,7 +29,7 @@ fn send_with_descriptors(stream: &UnixStream, bytes: &[u8], count: usize) {
 }
 
 #[test]
-fn descriptors_that_come_with_requests_are_closed_where_nothing_uses_them() {
+fn unused_descriptors_sent_with_requests_are_closed() {
     let carom = Carom::start();
     let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
     let stream = carom.connect();
@@ -56,7 +56,7 @@ fn descriptors_that_come_with_requests_are_closed_where_nothing_uses_them() {
 }
 
 #[test]
-fn more_descriptors_than_a_request_may_have_are_refused_and_closed() {
+fn excess_descriptors_of_a_request_are_refused_and_closed() {
     let carom = Carom::start();
     let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
     let stream = carom.connect();

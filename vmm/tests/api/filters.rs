@@ -39,7 +39,7 @@ fn threads(mode: &str) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn every_thread_of_the_program_is_filtered_and_gains_no_privileges() {
+fn every_thread_has_seccomp_filters_and_no_new_privileges() {
     for mode in ["true", "log", "errno"] {
         let threads = threads(mode);
         assert!(threads.len() >= 5, "{threads:?}");
@@ -48,6 +48,6 @@ fn every_thread_of_the_program_is_filtered_and_gains_no_privileges() {
 }
 
 #[test]
-fn no_thread_is_filtered_where_nobody_wants_it_and_privileges_are_given_up_all_the_same() {
+fn without_seccomp_threads_still_give_up_new_privileges() {
     assert!(threads("false").iter().all(|(filters, given_up)| *filters == 0 && *given_up));
 }

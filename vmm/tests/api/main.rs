@@ -142,7 +142,7 @@ fn second_process_on_a_live_socket_is_refused() {
 }
 
 #[test]
-fn second_process_that_is_refused_leaves_the_files_of_the_first_alone() {
+fn refused_second_process_leaves_the_files_of_the_first() {
     let carom = Carom::start();
     let file = |name: &str| carom.socket.with_file_name(name);
     let (events, log) = (file("events"), file("log"));
@@ -270,7 +270,7 @@ fn descriptors_of_no_use_are_refused_with_the_option() {
 }
 
 #[test]
-fn vm_that_is_not_booted_can_be_created_looked_at_changed_and_deleted() {
+fn unbooted_vm_is_created_queried_changed_and_deleted() {
     let carom = Carom::start();
     for name in ["vm.boot", "vm.pause", "vm.resume", "vm.reboot", "vm.shutdown", "vm.power-button", "vm.nmi"] {
         assert_eq!(carom.put(name).0, 404, "{name}");

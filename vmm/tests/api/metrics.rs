@@ -56,7 +56,7 @@ fn address_for_metrics_serves_them_and_nothing_else() {
 }
 
 #[test]
-fn strangers_at_the_address_for_metrics_keep_nobody_from_the_api() {
+fn metrics_connection_flood_leaves_the_api_reachable() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
     let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);

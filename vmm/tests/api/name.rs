@@ -20,7 +20,7 @@ fn by_link(dir: &Path) -> Command {
 }
 
 #[test]
-fn link_of_that_name_has_the_version_of_the_api_and_the_defaults_of_its_consoles() {
+fn cloud_hypervisor_link_reports_the_api_version() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = by_link(dir.path());
     let version = command.arg("--version").output().unwrap();

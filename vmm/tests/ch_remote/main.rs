@@ -87,7 +87,7 @@ fn every_verb_of_the_client_itself_ends_as_it_should() {
 }
 
 #[test]
-fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
+fn recorded_ch_remote_requests_get_the_expected_answers() {
     let Some(vmm) = start() else { return };
     for step in STEPS {
         let (status, body) = vmm.replay(&record(step));

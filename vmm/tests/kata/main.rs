@@ -99,7 +99,7 @@ fn client_itself_is_answered_as_its_runtime_expects() {
 }
 
 #[test]
-fn every_recorded_request_of_the_client_is_answered_as_it_should_be() {
+fn recorded_kata_requests_get_the_expected_answers() {
     let Some(vmm) = start() else { return };
     for (place, step) in STEPS.iter().enumerate() {
         let (call, wanted, says) = *step;
@@ -119,7 +119,7 @@ fn sends(vmm: &Vmm, request: &str, wanted: u16, says: &[&str]) {
 }
 
 #[test]
-fn sandboxes_that_the_runtime_itself_asked_for_are_created_with_their_file_system_and_drive() {
+fn runtime_sandbox_requests_create_file_system_and_drive() {
     let all = ["\"tag\":\"kataShared\"", "\"pci_segment\":1", "\"size\":536870912"];
     for (request, says) in
         [("create", "\"devices\":[]"), ("create-with-a-drive", "\"path\":\"/sys/bus/pci/devices/0000:ff:1f.7\"")]
@@ -134,7 +134,7 @@ fn sandboxes_that_the_runtime_itself_asked_for_are_created_with_their_file_syste
 }
 
 #[test]
-fn what_the_runtime_itself_asks_for_a_container_is_done_and_a_drive_that_is_not_there_is_refused() {
+fn runtime_container_requests_succeed_but_for_a_missing_drive() {
     let Some(vmm) = start() else { return };
     sends(&vmm, "requests/01-create", 204, &[]);
     sends(&vmm, "runtime/boot", 204, &[]);

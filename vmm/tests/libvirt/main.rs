@@ -179,7 +179,7 @@ fn driver_itself_leads_a_domain_through_its_life() {
 }
 
 #[test]
-fn every_recorded_request_of_the_driver_is_answered_as_it_should_be() {
+fn recorded_libvirt_requests_get_the_expected_answers() {
     let Some(vmm) = Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, prepare) else { return };
     let restore = (&RESTORE, records().join("restore.http"));
     for (request, file) in requests().chain([restore]) {

@@ -85,7 +85,7 @@ fn first(sent: &mut String) -> String {
 }
 
 #[test]
-fn client_itself_is_answered_as_its_runtime_expects_on_one_connection() {
+fn runtime_rs_client_gets_expected_answers_on_one_connection() {
     let Some(program) = env::var_os("CAROM_RUNTIME_RS_CLIENT") else {
         eprintln!("not tested: CAROM_RUNTIME_RS_CLIENT does not name the client of Kata Containers' runtime in Rust");
         return;
@@ -125,7 +125,7 @@ fn client_itself_is_answered_as_its_runtime_expects_on_one_connection() {
 }
 
 #[test]
-fn every_recorded_request_of_the_client_is_answered_as_it_should_be_on_one_connection() {
+fn recorded_requests_get_expected_answers_on_one_connection() {
     let Some(vmm) = start() else { return };
     let mut stream = vmm.connect();
     let mut answers = BufReader::new(stream.try_clone().unwrap());

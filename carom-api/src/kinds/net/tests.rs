@@ -161,7 +161,7 @@ fn descriptors_are_as_many_as_pairs_of_queues() {
 }
 
 #[test]
-fn descriptors_of_the_command_line_say_how_many_queues_there_are() {
+fn command_line_descriptors_set_the_queue_count() {
     let memory = MemoryConfig::default();
     for (text, numbers, queues) in [("fd=3", &[3][..], 2), ("fd=[3,4]", &[3, 4], 4), ("fd=[3],num_queues=2", &[3], 2)] {
         let device = net(text);
@@ -183,7 +183,7 @@ fn descriptors_of_the_command_line_say_how_many_queues_there_are() {
 }
 
 #[test]
-fn numbers_of_a_clients_descriptors_are_taken_where_these_come_and_refused_where_not() {
+fn client_fd_numbers_are_accepted_only_with_passed_descriptors() {
     let read = || match NetConfig::KIND.read(br#"{"fds": [9]}"#).unwrap() {
         PartConfig::Net(device) => device,
         other => panic!("{other:?}"),

@@ -56,7 +56,7 @@ fn hours_that_go_to_12_have_no_0() {
 }
 
 #[test]
-fn what_is_written_to_the_time_is_ignored_and_other_memory_is_kept() {
+fn cmos_ignores_time_writes_and_keeps_other_memory() {
     let cmos = cmos(evening);
     for index in [CENTURY, YEAR, MONTH, DAY, DAY_OF_WEEK, HOURS, MINUTES, SECONDS] {
         write(&cmos, index, 1);

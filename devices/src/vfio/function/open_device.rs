@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_kvm_was_told_of_is_taken_off_its_list_and_one_that_it_refused_is_not() {
+    fn vfio_file_is_removed_from_kvm_only_if_kvm_accepted_it() {
         let file = tempfile::tempfile().unwrap();
         let kvm = Arc::new(FakeKvm::default());
         drop(ListedFile::new(&file, kvm.clone()).unwrap());

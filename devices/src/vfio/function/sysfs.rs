@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_kernels_own_driver_is_known_to_reset_a_function_as_it_is_opened() {
+    fn only_vfio_pci_is_known_to_reset_functions_at_open() {
         let root = sysfs(&[("0000:00:05.0", Some("vfio-pci")), ("0000:00:05.1", Some("mlx5_vfio_pci"))]);
         let of = |name| inspect(&root, name).unwrap().is_reset_when_opened();
         assert_eq!([of("0000:00:05.0"), of("0000:00:05.1")], [true, false]);

@@ -270,7 +270,7 @@ fn mask_vector(m: &Machine, vector: u64, masked: bool) {
 }
 
 #[test]
-fn host_gives_as_many_vectors_as_the_guest_unmasks_and_none_is_lost_when_it_gives_more() {
+fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
     let m = machine(&nvme());
     let vectors = m.msi.0.lock().unwrap()[0].clone();
     let fired = |vector: u16| vectors.event(vector).unwrap().read().unwrap_or(0);
@@ -481,7 +481,7 @@ fn device_whose_host_tells_nothing_is_not_watched() {
 }
 
 #[test]
-fn device_that_the_host_takes_back_is_quiet_and_no_reason_to_fail_but_is_not_taken_either() {
+fn reset_of_reclaimed_device_succeeds_but_open_is_refused() {
     let host = nvme();
     host.offer(IrqKind::Request);
     let m = machine(&host);
@@ -504,7 +504,7 @@ fn device_that_the_host_takes_back_is_quiet_and_no_reason_to_fail_but_is_not_tak
 }
 
 #[test]
-fn reset_waits_for_a_host_that_holds_the_device_and_fails_if_it_goes_on() {
+fn reset_waits_for_host_hold_and_fails_if_it_persists() {
     let m = machine(&nvme());
     m.host.0.held.store(true, Ordering::Relaxed);
     let host = m.host.0.clone();

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_the_host_are_no_resources_and_say_how_to_raise_them() {
+    fn host_limit_errors_mean_no_resources_and_hint_the_fix() {
         for (errno, hint) in [(libc::ENOSPC, "dma_entry_limit"), (libc::ENOMEM, "ulimit -l")] {
             let error = io::Error::from_raw_os_error(errno);
             let text = limit_reached(&error, || None).unwrap();

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_is_late_once_is_told_of_half_as_many_at_a_time_at_least() {
+    fn each_miss_by_the_driver_at_most_halves_the_batch() {
         let mut coalescing = Coalescing::default();
         told(&mut coalescing, 64, 1000);
         coalescing.missed(1);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_waits_for_each_answer_is_kept_waiting_less_and_less_often() {
+    fn driver_waiting_for_each_answer_is_tried_ever_less_often() {
         let mut coalescing = Coalescing::default();
         let (mut turn, mut waits) = (0, Vec::new());
         while turn < 30_000 {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn more_answers_than_were_waited_for_bring_the_next_trial_nearer() {
+    fn more_answers_than_expected_bring_the_next_trial_nearer() {
         let mut coalescing = Coalescing::default();
         told(&mut coalescing, 1, 30_000);
         assert!(coalescing.left > AT_A_SIGN);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_user_keeps_the_image_while_it_is_written_and_no_longer() {
+    fn killed_users_image_stays_locked_until_its_writes_end() {
         let image = image();
         let requests = killed(image.path(), false);
         let early = take(image.path(), Duration::ZERO).unwrap_err();

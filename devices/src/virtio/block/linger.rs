@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_sleeps_at_once_before_it_is_tried_whether_requests_come_soon() {
+    fn thread_sleeps_at_once_until_lingering_is_first_tried() {
         assert_eq!(patience(&mut Linger::default(), 40, 64), [0; 64]);
     }
 
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn most_that_take_long_have_it_sleep_at_once_and_try_less_and_less_often() {
+    fn slow_requests_make_thread_sleep_and_try_ever_less_often() {
         let mut linger = Linger::default();
         patience(&mut linger, 40, 100);
         let looked = patience(&mut linger, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn time_counts_from_when_there_was_nothing_to_do_whatever_wakes_the_thread_meanwhile() {
+    fn idle_time_counts_from_first_idle_despite_other_wakeups() {
         let mut linger = Linger::default();
         patience(&mut linger, 40, 70);
         let start = Instant::now();

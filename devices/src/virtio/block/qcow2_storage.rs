@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_to_the_table_is_read_at_once_and_in_the_file_after_a_flush() {
+    fn l1_table_write_is_read_at_once_and_in_file_after_flush() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[1; 4096], 0).unwrap();
         let l1 = Arc::new(Mutex::new(L1Table::at(1024..2048)));

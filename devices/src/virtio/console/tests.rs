@@ -381,7 +381,7 @@ fn device_behind_the_iommu_reaches_nothing_that_is_not_mapped() {
 }
 
 #[test]
-fn restored_device_has_the_input_and_tells_of_the_terminal_that_there_is_now() {
+fn restored_device_keeps_input_and_reports_new_terminal_size() {
     for translated in [false, true] {
         let mut old = Harness::new(translated);
         old.device.resize(Size { columns: 80, rows: 25 });
@@ -418,7 +418,7 @@ fn restored_device_has_the_input_and_tells_of_the_terminal_that_there_is_now() {
 }
 
 #[test]
-fn pause_waits_for_no_more_than_what_is_being_written_and_the_rest_follows() {
+fn pause_waits_only_for_current_write_and_resume_prints_rest() {
     const LEN: u32 = 64 << 10;
     let mut harness = Harness::new(false);
     harness.start();
@@ -439,7 +439,7 @@ fn pause_waits_for_no_more_than_what_is_being_written_and_the_rest_follows() {
 }
 
 #[test]
-fn request_that_is_printed_in_part_goes_on_there_in_a_restored_device() {
+fn partly_printed_request_continues_in_a_restored_device() {
     let mut old = Harness::new(false);
     old.start();
     let text = old.pause_in_a_request();
@@ -459,7 +459,7 @@ fn request_that_is_printed_in_part_goes_on_there_in_a_restored_device() {
 }
 
 #[test]
-fn driver_that_comes_after_a_reset_prints_its_first_request_whole() {
+fn first_request_after_mid_request_reset_is_printed_whole() {
     let mut harness = Harness::new(false);
     harness.start();
     harness.pause_in_a_request();

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_pays_when_requests_follow_within_thirty_two_times_their_duration() {
+    fn polling_pays_for_gaps_below_patience_times_service_time() {
         assert_eq!(samples(SERVICE * PATIENCE * SAMPLE - Duration::from_nanos(1)), [false, true, true, true]);
         assert_eq!(samples(SERVICE * PATIENCE * SAMPLE), [false; 4]);
     }

@@ -304,7 +304,7 @@ fn guest_maps_and_unmaps_through_the_queue() {
 }
 
 #[test]
-fn ram_that_is_withdrawn_is_taken_from_the_driver_that_mapped_it() {
+fn withdrawn_ram_is_unmapped_and_cannot_be_mapped_again() {
     const LATER: u64 = 1 << 32;
     let mut guest = Guest::of(&[(0, RAM), (LATER, RAM)]);
     guest.start(BASIC);
@@ -452,7 +452,7 @@ fn batch(guest: &mut Guest, requests: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn unmaps_of_one_notification_share_a_call_and_are_answered_in_order() {
+fn adjacent_unmaps_in_a_batch_merge_and_answer_in_order() {
     let mut guest = Guest::running(BASIC);
     let page = |page: u64| (0x1000 * page, 0x1000 * page + 0xfff);
     let maps = (0..6).map(|n| map(1, page(n).0, page(n).1, 0x8000, 3));

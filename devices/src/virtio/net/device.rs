@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_small_buffers_for_a_packet_are_offered_as_the_traits_say() {
+    fn mergeable_buffers_are_offered_only_if_the_traits_allow() {
         let traits = |merges| NetTraits {
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,

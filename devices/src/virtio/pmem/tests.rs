@@ -192,7 +192,7 @@ fn request_is_not_answered_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn writes_that_are_discarded_are_not_in_the_file_and_cannot_be_saved() {
+fn discarded_writes_do_not_reach_the_file_and_prevent_saving() {
     let mut harness = Harness::new(true, false);
     harness.start();
     harness.slots.store(PLACE + 4096, 7);
@@ -204,7 +204,7 @@ fn writes_that_are_discarded_are_not_in_the_file_and_cannot_be_saved() {
 }
 
 #[test]
-fn other_requests_fail_and_broken_ones_have_the_driver_reset_the_device() {
+fn unknown_requests_fail_and_malformed_ones_need_a_reset() {
     let mut harness = Harness::new(false, false);
     harness.start();
     assert_eq!(harness.flush(1), 1);

@@ -174,7 +174,7 @@ fn buffer_is_filled_with_bytes_of_the_source() {
 }
 
 #[test]
-fn doorbell_is_connected_while_the_device_serves_and_may_use_the_bus() {
+fn doorbell_is_connected_only_while_active_as_bus_master() {
     let mut harness = Harness::endless(false);
     assert_eq!(harness.doorbells.count(), 0);
     harness.start();
@@ -218,7 +218,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 }
 
 #[test]
-fn device_behind_the_iommu_reaches_what_is_mapped_and_nothing_else() {
+fn device_behind_the_iommu_reaches_only_mapped_iovas() {
     let mut harness = Harness::endless(true);
     harness.start();
     harness.add(BUFFER + OFFSET, 64, WRITE);
@@ -265,7 +265,7 @@ fn pipe() -> (File, File) {
 }
 
 #[test]
-fn request_waits_for_a_source_that_has_nothing_yet_and_no_reset_waits_for_it() {
+fn request_waits_for_an_empty_source_without_blocking_reset() {
     let (source, mut writer) = pipe();
     let mut harness = Harness::new(source, false);
     harness.start();

@@ -211,7 +211,7 @@ fn features_are_offered_in_halves() {
 }
 
 #[test]
-fn features_that_were_not_offered_or_of_a_legacy_driver_are_refused() {
+fn unoffered_or_legacy_features_are_refused() {
     for features in [0, FEATURE, VERSION_1 | 1, VERSION_1 | 1 << 28, VERSION_1 | 1 << 33, u64::MAX] {
         let harness = Harness::new();
         harness.set_status(ACKNOWLEDGE | DRIVER);
@@ -306,7 +306,7 @@ fn unusable_rings_need_a_reset() {
 }
 
 #[test]
-fn notification_reaches_the_device_only_while_it_runs_as_bus_master() {
+fn notification_reaches_only_an_active_bus_mastering_device() {
     let harness = Harness::new();
     harness.write(NOTIFY, &[0, 0]);
     assert!(lock(&harness.recorder.notified).is_empty(), "before DRIVER_OK");
@@ -345,7 +345,7 @@ fn failed_device_needs_a_reset_and_says_so() {
 }
 
 #[test]
-fn observer_learns_of_each_activation_and_of_the_reset_that_ends_it() {
+fn observer_sees_each_activation_failure_and_reset_once() {
     let harness = Harness::new();
     harness.set_status(0);
     assert_eq!(harness.witness.take(), [], "there was nothing to reset");
@@ -408,7 +408,7 @@ fn without_msix_the_status_tells_and_reading_clears_it() {
 }
 
 #[test]
-fn changed_configuration_has_a_new_generation_and_notifies_a_running_driver_only() {
+fn config_change_bumps_generation_and_notifies_active_driver() {
     let harness = Harness::new();
     harness.enable_msix();
     harness.write(COMMON + 16, &0u16.to_le_bytes());

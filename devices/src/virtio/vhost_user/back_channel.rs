@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn change_is_taken_once_it_is_whole_and_answered_if_an_answer_is_wanted() {
+    fn config_change_is_taken_when_whole_and_answered_on_request() {
         let (mut channel, mut server) = BackChannel::new().unwrap();
         assert_eq!(channel.take(), Request::None);
         server.write_all(&message(2, 9, 0)[..5]).unwrap();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn translations_that_a_server_asks_for_are_taken_once_they_are_whole_and_refused_if_it_must_be() {
+    fn server_iotlb_messages_are_taken_whole_and_can_be_refused() {
         let (mut channel, mut server) = BackChannel::new().unwrap();
         let asked = access(0x1234, 1, 1);
         for part in asked.chunks(7) {

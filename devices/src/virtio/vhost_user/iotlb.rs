@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_have_the_kernels_form_and_those_of_a_server_are_checked() {
+    fn iotlb_messages_match_kernel_layout_and_bad_ones_are_refused() {
         let update =
             Iotlb { iova: 0x1000, size: 0x2000, user: 0x3000, permissions: Permissions::WRITE, kind: Kind::Update };
         let bytes = update.to_bytes();

@@ -193,7 +193,7 @@ fn reach_ram(rig: &Rig) -> [bool; 3] {
 }
 
 #[test]
-fn detach_into_bypass_that_takes_long_maps_ram_and_those_after_it_do_not_until_later() {
+fn slow_detach_into_bypass_defers_ram_of_later_detaches() {
     let mut rig = rig_with_bypass(Duration::from_millis(600));
     rig.engine.begin_batch();
     let answers = [1, 2, 3].map(|id| rig.status(&detach(id, id)));
@@ -212,7 +212,7 @@ fn detach_into_bypass_that_takes_long_maps_ram_and_those_after_it_do_not_until_l
 }
 
 #[test]
-fn detach_into_bypass_of_a_batch_that_took_long_maps_no_ram_until_later() {
+fn slow_batch_defers_ram_of_a_detach_into_bypass() {
     let mut rig = rig_with_bypass(Duration::ZERO);
     rig.mapper(3).delay(Duration::from_millis(1100));
     rig.engine.begin_batch();
@@ -240,7 +240,7 @@ fn what_was_put_off_counts_for_the_batch_that_has_it_done() {
 }
 
 #[test]
-fn resets_into_bypass_map_ram_however_long_it_takes_and_a_detach_after_them_does_not() {
+fn slow_resets_map_bypass_ram_and_defer_a_later_detach() {
     let mut rig = rig_with_bypass(Duration::from_millis(300));
     for _ in 0..2 {
         rig.engine.reset();
@@ -260,7 +260,7 @@ fn resets_into_bypass_map_ram_however_long_it_takes_and_a_detach_after_them_does
 }
 
 #[test]
-fn detach_into_bypass_of_an_endpoint_for_which_nothing_is_pinned_waits_for_no_other() {
+fn detach_into_bypass_without_pinning_is_never_deferred() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);

@@ -83,7 +83,7 @@ fn gaps_and_domains_part_calls() {
 }
 
 #[test]
-fn neighbours_that_cut_a_mapping_are_refused_although_they_cover_it() {
+fn adjacent_unmaps_that_cut_a_mapping_are_refused() {
     let mut rig = Rig::mapped(&[1], &[1, 4, 1]);
     let unmaps = [unmap_pages(1, 0, 1), unmap_pages(1, 1, 2), unmap_pages(1, 3, 2), unmap_pages(1, 5, 1)];
     assert_eq!(rig.batch(&unmaps), [OK, RANGE, RANGE, OK]);

@@ -71,7 +71,7 @@ fn flag_is_unknown_without_the_feature() {
 }
 
 #[test]
-fn bypass_that_took_long_can_be_turned_off_and_not_on_again_at_once() {
+fn slow_bypass_can_be_turned_off_but_not_straight_on_again() {
     let mut rig = Rig::new();
     rig.mapper(1).delay(Duration::from_millis(200));
     rig.engine.write_bypass(1);
@@ -261,7 +261,7 @@ fn ram_that_the_host_does_not_map_for_one_is_reached_by_none() {
 }
 
 #[test]
-fn ram_that_is_refused_after_a_driver_found_it_is_reached_by_none() {
+fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
     let mut rig = rig_with_later_ram();
     let len = LATER.1 as u64;
     // All of it, its last page once more, and what lies elsewhere.

@@ -71,7 +71,7 @@ fn unmap_that_fails_later_has_removed_what_came_before() {
 }
 
 #[test]
-fn unmap_that_cannot_be_undone_goes_through_when_the_host_lets_it() {
+fn unmap_that_cannot_be_undone_succeeds_after_host_recovers() {
     let mut rig = pair();
     rig.mapper(2).refuse_unmaps(true);
     rig.mapper(1).fail_map(0);
@@ -209,7 +209,7 @@ fn reset_that_fails_is_finished_later() {
 }
 
 #[test]
-fn endpoint_removed_with_something_stuck_takes_the_chunk_with_it() {
+fn endpoint_removed_with_a_stuck_range_loses_the_chunk() {
     let mut rig = two_domains();
     rig.mapper(3).refuse_unmaps(true);
     let mapper = rig.engine.remove_endpoint(3).expect("it exists");
@@ -223,7 +223,7 @@ fn endpoint_removed_with_something_stuck_takes_the_chunk_with_it() {
 }
 
 #[test]
-fn chunk_stuck_in_a_removed_endpoint_is_lost_when_its_domain_deletes_it() {
+fn chunk_stuck_in_removed_endpoint_is_lost_at_window_del() {
     let mut rig = two_domains();
     rig.mapper(1).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(1, 1)), DEVERR);
@@ -286,7 +286,7 @@ fn window_del_that_fails_keeps_the_chunk() {
 }
 
 #[test]
-fn window_del_that_cannot_be_undone_gives_the_chunk_back_when_the_host_lets_it() {
+fn stuck_window_del_frees_the_chunk_after_host_recovers() {
     let mut rig = pair();
     rig.add_chunk(1, APERTURE);
     rig.mapper(2).refuse_unmaps(true);
@@ -331,7 +331,7 @@ fn lost(chunks: u64) -> Rig {
 }
 
 #[test]
-fn lost_chunk_is_tried_again_with_each_request_for_windows_and_counts_no_more_once_it_is_given_back() {
+fn lost_chunk_is_retried_per_window_request_until_released() {
     let mut rig = lost(1);
     let before = rig.chunks.recoveries();
     rig.add_chunk(1, APERTURE);

@@ -65,7 +65,7 @@ fn endpoint_in_bypass_mode_reaches_ram_without_being_attached() {
 }
 
 #[test]
-fn faults_are_dropped_by_count_when_there_are_too_many_and_by_a_reset() {
+fn excess_faults_and_faults_at_reset_are_counted_as_dropped() {
     let mut rig = Rig::new();
     for _ in 0..500 {
         rig.engine.translate(1, 0, R).expect_err("it is attached to nothing");

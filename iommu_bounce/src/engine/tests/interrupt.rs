@@ -125,7 +125,7 @@ fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
 }
 
 #[test]
-fn detach_into_bypass_while_somebody_waits_reaches_nothing_until_nobody_does() {
+fn detach_into_bypass_maps_no_ram_while_interrupt_is_wanted() {
     let mut rig = Rig::pinning(config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
@@ -163,7 +163,7 @@ fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
 }
 
 #[test]
-fn reset_while_somebody_waits_maps_ram_of_a_piece_for_one_endpoint() {
+fn reset_under_interrupt_maps_one_piece_ram_for_one_endpoint() {
     let mut rig = Rig::pinning(engine_config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
@@ -180,7 +180,7 @@ fn reset_while_somebody_waits_maps_ram_of_a_piece_for_one_endpoint() {
 }
 
 #[test]
-fn piece_that_is_no_power_of_two_or_below_the_granule_is_refused() {
+fn max_piece_not_power_of_two_or_below_granule_is_refused() {
     for max_piece in [0, 3 * PIECE, PAGE / 2] {
         let config = EngineConfig { limits: Limits { max_piece, ..Limits::default() }, ..engine_config() };
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);

@@ -318,7 +318,7 @@ fn peak_stays_when_mappings_go() {
 }
 
 #[test]
-fn batch_that_takes_long_takes_no_more_of_the_host_and_gives_back() {
+fn slow_batch_refuses_map_and_attach_but_not_unmap_or_detach() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1)]);
     rig.mapper(1).delay(Duration::from_millis(300));

@@ -128,7 +128,7 @@ fn reached(rig: &Rig) -> [u64; 3] {
 }
 
 #[test]
-fn bypass_from_the_start_is_free_of_the_cap_and_takes_nothing_of_it() {
+fn initial_bypass_is_exempt_from_and_not_counted_in_the_cap() {
     let mut rig = rig_with_bypass();
     assert_eq!(reached(&rig), [RAM; 3]);
     rig.all_ok([attach(1, 1), map(1, 0, MAX - 1, 0, BOTH)]);
@@ -144,7 +144,7 @@ fn bypass_from_the_start_is_free_of_the_cap_and_takes_nothing_of_it() {
 }
 
 #[test]
-fn bypass_from_the_start_comes_back_with_a_reset_under_a_lowered_cap() {
+fn initial_bypass_returns_at_reset_under_a_lowered_cap() {
     let mut rig = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
     rig.all_ok([attach(1, 1), attach(2, 1), attach(3, 2)]);
     rig.engine.set_max_mapped_bytes(Some(PAGE)).unwrap();
@@ -155,7 +155,7 @@ fn bypass_from_the_start_comes_back_with_a_reset_under_a_lowered_cap() {
 }
 
 #[test]
-fn engine_with_bypass_from_the_start_is_restored_under_a_lowered_cap() {
+fn engine_with_initial_bypass_restores_under_a_lowered_cap() {
     let mut old = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
     old.all_ok([attach(1, 1), attach(2, 1), attach(3, 2), map(1, 0, 8 * PAGE - 1, 0, BOTH)]);
     old.engine.set_max_mapped_bytes(Some(MAX)).unwrap();

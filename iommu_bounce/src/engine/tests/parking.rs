@@ -26,7 +26,7 @@ fn reboot(rig: &mut Rig) {
 }
 
 #[test]
-fn rebooted_guest_takes_its_chunks_up_without_a_call_to_the_host() {
+fn rebooted_guest_reuses_parked_chunks_without_host_calls() {
     let mut rig = windowed();
     let host = rig.mapper(1).translate(APERTURE).expect("it is mapped");
     reboot(&mut rig);
@@ -76,7 +76,7 @@ fn parked_chunks_go_before_a_mapping_is_refused() {
 }
 
 #[test]
-fn nothing_is_mapped_where_a_refused_mapping_is_stuck_though_parked_chunks_could_go() {
+fn refused_request_with_stuck_range_evicts_no_parked_chunks() {
     for request in [map(9, 0x1000, 0x1fff, 0, READ), window_add(9, BOTH, APERTURE + CHUNK)] {
         let mut rig = windowed();
         reboot(&mut rig);
@@ -105,7 +105,7 @@ fn lowered_budget_evicts_what_is_parked() {
 }
 
 #[test]
-fn budget_lowered_below_the_chunks_of_a_guest_evicts_them_once_a_reset_parks_them() {
+fn lowered_budget_evicts_guest_chunks_once_reset_parks_them() {
     let mut rig = windowed();
     rig.engine.set_budget(CHUNK).expect("it fits");
     assert_eq!(rig.chunks.backed(), 2, "nothing is taken away from a domain");
@@ -150,7 +150,7 @@ fn driver_without_windows_finds_the_aperture_empty() {
 }
 
 #[test]
-fn chunk_of_endpoints_with_address_spaces_of_their_own_is_not_parked() {
+fn chunk_shared_by_separate_address_spaces_is_not_parked() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1)]);
     rig.add_chunk(1, APERTURE);
@@ -159,7 +159,7 @@ fn chunk_of_endpoints_with_address_spaces_of_their_own_is_not_parked() {
 }
 
 #[test]
-fn chunk_of_a_device_that_reaches_only_what_the_guest_sees_is_not_parked() {
+fn chunk_of_endpoint_without_hidden_chunks_is_not_parked() {
     let mut rig = Rig::new();
     let mapper = RecordingMapper::new().without_hidden_chunks();
     let emulated = mapper.probe();
@@ -192,7 +192,7 @@ fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
 }
 
 #[test]
-fn endpoint_that_joins_an_address_space_does_not_reach_what_is_parked_there() {
+fn endpoint_joining_address_space_cannot_reach_parked_chunks() {
     let mut rig = Rig::new();
     let group = TestGroup::default();
     for id in [11, 12] {

@@ -55,7 +55,7 @@ fn bound_and_movable_endpoints_of_a_domain_have_the_same() {
 }
 
 #[test]
-fn endpoint_that_leaves_takes_nothing_along_and_its_place_can_be_taken() {
+fn departed_endpoint_keeps_no_mappings_of_its_old_domain() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), map(1, 0, 0xfff, 0, READ), detach(11, 1)]);
     assert!(!reaches(&group, 11, 0) && reaches(&group, 12, 0));
@@ -70,7 +70,7 @@ fn endpoint_that_leaves_takes_nothing_along_and_its_place_can_be_taken() {
 }
 
 #[test]
-fn endpoint_that_leaves_others_for_a_populated_domain_gets_all_of_it() {
+fn endpoint_moved_to_populated_domain_has_only_its_mappings() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.all_ok([attach(1, 2), map(2, 0x5000, 0x5fff, 0, READ), attach(12, 2)]);

@@ -87,7 +87,7 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
 }
 
 #[test]
-fn windows_beyond_a_budget_that_was_lowered_are_restored_and_no_more_can_be_had() {
+fn windows_above_a_lowered_budget_are_restored_with_it() {
     let mut old = lived();
     old.add_chunk(1, APERTURE + 5 * CHUNK);
     old.engine.set_budget(CHUNK).expect("what is backed stays");

@@ -32,7 +32,7 @@ fn visit(rig: &mut Rig, domain: u32, place: u64) -> u8 {
 }
 
 #[test]
-fn mappings_that_go_again_leave_no_more_tables_than_there_may_be() {
+fn table_page_limit_holds_after_mappings_are_removed() {
     let mut rig = rig();
     let visited = (0..100).filter(|place| visit(&mut rig, 1, *place) == OK).count() as u64;
     // Two of the pages are of higher levels.
@@ -64,7 +64,7 @@ fn host_without_tables_is_asked_for_any_number_of_places() {
 }
 
 #[test]
-fn endpoint_of_a_domain_that_has_no_tables_left_keeps_the_others_from_nothing_that_is_mapped() {
+fn exhausted_tables_refuse_map_and_attach_but_keep_mappings() {
     let mut rig = rig();
     (0..MAX - 2).for_each(|place| assert_eq!(visit(&mut rig, 1, place), OK));
     rig.all_ok([attach(1, 1)]);

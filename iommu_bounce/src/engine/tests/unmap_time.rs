@@ -32,7 +32,7 @@ fn fill(rig: &mut Rig, domain: u32) -> u64 {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn gapped_mappings_are_no_more_than_a_detach_can_unmap_in_its_time() {
+fn gapped_mappings_stay_within_the_detach_time_limit() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     let mapped = fill(&mut slow, 1);
     // A call takes 20 µs at least, and so do 1000 of them 20 ms: what is always given is given.
@@ -55,7 +55,7 @@ fn host_that_is_fast_is_given_all() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn mappings_count_for_each_address_space_that_an_endpoint_brings() {
+fn mappings_count_once_per_address_space_in_the_domain() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
     assert_eq!(slow.status(&attach(2, 1)), NOMEM);
@@ -67,7 +67,7 @@ fn mappings_count_for_each_address_space_that_an_endpoint_brings() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn cheap_calls_for_one_endpoint_say_nothing_of_those_for_another() {
+fn fast_calls_of_one_endpoint_do_not_raise_anothers_limit() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     slow.all_ok([attach(2, 2)]);
     for _ in 0..200_000 {
@@ -141,7 +141,7 @@ fn one_call_in_eight_that_fails_hides_none_of_those_that_do_not() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn endpoint_whose_host_is_slow_takes_nothing_from_one_whose_host_is_fast() {
+fn slow_endpoint_does_not_limit_mappings_of_a_fast_one() {
     let limits = Limits { max_unmap_time: Duration::from_millis(200), max_mappings: 10_000, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
     rig.all_ok([attach(1, 1), attach(2, 2)]);
@@ -155,7 +155,7 @@ fn endpoint_whose_host_is_slow_takes_nothing_from_one_whose_host_is_fast() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn endpoint_that_moves_is_not_taken_for_as_fast_as_a_place_without_devices() {
+fn moving_endpoint_is_refused_until_its_host_calls_are_timed() {
     let mut rig = rig(Duration::ZERO, Duration::from_millis(100));
     let group = TestGroup::default();
     let limits = MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None };

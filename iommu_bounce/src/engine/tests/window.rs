@@ -195,7 +195,7 @@ fn budget_below_one_chunk_backs_none() {
 }
 
 #[test]
-fn change_is_notified_only_if_there_is_one_and_the_feature_was_accepted() {
+fn config_change_is_notified_only_if_changed_and_negotiated() {
     let mut rig = Rig::new();
     assert!(!rig.engine.set_budget(BUDGET_CHUNKS * CHUNK).expect("it fits"));
     assert!(rig.engine.set_threshold(1).expect("there are windows"));

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_test_runs_only_when_asked_for_and_one_that_lacks_something_never() {
+    fn slow_test_runs_on_request_and_one_with_unmet_needs_never() {
         let slow = GuestTest { slow: Some("others do"), ..PLAIN };
         assert_eq!(PLAIN.left_out(false), None);
         assert_eq!(slow.left_out(false).as_deref(), Some("slow: others do"));

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mode_of_a_peer_is_there_only_where_its_variable_is_set_and_takes_a_drive() {
+    fn peer_mode_exists_only_with_its_variable_and_a_drive() {
         let mut site = Site::default();
         let there =
             |site: &Site| MODES.iter().filter(|mode| mode.is_at(site)).map(|mode| mode.name).collect::<Vec<_>>();

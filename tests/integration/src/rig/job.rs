@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn command_gets_its_words_its_directory_and_bound_devices_whatever_their_names() {
+    fn command_gets_exact_arguments_directory_and_bound_devices() {
         let script = r#"printf '<%s>\n' "$PWD" "$CAROM_OUT" "$CAROM_NVME" "$CAROM_RIG" "$CAROM_NVME2_BAD" "$@""#;
 
         let said = output(&options(&["/bin/bash", "-c", script, "bash", "a b", "it's", "", "$HOME\n"]), &[]);

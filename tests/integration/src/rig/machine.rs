@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_a_fifo_is_handed_on_and_a_writer_that_never_came_is_no_hang() {
+    fn fifo_output_is_forwarded_and_absent_writer_does_not_hang() {
         let dir = tempfile::tempdir().unwrap();
         let (used, unused) = (dir.path().join("used"), dir.path().join("unused"));
         let copy = dir.path().join("copy");

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn options_before_the_command_are_the_rigs_and_those_behind_it_the_commands() {
+    fn only_options_before_the_command_belong_to_the_rig() {
         let options = parse(&["--time-limit", "7", "--env", "A=b c", "--qemu-args", "-m 1G", "-v", "--", "sh", "-v"]);
         let options = options.unwrap();
         assert_eq!((options.time_limit, options.verbose), (Duration::from_secs(7), true));

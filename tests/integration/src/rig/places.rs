@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_take_a_checkout_with_blanks_and_say_which_places_they_cannot_do_with() {
+    fn scripts_accept_blanks_in_paths_and_name_unusable_places() {
         assert_eq!(checked("a clone, it's", &[("CARGO_TARGET_DIR", "a target")]), (true, String::new()));
         for (checkout, variable, value, reason) in [
             ("a:b", "OTHER", "", "a colon"),

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_of_instructions_takes_one_thread_and_is_the_emulators_only() {
+    fn instruction_clock_is_single_threaded_and_tcg_only() {
         let with = accelerator("tcg", true);
         assert!(with.contains(&"-icount") && with.iter().any(|word| word.contains("thread=single")), "{with:?}");
         let without = accelerator("tcg", false);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_handed_on_and_what_was_written_before_the_end_is_shown() {
+    fn terminal_forwards_both_ways_and_shows_the_last_output() {
         let dir = tempfile::tempdir().unwrap();
         let (path, typed, shown) = (dir.path().join("socket"), dir.path().join("typed"), dir.path().join("shown"));
         std::fs::write(&typed, "keys").unwrap();

@@ -89,8 +89,8 @@ fn end(mut vmm: ApiVmm) {
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-#[guest_test(slow = "free_pages_go_to_the_host_while_a_drive_behind_the_iommu_works gives RAM back in the same way")]
-fn balloon_gives_memory_to_the_host_and_takes_it_again_while_a_drive_behind_the_iommu_works() {
+#[guest_test(slow = "free_pages_reach_the_host_while_an_iommu_drive_works gives RAM back in the same way")]
+fn balloon_inflates_and_deflates_while_an_iommu_drive_works() {
     let vmm = boot(&json!({"size": 0, "deflate_on_oom": true}), true);
     let before = resident(&vmm);
     assert!(before > 256 * MIB, "{before}");
@@ -113,7 +113,7 @@ fn balloon_gives_memory_to_the_host_and_takes_it_again_while_a_drive_behind_the_
 }
 
 #[guest_test]
-fn free_pages_go_to_the_host_while_a_drive_behind_the_iommu_works() {
+fn free_pages_reach_the_host_while_an_iommu_drive_works() {
     let vmm = boot(&json!({"size": 0, "free_page_reporting": true}), true);
     wait_until(&vmm, "free pages", || resident(&vmm) < 220 * MIB);
     println!("counters: {}", counters(&vmm));

@@ -17,7 +17,7 @@ use crate::support::{MIB, SITE};
 const RAM: u64 = 2560 * MIB;
 
 #[guest_test(slow = "unit tests interrupt mappings at will; small guests are mapped for bypass elsewhere")]
-fn vm_is_paused_while_all_ram_is_mapped_for_bypass_and_the_drive_works_then() {
+fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let job =
         format!("{WAIT_FOR_NVME}cat /sys/kernel/iommu_groups/*/type\n{}sleep 1000\n", workload::fio_verify(16, 32));
     let vmm = ApiVmm::start(&SITE, &job).unwrap();

@@ -115,7 +115,7 @@ fn end(mut vmm: ApiVmm) {
 }
 
 #[guest_test]
-fn guest_behind_the_iommu_has_its_console_on_a_pseudoterminal_and_follows_its_size() {
+fn pty_console_behind_the_iommu_carries_text_and_sizes() {
     let vmm = converse("iommu.strict=1", json!({"console": {"mode": "Pty", "iommu": true}}));
 
     assert!(count(&vmm, "_iommu", "requests_map") > 100, "what is printed is mapped");
@@ -124,7 +124,7 @@ fn guest_behind_the_iommu_has_its_console_on_a_pseudoterminal_and_follows_its_si
 }
 
 #[guest_test(slow = "the one behind the IOMMU, but for the memory that it reaches")]
-fn guest_has_its_console_on_a_pseudoterminal_and_follows_its_size() {
+fn pty_console_without_iommu_carries_text_and_sizes() {
     end(converse("", json!({"console": {"mode": "Pty"}})));
 }
 

@@ -68,7 +68,7 @@ fn wait_running(vmm: &ApiVmm) {
     needs(ErrorInjection),
     slow = "error_ends_a_guest_that_nobody_could_resume has the error, and unit tests the pause"
 )]
-fn error_that_the_host_finds_pauses_the_guest_and_the_client_decides() {
+fn device_error_pauses_the_guest_until_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     let vmm = ApiVmm::start(&SITE, COUNT).unwrap();
     create(&vmm, json!({"devices": [{"path": Site::sysfs(card), "iommu": true, "id": "card"}]}));

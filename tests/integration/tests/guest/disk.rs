@@ -86,7 +86,7 @@ fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
 #[guest_test(
     slow = "rng:: reaches what is mapped, disk_behind_the_iommu_is_served_through_a_window the rest; unit tests have direct I/O"
 )]
-fn block_device_behind_the_iommu_by_direct_io_and_two_queues_reaches_what_is_mapped() {
+fn direct_io_disk_with_two_queues_behind_iommu_uses_mappings() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk.img");
     let device = LoopDevice::new(&image);
@@ -217,7 +217,7 @@ fn disk_comes_works_and_goes_while_it_is_read() {
 }
 
 #[guest_test(slow = "snapshot::guest_with_a_window_goes_on_in_other_processes; unit tests have a saved disk")]
-fn guest_goes_on_in_another_process_in_the_midst_of_io_on_its_disk() {
+fn guest_saved_during_disk_io_goes_on_in_another_process() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
     let image = image(vmm.dir(), "disk.img");

@@ -108,7 +108,7 @@ fn check_content(content: &[u8], mibs: &[u64]) {
 }
 
 #[guest_test(needs(QemuImg), slow = "unit tests have what the host refuses reach its request and no other")]
-fn full_file_systems_and_a_cut_image_fail_the_requests_that_meet_them_and_nothing_else() {
+fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
     let dir = tempfile::tempdir().unwrap();
     let small = ["raw", "qcow2"].map(|name| Tmpfs::new(dir.path().join(name), ROOM));
     let (raw, qcow2) = (image(&small[0].0, "disk"), qemu_img::create(&small[1].0, "disk", SIZE, None));
@@ -189,7 +189,7 @@ sleep 1000
 }
 
 #[guest_test(needs(Dmsetup), slow = "unit tests have what the host refuses reach its request and no other")]
-fn place_of_a_disk_that_fails_is_an_error_of_each_request_to_it_until_it_is_mended() {
+fn failing_blocks_fail_only_requests_to_them_until_mended() {
     let dir = tempfile::tempdir().unwrap();
     let bad = BAD.start * MIB..BAD.end * MIB;
     let failing = FailingDevice::new("carom-failing", &image(dir.path(), "failing"), SIZE, bad);

@@ -124,7 +124,7 @@ fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
 }
 
 #[guest_test(needs(Distribution, Package), slow = "three minutes; nothing else installs the package")]
-fn stock_debian_installs_carom_from_a_repository_and_has_all_of_it() {
+fn stock_debian_installs_all_of_carom_from_a_repository() {
     let net = "10.77.63";
     let _network = Network::start("carom-d3", net);
     let repository = Repository::serve(&[SITE.package.as_ref().unwrap()]);

@@ -49,7 +49,7 @@ fn buffers_keep_what_they_had_when_reads_fail() {
 }
 
 #[guest_test(needs(FailingDrive), slow = "the same runs on the older kernel, and kunit_passes_* on this one")]
-fn buffers_keep_what_they_had_when_reads_fail_on_the_newer_kernel() {
+fn buffers_keep_what_they_had_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 

@@ -105,7 +105,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
     slow = "unit tests have each error of the host; this has the host's kernel make them",
     by_iommufd
 )]
-fn io_by_mappings_goes_on_while_allocations_of_the_threads_that_map_fail_in_turn() {
+fn io_by_mappings_goes_on_while_allocations_fail_in_turn() {
     for iommufd in [false, true] {
         io_goes_on(iommufd, 0);
     }
@@ -116,7 +116,7 @@ fn io_by_mappings_goes_on_while_allocations_of_the_threads_that_map_fail_in_turn
     slow = "unit tests have each error of the host; this has the host's kernel make them",
     by_iommufd
 )]
-fn io_by_windows_goes_on_while_allocations_of_the_threads_that_map_fail_in_turn() {
+fn io_by_windows_goes_on_while_allocations_fail_in_turn() {
     for iommufd in [false, true] {
         io_goes_on(iommufd, 64 * MIB);
     }
@@ -175,7 +175,7 @@ fn descriptors(vmm: &ApiVmm) -> usize {
     slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
     by_iommufd
 )]
-fn vm_starts_or_says_why_not_and_leaves_nothing_whichever_allocation_fails() {
+fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
     let before = DmaMemory::now().unwrap();
     let failing = FailingAllocations::new();
     let mut vmm = ApiVmm::start(&SITE, "echo CAROM-READY\nsleep 1000\n").unwrap();
@@ -250,7 +250,7 @@ fn vm_starts_or_says_why_not_and_leaves_nothing_whichever_allocation_fails() {
     slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
     by_iommufd
 )]
-fn disks_come_and_snapshots_are_made_or_refused_whichever_allocation_fails_and_the_guest_goes_on() {
+fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);

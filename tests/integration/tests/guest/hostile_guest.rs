@@ -33,11 +33,11 @@ fn attack(seeds: &str, seconds: u32) {
 }
 
 #[guest_test(needs(SecondDrive))]
-fn nothing_but_parked_chunks_is_pinned_after_resets_of_a_hostile_guest() {
+fn reset_hostile_guest_pins_only_parked_chunks() {
     attack("1", 30);
 }
 
 #[guest_test(needs(SecondDrive), slow = "the same for longer", by_iommufd)]
-fn nothing_but_parked_chunks_is_pinned_after_resets_of_a_hostile_guest_for_a_minute() {
+fn reset_hostile_guest_pins_only_parked_chunks_for_a_minute() {
     attack("2,3", 60);
 }

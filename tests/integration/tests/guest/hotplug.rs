@@ -100,7 +100,7 @@ fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
 }
 
 #[guest_test(needs(SecondDrive))]
-fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
+fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
     let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
@@ -168,7 +168,7 @@ fn drive_behind_the_iommu_comes_works_and_goes_while_another_works_on() {
 }
 
 #[guest_test(
-    slow = "drive_behind_the_iommu_comes_works_and_goes_while_another_works_on has a drive, user_device_comes_to_a_running_guest_and_goes a guest that had none"
+    slow = "drive_behind_the_iommu_comes_and_goes_while_another_works has a drive, user_device_comes_to_a_running_guest_and_goes a guest that had none"
 )]
 fn devices_come_to_a_guest_that_has_none() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));

@@ -121,7 +121,7 @@ fn interrupt_copies_so_much_and_a_softirq_the_rest() {
 }
 
 #[guest_test(needs(NewerTracePoints))]
-fn interrupt_copies_so_much_and_a_softirq_the_rest_on_the_newer_kernel() {
+fn interrupt_leaves_excess_copies_to_a_softirq_on_newer_kernel() {
     bounded("interrupts-newer", Kernel::NewerProfile);
 }
 

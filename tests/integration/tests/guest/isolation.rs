@@ -61,7 +61,7 @@ fn device_in_no_domain_reaches_nothing() {
 }
 
 #[guest_test(needs(Edu))]
-fn device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
+fn device_reaches_only_what_is_mapped_as_it_is_mapped() {
     let nothing_there = ["store 0x300000", "load 0x300000"];
     let commands = [&edu::REACH_MAPPED[..], &nothing_there, &edu::REACH_UNMAPPED].concat();
     let job = format!("{FIND_EDU}{TAKE_EDU}{}", steer("vfio", &commands));

@@ -60,7 +60,7 @@ fn mib(told: &str) -> u64 {
 }
 
 #[guest_test]
-fn client_of_kata_containers_drives_a_guest_through_a_sandboxs_life() {
+fn kata_client_drives_a_guest_through_a_sandboxs_life() {
     let Some(client) = env::var_os("CAROM_KATA_CLIENT") else {
         println!("not tested: CAROM_KATA_CLIENT does not name Kata Containers' client");
         return;

@@ -209,7 +209,7 @@ run box --with-ns network:/run/netns/pod -- sh -c 'echo "CAROM-KATA page $(wget 
 "#;
 
 #[guest_test(needs(KataRuntime))]
-fn container_of_kata_containers_has_the_network_of_its_namespace() {
+fn kata_container_has_the_network_of_its_namespace() {
     let host = Host::new("", NETWORK);
     let said = host.run(PAGE);
     assert_eq!(value(&said, "page"), "of-the-host");
@@ -271,7 +271,7 @@ wait "$container"
 "#;
 
 #[guest_test(needs(KataRuntime))]
-fn container_gets_the_cpu_and_the_memory_that_it_asks_for_beside_a_drive() {
+fn container_with_a_drive_gets_the_cpu_and_memory_it_asks_for() {
     let said = with_the_drive("cold_plug_vfio = \"root-port\"", MORE);
     assert_eq!(value(&said, "cpus"), "0-1");
     let info: Value = serde_json::from_str(value(&said, "info")).unwrap();

@@ -70,7 +70,7 @@ fn direct_io_of_lent_memory_is_neither_copied_nor_mapped() {
 }
 
 #[guest_test]
-fn direct_io_of_lent_memory_is_neither_copied_nor_mapped_on_the_newer_kernel() {
+fn io_of_lent_memory_is_not_copied_nor_mapped_on_newer_kernel() {
     buffers_in_lent_memory(Kernel::Newer);
 }
 
@@ -133,7 +133,7 @@ fn lent_memory_is_right_in_each_case_and_ends_with_its_drive() {
 }
 
 #[guest_test]
-fn lent_memory_is_right_in_each_case_and_ends_with_its_drive_on_the_newer_kernel() {
+fn lent_memory_works_and_ends_with_its_drive_on_newer_kernel() {
     lent_memory(Kernel::Newer);
 }
 

@@ -258,7 +258,7 @@ fn refused_domain_leaves_the_old_one_to_the_device() {
 }
 
 #[guest_test(slow = "the same runs on the older kernel, whose hook is this one")]
-fn refused_domain_leaves_the_old_one_to_the_device_on_the_newer_kernel() {
+fn refused_domain_leaves_the_old_one_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
@@ -314,7 +314,7 @@ fn refused_domain_leaves_what_is_mapped_to_the_device() {
 }
 
 #[guest_test(needs(Edu), slow = "the same runs on the older kernel, whose hook is this one")]
-fn refused_domain_leaves_what_is_mapped_to_the_device_on_the_newer_kernel() {
+fn refused_domain_leaves_what_is_mapped_on_the_newer_kernel() {
     refused_domain_leaves_what_is_mapped("refused-pages-newer", Kernel::Newer);
 }
 

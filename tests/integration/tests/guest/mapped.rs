@@ -104,6 +104,6 @@ fn guest_above_the_limit_gets_nomem_and_its_io_goes_on_verified() {
 }
 
 #[guest_test(slow = "the same as on the older kernel")]
-fn guest_with_the_newer_kernel_above_the_limit_gets_nomem_and_its_io_goes_on_verified() {
+fn newer_kernel_above_the_limit_gets_nomem_and_its_io_goes_on() {
     io_goes_on_above_the_limit(Kernel::Newer);
 }

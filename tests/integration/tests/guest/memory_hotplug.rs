@@ -121,7 +121,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
 }
 
 #[guest_test]
-fn ram_comes_to_a_guest_whose_drive_is_behind_the_iommu_and_is_not_pinned() {
+fn ram_added_with_a_drive_behind_the_iommu_is_not_pinned() {
     grows_twice_and_keeps_it_over_a_reboot(Kernel::Patched);
 }
 
@@ -156,7 +156,7 @@ fn site_with_limit(dir: &Path, bytes: u64) -> Site {
 }
 
 #[guest_test]
-fn refused_ram_leaves_room_for_less_and_lets_the_drive_come_again() {
+fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
     let dir = tempfile::tempdir().unwrap();
     let site = site_with_limit(dir.path(), 768 * MIB);
     let vmm = boot_on(&site, Kernel::Patched, false, "", json!({}));

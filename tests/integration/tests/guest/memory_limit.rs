@@ -60,7 +60,7 @@ fn boot(dir: &Path, job: &str, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
     slow = "killed::what_was_flushed_is_there_when_the_vmm_was_killed kills one without a limit",
     by_iommufd
 )]
-fn vmm_that_reaches_the_limit_of_its_group_is_killed_and_loses_nothing_that_was_flushed() {
+fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     let dir = tempfile::tempdir().unwrap();
     let raw = image(dir.path(), "disk.img");
     let qcow2 = qemu_img::create(dir.path(), "disk.qcow2", crate::disk::SIZE, None);

@@ -140,7 +140,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
 }
 
 #[guest_test(slow = "card_on_a_macvtap_interface_* has a descriptor, snapshot:: guests that go on, unit tests net_fds")]
-fn card_whose_interface_a_client_opened_works_and_goes_on_with_another_when_it_is_restored() {
+fn card_with_a_client_descriptor_is_restored_with_another() {
     // A connection is lost with its interface: the next one is soon made.
     let job =
         job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
@@ -215,7 +215,7 @@ impl Drop for OnAWire {
 }
 
 #[guest_test]
-fn card_on_a_macvtap_interface_works_by_name_and_by_a_descriptor() {
+fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
     let wire = OnAWire::new("10.77.8.1");
     let mut vmm =
         ApiVmm::start(&SITE, &job("10.77.8", "wait_for_card\nlarge\necho CAROM-READY\nwhile :; do sleep 1; done\n"))

@@ -39,7 +39,7 @@ fn time_of_threads(pid: u32) -> u64 {
 }
 
 #[guest_test(slow = "the unit test device_whose_interface_is_gone_* has a file that answers the same")]
-fn guest_whose_interface_is_deleted_goes_on_and_its_card_can_be_removed() {
+fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
     create(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
     put(&vmm, "vm.boot", &Value::Null);

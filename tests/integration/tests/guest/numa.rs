@@ -27,7 +27,7 @@ fn place(vmm: &ApiVmm, thread: &str) -> String {
 }
 
 #[guest_test(slow = "vmm/tests/zones.rs has zones, unit tests nodes, and vcpus:: threads on their CPUs")]
-fn guest_of_two_nodes_works_in_zones_of_ram_with_devices_behind_and_beside_the_iommu() {
+fn two_node_guest_in_ram_zones_does_io_with_and_without_iommu() {
     let (drive, disk) = (workload::fio_verify(8, 32), workload::fio_verify_on("/dev/vda", 8, 32));
     // More than either node has, so that DMA reaches all zones.
     let job = format!(

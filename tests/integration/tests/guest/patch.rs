@@ -319,7 +319,7 @@ fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
 }
 
 #[guest_test]
-fn drives_of_a_group_share_a_pool_on_an_iommu_that_is_not_virtio() {
+fn drives_of_a_group_share_a_pool_on_an_intel_iommu() {
     drives_of_a_group_share_a_pool("patch-group-intel", Vmm::QemuIntel, "intel_iommu=on");
 }
 

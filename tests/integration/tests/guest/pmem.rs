@@ -37,7 +37,7 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
 }
 
 #[guest_test(slow = "unit tests have the device; disk:: has one that comes and goes")]
-fn files_are_the_guests_memory_and_keep_what_it_writes_unless_that_is_discarded() {
+fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     let file = |name: &str| {
         let path = vmm.dir().join(name);
@@ -174,6 +174,6 @@ fn program_with_a_drive_by_vfio_maps_its_registers() {
 }
 
 #[guest_test(slow = "program_with_a_drive_by_vfio_maps_its_registers has the other kernel")]
-fn program_with_a_drive_by_vfio_maps_its_registers_on_the_newer_kernel() {
+fn vfio_program_maps_its_drives_registers_on_newer_kernel() {
     maps_a_bar("bar-vfio-newer", Kernel::Newer);
 }

@@ -13,7 +13,7 @@ use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, number, run};
 
 #[guest_test(needs(QemuImg))]
-fn image_before_a_raw_one_is_verified_and_the_raw_one_stays_as_it_is() {
+fn qcow2_image_is_verified_and_leaves_its_raw_backing_file() {
     let dir = tempfile::tempdir().unwrap();
     let behind = image(dir.path(), "behind.img");
     let lines = (5..1005).map(|line| format!("{line}\n")).collect::<String>();

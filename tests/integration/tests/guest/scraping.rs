@@ -60,7 +60,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
 }
 
 #[guest_test(slow = "windows:: compares counters with what the guest says")]
-fn figures_are_true_of_a_guest_that_works_while_they_are_asked_for() {
+fn metrics_scraped_from_a_working_guest_match_its_counters() {
     // Every second one is scraped.
     let count = rounds(2);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();

@@ -61,7 +61,7 @@ wait
 }
 
 #[guest_test(slow = "unit tests have segments, and disk:: devices that come and go")]
-fn forty_devices_on_three_segments_come_work_and_go_and_are_restored() {
+fn forty_devices_on_three_segments_work_and_are_restored() {
     let mut vmm = ApiVmm::start(&SITE, &job()).unwrap();
     let shared = image(vmm.dir(), "shared.img");
     let mut disks = Vec::new();

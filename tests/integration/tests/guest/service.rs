@@ -73,7 +73,7 @@ fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
 }
 
 #[guest_test(needs(Systemd, SecondDrive, Swap))]
-fn unit_of_the_package_runs_a_drive_that_bounces_and_refuses_what_is_beyond_its_limits() {
+fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = scratch.path();
     Guest::new("service").job(&job()).write_command(&SITE, dir).unwrap();

@@ -58,7 +58,7 @@ fn boot(drive: &str) -> ApiVmm {
 }
 
 #[guest_test]
-fn guests_that_take_turns_on_a_cpu_keep_their_memory_and_their_drives() {
+fn guests_sharing_a_cpu_keep_their_memory_and_drives() {
     let mut guests = [0, 1].map(|number| boot(&SITE.nvme[number]));
     for vmm in &guests {
         for line in ["CAROM-KEPT 1", "CAROM-KEPT 2"] {

@@ -129,12 +129,12 @@ fn swapped(windows: u64) {
 }
 
 #[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
-fn host_swaps_a_guest_whose_drive_works_by_strict_mappings_and_nothing_is_lost() {
+fn guest_swapped_during_io_by_strict_mappings_loses_nothing() {
     swapped(0);
 }
 
 #[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
-fn host_swaps_a_guest_whose_drive_works_by_windows_and_nothing_is_lost() {
+fn guest_swapped_during_io_by_windows_loses_nothing() {
     swapped(64 * MIB);
 }
 
@@ -179,7 +179,7 @@ while :; do sleep 1; done
 }
 
 #[guest_test(slow = "host kernels merge; this shows that a drive writes to what was merged and to nothing else")]
-fn host_merges_pages_while_a_drive_works_and_the_drive_gets_its_own_where_it_writes() {
+fn drive_gets_its_own_pages_where_it_writes_to_merged_ones() {
     let merging = Merging::on();
     let before = merging.pages_saved();
     let memory = json!({"size": 512 * MIB, "mergeable": true});
@@ -255,7 +255,7 @@ all=$(total) lent="
 }
 
 #[guest_test(slow = "host kernels cut huge pages and make them; this shows that nothing of it is lost to a drive")]
-fn huge_pages_that_a_balloon_cuts_come_back_while_a_drive_works_by_windows() {
+fn huge_pages_cut_by_a_balloon_come_back_during_window_io() {
     let collapsing = Collapsing::paused();
     let memory = json!({"size": 512 * MIB, "thp": true});
     let more = json!({"memory": memory, "balloon": {"size": 0}});
@@ -270,7 +270,7 @@ fn huge_pages_that_a_balloon_cuts_come_back_while_a_drive_works_by_windows() {
     needs(Swap),
     slow = "host kernels swap parts of huge pages; this shows that nothing of it is lost to a drive"
 )]
-fn huge_pages_that_swapping_cuts_come_back_while_a_drive_works_by_windows() {
+fn huge_pages_cut_by_swapping_come_back_during_window_io() {
     let collapsing = Collapsing::paused();
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-huge-pages").unwrap();

@@ -388,7 +388,7 @@ fn guest_that_was_away_for_an_hour_has_the_right_time() {
 }
 
 #[guest_test(slow = "guest_with_a_window_* saves the same device and IOMMU")]
-fn guest_with_a_device_behind_mappings_goes_on_in_other_processes() {
+fn guest_with_a_mapped_device_goes_on_in_other_processes() {
     let mut subject = with_rng_behind_mappings();
     subject.rounds(3);
     let iommu = subject.counters("_iommu");

@@ -91,7 +91,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
 }
 
 #[guest_test(needs(SecondDrive), slow = "hotplug:: takes a drive away, unit tests have the host ask for it")]
-fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
+fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
     let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
@@ -163,7 +163,7 @@ fn drive_that_the_host_wants_back_leaves_the_guest_which_works_on() {
 
 /// Devices without a virtual IOMMU share an address space of the host, in which one comes back to the other.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* has the way with the IOMMU")]
-fn drive_without_iommu_that_the_host_wanted_back_comes_again_beside_another() {
+fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
     let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));

@@ -45,7 +45,7 @@ pub(crate) fn file_of(address: &str) -> PathBuf {
 
 /// Windows of 64 MiB, and as much for what the guest maps; a guest without a virtual IOMMU would need all of its 512 MiB.
 #[guest_test(slow = "limits on locked memory are tested as root, and vmm/tests/landlock.rs has the rest of Landlock")]
-fn ordinary_user_passes_a_drive_through_that_bounces_within_a_limit_and_landlock() {
+fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();
     fs::write(image.path(), [b'x'; 4096]).unwrap();
     let guest = |name: &str| {

@@ -103,7 +103,7 @@ fn user_device_that_cannot_address_the_windows_is_mapped() {
 }
 
 #[guest_test]
-fn user_device_reaches_what_is_mapped_as_it_is_mapped_and_nothing_else() {
+fn user_device_reaches_only_what_is_mapped_as_it_is_mapped() {
     let server = EduServer::start(&[]);
     let commands = [&edu::REACH_MAPPED[..], &edu::REACH_UNMAPPED].concat();
 

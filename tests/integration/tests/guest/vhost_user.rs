@@ -132,7 +132,7 @@ fn files_of_the_host_are_read_and_written_by_virtiofsd() {
 }
 
 #[guest_test(needs(Virtiofsd), slow = "files are read and written by another, and unit tests have a server that goes")]
-fn files_are_there_with_more_ram_after_a_pause_and_when_the_device_comes_again() {
+fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
     let server = Server::virtiofsd(&share, &socket);

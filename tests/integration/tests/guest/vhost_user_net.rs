@@ -44,7 +44,7 @@ done
 "#;
 
 #[guest_test(slow = "unit tests lose servers and find the next ones, and the cards behind the IOMMU have the traffic")]
-fn card_of_a_server_works_goes_on_with_the_next_one_and_comes_again() {
+fn card_of_a_server_goes_on_with_the_next_and_comes_again() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("net.sock");
     let tap = open_tap("caromserved", "10.77.8.1");
@@ -111,7 +111,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
 }
 
 #[guest_test(slow = "the test with a window has the messages, and unit tests what is refused")]
-fn card_of_a_server_behind_the_iommu_reaches_what_is_mapped_and_no_more() {
+fn card_of_a_server_behind_iommu_reaches_only_what_is_mapped() {
     let dir = tempfile::tempdir().unwrap();
     // Where the guest maps nothing: its driver takes addresses below 4 GiB.
     let probe = (1u64 << 40).to_string();

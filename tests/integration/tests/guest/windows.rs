@@ -78,7 +78,7 @@ fn io_is_verified_and_bounced_through_windows_above_4_gib() {
 }
 
 #[guest_test(slow = "the same runs on the older kernel")]
-fn io_is_verified_and_bounced_through_windows_above_4_gib_on_the_newer_kernel() {
+fn io_is_verified_and_bounced_above_4_gib_on_the_newer_kernel() {
     windows_above_4_gib(Kernel::Newer);
 }
 

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_have_each_suite_and_security_only_where_there_is_a_mirror() {
+    fn sources_have_each_suite_and_security_only_with_a_mirror() {
         let lines = lines(&Mirrors { archive: "http://m/debian".into(), security: None });
         assert!(
             lines.contains("] http://m/debian bookworm main\n")

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn patch_names_bouncing_where_it_changes_a_line_and_nowhere_else() {
+    fn patch_names_bouncing_only_in_lines_that_it_changes() {
         let patch =
             |line: &str| format!("Subject: bounce\n---\n--- a/one.c\n+++ b/one.c\n@@ -1 +1,2 @@\n bounce\n{line}\n");
         assert!(!names_bouncing(&patch("+int a;")));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_changed_run_the_longer_side_counts_and_documentation_does_not() {
+    fn changed_run_counts_its_longer_side_but_no_documentation() {
         let patch = "Subject: x\n--- a/one.c\n+++ b/one.c\n@@ -1,3 +1,4 @@\n a\n-b\n-\n+c\n+d\n+e\n f\n-g\n\
                      --- a/Documentation/x.rst\n+++ b/Documentation/x.rst\n@@ -1 +1,2 @@\n a\n+b\n-- \n\
                      --- a/MAINTAINERS\n+++ b/MAINTAINERS\n@@ -1 +1,2 @@\n a\n+b\n\

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_are_a_cores_own_but_for_the_last_which_is_the_packages() {
+    fn only_the_last_level_cache_is_shared_by_vcpus() {
         for leaf in [4, 0x8000_001d] {
             assert_eq!(shared(leaf, template(4)), [0, 0, 3], "{leaf:#x}");
             assert_eq!(shared(leaf, template(1)), [0, 0, 0], "{leaf:#x}");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_addresses_are_as_wide_as_the_hosts_but_no_wider_than_configured() {
+    fn physical_address_width_is_the_hosts_up_to_the_configured() {
         let width = |most| {
             let template = CpuidTemplate { max_phys_bits: most, ..template(1) };
             let eax = find(&template.for_vcpu(0).unwrap(), 0x8000_0008, 0).eax;

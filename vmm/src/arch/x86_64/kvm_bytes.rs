@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structure_reads_back_as_it_was_and_one_of_another_length_is_refused() {
+    fn kvm_structure_round_trips_and_malformed_hex_is_refused() {
         let regs = kvm_regs { rip: 0x1234, rflags: 2, ..Default::default() };
         let text = serde_json::to_string(&KvmBytes(regs)).unwrap();
         let read: KvmBytes<kvm_regs> = serde_json::from_str(&text).unwrap();

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_addresses_are_not_narrower_than_any_cpu_has_unless_the_hosts_are() {
+    fn saved_width_below_36_bits_is_refused_unless_the_hosts() {
         let rule = |bits: u8| {
             format!("cpuid: the guest's CPU has physical addresses of {bits} bits, and none has fewer than 36")
         };

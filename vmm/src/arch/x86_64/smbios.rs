@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_machine_has_all_that_is_needed_and_the_entry_point_leads_there() {
+    fn plain_machine_has_the_required_smbios_structures() {
         let tables = Tables::new(&PlatformConfig::default());
         assert_eq!(tables.entry.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
         assert_eq!(&tables.entry[..5], b"_SM3_");

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_were_read_one_after_the_other_are_told_of_one_moment() {
+    fn tsc_values_read_in_turn_are_moved_to_one_moment() {
         let counter = |value| TscState { khz: 2_000_000, value, offset: None };
         assert_eq!(counter(9_000).back(5_000, 4_000), counter(7_000));
         assert_eq!(counter(9_000).back(4_000, 5_000), counter(11_000));

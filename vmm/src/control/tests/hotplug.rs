@@ -33,7 +33,7 @@ fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
 }
 
 #[test]
-fn clients_vm_has_the_programs_defaults_and_so_has_what_comes_to_it() {
+fn api_created_vm_and_hotplugged_devices_get_the_defaults() {
     let defaults = VmDefaults { iommu_bounce: "size=32M".parse().ok(), all_behind_iommu: true };
     let options = Options { defaults, no_shutdown: true, ..Options::default() };
     let mut control = Control::<Null>::new(EventMonitor::none(), options);
@@ -73,7 +73,7 @@ fn device_that_cannot_come_changes_nothing() {
 }
 
 #[test]
-fn removal_is_completed_by_a_reset_and_lasts_beyond_the_next_boot() {
+fn removal_is_completed_by_reset_or_shutdown_and_lasts() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     control.create(config("")).unwrap();
     control.boot().unwrap();

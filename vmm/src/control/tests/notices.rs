@@ -33,7 +33,7 @@ fn names_of(event: &str, id: &str) -> (String, serde_json::Value) {
 }
 
 #[test]
-fn device_that_the_host_wants_back_is_removed_once_however_often_it_says_so() {
+fn device_is_removed_once_for_repeated_host_requests() {
     let file = tempfile::tempfile().unwrap();
     let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
     let mut control = Control::<Null>::new(monitor.clone(), Options { no_shutdown: true, ..Options::default() });

@@ -106,7 +106,7 @@ fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
 }
 
 #[test]
-fn vm_is_read_beside_the_control_thread_where_nothing_has_to_be_waited_for() {
+fn vm_info_is_read_off_the_control_thread_unless_busy() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     let handle = control.handle();
     assert!(handle.info_soon().is_none(), "the control thread does not serve yet");
@@ -160,7 +160,7 @@ fn answers_that_no_order_has_are_not_explained() {
 }
 
 #[test]
-fn calls_in_parallel_are_each_answered_and_end_in_a_stated_state() {
+fn parallel_calls_are_each_answered_until_the_vmm_ends() {
     const CLIENTS: usize = 16;
     let control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     let handle = control.handle();

@@ -32,7 +32,7 @@ fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
 }
 
 #[test]
-fn ram_comes_to_a_guest_within_its_room_and_stays_what_it_is_where_none_comes() {
+fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
     let mut control = Control::<Null>::new(monitor, Options::default());
     let size = |control: &mut Control<Null>| control.created.as_ref().unwrap().config.memory.size >> 20;
@@ -145,7 +145,7 @@ fn ram_that_has_come_stays_where_vcpus_do_not_come() {
 }
 
 #[test]
-fn balloon_has_the_size_that_is_wanted_last_and_a_vm_without_one_none() {
+fn balloon_has_the_last_valid_size_that_was_requested() {
     let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
     let mut control = Control::<Null>::new(monitor, Options::default());
     let resize = |control: &mut Control<Null>, bytes| {

@@ -99,7 +99,7 @@ fn what_cannot_be_restored_leaves_no_vm() {
 }
 
 #[test]
-fn restored_vm_that_cannot_be_resumed_is_gone_and_can_be_restored_again() {
+fn failed_resume_after_restore_deletes_the_vm() {
     let directory = TempDir::new().unwrap();
     let directory = directory.path().join("vm");
     write(&directory);
@@ -127,7 +127,7 @@ fn told_since_pausing(monitor: &EventMonitor, file: &File) -> Vec<String> {
 }
 
 #[test]
-fn reset_that_waits_for_its_pace_is_done_before_the_guest_is_saved() {
+fn delayed_reset_is_done_before_a_snapshot() {
     let directory = TempDir::new().unwrap();
     let (mut control, monitor, file) = watched();
     control.create(config("")).unwrap();
@@ -148,7 +148,7 @@ fn reset_that_waits_for_its_pace_is_done_before_the_guest_is_saved() {
 }
 
 #[test]
-fn vm_whose_reset_fails_as_it_is_to_be_saved_is_shut_down_and_not_saved() {
+fn failed_reset_before_a_snapshot_shuts_the_vm_down() {
     let directory = TempDir::new().unwrap();
     let (mut control, monitor, file) = watched();
     control.create(config("fail-reset")).unwrap();
@@ -184,7 +184,7 @@ fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Res
 }
 
 #[test]
-fn what_the_guest_did_before_it_was_paused_is_served_before_it_is_saved() {
+fn guest_events_from_before_a_pause_precede_the_snapshot() {
     let (mut control, monitor, file) = watched();
     let (answers, goes_on) = save_as_the_guest(&mut control, GuestEvent::Reset);
     assert!(matches!(answers[..], [Ok(_), Ok(_)]) && goes_on, "{answers:?}");

@@ -61,7 +61,7 @@ fn command_register_masks_intx_in_the_host() {
 }
 
 #[test]
-fn intx_gives_way_to_message_signalled_interrupts_and_comes_back() {
+fn msi_or_msix_replaces_intx_which_returns_after_disable() {
     for (host, control, kind, vectors) in [(with_msi(), 0x52, IrqKind::Msi, 1), (nvme(), 0x42, IrqKind::Msix, 1)] {
         let m = machine(&with_intx(host));
         let on = if kind == IrqKind::Msi { [1, 0] } else { [0, 0x80] };
@@ -81,7 +81,7 @@ fn intx_gives_way_to_message_signalled_interrupts_and_comes_back() {
 }
 
 #[test]
-fn interrupts_that_the_host_does_not_say_are_off_give_way_all_the_same() {
+fn interrupt_kind_switches_even_if_host_disable_fails() {
     let m = machine(&with_intx(nvme()));
     m.device.write_config(0x42, &[0, 0x80]);
     m.host.events();
@@ -121,7 +121,7 @@ fn device_that_the_host_takes_back_has_no_intx() {
 }
 
 #[test]
-fn device_that_has_intx_alone_is_refused_where_the_host_cannot_pass_it_on() {
+fn intx_only_device_is_refused_when_host_cannot_forward_it() {
     let host = only_intx();
     let line = || Some(Arc::new(FakeLine::default()));
     let error = assemble(&host, None).err().unwrap();

@@ -21,7 +21,7 @@ use crate::vfio::user::wire::{self, Command};
 use crate::windows::{WindowMemory, WindowMemoryConfig};
 
 #[test]
-fn ram_is_announced_without_a_descriptor_and_reached_by_messages() {
+fn ram_has_no_descriptor_and_is_reached_by_messages() {
     let mut rig = rig(Server::good());
     rig.ram.write_slice(&[1, 2, 3, 4], GuestAddress(0x2ffe)).unwrap();
     rig.map(0x10_0000, 0x2000, 0x1000, RW).unwrap();
@@ -114,7 +114,7 @@ fn memory_that_the_guest_does_not_see_is_not_mapped() {
 }
 
 #[test]
-fn file_that_the_guest_sees_is_reached_by_messages_and_registers_are_not() {
+fn messages_reach_guest_visible_files_but_not_registers() {
     let mut rig = rig(Server::good());
     let (file, _) = pages(0x2000);
     let (registers, _) = range(0x1000, false, DeviceContent::Registers);
@@ -149,7 +149,7 @@ fn windows() -> (Arc<WindowMemory>, Arc<FakeSlots>) {
 }
 
 #[test]
-fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
+fn chunks_carry_their_own_descriptors_and_permissions() {
     let mut rig = rig(Server::good());
     let (windows, _slots) = windows();
     rig.table.connect(Some(&windows), None);
@@ -193,7 +193,7 @@ fn chunks_go_with_descriptors_of_their_own_and_their_permissions() {
 /// Nobody has a descriptor of a chunk that devices may only write, so its memory is kept for the next driver. What keeps a server away
 /// from it is that the device is no bus master after a reset, and then that nothing is mapped.
 #[test]
-fn chunk_that_a_server_wrote_before_a_reset_reads_zero_for_the_next_driver() {
+fn chunk_written_before_reset_reads_zero_for_next_driver() {
     let (server, socket) = Server::good();
     let (sender, relay) = fault_relay();
     let host = UserServer::start("/run/x", socket, ram(), Some((ENDPOINT, sender))).unwrap();

@@ -91,7 +91,7 @@ fn answer_that_comes_byte_by_byte_is_taken_when_it_is_whole() {
 }
 
 #[test]
-fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
+fn server_with_trickling_bytes_is_dropped_within_limit() {
     // Each byte comes in time, and all 36 take three times what there is.
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(dribbling(LIMIT / 12))?;

@@ -130,7 +130,7 @@ fn device_behind_the_iommu_writes_where_it_may_only() {
 }
 
 #[test]
-fn chain_of_which_nothing_can_be_told_ends_the_device_until_it_is_reset() {
+fn malformed_chain_fails_the_device_until_reset() {
     let header = |disk: &Harness| {
         disk.fill(DATA, &[0; 16]);
         DATA + disk.offset()
@@ -166,7 +166,7 @@ fn chain_of_which_nothing_can_be_told_ends_the_device_until_it_is_reset() {
 }
 
 #[test]
-fn queue_whose_elements_are_not_in_memory_ends_the_device_and_is_not_read_for_ever() {
+fn available_ring_with_unmapped_elements_fails_the_device() {
     for kind in [PLAIN, RING] {
         let mut disk = Harness::silent(Kind { translated: true, ..kind }, file(&pattern(BYTES, 0)), BYTES as u64);
         // Flags and index of the available ring are at the end of a page, its elements in the next one.
@@ -183,7 +183,7 @@ fn queue_whose_elements_are_not_in_memory_ends_the_device_and_is_not_read_for_ev
 }
 
 #[test]
-fn image_that_cannot_be_written_fails_requests_and_the_disk_goes_on() {
+fn write_to_unwritable_image_fails_and_disk_keeps_working() {
     for kind in kinds() {
         let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
         file.set_len(BYTES as u64).unwrap();
@@ -199,7 +199,7 @@ fn image_that_cannot_be_written_fails_requests_and_the_disk_goes_on() {
 }
 
 #[test]
-fn read_beyond_an_image_that_was_cut_short_writes_the_status_only() {
+fn read_beyond_truncated_image_writes_only_the_status() {
     for kind in kinds() {
         let mut disk = disk(kind);
         disk.content.set_len(1024).unwrap();

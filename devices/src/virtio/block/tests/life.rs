@@ -28,7 +28,7 @@ fn slow(kind: Kind) -> (Harness, File) {
 }
 
 #[test]
-fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
+fn pause_waits_for_running_requests_and_admits_no_new_ones() {
     for translated in [false, true] {
         let (mut disk, mut writer) = slow(Kind { translated, ..RING });
         let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
@@ -54,7 +54,7 @@ fn pause_waits_for_what_is_under_way_and_nothing_begins_until_it_ends() {
 }
 
 #[test]
-fn request_under_way_ends_before_bus_mastering_is_off_and_none_begins() {
+fn bus_master_off_waits_for_request_and_admits_no_new_one() {
     for translated in [false, true] {
         let (mut disk, mut writer) = slow(Kind { translated, ..RING });
         let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
@@ -144,7 +144,7 @@ fn new_size_waits_for_what_a_reset_waits_for() {
 }
 
 #[test]
-fn unmap_ends_what_the_kernel_would_write_there_and_leaves_the_rest() {
+fn unmap_cancels_kernel_io_to_its_range_and_leaves_the_rest() {
     let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
     let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);
     disk.begun();

@@ -25,7 +25,7 @@ fn stopped() -> [RateLimits; 2] {
 }
 
 #[test]
-fn request_that_is_held_back_keeps_neither_pause_nor_reset_nor_unmap_waiting_and_stays_in_the_queue() {
+fn held_request_stays_queued_and_blocks_no_pause_reset_or_unmap() {
     for (kind, limits) in kinds().flat_map(|kind| stopped().map(|limits| (kind, limits))) {
         let kind = Kind { limits: Some(limits), ..kind };
         let mut old = Harness::new(kind, file(&pattern(BYTES, 0)));
@@ -118,7 +118,7 @@ fn buffer(bytes: u64) -> (u64, u32) {
 }
 
 #[test]
-fn pause_waits_for_a_few_large_requests_and_not_for_all_that_there_are() {
+fn pause_waits_for_few_large_requests_not_the_whole_queue() {
     for kind in [PLAIN, RING] {
         let mut disk = with_large_buffers(kind, MOST_MIB);
         // Three descriptors each.

@@ -192,7 +192,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn disk_has_what_was_written_to_it_and_after_a_crash_what_was_flushed(
+    fn disk_keeps_written_data_and_flushed_data_survives_a_crash(
         steps in prop::collection::vec(step(), 1..40),
         cluster in prop::sample::select(vec![512, 4096, 65536]),
         behind in any::<bool>(),
@@ -329,7 +329,7 @@ fn disk_gets_another_size_and_nothing_behind_it_comes_to_light() {
 }
 
 #[test]
-fn saved_disk_goes_on_with_what_another_process_reads_of_its_image() {
+fn saved_disk_restores_from_its_image_in_another_process() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 4096, None);
@@ -391,7 +391,7 @@ fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
 
 /// `imago` would look for room for the missing block until there is no more stack.
 #[test]
-fn image_whose_refcounts_do_not_begin_can_be_read_and_not_written() {
+fn image_without_first_refcount_block_is_only_readable() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 65536, None);

@@ -163,7 +163,7 @@ fn zeroes_are_written_and_what_is_discarded_costs_no_room() {
 }
 
 #[test]
-fn disk_that_is_to_keep_its_room_offers_no_discard_and_zeroes_free_none() {
+fn preallocated_disk_offers_no_discard_and_frees_no_blocks() {
     for kind in kinds() {
         let content = file(&pattern(IMAGE, 0));
         let image = content.try_clone().unwrap();
@@ -194,7 +194,7 @@ fn driver_that_knows_no_flushes_is_served_too() {
 }
 
 #[test]
-fn request_of_more_buffers_than_one_operation_takes_is_done_in_several() {
+fn oversized_scatter_list_is_served_in_several_operations() {
     // Behind the IOMMU neighbouring pages lie anywhere: 4 MiB are 1024 of them, and these begin in the midst of one.
     for kind in kinds() {
         let mut disk = Harness::silent(kind, file(&pattern(IMAGE, 0)), IMAGE as u64);

@@ -121,7 +121,7 @@ fn file_that_the_guest_sees_is_mapped_for_all_devices() {
 }
 
 #[test]
-fn private_file_is_mapped_and_keeps_what_a_device_writes_to_itself() {
+fn device_writes_to_private_file_mapping_do_not_reach_file() {
     let mut rig = rig(true);
     assert_eq!(rig.map(FILE), OK);
     rig.device.view().write_obj(7u8, GuestAddress(IOVA)).unwrap();

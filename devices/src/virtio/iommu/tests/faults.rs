@@ -112,7 +112,7 @@ fn fault_waits_for_a_buffer_that_is_large_enough() {
 }
 
 #[test]
-fn faults_of_an_unknown_endpoint_or_without_end_are_counted_as_dropped() {
+fn faults_of_unknown_endpoint_or_in_a_flood_count_as_dropped() {
     let guest = guest();
     assert!(!guest.handle.report_fault(Fault { endpoint: 77, ..FAULT }));
     for _ in 0..1000 {

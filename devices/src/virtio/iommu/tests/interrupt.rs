@@ -44,7 +44,7 @@ fn wait_for_answer(guest: &Guest, before: u16) {
 }
 
 #[test]
-fn request_that_is_interrupted_is_served_when_the_device_goes_on() {
+fn interrupted_request_is_served_after_resume() {
     for (features, poll) in [(BASIC, false), (BASIC, true), (BASIC | EVENT_IDX, false), (BASIC | EVENT_IDX, true)] {
         let mut guest = interrupted(features, poll);
         let before = guest.used_index();
@@ -62,7 +62,7 @@ fn request_that_is_interrupted_is_served_when_the_device_goes_on() {
 }
 
 #[test]
-fn request_that_the_polling_thread_left_is_served_when_the_device_goes_on() {
+fn request_left_by_the_polling_thread_is_served_after_resume() {
     let mut guest = interrupted(BASIC, true);
     guest.handle.interrupt(false);
     for _ in 0..50 {

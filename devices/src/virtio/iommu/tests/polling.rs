@@ -135,7 +135,7 @@ fn driver_is_asked_to_notify_again_when_no_requests_come() {
 }
 
 #[test]
-fn requests_that_come_slowly_and_take_little_are_not_polled_for_ever() {
+fn infrequent_cheap_requests_are_not_polled_for_forever() {
     let mut guest = running();
     make_polled(&mut guest, 1);
     // As one that took long would leave it: a patience that the requests which come are well within.
@@ -189,7 +189,7 @@ fn reset_while_polling_lets_go_of_the_queue() {
 }
 
 #[test]
-fn paused_device_has_served_all_and_is_not_polled_before_it_is_resumed() {
+fn pause_serves_all_requests_and_stops_polling_until_resume() {
     for features in [BASIC, BASIC | EVENT_IDX] {
         let mut guest = running_with(features);
         for _ in 0..20 {
@@ -212,7 +212,7 @@ fn paused_device_has_served_all_and_is_not_polled_before_it_is_resumed() {
 }
 
 #[test]
-fn broken_chain_that_is_polled_for_makes_the_device_need_a_reset() {
+fn broken_chain_found_by_polling_needs_a_reset() {
     let mut guest = running();
     loop {
         make_polled(&mut guest, 1);

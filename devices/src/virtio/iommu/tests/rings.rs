@@ -220,7 +220,7 @@ fn driver_says_of_which_element_it_wants_to_hear() {
 /// A driver of several threads that notifies only if the device wants it. Each adds requests under a lock, as drivers do, and
 /// notifies outside it. Nothing must be left that nobody has told the device of.
 #[test]
-fn no_request_is_forgotten_between_threads_that_notify_only_when_asked() {
+fn driver_threads_that_notify_on_demand_lose_no_request() {
     const TURNS: usize = 3000;
     let mut guest = Guest::running(BASIC | EVENT_IDX);
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);

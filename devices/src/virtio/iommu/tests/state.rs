@@ -62,7 +62,7 @@ fn restored_device_goes_on_with_the_next_request() {
 }
 
 #[test]
-fn windows_of_a_region_without_an_address_are_seen_once_it_has_one() {
+fn restored_chunks_get_slots_once_their_bar_has_an_address() {
     let old = lived();
     let state = old.function.save().unwrap();
     let (memory, msi, slots) = (old.memory.clone(), Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));

@@ -48,7 +48,7 @@ const REQUEST: Descriptor = (BUFFERS, 20, NEXT, 1);
 const REPLY: Descriptor = (2 * BUFFERS, 4, WRITE, 0);
 
 #[test]
-fn indirect_descriptor_with_wrong_flags_is_served_or_refused_and_leads_nowhere_else() {
+fn malformed_indirect_descriptor_is_served_or_needs_a_reset() {
     let inner = [REQUEST, REPLY];
     let nested = [(TABLE, 32, INDIRECT, 0)];
     let nested_behind = [REQUEST, (TABLE, 32, INDIRECT | WRITE, 0)];

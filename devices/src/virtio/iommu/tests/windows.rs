@@ -134,7 +134,7 @@ fn configuration_is_read_only() {
 }
 
 #[test]
-fn windows_without_memory_and_memory_without_windows_are_refused() {
+fn mismatched_window_memory_and_config_are_refused() {
     let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
     let mut without_memory = params(&memory, &msi, &slots, true);

@@ -22,7 +22,7 @@ fn gone() -> Option<File> {
 }
 
 #[test]
-fn device_whose_interface_is_gone_looks_for_packets_no_more_and_takes_those_of_the_guest() {
+fn vanished_interface_ends_reads_and_drops_guest_packets() {
     let Some(file) = gone() else { return };
     let mut harness = Harness::on_file(file);
     harness.start(true);

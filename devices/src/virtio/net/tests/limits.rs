@@ -13,7 +13,7 @@ fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
 }
 
 #[test]
-fn each_direction_has_the_rate_for_itself_and_what_waits_is_not_lost() {
+fn rate_limits_are_per_direction_and_delay_without_loss() {
     // 1000 bytes, and 100 in each 10 ms.
     let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
     harness.start(true);
@@ -42,7 +42,7 @@ fn each_direction_has_the_rate_for_itself_and_what_waits_is_not_lost() {
 }
 
 #[test]
-fn packet_that_is_held_back_keeps_neither_pause_nor_reset_waiting() {
+fn rate_limited_packet_delays_neither_pause_nor_reset() {
     let mut harness = Harness::limited(1, false, limits(1, Duration::from_secs(3600)));
     harness.start(true);
     for index in 0..2 {

@@ -100,7 +100,7 @@ fn packet_waits_for_room_and_none_of_those_behind_it_is_lost() {
 }
 
 #[test]
-fn packet_that_no_buffer_of_the_driver_holds_is_lost_and_counted() {
+fn packet_too_large_for_receive_buffers_is_counted_as_dropped() {
     let mut harness = Harness::new(1, false);
     harness.start(false);
     harness.add(RECEIVE, &[(BUFFERS, 512, WRITE)]);
@@ -168,7 +168,7 @@ fn interface_that_is_gone_is_counted_and_the_device_stays() {
 }
 
 #[test]
-fn device_behind_the_iommu_reaches_what_is_mapped_and_nothing_else() {
+fn gpa_buffer_behind_the_iommu_faults_and_needs_a_reset() {
     let mut harness = Harness::new(1, true);
     harness.start(true);
     // A guest-physical address is no IOVA.

@@ -41,7 +41,7 @@ fn configuration_says_address_pairs_and_mtu() {
 }
 
 #[test]
-fn driver_uses_as_many_pairs_as_there_are_and_the_host_learns_it() {
+fn queue_pair_count_is_validated_and_passed_to_the_host() {
     let mut harness = Harness::new(2, false);
     harness.start(true);
     assert_eq!(lock(&harness.asked).pairs, 1);
@@ -113,7 +113,7 @@ fn queues_of_no_driver_do_no_harm() {
 }
 
 #[test]
-fn paused_device_takes_and_gives_nothing_and_goes_on_when_it_is_resumed() {
+fn paused_device_moves_no_packets_until_resumed() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     harness.function.pause();
@@ -129,7 +129,7 @@ fn paused_device_takes_and_gives_nothing_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
-fn saved_device_goes_on_with_its_pairs_and_another_one_is_refused() {
+fn restored_device_keeps_its_pairs_and_refuses_foreign_state() {
     let mut harness = Harness::new(2, false);
     harness.start(true);
     assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 2, 0]), CTRL_OK);

@@ -123,7 +123,7 @@ fn notification_of_a_queue_that_there_is_not_reaches_nobody() {
 
 /// The window in configuration space (4.1.4.9): its bar, offset and length are the driver's, and may be anything.
 #[test]
-fn access_by_configuration_space_that_leads_nowhere_changes_nothing() {
+fn pci_cfg_access_to_an_invalid_target_changes_nothing() {
     let cases: [(&str, u8, u64, u32); 9] = [
         ("a BAR that is not there", 3, COMMON + 20, 1),
         ("a BAR that cannot be", 9, COMMON + 20, 1),

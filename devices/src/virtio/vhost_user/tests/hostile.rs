@@ -100,7 +100,7 @@ fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
 }
 
 #[test]
-fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
+fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
     // Each byte of the 20 comes in time, and all take three times what there is.
     let slow = Vice::Dribble(TIMES.other * 3 / 20);
     let begin = Instant::now();
@@ -118,7 +118,7 @@ fn server_whose_bytes_come_too_slowly_is_given_up_within_the_limit() {
 }
 
 #[test]
-fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_slow_once() {
+fn server_slow_at_every_request_is_limited_per_operation() {
     // More than 60 ms for each of sixteen requests, of 200 ms that there are for each and for all.
     let all =
         [SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL];
@@ -136,7 +136,7 @@ fn server_that_is_slow_each_time_holds_an_access_up_no_longer_than_one_that_is_s
 }
 
 #[test]
-fn server_that_changes_its_configuration_without_end_holds_no_pause_up() {
+fn server_flooding_config_changes_does_not_hold_up_pauses() {
     // About 50 ms for each, which is free.
     let server = Server::start(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))));
     let device = connect(&server, Model::block(1, 64)).unwrap();

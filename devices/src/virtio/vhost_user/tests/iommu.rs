@@ -143,7 +143,7 @@ fn server_that_cannot_translate_is_refused_with_what_it_lacks() {
 }
 
 #[test]
-fn mapping_is_told_when_the_server_asks_and_taken_back_before_it_is_gone() {
+fn mapping_is_sent_on_a_miss_and_invalidated_by_unmap() {
     let mut card = Card::new(manner());
     card.map(IOVA, 0x8000, 0x2000, Permissions::WRITE);
     let asked = card.server.take();
@@ -184,7 +184,7 @@ fn windows() -> Arc<WindowMemory> {
 }
 
 #[test]
-fn chunk_of_a_window_is_a_region_of_its_own_as_long_as_it_is_mapped() {
+fn window_chunk_is_a_server_memory_region_while_mapped() {
     let mut card = Card::new(Manner { regions: 2, ..manner() });
     let windows = windows();
     card.mapper.connect(Some(&windows), None);
@@ -245,7 +245,7 @@ fn show(card: &Card, content: DeviceContent) -> DeviceRange {
 }
 
 #[test]
-fn file_that_the_guest_sees_is_a_region_while_some_of_it_is_mapped() {
+fn guest_visible_file_is_a_server_region_while_partly_mapped() {
     let mut card = Card::new(manner());
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(0x8000).unwrap();
@@ -284,7 +284,7 @@ fn memory_that_no_server_can_be_given_is_mapped_without_access() {
 }
 
 #[test]
-fn file_is_mapped_without_access_where_a_server_takes_no_more_regions() {
+fn file_beyond_the_region_limit_is_mapped_without_access() {
     let mut card = Card::new(Manner { regions: 1, ..manner() });
     let place = FilePlace { file: Arc::new(tempfile::tempfile().unwrap()), offset: 0 };
     let range = show(&card, DeviceContent::Pages { file: Some(place) });
@@ -295,7 +295,7 @@ fn file_is_mapped_without_access_where_a_server_takes_no_more_regions() {
 }
 
 #[test]
-fn access_that_is_not_allowed_is_told_to_the_guest_once_and_to_the_server_each_time() {
+fn denied_access_is_nacked_each_time_and_faults_once() {
     let mut card = Card::new(manner());
     card.map(IOVA, 0x8000, 0x1000, Permissions::READ);
     assert!(card.ask(IOVA, 1, 1));
@@ -314,7 +314,7 @@ fn access_that_is_not_allowed_is_told_to_the_guest_once_and_to_the_server_each_t
 }
 
 #[test]
-fn device_whose_server_does_not_forget_in_time_fails_and_so_does_the_unmap() {
+fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
     let refuses = message_of(IOTLB_MSG, &1u64.to_le_bytes());
     for (vice, reason) in [
         (Vice::Silent, "takes more than"),
@@ -341,7 +341,7 @@ fn device_whose_server_does_not_forget_in_time_fails_and_so_does_the_unmap() {
 }
 
 #[test]
-fn server_that_goes_holds_no_unmap_up_and_the_next_one_knows_nothing() {
+fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     let mut card = Card::new(Manner { vices: [(IOTLB_MSG, Vice::Close)].into(), ..manner() });
     card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
     card.map(IOVA + 0x1000, 0x9000, 0x1000, READ_WRITE);

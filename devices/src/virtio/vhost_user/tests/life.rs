@@ -32,7 +32,7 @@ const QUEUE: [u32; 7] =
     [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_ENABLE];
 
 #[test]
-fn server_is_taken_when_the_device_is_made_and_told_of_memory_and_queues_by_the_driver() {
+fn server_gets_memory_and_queues_only_on_activation() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     let first =
@@ -60,7 +60,7 @@ fn server_is_taken_when_the_device_is_made_and_told_of_memory_and_queues_by_the_
 }
 
 #[test]
-fn kick_and_call_go_between_driver_and_server_without_the_front_end() {
+fn kick_and_call_bypass_the_front_end() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     let told = Told::with_events(2);
@@ -101,7 +101,7 @@ fn error_of_a_queue_fails_the_device() {
 }
 
 #[test]
-fn paused_device_has_its_queues_back_and_goes_on_where_they_stood() {
+fn paused_device_stops_its_queues_and_resumes_at_their_base() {
     let server = Server::start(Manner { base: 7, ..Manner::default() });
     let device = connect(&server, fs()).unwrap();
     let (ram, told) = (ram(1), Told::with_events(2));
@@ -140,7 +140,7 @@ fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
 }
 
 #[test]
-fn ram_that_comes_is_added_once_and_only_while_there_is_a_driver() {
+fn added_ram_is_sent_once_and_only_while_a_driver_runs() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     let (ram, told) = (ram(1), Told::with_events(2));
@@ -162,7 +162,7 @@ fn ram_that_comes_is_added_once_and_only_while_there_is_a_driver() {
 }
 
 #[test]
-fn server_without_single_regions_has_queues_stand_still_for_a_new_table() {
+fn queues_stop_for_a_new_memory_table_without_add_mem_reg() {
     let manner = Manner { protocol: REPLY_ACK, ..Manner::default() };
     let server = Server::start(manner);
     let device = connect(&server, fs()).unwrap();

@@ -62,7 +62,7 @@ fn use_pairs_by(index: u16, device: &VhostUserDevice, ram: &Arc<Ram>, number: u1
 }
 
 #[test]
-fn driver_turns_pairs_of_queues_on_and_off_by_the_front_ends_control_queue() {
+fn control_queue_enables_and_disables_queue_pairs() {
     let server = Server::start(Manner::default());
     let device = connect(&server, card(2)).unwrap();
     assert_eq!(device.queue_sizes(), [64, 64, 64, 64, 64]);
@@ -127,7 +127,7 @@ fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
 }
 
 #[test]
-fn server_that_is_slow_at_each_queue_of_a_command_holds_others_for_one_operation() {
+fn server_slow_at_each_queue_is_limited_per_control_command() {
     // More than 200 ms for each of four queues, of 500 ms that there are for all.
     let slow =
         Manner { vices: [(SET_VRING_ENABLE, Vice::Dribble(Duration::from_millis(10)))].into(), ..Manner::default() };
@@ -154,7 +154,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
 }
 
 #[test]
-fn card_loses_packets_with_its_server_and_goes_on_with_the_next_one() {
+fn net_card_continues_from_its_used_index_on_reconnect() {
     let server = Server::start(Manner::default());
     let device = connect(&server, card(1)).unwrap();
     let (ram, told) = (ram(1), Told::with_events(2));

@@ -17,7 +17,7 @@ use super::support::{RINGS, SHORT, TIMES, Told, address, card, connect, connect_
 use crate::virtio::VirtioDevice;
 
 #[test]
-fn file_system_fails_with_its_server_and_the_next_driver_gets_the_next_server() {
+fn lost_server_fails_file_system_until_the_next_driver() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     let (ram, told) = (ram(1), Told::with_events(2));
@@ -37,7 +37,7 @@ fn file_system_fails_with_its_server_and_the_next_driver_gets_the_next_server() 
 }
 
 #[test]
-fn file_system_whose_server_went_before_the_driver_came_waits_for_the_next_one() {
+fn file_system_started_without_a_server_waits_for_the_next() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     server.take();
@@ -69,7 +69,7 @@ fn of(asked: &[Asked], request: u32) -> &Asked {
 }
 
 #[test]
-fn idle_disk_goes_on_with_the_next_server_behind_what_was_answered() {
+fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
     let server = Server::start(disk_server(0));
     let device = connect(&server, disk()).unwrap();
     let (ram, told) = (ram(1), Told::with_events(1));
@@ -86,7 +86,7 @@ fn idle_disk_goes_on_with_the_next_server_behind_what_was_answered() {
 }
 
 #[test]
-fn disk_with_requests_under_way_goes_on_only_with_the_account_of_them() {
+fn busy_disk_reconnects_only_with_an_inflight_buffer() {
     for (account, fails) in [(0, true), (INFLIGHT, false)] {
         let server = Server::start(disk_server(account));
         let device = connect(&server, disk()).unwrap();
@@ -111,7 +111,7 @@ fn disk_with_requests_under_way_goes_on_only_with_the_account_of_them() {
 }
 
 #[test]
-fn server_that_offers_less_than_the_one_before_it_fails_the_disk() {
+fn next_server_with_fewer_features_fails_the_disk() {
     let server = Server::start(disk_server(0));
     let device = connect(&server, disk()).unwrap();
     let told = Told::with_events(1);
@@ -159,7 +159,7 @@ fn at(requests: &[u32], vice: &Vice) -> Manner {
 }
 
 #[test]
-fn next_server_that_is_slow_each_time_holds_a_pause_up_for_one_operation() {
+fn slow_next_server_delays_pause_by_at_most_one_operation() {
     let server = Server::start(Manner::default());
     let device = connect_with(&server, card(1), SHORT).unwrap();
     let told = Told::with_events(2);
@@ -178,7 +178,7 @@ fn next_server_that_is_slow_each_time_holds_a_pause_up_for_one_operation() {
 }
 
 #[test]
-fn next_server_has_what_is_left_of_the_time_that_the_ones_before_it_held_others() {
+fn successive_slow_servers_share_one_connection_time_budget() {
     // Each answer takes more than 60 ms, of which 4 ms are free. All have 450 ms together.
     let slow = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
     let manner = at(&slow, &Vice::Dribble(Duration::from_millis(3)));
@@ -195,7 +195,7 @@ fn next_server_has_what_is_left_of_the_time_that_the_ones_before_it_held_others(
 }
 
 #[test]
-fn next_server_is_looked_for_later_when_no_time_is_left_to_hold_others() {
+fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     let server = Server::start(Manner::default());
     let times = Times { drain: Duration::from_millis(400), other: Duration::from_millis(600) };
     let device = connect_with(&server, card(1), times).unwrap();

@@ -219,7 +219,7 @@ fn paused_device_carries_nothing_and_goes_on_afterwards() {
 }
 
 #[test]
-fn restored_guest_is_told_that_its_connections_are_gone_before_new_ones_come() {
+fn restored_guest_gets_transport_reset_before_new_connections() {
     for translated in [false, true] {
         let mut old = Harness::started(translated);
         old.give_all();

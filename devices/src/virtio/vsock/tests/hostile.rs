@@ -17,7 +17,7 @@ use crate::virtio::vsock::spec::{HOST_CID, PORT_ANY, TYPE_STREAM, op, shutdown};
 const PORTS: Ports = Ports { guest: 1025, host: 52 };
 
 #[test]
-fn packets_of_no_connection_are_answered_with_a_reset_and_resets_with_nothing() {
+fn packets_of_unknown_connections_are_reset_but_resets_ignored() {
     let mut guest = Guest::new();
     for op in [0, op::RESPONSE, op::SHUTDOWN, op::RW, op::CREDIT_UPDATE, op::CREDIT_REQUEST, 8, u16::MAX] {
         guest.say(PORTS, op);
@@ -29,7 +29,7 @@ fn packets_of_no_connection_are_answered_with_a_reset_and_resets_with_nothing() 
 }
 
 #[test]
-fn packets_of_other_types_and_to_other_cids_are_answered_with_a_reset() {
+fn wrong_type_or_dst_cid_is_reset_and_wrong_source_ignored() {
     let mut guest = Guest::new();
     let _server = guest.serve(PORTS.host);
     guest.send(&Header { kind: 2, ..Guest::header(PORTS, op::REQUEST) }, &[]);

@@ -130,7 +130,7 @@ fn no_more_goes_to_the_guest_than_it_has_room_for() {
 }
 
 #[test]
-fn bytes_for_a_program_that_does_not_read_are_kept_and_no_more_than_was_said() {
+fn unread_bytes_are_kept_within_the_advertised_credit() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
     // As a guest does: no more than it knows of room for.

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_of_an_operation_that_grew_are_told_as_worse_with_their_table() {
+    fn grown_instruction_count_is_reported_worse_with_its_table() {
         let of = |rounds| run_of("io_instructions", "instructions", rounds);
         let text = text(&of([45_000.0, 45_200.0, 45_100.0]), &of([43_000.0, 43_100.0, 43_200.0])).unwrap();
         let line = line(&text, "io_instructions");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_of_the_machine_are_told_of_a_few_rounds_only_where_they_differ_by_much() {
+    fn only_large_disjoint_instruction_changes_are_reported() {
         let of = |count| run_of("start_instructions", "instructions", [count]);
         for (after, better, worse) in [(205e6, 0, 0), (230e6, 0, 1), (170e6, 1, 0)] {
             let text = text(&of(after), &of(196e6)).unwrap();

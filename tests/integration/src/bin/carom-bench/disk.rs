@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_cells_of_a_mode_are_in_one_guest_and_scopes_hold_each_other() {
+    fn each_mode_has_one_guest_and_each_scope_contains_the_last() {
         let site = Site::default();
         let names: Vec<String> = work(Scope::Plain, &site).into_iter().map(|work| work.name).collect();
         assert_eq!(names, ["no-viommu", "qemu-no-viommu", "bounce", "strict", "qemu-strict"]);

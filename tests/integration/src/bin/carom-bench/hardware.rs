@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn operation_without_anything_added_costs_what_it_costs_without_an_iommu() {
+    fn no_viommu_cell_has_the_base_cost_and_a_ratio_of_one() {
         let base = cell("no-viommu", 4);
         assert_eq!(base.cpu(COPY), OPERATION.time.plus(EXIT.time.times(0.5)));
         assert_eq!(base.ratio(&base, COPY), (range(1.0, 1.0), 1.0));
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_is_lowest_where_only_one_of_the_two_is_held_up_by_the_drive() {
+    fn ratio_drops_below_one_where_only_one_mode_is_drive_bound() {
         let (base, large) = (cell("no-viommu", 64), bounce(64));
         let (bounds, _) = large.ratio(&base, range(0.07, 0.07));
         // With the lower bounds both are.

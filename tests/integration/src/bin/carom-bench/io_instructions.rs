@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pattern_has_three_sizes_and_the_largest_moves_no_more_bytes_than_the_second() {
+    fn each_pattern_has_three_sizes_within_the_byte_limit() {
         let bytes = |cell: &Cell| {
             let Extent::Operations(operations) = cell.extent else { panic!("{cell:?}") };
             cell.kib * operations

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_does_not_bounce_has_no_data_taken_off_and_is_an_error_where_it_should() {
+    fn bounce_count_must_fit_the_mode_and_zero_subtracts_no_data() {
         assert!(measured(&outcome(3999), &BOUNCE, &counts()).is_err());
         assert!(measured(&outcome(4000), &NO_VIOMMU, &counts()).is_err());
         let found = measured(&outcome(0), &NO_VIOMMU, &counts()).unwrap();

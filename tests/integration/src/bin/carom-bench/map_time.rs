@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_has_a_guest_of_one_vcpu_and_several_have_one_of_two() {
+    fn one_thread_has_one_vcpu_and_several_threads_have_two() {
         let names = |scope| work(scope, &Site::default()).into_iter().map(|work| work.name).collect::<Vec<_>>();
         assert_eq!(names(Scope::Quick).iter().filter(|name| name.ends_with("with 1 vCPUs")).count(), 6);
         let plain = names(Scope::Plain);

@@ -225,7 +225,7 @@ mod tests {
     use crate::table::Row;
 
     #[test]
-    fn plot_has_each_mode_and_size_and_there_is_none_of_a_single_size() {
+    fn plot_shows_each_mode_and_size_and_needs_two_sizes() {
         let dir = tempfile::tempdir().unwrap();
         let mut samples = vec![sample(0, "strict", "4k", 300.0), sample(0, "no-viommu", "4k", 1000.0)];
         write(&results(&samples), dir.path()).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_along_the_axis_stand_in_their_order_and_a_row_without_the_figure_is_left_out() {
+    fn axis_sorts_numerically_and_rows_without_figure_are_omitted() {
         let row = |mode: &str, guests: u32, figures: &[(&str, f64)]| {
             let mut row = Row::new([("mode", mode.into()), ("guests", guests.into())], [("borne", 1.0)]);
             row.figures.extend(figures.iter().map(|(key, figure)| ((*key).to_owned(), *figure)));

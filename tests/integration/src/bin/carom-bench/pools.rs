@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_those_of_the_cell_and_there_are_none_without_an_iommu() {
+    fn requests_are_counted_per_cell_and_none_without_an_iommu() {
         let bare = Done { after: Probe::default(), ..done(1.0) };
         assert_eq!((requests(&done(1.0)), requests(&bare)), (Some(8.0), None));
     }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_with_an_empty_pool_is_followed_by_itself_with_a_filled_one() {
+    fn each_empty_pool_cell_is_followed_by_its_filled_one() {
         for pair in pools(Scope::Plain).chunks(2) {
             let [(one, first), (other, second)] = pair else { panic!("{pair:?}") };
             assert_eq!((one, *first, *second), (other, Kind::Empty, Kind::Filled));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn first_uses_are_told_by_their_median_and_one_that_failed_is_told_too() {
+    fn first_uses_are_reported_by_median_and_failures_are_listed() {
         let cells = buffers(Scope::Quick, &BOUNCE);
         let mut results: Vec<Result<Done>> = [900.0, 500.0, 700.0, 5000.0].into_iter().map(|us| Ok(done(us))).collect();
         results.push((|| bail!("it hung"))());

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_other_keys_and_those_without_the_figure_are_not_mixed() {
+    fn rows_with_different_keys_or_figures_get_separate_tables() {
         let row = |key: &str, figure: &str| Row::new([("mode", "bounce".into()), (key, 7.into())], [(figure, 3.0)]);
         let rows = vec![row("guests", "iops"), row("size", "iops"), row("depth", "borne")];
         let text = text(&results(&[sample_of("density", rows)]));

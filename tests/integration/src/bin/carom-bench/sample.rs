@@ -127,7 +127,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn samples_of_another_part_are_found_and_those_of_another_run_are_not() {
+    fn samples_are_found_across_tables_but_not_across_runs() {
         let [engine, sync, other] = ["engine", "sync", "sync"].map(|table| sample_of(table, Vec::new()));
         let other = Sample { key: Key { run: "another".into(), ..other.key.clone() }, ..other };
         let asked = [engine.key.clone(), sync.key.clone()];

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn start_of_which_nothing_was_counted_is_an_error_that_says_what() {
+    fn start_without_counts_is_an_error_naming_what_is_missing() {
         let error = |outcome: &Outcome| figures(outcome).unwrap_err().to_string();
         let exits = [("exits", 7)];
         assert!(error(&outcome(None, Some(5000), &exits)).contains("emulator"));

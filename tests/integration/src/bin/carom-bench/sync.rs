@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn drive_that_does_not_bounce_and_a_mark_without_a_count_are_errors() {
+    fn wrong_bounce_count_or_mark_without_count_is_an_error() {
         assert!(measured(&outcome(0), &BOUNCE, None).is_err());
         assert!(measured(&outcome(7), &STRICT, None).is_err());
         assert!(measured(&outcome(0), &STRICT, None).is_ok());

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_of_a_cell_are_neighbours_and_no_guest_has_too_many_cells() {
+    fn modes_of_a_cell_are_adjacent_and_guests_hold_few_cells() {
         let work = work(Scope::All, &Site::default());
         let names: Vec<&str> = work.iter().map(|work| work.name.as_str()).collect();
         assert_eq!(&names[..2], ["no-viommu with 1 jobs", "bounce with 1 jobs"]);

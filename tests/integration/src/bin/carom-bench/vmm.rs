@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_vmm_starts_the_kernel_of_its_template_without_devices_and_only_where_there_is_one() {
+    fn other_vmm_starts_only_if_set_and_with_its_template_kernel() {
         let mut site = Site::default();
         let others = |site: &Site| {
             let names = Started::all(site).into_iter().map(Started::name);

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn result_of_a_dead_machine_counts_its_own_tests_in_the_usual_form() {
+    fn dead_machine_result_line_counts_only_its_own_tests() {
         let before = done("passed a 0\nfailed b 0\n");
         let after = done("passed a 0\nfailed b 0\npassed c 0\npassed d 0\nstarted e 0\n");
         let line = result_line(&before, &after, false, Duration::from_millis(1500));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_that_is_stopped_has_its_failures_told_and_the_test_at_hand_counted_as_one() {
+    fn stopped_machine_reports_failures_and_fails_current_test() {
         let dir = tempfile::tempdir().unwrap();
         let record = Record::new(&dir.path().join("record"));
         fs::write(record.path(), "passed a 0\nfailed b 0\nstarted c 0\n").unwrap();

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn bridge_of_segment_0_covers_bars_and_windows_however_the_hole_is_divided() {
+    fn segment_0_bridge_covers_the_hole_however_it_is_divided() {
         for firmware in [false, true] {
             let mut vm = carom_api::VmConfig::default();
             vm.payload.firmware = firmware.then(|| "/f".into());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn first_pin_of_each_slot_leads_to_a_line_that_is_level_triggered_active_high_and_shared() {
+    fn first_pin_of_each_slot_has_a_shared_level_active_high_line() {
         let image = build(&TableConfig { segments: segments(2), ..config() }, 0).rest;
         let has = |bytes: &[u8]| image.windows(bytes.len()).any(|window| window == bytes);
         for irq in 20..24u8 {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_in_tables_and_at_the_host_bridges_of_their_segments() {
+    fn numa_nodes_are_in_tables_and_at_their_host_bridges() {
         let numa = vec!["guest_numa_id=5,pci_segments=1".parse().unwrap()];
         let vm = carom_api::VmConfig { numa, ..carom_api::VmConfig::default() };
         let image = build(&TableConfig { nodes: Nodes::of(&vm), segments: segments(2), ..config() }, 0).rest;

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_has_the_node_that_is_said_and_a_guest_without_nodes_has_no_tables() {
+    fn segment_has_its_node_and_no_nodes_mean_no_tables() {
         assert_eq!((nodes().of_segment(0), nodes().of_segment(1)), (None, Some(2)));
         assert_eq!(Nodes::of(&VmConfig::default()), None);
     }

@@ -41,7 +41,7 @@ mod tests {
     use crate::arch::layout::GIB;
 
     #[test]
-    fn ranges_are_sorted_disjoint_and_hold_all_ram_but_the_legacy_hole() {
+    fn ranges_are_sorted_disjoint_and_omit_only_the_legacy_hole() {
         for size in [GIB / 2, 3 * GIB, 8 * GIB] {
             let map = build(size);
             assert!(map.windows(2).all(|pair| pair[0].start + pair[0].size <= pair[1].start), "{map:x?}");

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_writes_the_reset_value_to_the_reset_port_and_fits_below_a_mib() {
+    fn code_writes_the_reset_port_and_fits_below_a_mib() {
         assert_eq!(code(), [0xba, 0x02, 0x06, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd]);
         let memory = Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         write(&memory).unwrap();

@@ -110,7 +110,7 @@ fn firmware_refused(content: &[u8]) -> String {
 }
 
 #[test]
-fn firmware_is_entered_at_its_pvh_entry_point_with_memory_map_and_tables() {
+fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     let (_file, config) = firmware(&elf(0x4000, PVH_NOTE, 0x10_3ff0));
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
