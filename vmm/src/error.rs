@@ -11,8 +11,8 @@ use devices::pci::PciError;
 use devices::vfio::VfioPciError;
 use thiserror::Error;
 
+use crate::arch::board::BoardError;
 use crate::arch::boot::BootError;
-use crate::arch::platform::PlatformError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 use crate::vm_state::VmStateError;
@@ -79,8 +79,8 @@ pub enum VmError {
     Guest(String),
 }
 
-impl From<PlatformError> for VmError {
-    fn from(PlatformError { what, source }: PlatformError) -> Self {
+impl From<BoardError> for VmError {
+    fn from(BoardError { what, source }: BoardError) -> Self {
         Self::Device { what, source }
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! An architecture brings its address map ([`layout`]), what is loaded for the guest ([`boot`], [`acpi`], [`smbios`]), the state of its
 //! vCPUs ([`registers`], [`cpuid`]) and interrupt controllers ([`irqchip`]), and the devices that sit on no bus
-//! ([`platform`]).
+//! ([`board`]).
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("Carom runs on x86-64 only");

@@ -91,7 +91,7 @@ impl Vm {
     /// Adds `len` bytes of RAM, a multiple of [`MEMORY_DEVICE_GRANULE`].
     pub(super) fn add_piece(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
         let refuse = |rule: String| Err(ConfigError::new(VmResize::DESIRED_RAM, rule).into());
-        let Some(registers) = self.platform.memory_devices.clone() else {
+        let Some(registers) = self.board.memory_devices.clone() else {
             return refuse("the VM was booted without room for more (memory.hotplug_size)".into());
         };
         if registers.is_full() {
@@ -111,7 +111,7 @@ impl Vm {
 
     /// Address and length of each piece.
     pub(super) fn added_ranges(&self) -> Vec<(u64, u64)> {
-        let devices = self.platform.memory_devices.as_ref().map(|registers| registers.devices()).unwrap_or_default();
+        let devices = self.board.memory_devices.as_ref().map(|registers| registers.devices()).unwrap_or_default();
         devices.iter().map(|device| (device.gpa, device.len)).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use carom_api::VmConfig;
 use carom_api::limits::{CHUNK_SIZE, MIB};
 use devices::descriptors::{self, Shortage};
-use devices::pci::{ConfigPorts, Ecam, HostBridgeKind, PciAddress, PciRoot};
+use devices::pci::{Ecam, HostBridgeKind, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
 use devices::shown::ShownMemory;
@@ -20,10 +20,10 @@ use super::loading::Loading;
 use super::processors::Processors;
 use super::{PVPANIC_ID, Vm, WATCHDOG_ID, serial};
 use crate::address_space::{IoMap, IoMapOwner};
+use crate::arch::board::{Board, BoardConfig};
 use crate::arch::irqchip::{self, IrqchipState};
 use crate::arch::layout::{FIRST_MSI_GSI, PCI_ECAM};
-use crate::arch::platform::PlatformDevices;
-use crate::arch::{acpi, platform, segments};
+use crate::arch::{acpi, segments};
 use crate::error::VmError;
 use crate::event_monitor::EventMonitor;
 use crate::kvm::KvmVm;
@@ -67,22 +67,19 @@ impl Vm {
         memory::show(&memory, slots.as_ref())?;
         let io_map = IoMapOwner::new();
         io_map.set_slots(&slots);
-        platform::add_power_registers(&io_map, mailbox.clone())?;
-        let control_port = platform::add_control_port(&io_map)?;
-        let for_firmware = tables.firmware.then(|| platform::add_firmware_devices(&io_map, ram_size)).transpose()?;
         let bridge = if tables.firmware { HostBridgeKind::CloudHypervisor } else { HostBridgeKind::Generic };
-        let (pci, config_ports) = add_root_buses(&io_map, tables, bridge, mailbox.clone())?;
+        let pci = add_root_buses(&io_map, tables, bridge)?;
         let msi = KvmMsi::new(kvm.fd.clone(), irqchip::line_routes(), FIRST_MSI_GSI)
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
-        let hotplug = platform::add_hotplug_registers(&io_map, &kvm, &pci, mailbox.clone())?;
-        let memory_devices =
-            tables.memory_devices.then(|| platform::add_memory_devices(&io_map, &kvm, added_ram)).transpose()?;
         let present = cpuids.iter().map(|(number, _)| *number).collect();
-        let add_cpu_hotplug =
-            || platform::add_cpu_hotplug(&io_map, &kvm, config.cpus.boot_vcpus, present, mailbox.clone());
-        let cpu_hotplug = tables.processors_change().then(add_cpu_hotplug).transpose()?;
-        let add_notice = |_| platform::add_generation_notice(&io_map, &kvm);
-        let generation_notice = contents.generation_id.map(add_notice).transpose()?;
+        let board = BoardConfig {
+            firmware: tables.firmware,
+            ram_size,
+            processors: tables.processors_change().then_some((config.cpus.boot_vcpus, present)),
+            memory_devices: tables.memory_devices.then_some(added_ram),
+            generation_id: contents.generation_id.is_some(),
+        };
+        let mut board = Board::new(&io_map, &kvm, &pci, &mailbox, board)?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
         if config.pvpanic {
             let device = PvPanic::new(PVPANIC_ID.into(), observer.clone());
@@ -121,24 +118,13 @@ impl Vm {
 
         let processors = Processors::new(&kvm, cpuids, vcpu_places, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
-        let power_button = platform::add_power_button(&kvm)?;
-        let (serial, serial_links) = serial::add_port(&config.serial, &kvm, &io_map)?;
-        let platform = PlatformDevices {
-            control_port,
-            config_ports,
-            hotplug,
-            processors: cpu_hotplug,
-            memory_devices,
-            generation_notice,
-            serial,
-            for_firmware,
-        };
+        let serial = serial::add_port(&config.serial, &kvm, &io_map, &mut board)?;
         Ok(Self {
             processors,
             initial_irqchip,
             _io_map: io_map,
             pci,
-            platform,
+            board,
             parts,
             closed: Vec::new(),
             loaded,
@@ -150,8 +136,7 @@ impl Vm {
             added_ram: AddedRam::new(room),
             clock: None,
             knows_generation_id: config.platform.vmgenid,
-            power_button,
-            serial: serial_links,
+            serial,
         })
     }
 }
@@ -180,12 +165,10 @@ fn add_root_buses(
     io_map: &Arc<IoMap>,
     tables: &acpi::TableConfig,
     bridge: HostBridgeKind,
-    mailbox: Arc<Mailbox>,
-) -> Result<(Arc<PciRoot>, Arc<ConfigPorts>), VmError> {
+) -> Result<Arc<PciRoot>, VmError> {
     let root = Arc::new(PciRoot::new(io_map.clone(), tables.segments.clone(), bridge)?);
     let place = |source| VmError::Device { what: "placing PCI configuration space", source };
     let ecam = Arc::new(Ecam::new(root.clone()));
     io_map.insert(Space::Memory, PCI_ECAM, ecam.size(), ecam).map_err(place)?;
-    let ports = platform::add_config_ports(io_map, &root, mailbox).map_err(place)?;
-    Ok((root, ports))
+    Ok(root)
 }

@@ -25,12 +25,11 @@ use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuStatus;
 use devices::watchdog;
 use iommu_bounce::Report;
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::IoMapOwner;
+use crate::arch::board::Board;
 use crate::arch::clock::ClockState;
 use crate::arch::irqchip::IrqchipState;
-use crate::arch::platform::PlatformDevices;
 use crate::arch::registers::{self, Entry};
 use crate::console::ConsoleLinks;
 use crate::error::VmError;
@@ -68,7 +67,7 @@ pub struct Vm {
     initial_irqchip: IrqchipState,
     _io_map: IoMapOwner,
     pci: Arc<PciRoot>,
-    platform: PlatformDevices,
+    board: Board,
     parts: PartBus,
     /// Devices that are given back and that nobody was told of yet.
     closed: Vec<PciDeviceInfo>,
@@ -85,8 +84,6 @@ pub struct Vm {
     clock: Option<StoppedClock>,
     /// True if the guest's ACPI tables have the VM Generation ID. Those of an older snapshot do not, until the guest boots again.
     knows_generation_id: bool,
-    /// Raises the interrupt line of ACPI events.
-    power_button: EventFd,
     serial: ConsoleLinks,
 }
 
@@ -175,11 +172,11 @@ impl Machine for Vm {
         self.processors.stop();
         let _operation = Operation::begin();
         // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
-        self.platform.hotplug.reset();
-        if let Some(registers) = &self.platform.memory_devices {
+        self.board.hotplug.reset();
+        if let Some(registers) = &self.board.memory_devices {
             registers.reset();
         }
-        if let Some(registers) = &self.platform.processors {
+        if let Some(registers) = &self.board.processors {
             registers.reset();
         }
         self.park_gone();
@@ -187,7 +184,7 @@ impl Machine for Vm {
         let reset = self.pci.reset();
         self.interrupt_iommu(false);
         reset.map_err(|source| VmError::Device { what: "resetting the devices", source })?;
-        self.platform.reset();
+        self.board.reset();
         self.contents.payload.ram_was_used();
         self.initial_irqchip.restore(&self.kvm.fd)?;
         Ok(self.processors.reset(&self.kvm)?)
@@ -220,7 +217,7 @@ impl Machine for Vm {
     }
 
     fn leaving_vcpu(&self, count: u32) -> Option<u32> {
-        self.platform.processors.as_ref()?.in_the_way(count)
+        self.board.processors.as_ref()?.in_the_way(count)
     }
 
     fn close_vcpus(&mut self) {
@@ -228,7 +225,7 @@ impl Machine for Vm {
     }
 
     fn press_power_button(&self) -> Result<(), VmError> {
-        self.power_button.write(1).map_err(|source| VmError::Device { what: "pressing the power button", source })
+        Ok(self.board.press_power_button()?)
     }
 
     fn raise_nmi(&self) -> Result<(), VmError> {
@@ -263,14 +260,14 @@ impl Machine for Vm {
 
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         let address = self.parts.add(device)?;
-        self.platform.hotplug.announce(address);
+        self.board.hotplug.announce(address);
         Ok(PciDeviceInfo { id: device.id().unwrap_or_default().to_string(), bdf: address.to_string() })
     }
 
     fn remove_device(&mut self, id: &str) -> bool {
         let address = self.parts.find(id);
         if let Some(address) = address {
-            self.platform.hotplug.request(address);
+            self.board.hotplug.request(address);
         }
         address.is_some()
     }
@@ -330,7 +327,7 @@ impl Vm {
 
     /// Gives devices back that have left the bus.
     fn close_gone(&mut self) {
-        for address in self.platform.hotplug.take_gone() {
+        for address in self.board.hotplug.take_gone() {
             let closed = self.parts.close(address);
             self.closed.extend(closed.map(|id| PciDeviceInfo { id, bdf: address.to_string() }));
         }

@@ -194,7 +194,7 @@ impl Vm {
     /// Has the guest have `count` vCPUs, as far as that is not its own choice. Those that come run if `run` says so.
     pub(super) fn want_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         self.park_gone();
-        let Some(registers) = self.platform.processors.clone() else {
+        let Some(registers) = self.board.processors.clone() else {
             return if count == 1 { Ok(()) } else { Err(VmError::Guest("the VM has room for one vCPU".into())) };
         };
         let has = self.processors.numbers();
@@ -216,7 +216,7 @@ impl Vm {
 
     /// Ends the threads of vCPUs that the guest has let go of.
     pub(super) fn park_gone(&mut self) {
-        let gone = self.platform.processors.as_ref().map(|registers| registers.take_gone()).unwrap_or_default();
+        let gone = self.board.processors.as_ref().map(|registers| registers.take_gone()).unwrap_or_default();
         for number in gone {
             self.processors.park(&self.kvm, number);
             info!("vCPU {number} has left");

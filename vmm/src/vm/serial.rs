@@ -5,10 +5,9 @@
 use std::sync::Arc;
 
 use carom_api::config::{ConsoleMode, SerialConfig};
-use devices::legacy::serial::SerialPort;
 
 use crate::address_space::IoMap;
-use crate::arch::platform;
+use crate::arch::board::Board;
 use crate::console::{ConsoleLinks, Names, Receiver};
 use crate::error::VmError;
 use crate::kvm::KvmVm;
@@ -24,16 +23,16 @@ pub(super) fn add_port(
     config: &SerialConfig,
     kvm: &KvmVm,
     io_map: &IoMap,
-) -> Result<(Option<Arc<SerialPort>>, ConsoleLinks), VmError> {
+    board: &mut Board,
+) -> Result<ConsoleLinks, VmError> {
     let target = config.target();
     if target.mode == ConsoleMode::Off {
-        return Ok((None, ConsoleLinks::default()));
+        return Ok(ConsoleLinks::default());
     }
     let mut links = ConsoleLinks::open(&target, NAMES)?;
-    let port = platform::add_serial_port(io_map, kvm, links.writer())?;
-    let receiver: Arc<dyn Receiver> = port.clone();
+    let receiver: Arc<dyn Receiver> = board.add_serial_port(io_map, kvm, links.writer())?;
     links.connect(&target, &receiver)?;
-    Ok((Some(port), links))
+    Ok(links)
 }
 
 #[cfg(test)]

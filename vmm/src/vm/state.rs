@@ -44,7 +44,7 @@ impl Vm {
         }
         // What cannot be saved is known before anything large is written.
         let functions = self.pci.save()?;
-        let platform = self.platform.save()?;
+        let platform = self.board.save()?;
         let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;
         let processors = ProcessorsState::save(&self.kvm, &self.processors, clock)?;
         let at_boot = boot_ram(&config.memory.booted_with(self.ram_size));
@@ -76,7 +76,7 @@ impl Vm {
             let restored = iommu.restore_device_memory();
             restored.map_err(|error| StateError::rule(IommuBounceConfig::ID, error.to_string()))?;
         }
-        self.platform.restore(&state.platform)?;
+        self.board.restore(&state.platform)?;
         self.restore_windows(source)?;
         self.renew_generation_id(state.generation_id)?;
         self.clock = Some(StoppedClock::Restored(state.processors.clock()));
@@ -87,7 +87,7 @@ impl Vm {
     fn renew_generation_id(&mut self, address: Option<u64>) -> Result<(), VmStateError> {
         self.knows_generation_id = address.is_some();
         let Some(address) = address else { return Ok(()) };
-        let (Some(id), Some(notice)) = (self.contents.generation_id, &self.platform.generation_notice) else {
+        let (Some(id), Some(notice)) = (self.contents.generation_id, &self.board.generation_notice) else {
             return Err(StateError::rule("generation_id", "is there, but platform.vmgenid is off: turn it on").into());
         };
         if address != generation_id::ADDRESS {

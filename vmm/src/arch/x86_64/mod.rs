@@ -3,6 +3,7 @@
 //! x86-64.
 
 pub mod acpi;
+pub mod board;
 pub mod boot;
 pub mod clock;
 pub mod cpuid;
@@ -12,7 +13,6 @@ pub mod irqchip;
 mod kvm_bytes;
 pub mod layout;
 mod msr;
-pub mod platform;
 pub mod registers;
 pub mod saved;
 mod saved_cpuid;

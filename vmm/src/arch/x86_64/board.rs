@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The devices that sit on no bus: where they are and which interrupt lines they have.
+//! The board: devices that sit on no bus, their addresses and interrupt lines.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -30,10 +30,10 @@ use crate::kvm::KvmVm;
 use crate::kvm::line::KvmLine;
 use crate::mailbox::{GuestEvent, Mailbox};
 
-/// Error from setting up a device of the platform.
+/// Error from setting up a device of the board.
 #[derive(Debug, Error)]
 #[error("{what}: {source}")]
-pub struct PlatformError {
+pub struct BoardError {
     /// The step that failed.
     pub what: &'static str,
     /// The kernel's error.
@@ -41,8 +41,8 @@ pub struct PlatformError {
 }
 
 /// Places the registers of ACPI sleep and reset, and the keyboard controller's way to reset.
-pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), PlatformError> {
-    let fail = |source| PlatformError { what: "placing the ACPI registers", source };
+fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), BoardError> {
+    let fail = |source| BoardError { what: "placing the ACPI registers", source };
     let reset = mailbox.clone();
     let keyboard = KeyboardReset::new(move || reset.leave(GuestEvent::Reset));
     io_map
@@ -58,8 +58,8 @@ pub fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), 
 }
 
 /// Places what firmware needs and a kernel has no use for: CMOS and ACPI's timer.
-pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, PlatformError> {
-    let fail = |source| PlatformError { what: "placing the firmware's clocks", source };
+fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
+    let fail = |source| BoardError { what: "placing the firmware's clocks", source };
     let low_end = ram_size.min(LOW_MEMORY_END);
     let devices = FirmwareDevices { cmos: Arc::new(Cmos::new(low_end, ram_size - low_end)), pm_timer: Arc::default() };
     io_map.insert(Space::Port, CMOS_PORTS, cmos::REGISTERS_LEN, devices.cmos.clone()).map_err(fail)?;
@@ -68,21 +68,21 @@ pub fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDev
 }
 
 /// Places system control port B.
-pub fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, PlatformError> {
+fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, BoardError> {
     let port = Arc::new(ControlPort::default());
     io_map
         .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, port.clone())
-        .map_err(|source| PlatformError { what: "placing the control port", source })?;
+        .map_err(|source| BoardError { what: "placing the control port", source })?;
     Ok(port)
 }
 
 /// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
-pub fn add_hotplug_registers(
+fn add_hotplug_registers(
     io_map: &IoMap,
     kvm: &KvmVm,
     pci: &Arc<PciRoot>,
     mailbox: Arc<Mailbox>,
-) -> Result<Arc<HotplugRegisters>, PlatformError> {
+) -> Result<Arc<HotplugRegisters>, BoardError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
     let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
@@ -90,111 +90,128 @@ pub fn add_hotplug_registers(
         let bank = Arc::new(HotplugBank::new(registers.clone(), segment));
         io_map
             .insert(Space::Port, pci_hotplug_ports(segment), HotplugRegisters::LEN, bank)
-            .map_err(|source| PlatformError { what: "placing the hot-plug registers", source })?;
+            .map_err(|source| BoardError { what: "placing the hot-plug registers", source })?;
     }
     Ok(registers)
 }
 
 /// Places the registers of processors: the first `wanted` are to be there, and `present` are. One that the guest lets go of is ended by
 /// the control thread.
-pub fn add_cpu_hotplug(
+fn add_cpu_hotplug(
     io_map: &IoMap,
     kvm: &KvmVm,
     wanted: u32,
     present: Numbers,
     mailbox: Arc<Mailbox>,
-) -> Result<Arc<CpuHotplug>, PlatformError> {
+) -> Result<Arc<CpuHotplug>, BoardError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), CPU_HOTPLUG_IRQ));
     let left = Box::new(move || mailbox.leave(GuestEvent::Left));
     let registers = Arc::new(CpuHotplug::new(wanted, present, line, left));
     io_map
         .insert(Space::Port, CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN, registers.clone())
-        .map_err(|source| PlatformError { what: "placing the registers of processors", source })?;
+        .map_err(|source| BoardError { what: "placing the registers of processors", source })?;
     Ok(registers)
 }
 
 /// Places the registers of memory devices, of which `devices` are there.
-pub fn add_memory_devices(
+fn add_memory_devices(
     io_map: &IoMap,
     kvm: &KvmVm,
     devices: Vec<MemoryDevice>,
-) -> Result<Arc<MemoryDevices>, PlatformError> {
+) -> Result<Arc<MemoryDevices>, BoardError> {
     let line = Box::new(KvmLine::new(kvm.fd.clone(), MEMORY_DEVICE_IRQ));
     let registers = Arc::new(MemoryDevices::new(devices, line));
     io_map
         .insert(Space::Port, MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN, registers.clone())
-        .map_err(|source| PlatformError { what: "placing the registers of memory devices", source })?;
+        .map_err(|source| BoardError { what: "placing the registers of memory devices", source })?;
     Ok(registers)
 }
 
 /// Places the register that reports a new VM Generation ID.
-pub fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, PlatformError> {
+fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, BoardError> {
     let register = Arc::new(GenerationNotice::new(Box::new(KvmLine::new(kvm.fd.clone(), GENERATION_ID_IRQ))));
     io_map
         .insert(Space::Port, GENERATION_ID_PORT, generation_notice::REGISTER_LEN, register.clone())
-        .map_err(|source| PlatformError { what: "placing the register of the VM Generation ID", source })?;
+        .map_err(|source| BoardError { what: "placing the register of the VM Generation ID", source })?;
     Ok(register)
 }
 
 /// Connects the interrupt line of ACPI events.
-pub fn add_power_button(kvm: &KvmVm) -> Result<EventFd, PlatformError> {
-    let event =
-        EventFd::new(EFD_NONBLOCK).map_err(|source| PlatformError { what: "making the power button", source })?;
+fn add_power_button(kvm: &KvmVm) -> Result<EventFd, BoardError> {
+    let event = EventFd::new(EFD_NONBLOCK).map_err(|source| BoardError { what: "making the power button", source })?;
     kvm.fd
         .register_irqfd(&event, ACPI_EVENT_IRQ)
-        .map_err(|error| PlatformError { what: "connecting the power button's interrupt", source: error.into() })?;
+        .map_err(|error| BoardError { what: "connecting the power button's interrupt", source: error.into() })?;
     Ok(event)
 }
 
 /// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
-pub fn add_serial_port(
-    io_map: &IoMap,
-    kvm: &KvmVm,
-    output: Box<dyn Write + Send>,
-) -> Result<Arc<SerialPort>, PlatformError> {
-    let fail = |source| PlatformError { what: "setting the serial port up", source };
+fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send>) -> Result<Arc<SerialPort>, BoardError> {
+    let fail = |source| BoardError { what: "setting the serial port up", source };
     let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
     kvm.fd
         .register_irqfd(&interrupt, SERIAL_IRQ)
-        .map_err(|error| PlatformError { what: "connecting the serial port's interrupt", source: error.into() })?;
+        .map_err(|error| BoardError { what: "connecting the serial port's interrupt", source: error.into() })?;
     let port = Arc::new(SerialPort::new(interrupt, output));
     io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
     Ok(port)
 }
 
 /// Places the ports by which configuration space is reached where the guest does not use ECAM.
-pub fn add_config_ports(io_map: &IoMap, root: &Arc<PciRoot>, mailbox: Arc<Mailbox>) -> io::Result<Arc<ConfigPorts>> {
+fn add_config_ports(
+    io_map: &IoMap,
+    root: &Arc<PciRoot>,
+    mailbox: Arc<Mailbox>,
+) -> Result<Arc<ConfigPorts>, BoardError> {
     let ports = Arc::new(ConfigPorts::new(root.clone(), Box::new(move || mailbox.leave(GuestEvent::Reset))));
-    io_map.insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports.clone())?;
+    io_map
+        .insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports.clone())
+        .map_err(|source| BoardError { what: "placing PCI configuration space", source })?;
     Ok(ports)
 }
 
 /// What firmware needs and a kernel has no use for.
-pub struct FirmwareDevices {
+struct FirmwareDevices {
     /// Clock and memory.
     cmos: Arc<Cmos>,
     /// ACPI's timer.
     pm_timer: Arc<PmTimer>,
 }
 
-/// The devices that sit on no bus and have state.
-pub struct PlatformDevices {
+/// Choices of a VM that its board depends on.
+pub struct BoardConfig {
+    /// The VM boots firmware.
+    pub firmware: bool,
+    /// Bytes of RAM that the guest boots with.
+    pub ram_size: u64,
+    /// Number of vCPUs that the guest boots with and the vCPUs that there are, if vCPUs can come and go.
+    pub processors: Option<(u32, Numbers)>,
+    /// RAM that was added, if RAM can be added.
+    pub memory_devices: Option<Vec<MemoryDevice>>,
+    /// The VM has a VM Generation ID.
+    pub generation_id: bool,
+}
+
+/// Devices that sit on no bus.
+pub struct Board {
     /// System control port B.
-    pub control_port: Arc<ControlPort>,
-    /// The ports of configuration space.
-    pub config_ports: Arc<ConfigPorts>,
-    /// The registers of PCI hot plug.
+    control_port: Arc<ControlPort>,
+    /// Ports of PCI configuration space.
+    config_ports: Arc<ConfigPorts>,
+    /// Registers of PCI hot plug.
     pub hotplug: Arc<HotplugRegisters>,
-    /// The registers of processors, if there can be more than one.
+    /// Registers of processors, if vCPUs can come and go.
     pub processors: Option<Arc<CpuHotplug>>,
-    /// The registers of memory devices, if RAM can come while the guest runs.
+    /// Registers of memory devices, if RAM can be added.
     pub memory_devices: Option<Arc<MemoryDevices>>,
-    /// The register that reports a new VM Generation ID, if the VM has one. It has no state to save: each restore sets it.
+    /// Register that reports a new VM Generation ID, if the VM has one. It has no state to save: each restore sets it.
     pub generation_notice: Option<Arc<GenerationNotice>>,
-    /// The first serial port, if the VM has it.
-    pub serial: Option<Arc<SerialPort>>,
-    /// What firmware needs, if the VM has it.
-    pub for_firmware: Option<FirmwareDevices>,
+    /// Raises the interrupt line of ACPI events.
+    power_button: EventFd,
+    /// First serial port, if the VM has it.
+    serial: Option<Arc<SerialPort>>,
+    /// Devices that firmware needs, if the VM boots firmware.
+    for_firmware: Option<FirmwareDevices>,
 }
 
 /// A device with state.
@@ -218,7 +235,57 @@ macro_rules! saved {
 
 saved!(Cmos, ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, PmTimer, SerialPort);
 
-impl PlatformDevices {
+impl Board {
+    /// Places all devices except the serial port. What the guest asks for goes to `mailbox`.
+    ///
+    /// # Errors
+    /// KVM refuses an interrupt line, or the process can have no more descriptors.
+    pub fn new(
+        io_map: &IoMap,
+        kvm: &KvmVm,
+        pci: &Arc<PciRoot>,
+        mailbox: &Arc<Mailbox>,
+        config: BoardConfig,
+    ) -> Result<Self, BoardError> {
+        add_power_registers(io_map, mailbox.clone())?;
+        let BoardConfig { firmware, ram_size, processors, memory_devices, generation_id } = config;
+        let add_processors = |(wanted, present)| add_cpu_hotplug(io_map, kvm, wanted, present, mailbox.clone());
+        Ok(Self {
+            control_port: add_control_port(io_map)?,
+            config_ports: add_config_ports(io_map, pci, mailbox.clone())?,
+            hotplug: add_hotplug_registers(io_map, kvm, pci, mailbox.clone())?,
+            processors: processors.map(add_processors).transpose()?,
+            memory_devices: memory_devices.map(|devices| add_memory_devices(io_map, kvm, devices)).transpose()?,
+            generation_notice: generation_id.then(|| add_generation_notice(io_map, kvm)).transpose()?,
+            power_button: add_power_button(kvm)?,
+            serial: None,
+            for_firmware: firmware.then(|| add_firmware_devices(io_map, ram_size)).transpose()?,
+        })
+    }
+
+    /// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub fn add_serial_port(
+        &mut self,
+        io_map: &IoMap,
+        kvm: &KvmVm,
+        output: Box<dyn Write + Send>,
+    ) -> Result<Arc<SerialPort>, BoardError> {
+        let port = add_serial_port(io_map, kvm, output)?;
+        self.serial = Some(port.clone());
+        Ok(port)
+    }
+
+    /// Presses the guest's power button.
+    ///
+    /// # Errors
+    /// The event cannot be written.
+    pub fn press_power_button(&self) -> Result<(), BoardError> {
+        self.power_button.write(1).map_err(|source| BoardError { what: "pressing the power button", source })
+    }
+
     /// All of them with their names, in the order of their states.
     fn all(&self) -> Vec<(&'static str, &dyn Saved)> {
         let mut all: Vec<(&str, &dyn Saved)> = vec![
@@ -295,18 +362,19 @@ mod tests {
         }
     }
 
-    fn made() -> PlatformDevices {
+    fn made() -> Board {
         let windows = windows(&VmConfig::default(), &(256 * GIB..=512 * GIB - 1));
         let io_map = IoMapOwner::new();
         let root = Arc::new(PciRoot::new(io_map.clone(), windows, HostBridgeKind::Generic).unwrap());
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
-        PlatformDevices {
+        Board {
             control_port: Arc::default(),
             config_ports: Arc::new(ConfigPorts::new(root.clone(), Box::new(|| {}))),
             hotplug: Arc::new(HotplugRegisters::new(root, Box::new(NoLine), Box::new(|| {}))),
             processors: None,
             memory_devices: None,
             generation_notice: Some(Arc::new(GenerationNotice::new(Box::new(NoLine)))),
+            power_button: EventFd::new(EFD_NONBLOCK).unwrap(),
             serial: Some(Arc::new(SerialPort::new(interrupt, Box::new(io::sink())))),
             for_firmware: Some(FirmwareDevices { cmos: Arc::new(Cmos::new(GIB, 0)), pm_timer: Arc::default() }),
         }
@@ -315,7 +383,7 @@ mod tests {
     #[test]
     fn reset_leaves_nothing_of_what_the_old_guest_wrote_to_ports() {
         // The timer, which is last, goes on.
-        let states = |devices: &PlatformDevices| devices.save().unwrap()[..5].to_vec();
+        let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);
         write(&*used.control_port, 0, &[3]);
