@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Device models of Carom: PCI, the virtio transport and virtio devices, VFIO passthrough, legacy devices.
+//! Device models of Carom: PCI, the virtio transport and virtio devices, VFIO passthrough, devices of a PC, ACPI registers.
 //!
 //! Nothing here knows KVM or the command line: what a device needs of the machine around it stands in [`platform`] as
 //! traits, which the VMM implements.
 
+pub mod acpi;
 pub mod crash;
 pub mod descriptors;
 pub mod dma;
@@ -14,10 +15,10 @@ mod first_error;
 pub mod host_memory;
 pub mod host_range;
 pub mod inherited;
-pub mod legacy;
 pub mod listening_socket;
 mod local_socket;
 pub mod patience;
+pub mod pc;
 pub mod pci;
 pub mod platform;
 pub mod pvpanic;

@@ -10,7 +10,7 @@ mod zone;
 use std::sync::Arc;
 
 use carom_api::config::MemoryConfig;
-use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
+use devices::acpi::memory_devices::MAX_MEMORY_DEVICES;
 use devices::platform::{HostRange, MemorySlots};
 use devices::ram::{Ram, RamRegion};
 use devices::reclaim::Reclaim;

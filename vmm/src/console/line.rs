@@ -295,7 +295,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use devices::legacy::serial::SerialPort;
+    use devices::pc::serial::SerialPort;
     use rustix::termios::{Winsize, tcsetwinsize};
     use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 

@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use devices::legacy::serial::SerialPort;
+use devices::pc::serial::SerialPort;
 use devices::virtio::console::{Size, VirtioConsole};
 use rustix::termios::tcgetwinsize;
 

@@ -12,7 +12,7 @@ use carom_api::ConfigError;
 use carom_api::config::MemoryConfig;
 use carom_api::limits::MAX_MEMORY;
 use carom_api::types::VmResize;
-use devices::legacy::memory_devices::MemoryDevice;
+use devices::acpi::memory_devices::MemoryDevice;
 use devices::platform::MemorySlots;
 use devices::ram::{Ram, RamRegion};
 use log::warn;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use carom_api::VmConfig;
 use carom_api::config::ConsoleMode;
-use devices::legacy::memory_devices::MemoryDevice;
+use devices::acpi::memory_devices::MemoryDevice;
 use devices::pci::PciAddress;
 use devices::ram::Ram;
 use devices::sandbox::HostCpus;

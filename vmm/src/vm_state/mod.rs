@@ -14,7 +14,7 @@ mod source;
 use std::ops::RangeInclusive;
 
 use carom_api::config::MemoryConfig;
-use devices::legacy::memory_devices::MAX_MEMORY_DEVICES;
+use devices::acpi::memory_devices::MAX_MEMORY_DEVICES;
 use devices::pci::FunctionState;
 use devices::state::{DeviceState, StateError};
 use serde::{Deserialize, Serialize};

@@ -5,15 +5,15 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use devices::legacy::cmos::{self, Cmos};
-use devices::legacy::control_port::{self, ControlPort};
-use devices::legacy::cpu_hotplug::{self, CpuHotplug, Numbers};
-use devices::legacy::generation_notice::{self, GenerationNotice};
-use devices::legacy::keyboard_reset::{self, KeyboardReset};
-use devices::legacy::memory_devices::{self, MemoryDevice, MemoryDevices};
-use devices::legacy::pm_timer::{self, PmTimer};
-use devices::legacy::power::{self, PowerRegisters, PowerRequest};
-use devices::legacy::serial::{self, SerialPort};
+use devices::acpi::cpu_hotplug::{self, CpuHotplug, Numbers};
+use devices::acpi::generation_notice::{self, GenerationNotice};
+use devices::acpi::memory_devices::{self, MemoryDevice, MemoryDevices};
+use devices::acpi::pm_timer::{self, PmTimer};
+use devices::acpi::power::{self, PowerRegisters, PowerRequest};
+use devices::pc::cmos::{self, Cmos};
+use devices::pc::control_port::{self, ControlPort};
+use devices::pc::keyboard_reset::{self, KeyboardReset};
+use devices::pc::serial::{self, SerialPort};
 use devices::pci::{ConfigPorts, HotplugBank, HotplugRegisters, PciRoot};
 use devices::platform::{AddressSpace, BusDevice, Space};
 use devices::state::{DeviceState, StateError};

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use carom_api::VmConfig;
 use carom_api::limits::{GIB, MIB, Slots};
-use devices::legacy::memory_devices;
+use devices::acpi::memory_devices;
 use devices::pci::{BarWindows, PciAddress};
 
 use super::layout::{INTX_IRQS, LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};

@@ -26,7 +26,7 @@ use crate::arch::layout::{
 };
 
 /// Value of the sleep type field that powers the machine off.
-const SLEEP_TYPE_S5: u8 = devices::legacy::power::SLEEP_TYPE_S5;
+const SLEEP_TYPE_S5: u8 = devices::acpi::power::SLEEP_TYPE_S5;
 
 fn narrow<T: TryFrom<u64>>(value: u64) -> T {
     T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map fits its field"))

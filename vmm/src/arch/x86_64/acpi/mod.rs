@@ -15,7 +15,7 @@ use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
-use devices::legacy::power::{RESET_OFFSET, RESET_VALUE, SLEEP_CONTROL_OFFSET, SLEEP_STATUS_OFFSET};
+use devices::acpi::power::{RESET_OFFSET, RESET_VALUE, SLEEP_CONTROL_OFFSET, SLEEP_STATUS_OFFSET};
 use devices::pci::{BarWindows, PciAddress};
 use devices::ram::Ram;
 use std::ops::RangeInclusive;

@@ -6,7 +6,7 @@
 //! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). Where it was not booted by EFI, it falls back to a jump in
 //! real mode to the firmware's entry. So something has to be there that resets the machine.
 
-use devices::legacy::power::{RESET_OFFSET, RESET_VALUE};
+use devices::acpi::power::{RESET_OFFSET, RESET_VALUE};
 use devices::ram::Ram;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 

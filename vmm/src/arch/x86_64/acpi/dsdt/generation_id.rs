@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies it, by
-//! [`devices::legacy::generation_notice`].
+//! [`devices::acpi::generation_notice`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
     Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, Local, Method, Name, OpRegion,
     OpRegionSpace, Package, Path, Scope, Store, ZERO,
 };
-use devices::legacy::generation_notice::REGISTER_LEN;
+use devices::acpi::generation_notice::REGISTER_LEN;
 
 use super::narrow;
 use super::told::Told;

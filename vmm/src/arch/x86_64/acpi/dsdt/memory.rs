@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! RAM that comes while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that tells them so, by
-//! [`devices::legacy::memory_devices`].
+//! [`devices::acpi::memory_devices`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -9,7 +9,7 @@ use acpi_tables::aml::{
     FieldLockRule, FieldUpdateRule, IO, If, Local, Method, Name, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate,
     Return, Scope, Store, Subtract, ZERO,
 };
-use devices::legacy::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
+use devices::acpi::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
 
 use super::narrow;
 use super::told::{DEVICE_CHECK, Told};

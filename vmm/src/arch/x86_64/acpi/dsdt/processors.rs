@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Processors that come while the guest runs, and go (ACPI 6.5, section 8.4): a device for each that there can be, and the methods
-//! that read and write [`devices::legacy::cpu_hotplug`].
+//! that read and write [`devices::acpi::cpu_hotplug`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -10,7 +10,7 @@ use acpi_tables::aml::{
     Store, ZERO,
 };
 use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
-use devices::legacy::cpu_hotplug::{CAME, EJECT, MAX_PROCESSORS, REFUSE, REGISTERS_LEN, TO_GO};
+use devices::acpi::cpu_hotplug::{CAME, EJECT, MAX_PROCESSORS, REFUSE, REGISTERS_LEN, TO_GO};
 
 use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
 use super::{bytes_of, narrow};

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Devices of a PC that sit on no bus. A device that ACPI defines belongs in [`acpi`](crate::acpi).
+
+pub mod cmos;
+pub mod control_port;
+pub mod keyboard_reset;
+pub mod serial;
