@@ -29,10 +29,10 @@ use tokio::task::JoinSet;
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::error::VmError;
-use vmm::event_monitor::EventMonitor;
 use vmm::machine::Machine;
 use vmm::mailbox::Mailbox;
-use vmm::time_slice::ShortSlice;
+use vmm::process::event_monitor::EventMonitor;
+use vmm::process::time_slice::ShortSlice;
 use vmm::vm_state::{StateSink, StateSource};
 
 /// Starts that are timed.

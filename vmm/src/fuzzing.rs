@@ -13,9 +13,9 @@ use iommu_bounce::Report;
 
 use crate::control::{Control, ControlError, Options, Reply};
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
 use crate::machine::Machine;
 use crate::mailbox::Mailbox;
+use crate::process::event_monitor::EventMonitor;
 use crate::snapshot;
 use crate::vm_state::{StateSink, StateSource, VmState};
 

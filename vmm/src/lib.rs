@@ -7,34 +7,22 @@
 //! architecture, and [`kvm`], the kernel's interface.
 
 pub mod address_space;
-pub mod affinity;
 pub mod api;
 pub mod arch;
 pub mod console;
 pub mod control;
-pub mod crash_file;
 pub mod error;
-pub mod event_monitor;
-pub mod file_bounds;
-pub mod file_limits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub mod inherited;
 pub mod kvm;
-pub mod log_flood;
-pub mod log_lines;
-pub mod log_stream;
+pub mod limits;
 pub mod machine;
 pub mod mailbox;
 pub mod memory;
-pub mod output_file;
 pub mod parts;
-pub mod queued_writer;
-pub mod signal_actions;
+pub mod process;
 pub mod snapshot;
 pub mod tap;
-pub mod thread_roles;
-pub mod time_slice;
 pub mod vcpu;
 pub mod vm;
 pub mod vm_state;

@@ -12,8 +12,8 @@ use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
 use crate::mailbox::Mailbox;
+use crate::process::event_monitor::EventMonitor;
 use crate::vm_state::{StateSink, StateSource};
 
 /// A number that only grows.

@@ -19,7 +19,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use crate::address_space::IoMap;
 use crate::kvm::port_accesses;
 use crate::mailbox::{GuestEvent, Mailbox};
-use crate::thread_roles::VCPU;
+use crate::process::thread_roles::VCPU;
 
 /// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
 /// comes between the look at the order and the entry into the guest.

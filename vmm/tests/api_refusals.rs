@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
 use vmm::error::VmError;
-use vmm::event_monitor::EventMonitor;
 use vmm::machine::Machine;
 use vmm::mailbox::Mailbox;
+use vmm::process::event_monitor::EventMonitor;
 use vmm::vm_state::{StateSink, StateSource};
 
 use http::{PATIENCE, connect, receive, send};

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use devices::crash;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use vmm::{log_lines, log_stream};
+use vmm::process::log_lines;
+use vmm::process::log_stream;
 
 /// Variable that says how the process panics: `once` or `abort`.
 const HOW: &str = "CAROM_TEST_PANIC";

@@ -21,7 +21,7 @@ use devices::windows;
 use foreign_calls::ForeignCall;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use vm_memory::{FileOffset, MmapRegion};
-use vmm::thread_roles::CONTROL;
+use vmm::process::thread_roles::CONTROL;
 use vmm::vm::thread_roles;
 
 const ROLE: &str = "CAROM_TEST_ROLE";

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 use program::{Carom, call, start, wait_until};
-use vmm::signal_actions::is_ignored;
+use vmm::process::signal_actions::is_ignored;
 
 /// Signals that Carom ignores, in addition to the real-time signals.
 const IGNORED: [i32; 7] =

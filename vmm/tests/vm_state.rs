@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use carom_api::{CheckedConfig, VmConfig};
 use serde_json::json;
-use vmm::event_monitor::EventMonitor;
 use vmm::machine::Machine;
 use vmm::mailbox::Mailbox;
+use vmm::process::event_monitor::EventMonitor;
 use vmm::vm::Vm;
 use vmm::vm_state::in_memory::InMemorySink;
 

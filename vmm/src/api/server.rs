@@ -26,8 +26,8 @@ use super::client_stream::{ClientSocket, ClientStream};
 use super::door::Door;
 use super::respond::respond;
 use super::shared::SharedApi;
-use crate::thread_roles::API;
-use crate::time_slice::ShortSlice;
+use crate::process::thread_roles::API;
+use crate::process::time_slice::ShortSlice;
 
 /// How long a client may take nothing of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::peer::Peer;
 use super::receiver::{Names, Receiver};
-use crate::thread_roles::LINE;
+use crate::process::thread_roles::LINE;
 
 /// Most bytes that wait for somebody to read them.
 const KEPT: usize = 64 << 10;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use carom_api::Field;
 
-use crate::output_file;
-use crate::queued_writer::QueuedWriter;
+use crate::process::output_file;
+use crate::process::queued_writer::QueuedWriter;
 
 /// Most bytes that wait to be written, beside what the kernel holds in a pipe.
 const MAX_WAITING: u64 = 16 << 10;

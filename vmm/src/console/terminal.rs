@@ -13,7 +13,7 @@ use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcsetatt
 use vmm_sys_util::signal::{block_signal, unblock_signal};
 
 use super::receiver::{Receiver, size_of};
-use crate::thread_roles::STDIN;
+use crate::process::thread_roles::STDIN;
 
 /// The terminal's settings before raw mode, kept where the panic hook finds them too.
 static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);

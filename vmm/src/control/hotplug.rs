@@ -8,7 +8,7 @@ use carom_api::types::PciDeviceInfo;
 use carom_api::{ConfigError, PartConfig, one_line};
 
 use super::{Booted, Control, ControlError, Created, Machine, Reply};
-use crate::file_limits;
+use crate::limits::file_limits;
 
 impl<M: Machine> Control<M> {
     /// Adds a device to the configuration, and to the VM if it is booted.

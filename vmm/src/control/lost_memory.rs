@@ -13,9 +13,9 @@ use super::channel::{ControlHandle, LostMemory, Message};
 use super::{Booted, Control, State, tell_failure};
 use crate::console::terminal;
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
-use crate::log_stream;
 use crate::machine::Machine;
+use crate::process::event_monitor::EventMonitor;
+use crate::process::log_stream;
 
 /// How long the control thread may take to begin with the end, and to finish it, where a thread is stuck with the locks that it holds.
 const BEGIN: Duration = Duration::from_secs(2);

@@ -39,14 +39,12 @@ use devices::patience::Operation;
 use devices::virtio::iommu::IommuStatus;
 
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
-use crate::file_bounds::FileBounds;
+use crate::limits::{file_bounds::FileBounds, file_limits};
 use crate::machine::{Machine, PartCounters};
 use crate::mailbox::{GuestEvent, Mailbox};
+use crate::process::{event_monitor::EventMonitor, log_stream, time_slice::ShortSlice};
 use crate::snapshot::{NewSnapshot, Snapshot};
-use crate::time_slice::ShortSlice;
 use crate::vm::Vm;
-use crate::{file_limits, log_stream};
 
 pub use channel::{Answer, ControlHandle};
 pub use error::ControlError;

@@ -15,9 +15,9 @@ use signal_hook::low_level::emulate_default_handler;
 use super::channel::{ControlHandle, Message};
 use super::lost_memory;
 use crate::console::terminal;
-use crate::event_monitor::EventMonitor;
-use crate::signal_actions;
-use crate::thread_roles::SIGNALS;
+use crate::process::event_monitor::EventMonitor;
+use crate::process::signal_actions;
+use crate::process::thread_roles::SIGNALS;
 
 /// Signals that end the VMM in order.
 const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPWR];

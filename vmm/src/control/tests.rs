@@ -17,7 +17,7 @@ use iommu_bounce::Report;
 use proptest::prelude::*;
 
 use super::*;
-use crate::time_slice;
+use crate::process::time_slice;
 use crate::vm_state::{StateSink, StateSource};
 
 mod hotplug;

@@ -19,7 +19,7 @@ pub use error::KvmError;
 pub use port_access::port_accesses;
 pub use vfio_device::{KvmVfioFiles, create_vfio_device};
 
-use crate::inherited;
+use crate::process::inherited;
 
 /// Capabilities without which Carom cannot run a guest.
 const NEEDED: [(Cap, &str); 6] = [

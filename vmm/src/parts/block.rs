@@ -21,8 +21,8 @@ use log::error;
 use super::reach::Reach;
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
-use crate::affinity;
 use crate::error::VmError;
+use crate::limits::affinity;
 use crate::machine::Counter;
 
 pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[block::ROLE, vhost_user::ROLE], build };

@@ -293,8 +293,8 @@ mod tests {
     use devices::pvpanic::PvPanic;
 
     use super::*;
-    use crate::event_monitor::EventMonitor;
     use crate::parts::observer::Observer;
+    use crate::process::event_monitor::EventMonitor;
 
     #[test]
     fn function_in_an_access_is_closed_when_the_access_ends() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use devices::platform::{DeviceEvent, DeviceObserver};
 
-use crate::event_monitor::EventMonitor;
+use crate::process::event_monitor::EventMonitor;
 
 /// Writes them to the event stream.
 pub(crate) struct Observer(pub(crate) EventMonitor);

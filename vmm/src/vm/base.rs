@@ -24,9 +24,10 @@ use crate::arch::layout::GIB;
 use crate::arch::{acpi, segments, smbios};
 use crate::error::VmError;
 use crate::kvm::{self, KvmError};
+use crate::limits::affinity;
+use crate::memory;
 use crate::parts::IOMMU_ADDRESS;
 use crate::vm_state::{self, StateSource};
-use crate::{affinity, memory};
 
 /// Alignment of the first 64-bit BAR, if that leaves room for BARs: RAM can grow up to there.
 const MEM64_ALIGN: u64 = 64 * GIB;

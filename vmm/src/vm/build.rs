@@ -25,7 +25,6 @@ use crate::arch::irqchip::{self, IrqchipState};
 use crate::arch::layout::{FIRST_MSI_GSI, PCI_ECAM};
 use crate::arch::{acpi, segments};
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
 use crate::kvm::KvmVm;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsi;
@@ -36,6 +35,7 @@ use crate::parts::bus::PartBus;
 use crate::parts::context::DeviceContext;
 use crate::parts::observer::Observer;
 use crate::parts::rate_limits::RateLimitGroups;
+use crate::process::event_monitor::EventMonitor;
 
 impl Vm {
     /// Builds the VM on `base`. Steps that a mistake of the user can fail come first, and the terminal comes last: a mistake leaves

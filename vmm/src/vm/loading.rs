@@ -15,7 +15,7 @@ use crate::arch::generation_id::GenerationId;
 use crate::arch::registers::Entry;
 use crate::arch::{acpi, smbios};
 use crate::error::VmError;
-use crate::thread_roles::LOADER;
+use crate::process::thread_roles::LOADER;
 
 /// What is loaded, but for the command line, which the payload has.
 pub(super) struct Contents {

@@ -33,12 +33,12 @@ use crate::arch::irqchip::IrqchipState;
 use crate::arch::registers::{self, Entry};
 use crate::console::ConsoleLinks;
 use crate::error::VmError;
-use crate::event_monitor::EventMonitor;
 use crate::kvm::{KvmError, KvmVm};
 use crate::machine::{Machine, PartCounters};
 use crate::mailbox::Mailbox;
 use crate::parts::{self, bus::PartBus};
-use crate::thread_roles::STARTED;
+use crate::process::event_monitor::EventMonitor;
+use crate::process::thread_roles::STARTED;
 use crate::vcpu::Vcpu;
 use crate::vm_state::{StateSink, StateSource};
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use vmm::signal_actions::is_ignored;
+use vmm::process::signal_actions::is_ignored;
 
 use http::{PATIENCE, connect, receive, send};
 

@@ -19,7 +19,7 @@ use devices::{file_size, sandbox};
 
 use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
-use crate::thread_roles::WRITER;
+use crate::process::thread_roles::WRITER;
 
 /// Most bytes that are joined for one write. A slow line (9600 bits a second) takes them in a third of a second, so each write that
 /// returns shows that the reader reads.

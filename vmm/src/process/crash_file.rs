@@ -12,7 +12,7 @@ use devices::crash;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use crate::output_file;
+use crate::process::output_file;
 
 /// The file of this process. Dropping it removes the file if no report is in it.
 #[derive(Debug)]

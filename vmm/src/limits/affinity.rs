@@ -10,7 +10,7 @@ use devices::sandbox::{self, HostCpus, PinError, ThreadRole};
 use devices::virtio::block;
 
 use crate::error::VmError;
-use crate::thread_roles::VCPU;
+use crate::process::thread_roles::VCPU;
 
 /// Those of vCPUs, by number.
 ///

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 
-use crate::queued_writer::QueuedWriter;
+use crate::process::queued_writer::QueuedWriter;
 
 /// Most bytes of events that wait to be written, about a thousand events. Further ones are lost, and counted.
 const MAX_WAITING: u64 = 256 << 10;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use carom_api::cli::streams;
 
-use crate::queued_writer::{QueuedWriter, WriterThread};
+use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
 /// Most bytes of a stream that wait to be written, some thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;

@@ -21,9 +21,9 @@ use landlock::{
 };
 
 use crate::error::VmError;
-use crate::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, real_path, rule_access};
 use crate::kvm;
-use crate::output_file;
+use crate::limits::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, real_path, rule_access};
+use crate::process::output_file;
 use crate::snapshot::Snapshot;
 use crate::tap;
 
