@@ -6,6 +6,7 @@
 //! - Folders directly below a crate's `src` import each other in no circle. Tests may import from any folder.
 //! - A file has 600 lines at most, or says why it has more.
 //! - A file with unsafe code is in the table of `docs/security.md` that says who tests it.
+//! - The table of features in `tests/README.md` names each test program, and nothing that does not exist.
 //! - Files and tests that the table of promises there names exist, and slow ones are said to be slow.
 //!
 //! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
@@ -13,6 +14,7 @@
 //! `cargo run -p carom-structure` prints what is wrong, and ends with status 1 if something is.
 
 mod c;
+mod feature_map;
 mod folders;
 mod imports;
 mod known;
@@ -49,6 +51,7 @@ fn main() -> Result<ExitCode> {
     };
     complaints.extend(unsafe_code::complaints(&read(unsafe_code::DOCUMENT)?, &with_unsafe_code(&root, &targets)?));
     complaints.extend(promises::complaints(&read(promises::DOCUMENT)?, &sources(&root, &targets)?));
+    complaints.extend(feature_map::complaints(&read(feature_map::DOCUMENT)?, &root, &targets));
     for complaint in &complaints {
         println!("{complaint}");
     }
