@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # shellcheck shell=bash
 #
-# What scripts do before they become a program that has to be built first (tests/tools, tests/integration): messages, checks,
+# What scripts do before they become a program that has to be built first (xtask, tests/integration): messages, checks,
 # the compiler. Source it from bash with `set -euo pipefail` in force; it defines functions and two variables and does nothing else.
 #
 #   CAROM_ROOT      top of the checkout
@@ -148,11 +148,11 @@ become() {
     exec "$target/debug/$program" "$@"
 }
 
-# become_tool ARGUMENT…: becomes the part of tests/tools that has the name of this script. Help needs no building.
+# become_tool ARGUMENT…: becomes the part of xtask that has the name of this script. Help needs no building.
 become_tool() {
     local argument
     for argument; do
-        [[ $argument != -h && $argument != --help ]] || exec cat "$CAROM_ROOT/tests/tools/src/help/$CAROM_SCRIPT.txt"
+        [[ $argument != -h && $argument != --help ]] || exec cat "$CAROM_ROOT/xtask/src/help/$CAROM_SCRIPT.txt"
     done
     become carom-tools "$CAROM_SCRIPT" "$@"
 }

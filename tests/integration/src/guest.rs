@@ -551,7 +551,7 @@ impl Outcome {
 
 /// Whether the guest's kernel was ended by what no kernel or VMM can do: an interrupt at the first instruction of the entry for
 /// system calls or for interrupts, where interrupts are off. QEMU's emulation of nested guests does so now and then, where it is not
-/// mended (`tests/tools/src/emulator.rs`).
+/// mended (`xtask/src/emulator.rs`).
 ///
 /// At the entry for interrupts this holds for the stack on which interrupts of user space begin: a task's own stack, if it is full,
 /// ends there too.

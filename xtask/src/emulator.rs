@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive,
-//! and with the patches of `tests/tools/qemu`, which have its TLB be more like that of hardware, and memory that held code no slower than
+//! and with the patches of `xtask/qemu`, which have its TLB be more like that of hardware, and memory that held code no slower than
 //! other.
 //!
 //! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
@@ -144,7 +144,7 @@ impl Tools<'_> {
 
     /// The directory of what is changed beyond [`MENDS`].
     fn emulator_patches(&self) -> PathBuf {
-        self.checkout.join("tests/tools/qemu")
+        self.checkout.join("xtask/qemu")
     }
 
     /// What of Python's packages the build needs.

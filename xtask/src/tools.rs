@@ -16,7 +16,7 @@ use crate::signals::Signals;
 /// Top of the checkout: `CAROM_ROOT`, which the scripts set, else where this was built.
 #[must_use]
 pub fn checkout() -> PathBuf {
-    env::var_os("CAROM_ROOT").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from)
+    env::var_os("CAROM_ROOT").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), PathBuf::from)
 }
 
 /// The caller's mistake: exit status 2.
