@@ -32,6 +32,7 @@ pub mod package;
 mod packaged_kernel;
 mod packages;
 pub mod peers;
+mod priority;
 pub mod progress;
 pub mod rig;
 pub mod series;

@@ -18,10 +18,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
-use rustix::process::{geteuid, setpriority_process};
+use rustix::process::geteuid;
 
 use crate::assets::{is_pci_address, keep_results};
 use crate::kernel::patches_of;
+use crate::priority;
 use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
@@ -135,7 +136,10 @@ impl Tools<'_> {
                 let mut tests = self.prepare_integration(options, out)?;
                 // Now, as cargo builds one thing at a time.
                 others = Some(scope.spawn(|| self.run_beside(&beside, options, out)));
-                self.run_shown(&mut tests)
+                let result = self.run_shown(&mut tests);
+                // The guests have ended: the others need not give way any more.
+                priority::restore_all();
+                result
             })?;
             report.add(self, Stage::Integration, result);
             let others = match others {
@@ -150,10 +154,9 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Runs these stages at the lowest priority.
+    /// Runs these stages at the lowest priority, until the guests have ended.
     fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
-        // Linux changes this thread's, which the programs that it starts have from it.
-        setpriority_process(None, 19).context("lowering the priority")?;
+        priority::lower_own().context("lowering the priority")?;
         let mut results = Vec::new();
         for &stage in stages {
             let log = out.join(format!("{}.log", stage.name()));
