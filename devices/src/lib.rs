@@ -6,6 +6,7 @@
 //! traits, which the VMM implements.
 
 pub mod acpi;
+pub mod counters;
 pub mod crash;
 pub mod descriptors;
 pub mod dma;

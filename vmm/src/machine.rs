@@ -8,6 +8,7 @@ use std::sync::Arc;
 use carom_api::config::MemoryConfig;
 use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
 use carom_api::{PartConfig, VmConfig};
+use devices::counters::Counter;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::Report;
 
@@ -15,17 +16,6 @@ use crate::error::VmError;
 use crate::mailbox::Mailbox;
 use crate::process::event_monitor::EventMonitor;
 use crate::vm_state::{StateSink, StateSource};
-
-/// A number that only grows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// Its name, such as `requests`.
-    pub name: &'static str,
-    /// What it counts, in a sentence.
-    pub help: &'static str,
-    /// How much it has counted since the device was made.
-    pub value: u64,
-}
 
 /// The counters of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

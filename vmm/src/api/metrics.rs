@@ -268,17 +268,29 @@ mod tests {
     use std::time::Duration;
 
     use carom_api::kinds::KINDS;
+    use devices::counters::Counter;
     use devices::virtio::iommu::IommuStatus;
     use iommu_bounce::test_utils::{RecordingMapper, TestRam};
     use iommu_bounce::{Engine, EngineConfig};
 
     use super::*;
     use crate::control::State;
-    use crate::machine::{Counter, PartCounters};
+    use crate::machine::PartCounters;
 
     fn parse(text: &str) -> BTreeMap<&str, u64> {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         samples.map(|line| line.rsplit_once(' ').unwrap()).map(|(name, value)| (name, value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn counters_of_all_parts_are_in_the_pages_table() {
+        let page = include_str!("../../../docs/api.md");
+        for (kind, counters) in crate::parts::counters() {
+            for counter in counters {
+                let name = name_of(kind, counter.name);
+                assert!(page.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
+            }
+        }
     }
 
     #[test]

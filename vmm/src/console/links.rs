@@ -12,7 +12,7 @@ use carom_api::error::FileError;
 
 use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
 use crate::error::VmError;
-use crate::machine::Counter;
+use devices::counters::Counter;
 
 /// What a console is connected with. Dropping it waits for those who read what the guest has written.
 #[derive(Default)]

@@ -10,12 +10,13 @@ use carom_api::error::FileError;
 use carom_api::kinds::{ImageType, Kind, LockGranularity};
 use carom_api::types::VmResizeDisk;
 use carom_api::{ConfigError, DiskConfig, Field, PartConfig};
+use devices::counters::Counter;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::{
     self, BlockCounters, BlockParams, Image, ImageError, ImageFormat, ImageOptions, IoMode, ResizeError, VirtioBlock,
 };
-use devices::virtio::vhost_user::Model;
+use devices::virtio::vhost_user::{Model, VhostUserCounters};
 use log::error;
 
 use super::reach::Reach;
@@ -23,9 +24,13 @@ use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
 use crate::limits::affinity;
-use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &DiskConfig::KIND, roles: &[block::ROLE, vhost_user::ROLE], build };
+pub(super) const BUILDER: Builder = Builder {
+    kind: &DiskConfig::KIND,
+    roles: &[block::ROLE, vhost_user::ROLE],
+    counters: || [BlockCounters::default().all(), VhostUserCounters::default().all()].concat(),
+    build,
+};
 
 struct Disk {
     function: Arc<VirtioPciDevice>,
@@ -42,7 +47,7 @@ impl Part for Disk {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
 
     fn resize_disk(&self, bytes: u64) -> Result<(), VmError> {
@@ -58,37 +63,6 @@ impl Part for Disk {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-fn named(counters: BlockCounters) -> Vec<Counter> {
-    let BlockCounters {
-        read_ops,
-        read_bytes,
-        write_ops,
-        write_bytes,
-        flushes,
-        discards,
-        write_zeroes,
-        errors,
-        host_errors,
-        rate_waits,
-    } = counters;
-    vec![
-        Counter { name: "read_ops", help: "Reads of disks.", value: read_ops },
-        Counter { name: "read_bytes", help: "Bytes that were read of disks.", value: read_bytes },
-        Counter { name: "write_ops", help: "Writes to disks.", value: write_ops },
-        Counter { name: "write_bytes", help: "Bytes that were written to disks.", value: write_bytes },
-        Counter { name: "flushes", help: "Flushes of disks.", value: flushes },
-        Counter { name: "discards", help: "Discards on disks.", value: discards },
-        Counter { name: "write_zeroes", help: "Requests to set parts of disks to zero.", value: write_zeroes },
-        Counter { name: "errors", help: "Requests to disks that failed.", value: errors },
-        Counter { name: "host_errors", help: "Of these, the ones that the host could not do.", value: host_errors },
-        Counter {
-            name: "rate_waits",
-            help: "How often queues of disks have waited because of a limit on the rate.",
-            value: rate_waits,
-        },
-    ]
 }
 
 /// Opens and locks the image, and makes the device.
@@ -185,20 +159,8 @@ fn only_readable(path: &str, why: &str) -> VmError {
 #[cfg(test)]
 mod tests {
     use carom_api::{Explain, Terms};
-    use devices::virtio::vhost_user::VhostUserCounters;
 
     use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        let of_servers = vhost_user::named(VhostUserCounters::default());
-        for counter in named(BlockCounters::default()).into_iter().chain(of_servers) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 
     #[test]
     fn unusable_disk_image_is_refused_with_its_path_and_field() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use carom_api::kinds::Kind;
 use carom_api::{ConsoleConfig, PartConfig};
+use devices::counters::Counter;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::console::{self, ConsoleCounters, ConsoleParams, VirtioConsole};
@@ -17,9 +18,13 @@ use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::console::{ConsoleLinks, Names, Receiver};
 use crate::error::VmError;
-use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &ConsoleConfig::KIND, roles: &[console::ROLE], build };
+pub(super) const BUILDER: Builder = Builder {
+    kind: &ConsoleConfig::KIND,
+    roles: &[console::ROLE],
+    counters: || [ConsoleCounters::default().all(), ConsoleLinks::default().counters().to_vec()].concat(),
+    build,
+};
 
 const NAMES: Names = Names { shown: "console", thread: "console-line" };
 
@@ -39,7 +44,7 @@ impl Part for Console {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters()).into_iter().chain(self.links.counters()).collect()
+        self.device.counters().all().into_iter().chain(self.links.counters()).collect()
     }
 
     fn pty(&self) -> Option<&Path> {
@@ -54,15 +59,6 @@ impl Drop for Console {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-fn named(counters: ConsoleCounters) -> Vec<Counter> {
-    let ConsoleCounters { tx_bytes, rx_bytes, resizes } = counters;
-    vec![
-        Counter { name: "tx_bytes", help: "Bytes that the guest printed on its console.", value: tx_bytes },
-        Counter { name: "rx_bytes", help: "Bytes that the guest read of its console.", value: rx_bytes },
-        Counter { name: "resizes", help: "How often the guest was told of the terminal's size.", value: resizes },
-    ]
 }
 
 /// Opens what the console is connected with, and makes the device.
@@ -88,19 +84,4 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let receiver: Arc<dyn Receiver> = device.clone();
     links.connect(&target, &receiver)?;
     Ok(Built { part: Box::new(Console { function, device, links }), mapper })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        for counter in named(ConsoleCounters::default()).into_iter().chain(ConsoleLinks::default().counters()) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 }

@@ -44,7 +44,7 @@ pub use self::iommu::IOMMU_ADDRESS;
 use self::mapper::EndpointMapper;
 use self::vfio::HostDevices;
 use crate::error::VmError;
-use crate::machine::Counter;
+use devices::counters::Counter;
 
 /// A device in a VM.
 pub trait Part: Send {
@@ -108,6 +108,9 @@ struct Builder {
     kind: &'static Kind,
     /// Roles of the threads that a part runs.
     roles: &'static [ThreadRole],
+    /// Counters of a part that was just made.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test compares them with the page of the API"))]
+    counters: fn() -> Vec<Counter>,
     build: fn(&PartConfig, Site<'_>) -> Result<Built, VmError>,
 }
 
@@ -149,6 +152,12 @@ pub fn thread_roles() -> Vec<ThreadRole> {
         }
     }
     roles
+}
+
+/// Counters of each kind of part, by its name.
+#[cfg(test)]
+pub(crate) fn counters() -> impl Iterator<Item = (&'static str, Vec<Counter>)> {
+    BUILDERS.iter().map(|builder| (builder.kind.name, (builder.counters)()))
 }
 
 #[cfg(test)]

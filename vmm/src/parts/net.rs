@@ -11,22 +11,26 @@ use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::mac_address::MacAddress;
 use carom_api::{NetConfig, PartConfig};
+use devices::counters::Counter;
 use devices::inherited;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
-use devices::virtio::vhost_user::{Model, ServedNet};
+use devices::virtio::vhost_user::{Model, ServedNet, VhostUserCounters};
 use log::error;
 
 use super::reach::Reach;
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here, rate_limits};
 use crate::error::VmError;
-use crate::machine::Counter;
 use crate::tap::{Tap, TapOptions};
 
-pub(super) const BUILDER: Builder =
-    Builder { kind: &NetConfig::KIND, roles: &[net::ROLE, net::CONTROL_ROLE, vhost_user::ROLE], build };
+pub(super) const BUILDER: Builder = Builder {
+    kind: &NetConfig::KIND,
+    roles: &[net::ROLE, net::CONTROL_ROLE, vhost_user::ROLE],
+    counters: || [NetCounters::default().all(), VhostUserCounters::default().all()].concat(),
+    build,
+};
 
 struct Net {
     function: Arc<VirtioPciDevice>,
@@ -43,7 +47,7 @@ impl Part for Net {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
 
     /// Its threads end.
@@ -52,25 +56,6 @@ impl Part for Net {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-fn named(counters: NetCounters) -> Vec<Counter> {
-    let NetCounters { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, host_errors, rate_waits } =
-        counters;
-    vec![
-        Counter { name: "rx_frames", help: "Packets that the guest has received.", value: rx_frames },
-        Counter { name: "rx_bytes", help: "Bytes that the guest has received.", value: rx_bytes },
-        Counter { name: "rx_dropped", help: "Packets too large for the guest's buffers.", value: rx_dropped },
-        Counter { name: "tx_frames", help: "Packets that the guest has sent.", value: tx_frames },
-        Counter { name: "tx_bytes", help: "Bytes that the guest has sent.", value: tx_bytes },
-        Counter { name: "tx_dropped", help: "Packets of the guest that the host did not take.", value: tx_dropped },
-        Counter { name: "host_errors", help: "How often the host's interface could not be read.", value: host_errors },
-        Counter {
-            name: "rate_waits",
-            help: "How often queues of network devices have waited because of a limit on the rate.",
-            value: rate_waits,
-        },
-    ]
 }
 
 /// Opens the interface and makes the device.
@@ -157,20 +142,8 @@ mod tests {
     use std::fs::File;
 
     use carom_api::{Explain, Terms};
-    use devices::virtio::vhost_user::VhostUserCounters;
 
     use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        let of_servers = vhost_user::named(VhostUserCounters::default());
-        for counter in named(NetCounters::default()).into_iter().chain(of_servers) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 
     #[test]
     fn unusable_net_interface_is_refused_with_its_field() {

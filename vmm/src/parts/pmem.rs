@@ -10,6 +10,7 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, PmemConfig};
+use devices::counters::Counter;
 use devices::inherited::{self, Access};
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
@@ -21,9 +22,9 @@ use rustix::fs::{Mode, OFlags, open};
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
-use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &PmemConfig::KIND, roles: &[pmem::ROLE], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &PmemConfig::KIND, roles: &[pmem::ROLE], counters: || PmemCounters::default().all(), build };
 
 struct Pmem {
     function: Arc<VirtioPciDevice>,
@@ -40,7 +41,7 @@ impl Part for Pmem {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
 
     /// Its thread ends.
@@ -49,14 +50,6 @@ impl Part for Pmem {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-fn named(counters: PmemCounters) -> Vec<Counter> {
-    let PmemCounters { flushes, errors } = counters;
-    vec![
-        Counter { name: "flushes", help: "Flushes of persistent memory that were done.", value: flushes },
-        Counter { name: "errors", help: "Flushes of persistent memory at which the host failed.", value: errors },
-    ]
 }
 
 /// Opens the file and makes the device.
@@ -132,16 +125,6 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        for counter in named(PmemCounters::default()) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 
     #[test]
     fn file_that_cannot_be_the_memory_is_refused() {

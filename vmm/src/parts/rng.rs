@@ -10,6 +10,7 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{PartConfig, RngConfig};
+use devices::counters::Counter;
 use devices::inherited;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
@@ -19,9 +20,9 @@ use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
-use crate::machine::Counter;
 
-pub(super) const BUILDER: Builder = Builder { kind: &RngConfig::KIND, roles: &[rng::ROLE], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &RngConfig::KIND, roles: &[rng::ROLE], counters: || RngCounters::default().all(), build };
 
 struct Rng {
     function: Arc<VirtioPciDevice>,
@@ -38,17 +39,8 @@ impl Part for Rng {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
-}
-
-fn named(counters: RngCounters) -> Vec<Counter> {
-    let RngCounters { requests, bytes, source_errors } = counters;
-    vec![
-        Counter { name: "requests", help: "Requests for random bytes that were served.", value: requests },
-        Counter { name: "bytes", help: "Random bytes that the guest got.", value: bytes },
-        Counter { name: "source_errors", help: "How often the source could not be read.", value: source_errors },
-    ]
 }
 
 /// Opens the source and makes the device.
@@ -88,19 +80,4 @@ fn open_source(path: &Path) -> io::Result<File> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     Ok(file)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        for counter in named(RngCounters::default()) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 }

@@ -26,7 +26,8 @@ use crate::error::VmError;
 use crate::kvm::line::KvmSharedLine;
 use crate::kvm::{KvmVfioFiles, create_vfio_device};
 
-pub(super) const BUILDER: Builder = Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
 /// An address space of the host that devices share that are not behind the virtio-iommu. It ends with the last of them.
 struct RamSpace {

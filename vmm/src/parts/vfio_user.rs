@@ -19,7 +19,8 @@ use vm_memory::GuestMemoryRegion;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
 
-pub(super) const BUILDER: Builder = Builder { kind: &UserDeviceConfig::KIND, roles: &[user::ROLE], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &UserDeviceConfig::KIND, roles: &[user::ROLE], counters: Vec::new, build };
 
 struct UserDevice {
     function: Arc<VfioPciDevice>,

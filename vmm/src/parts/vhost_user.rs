@@ -9,19 +9,19 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, Field};
+use devices::counters::Counter;
 use devices::dma::DmaTable;
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
 use devices::virtio::VirtioPciDevice;
 pub(super) use devices::virtio::vhost_user::ROLE;
-use devices::virtio::vhost_user::{self, Model, VhostUserCounters, VhostUserDevice, VhostUserError, VhostUserParams};
+use devices::virtio::vhost_user::{self, Model, VhostUserDevice, VhostUserError, VhostUserParams};
 use log::error;
 
 use super::mapper::EndpointMapper;
 use super::{Built, Part, Site};
 use crate::error::VmError;
-use crate::machine::Counter;
 
 /// What a device is to be.
 pub(super) struct Wanted<'w> {
@@ -53,7 +53,7 @@ impl Part for VhostUser {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
 
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
@@ -75,16 +75,6 @@ impl Part for VhostUser {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-/// The counters, as all kinds have them.
-pub(super) fn named(counters: VhostUserCounters) -> Vec<Counter> {
-    let VhostUserCounters { connections, losses, refusals } = counters;
-    vec![
-        Counter { name: "server_connections", help: "Connections to servers that were made.", value: connections },
-        Counter { name: "server_losses", help: "Connections to servers that were lost.", value: losses },
-        Counter { name: "server_refusals", help: "Requests that servers refused.", value: refusals },
-    ]
 }
 
 /// Connects to the server, and makes the device.

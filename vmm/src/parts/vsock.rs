@@ -8,6 +8,7 @@ use std::sync::Arc;
 use carom_api::error::FileError;
 use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, VsockConfig};
+use devices::counters::Counter;
 use devices::pci::PciDevice;
 use devices::virtio::VirtioPciDevice;
 use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
@@ -17,12 +18,12 @@ use rustix::process::{Resource, getrlimit};
 use super::reach::Reach;
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
-use crate::machine::Counter;
 
 /// Descriptors that are enough for a VM beside those of connections.
 const OTHER_DESCRIPTORS: usize = 1024;
 
-pub(super) const BUILDER: Builder = Builder { kind: &VsockConfig::KIND, roles: &[vsock::ROLE], build };
+pub(super) const BUILDER: Builder =
+    Builder { kind: &VsockConfig::KIND, roles: &[vsock::ROLE], counters: || VsockCounters::default().all(), build };
 
 struct Vsock {
     function: Arc<VirtioPciDevice>,
@@ -39,7 +40,7 @@ impl Part for Vsock {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        named(self.device.counters())
+        self.device.counters().all()
     }
 
     /// Its thread ends, and all connections do.
@@ -48,19 +49,6 @@ impl Part for Vsock {
             error!("{}: resetting it: {error}", self.function.id());
         }
     }
-}
-
-fn named(counters: VsockCounters) -> Vec<Counter> {
-    let VsockCounters { tx_packets, tx_bytes, rx_packets, rx_bytes, connections, refused, resets } = counters;
-    vec![
-        Counter { name: "tx_packets", help: "Packets of the guest's sockets.", value: tx_packets },
-        Counter { name: "tx_bytes", help: "Bytes that the guest sent by sockets.", value: tx_bytes },
-        Counter { name: "rx_packets", help: "Packets for the guest's sockets.", value: rx_packets },
-        Counter { name: "rx_bytes", help: "Bytes that the guest got by sockets.", value: rx_bytes },
-        Counter { name: "connections", help: "Connections between guest and host.", value: connections },
-        Counter { name: "refused", help: "Connections that the host's side did not take.", value: refused },
-        Counter { name: "resets", help: "Connections that were reset as the guest broke a rule.", value: resets },
-    ]
 }
 
 /// Makes the socket and the device.
@@ -112,16 +100,6 @@ mod tests {
     use carom_api::{Explain, Terms};
 
     use super::*;
-    use crate::api::metrics;
-
-    #[test]
-    fn counters_are_in_the_documents_table_of_metrics() {
-        let document = include_str!("../../../docs/api.md");
-        for counter in named(VsockCounters::default()) {
-            let name = metrics::name_of(BUILDER.kind.name, counter.name);
-            assert!(document.contains(&format!("`{name}{{device}}`")), "{name} is not in docs/api.md");
-        }
-    }
 
     #[test]
     fn connections_leave_descriptors_for_all_else() {

@@ -2,55 +2,28 @@
 
 //! What a virtio-balloon device counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
+use crate::counters::counters;
 use crate::reclaim::Reclaimed;
 
-/// What the device has done since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BalloonCounters {
-    /// Bytes that the guest put into the balloon.
-    pub inflated_bytes: u64,
-    /// Bytes that it took out.
-    pub deflated_bytes: u64,
-    /// Bytes that it reported as free.
-    pub reported_bytes: u64,
-    /// Bytes of those in the balloon and of the free ones that the host has got.
-    pub given_back_bytes: u64,
-    /// Bytes that it has not got as a device of the host had them pinned, or as they were parts of huge pages.
-    pub kept_back_bytes: u64,
-    /// Bytes that the host did not take.
-    pub refused_bytes: u64,
-}
-
-/// The same, as the worker counts.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) inflated: AtomicU64,
-    pub(super) deflated: AtomicU64,
-    pub(super) reported: AtomicU64,
-    given_back: AtomicU64,
-    kept_back: AtomicU64,
-    refused: AtomicU64,
+counters! {
+    /// Counters of the device since it was made.
+    BalloonCounters {
+        inflated_bytes: "Bytes that the guest put into the balloon.",
+        deflated_bytes: "Bytes that it took out.",
+        reported_bytes: "Bytes that it reported as free.",
+        given_back_bytes: "Bytes of either that the host has got.",
+        kept_back_bytes: "Bytes of either that the guest keeps: a device of the host has them pinned, or they are parts of huge pages.",
+        refused_bytes: "Bytes of either that the host did not take.",
+    }
 }
 
 impl Counts {
     /// Notes what became of pages.
     pub(super) fn note(&self, Reclaimed { given_back, kept_back, refused }: Reclaimed) {
-        self.given_back.fetch_add(given_back, Ordering::Relaxed);
-        self.kept_back.fetch_add(kept_back, Ordering::Relaxed);
-        self.refused.fetch_add(refused, Ordering::Relaxed);
-    }
-
-    pub(super) fn read(&self) -> BalloonCounters {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        BalloonCounters {
-            inflated_bytes: read(&self.inflated),
-            deflated_bytes: read(&self.deflated),
-            reported_bytes: read(&self.reported),
-            given_back_bytes: read(&self.given_back),
-            kept_back_bytes: read(&self.kept_back),
-            refused_bytes: read(&self.refused),
-        }
+        self.given_back_bytes.fetch_add(given_back, Ordering::Relaxed);
+        self.kept_back_bytes.fetch_add(kept_back, Ordering::Relaxed);
+        self.refused_bytes.fetch_add(refused, Ordering::Relaxed);
     }
 }

@@ -123,7 +123,7 @@ impl Pages<'_> {
             }
             let len = len.min(left);
             left -= len;
-            self.counts.reported.fetch_add(len as u64, Ordering::Relaxed);
+            self.counts.reported_bytes.fetch_add(len as u64, Ordering::Relaxed);
             self.counts.note(self.reclaim.give_back(address.raw_value(), len as u64));
         }
         Ok(())
@@ -150,7 +150,7 @@ impl Pages<'_> {
                 return Err("a request has more page numbers than the device takes");
             }
             if !inflate {
-                self.counts.deflated.fetch_add(len as u64 / 4 * PAGE, Ordering::Relaxed);
+                self.counts.deflated_bytes.fetch_add(len as u64 / 4 * PAGE, Ordering::Relaxed);
                 continue;
             }
             for first in (0..len).step_by(4 * PIECE) {
@@ -159,7 +159,7 @@ impl Pages<'_> {
                     let place = address.checked_add(at as u64).ok_or(OUTSIDE)?;
                     self.numbers.push(u32::from_le(memory.read_obj(place).map_err(|_| OUTSIDE)?));
                 }
-                self.counts.inflated.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
+                self.counts.inflated_bytes.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
                 // Pages that follow each other go together, in whatever order the driver names them.
                 self.numbers.sort_unstable();
                 self.numbers.dedup();

@@ -4,53 +4,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the device has done since it was made. Received is what the guest has received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NetCounters {
-    /// Packets that the guest has received.
-    pub rx_frames: u64,
-    /// Bytes of these, without the device's own header.
-    pub rx_bytes: u64,
-    /// Packets that were lost on their way to the guest: its buffers were too small.
-    pub rx_dropped: u64,
-    /// Packets that the guest has sent.
-    pub tx_frames: u64,
-    /// Bytes of these, without the device's own header.
-    pub tx_bytes: u64,
-    /// Packets that were lost on their way from the guest: they are none, or the host does not take them.
-    pub tx_dropped: u64,
-    /// How often the host's interface could not be read.
-    pub host_errors: u64,
-    /// How often a queue has waited because of the limit on the rate.
-    pub rate_waits: u64,
-}
+use crate::counters::counters;
 
-/// The same, as workers count.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) rx_frames: AtomicU64,
-    pub(super) rx_bytes: AtomicU64,
-    pub(super) rx_dropped: AtomicU64,
-    pub(super) tx_frames: AtomicU64,
-    pub(super) tx_bytes: AtomicU64,
-    pub(super) tx_dropped: AtomicU64,
-    pub(super) host_errors: AtomicU64,
-    pub(super) rate_waits: AtomicU64,
-}
-
-impl Counts {
-    pub(super) fn read(&self) -> NetCounters {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        NetCounters {
-            rx_frames: read(&self.rx_frames),
-            rx_bytes: read(&self.rx_bytes),
-            rx_dropped: read(&self.rx_dropped),
-            tx_frames: read(&self.tx_frames),
-            tx_bytes: read(&self.tx_bytes),
-            tx_dropped: read(&self.tx_dropped),
-            host_errors: read(&self.host_errors),
-            rate_waits: read(&self.rate_waits),
-        }
+counters! {
+    /// Counters of the device since it was made. Received is what the guest has received.
+    NetCounters {
+        rx_frames: "Packets that the guest has received.",
+        rx_bytes: "Bytes that the guest has received.",
+        rx_dropped: "Packets too large for the guest's buffers.",
+        tx_frames: "Packets that the guest has sent.",
+        tx_bytes: "Bytes that the guest has sent.",
+        tx_dropped: "Packets of the guest that the host did not take.",
+        host_errors: "How often the host's interface could not be read.",
+        rate_waits: "How often queues of network devices have waited because of a limit on the rate.",
     }
 }
 

@@ -2,27 +2,12 @@
 
 //! What a virtio-pmem device counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::counters::counters;
 
-/// What the device has done since it was made. Reads and writes of the memory leave the guest for nothing, and are not seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PmemCounters {
-    /// Flushes that were done.
-    pub flushes: u64,
-    /// Flushes at which the host failed, as the driver was told.
-    pub errors: u64,
-}
-
-/// The same, as the worker counts.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) flushes: AtomicU64,
-    pub(super) errors: AtomicU64,
-}
-
-impl Counts {
-    pub(super) fn read(&self) -> PmemCounters {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        PmemCounters { flushes: read(&self.flushes), errors: read(&self.errors) }
+counters! {
+    /// Counters of the device since it was made. Reads and writes of the memory leave the guest for nothing, and are not seen.
+    PmemCounters {
+        flushes: "Flushes of persistent memory that were done.",
+        errors: "Flushes of persistent memory at which the host failed.",
     }
 }

@@ -46,7 +46,7 @@ impl VhostUserDevice {
         let host = |source| ServerError::Host { what: "making a vhost-user device", source };
         let Connected { link, socket, back_channel } = address.connect_first()?;
         let (model, counts) = (address.model.clone(), Arc::new(Counts::default()));
-        Counts::add(&counts.connections);
+        Counts::add(&counts.server_connections);
         let (features, config) = (link.offer.for_driver(&model), link.offer.config.clone());
         let session = Session::new(&address.id, model.clone(), link, counts.clone(), table).map_err(host)?;
         let (events, kicker) = (session.events.clone(), session.kicker.clone());

@@ -352,13 +352,13 @@ impl Session {
             _ => {}
         }
         // Whoever sees the count sees what came of it.
-        Counts::add(&self.counts.losses);
+        Counts::add(&self.counts.server_losses);
     }
 
     /// Another server is there.
     pub(super) fn adopt(&mut self, link: Link) {
         info!("{}: connected to a vhost-user server again", self.id);
-        Counts::add(&self.counts.connections);
+        Counts::add(&self.counts.server_connections);
         let accepted = self.driver.as_ref().map_or(0, |driver| driver.features);
         // The transport's own are between it and the driver.
         let own = self.model.own_features | super::spec::VERSION_1;
@@ -496,7 +496,7 @@ impl Session {
 
     fn count(&mut self, error: &ServerError) {
         if matches!(error, ServerError::Refused(_)) {
-            Counts::add(&self.counts.refusals);
+            Counts::add(&self.counts.server_refusals);
             error!("{}: {error}", self.id);
         }
     }

@@ -60,9 +60,9 @@ fn server_has_the_queues_while_on_the_bus(model: impl Fn() -> Model) {
     assert_eq!(count(&server.take(), GET_VRING_BASE), 2, "it gave them back before the write ended");
     // A server that comes meanwhile gets none.
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     server.listen(Manner::default());
-    wait(|| device.counters().connections == 2);
+    wait(|| device.counters().server_connections == 2);
     assert_eq!(count(&server.wait_for(SET_MEM_TABLE), SET_VRING_KICK), 0);
     // Neither does a VM that goes on give it any.
     function.pause();

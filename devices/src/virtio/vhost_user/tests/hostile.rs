@@ -65,7 +65,7 @@ fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
-    assert_eq!((device.counters().refusals, device.counters().losses), (1, 0));
+    assert_eq!((device.counters().server_refusals, device.counters().server_losses), (1, 0));
     reset(&device, 2);
 }
 
@@ -79,7 +79,7 @@ fn server_that_falls_silent_holds_nothing_up_for_long() {
         device.pause();
         device.resume();
         assert!(begin.elapsed() < Duration::from_secs(10), "{request}: several calls waited");
-        wait(|| device.counters().losses == 1);
+        wait(|| device.counters().server_losses == 1);
         reset(&device, 2);
         drop(device);
     }
@@ -96,7 +96,7 @@ fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
     device.pause();
     device.resume();
     reset(&device, 2);
-    assert_eq!((told.failures(), device.counters().losses), (Vec::new(), 0));
+    assert_eq!((told.failures(), device.counters().server_losses), (Vec::new(), 0));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
     wait(|| !told.failures().is_empty());
     assert_eq!(told.failures(), ["the vhost-user server takes more than 200 ms for SET_VRING_KICK"]);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     reset(&device, 2);
 }
 
@@ -130,7 +130,7 @@ fn server_slow_at_every_request_is_limited_per_operation() {
     let operation = Operation::begin();
     start(&device, &ram, &told, 2);
     drop(operation);
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     let asked = server.requests();
     assert!(asked.len() <= 5, "{asked:?}");
 }
@@ -200,7 +200,7 @@ fn impossible_place_in_a_ring_ends_the_connection() {
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 1);
     device.pause();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536"]);
 }
 

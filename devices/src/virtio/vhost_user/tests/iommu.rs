@@ -213,7 +213,7 @@ fn window_chunk_is_a_server_memory_region_while_mapped() {
 
     // The next server gets the chunk that is mapped.
     card.server.close();
-    wait(|| card.device.counters().losses == 1);
+    wait(|| card.device.counters().server_losses == 1);
     card.server.listen(manner());
     let asked = card.server.wait_for(SET_VRING_KICK);
     assert_eq!(asked.iter().find(|one| one.request == ADD_MEM_REG).unwrap().number(8), address);
@@ -334,7 +334,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let failures = card.told.failures();
         let wanted = format!("the vhost-user server does not forget what was unmapped: {reason}");
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
-        wait(|| card.device.counters().losses == 1);
+        wait(|| card.device.counters().server_losses == 1);
         // Nobody is left who knows it.
         card.mapper.unmap(IOVA, 0x1000).unwrap();
     }
@@ -347,12 +347,12 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     card.map(IOVA + 0x1000, 0x9000, 0x1000, READ_WRITE);
     // It closes the connection at the update.
     let _ = card.channel.write_all(&message(IOVA, 1, 1));
-    wait(|| card.device.counters().losses == 1);
+    wait(|| card.device.counters().server_losses == 1);
     card.mapper.unmap(IOVA, 0x1000).unwrap();
     card.server.take();
     card.server.listen(manner());
     card.channel = channel(&card.server.wait_for(SET_VRING_KICK));
-    wait(|| card.device.counters().connections == 2);
+    wait(|| card.device.counters().server_connections == 2);
     card.mapper.unmap(IOVA + 0x1000, 0x1000).unwrap();
     assert_eq!(translations(&card.server.take()), []);
     assert!(card.ask(0x1000, 1, 1), "its rings");
@@ -387,7 +387,7 @@ fn server_that_does_not_read_translations_is_given_up() {
     let mut asked = message(0x1000, 1, 1);
     asked[4] = 1;
     let mut flood = card.channel.try_clone().unwrap();
-    while card.device.counters().losses == 0 && flood.write_all(&asked).is_ok() {}
-    wait(|| card.device.counters().losses == 1);
+    while card.device.counters().server_losses == 0 && flood.write_all(&asked).is_ok() {}
+    wait(|| card.device.counters().server_losses == 1);
     card.server.close();
 }

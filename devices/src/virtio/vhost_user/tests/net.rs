@@ -164,11 +164,11 @@ fn net_card_continues_from_its_used_index_on_reconnect() {
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     server.listen(Manner::default());
     let asked = server.wait_for(SET_VRING_KICK);
     let base = asked.iter().find(|one| one.request == SET_VRING_BASE).unwrap();
     assert_eq!(base.payload, [0u32, 7].map(u32::to_le_bytes).concat());
-    wait(|| device.counters().connections == 2);
+    wait(|| device.counters().server_connections == 2);
     assert!(told.failures().is_empty(), "{:?}", told.failures());
 }

@@ -28,7 +28,7 @@ fn lost_server_fails_file_system_until_the_next_driver() {
     assert_eq!(told.failures(), ["the vhost-user server closed the connection"]);
     server.listen(Manner::default());
     server.wait_for(GET_MAX_MEM_SLOTS);
-    wait(|| device.counters().connections == 2);
+    wait(|| device.counters().server_connections == 2);
     assert!(server.requests().is_empty(), "the driver is told nothing of it");
     reset(&device, 2);
     start(&device, &ram, &told, 2);
@@ -42,7 +42,7 @@ fn file_system_started_without_a_server_waits_for_the_next() {
     let device = connect(&server, fs()).unwrap();
     server.take();
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     server.listen(Manner::default());
@@ -78,11 +78,11 @@ fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
     ram.write_obj(9u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     server.listen(disk_server(0));
     let asked = server.wait_for(SET_VRING_KICK);
     assert_eq!(of(&asked, SET_VRING_BASE).payload, [0u32, 9].map(u32::to_le_bytes).concat());
-    assert_eq!((told.failures(), device.counters().connections), (vec![], 2));
+    assert_eq!((told.failures(), device.counters().server_connections), (vec![], 2));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn busy_disk_reconnects_only_with_an_inflight_buffer() {
         ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
         server.take();
         server.close();
-        wait(|| device.counters().losses == 1);
+        wait(|| device.counters().server_losses == 1);
         let reason =
             "the vhost-user server closed the connection, with 2 requests under way of which it kept no account";
         assert_eq!(told.failures(), if fails { vec![reason] } else { vec![] });
@@ -117,7 +117,7 @@ fn next_server_with_fewer_features_fails_the_disk() {
     let told = Told::with_events(1);
     start(&device, &ram(1), &told, 1);
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
     wait(|| !told.failures().is_empty());
     assert_eq!(told.failures(), ["the vhost-user server offers less than the one before it"]);
@@ -165,7 +165,7 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 2);
     server.close();
-    wait(|| device.counters().losses == 1);
+    wait(|| device.counters().server_losses == 1);
     server.take();
     // More than 300 ms for each, of 500 ms that there are for all.
     let slow = [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL];
