@@ -10,7 +10,7 @@ use super::*;
 use crate::pci::regs::{COMMAND, COMMAND_MEMORY};
 use crate::platform::test_support::Witness;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 const FAST: [u8; 2] = [0x07, 0];
 const ENABLE: u8 = 2;
 

@@ -40,7 +40,7 @@ fn place(index: u32) -> u64 {
 
 /// Waits until `held` chunks are held, and says how many are.
 fn settle(windows: &WindowMemory, held: u64) -> u64 {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while windows.held_bytes() != held * CHUNK && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -189,7 +189,7 @@ impl Edu {
 
     /// Waits until it has copied.
     pub(crate) fn wait(&self) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while self.0.register(0x98) & 1 != 0 {
             assert!(Instant::now() < end, "edu does not finish");
             std::thread::sleep(Duration::from_millis(5));

@@ -103,7 +103,7 @@ impl Server {
 
     /// The client's next answer.
     pub(super) fn answer(&self) -> (Header, Vec<u8>) {
-        self.answers.recv_timeout(Duration::from_secs(10)).expect("the client answers")
+        self.answers.recv_timeout(Duration::from_secs(60)).expect("the client answers")
     }
 
     /// Asks the client, and returns what it answers.

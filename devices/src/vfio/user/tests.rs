@@ -106,7 +106,7 @@ impl Rig {
     }
 
     fn wait_until_gone(&self) -> String {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         loop {
             match self.client.gone() {
                 Some(reason) => return reason,

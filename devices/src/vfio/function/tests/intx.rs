@@ -113,7 +113,7 @@ fn device_that_the_host_takes_back_has_no_intx() {
     m.device.watch(Arc::new(Listener(sender))).unwrap();
     host.0.held.store(true, Ordering::Relaxed);
     assert!(host.tell(IrqKind::Request));
-    notices.recv_timeout(Duration::from_secs(20)).unwrap();
+    notices.recv_timeout(Duration::from_secs(60)).unwrap();
 
     m.device.reset().unwrap();
 

@@ -113,7 +113,7 @@ impl Harness {
         for _ in 0..pairs {
             let (ours, theirs) = UnixDatagram::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
-            theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             files.push(File::from(OwnedFd::from(ours)));
             host.push(theirs);
         }
@@ -288,7 +288,7 @@ impl Harness {
 pub(super) fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -39,7 +39,7 @@ fn socket_without_a_server_is_no_server() {
     let start = Instant::now();
     let error = connect_briefly(&server, fs()).err().unwrap().to_string();
     assert!(error.starts_with("no vhost-user server: No such file"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

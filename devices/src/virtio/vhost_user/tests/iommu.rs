@@ -64,7 +64,7 @@ fn connect(server: &Server, table: Arc<DmaTable>, times: Times) -> Result<VhostU
 fn channel(asked: &[Asked]) -> UnixStream {
     let given = asked.iter().find(|one| one.request == SET_BACKEND_REQ_FD).expect("it gets a channel");
     let channel = UnixStream::from(given.files[0].try_clone().unwrap());
-    channel.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    channel.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     channel
 }
 
@@ -363,7 +363,7 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
 fn server_that_asks_without_end_holds_no_unmap_up() {
     let mut card = Card::new(manner());
     let mut flood = card.channel.try_clone().unwrap();
-    flood.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    flood.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     let flooding = std::thread::spawn(move || {
         let asked = message(0x1000, 1, 1).repeat(1000);
         // Until the front end has enough of it: it closes a channel whose answers nobody reads.

@@ -187,7 +187,7 @@ impl Server {
     pub(super) fn wait_for(&self, request: u32) -> Vec<Asked> {
         let asked = lock(&self.log.asked);
         let missing = |asked: &mut Vec<Asked>| asked.iter().all(|one| one.request != request);
-        let limit = Duration::from_secs(20);
+        let limit = Duration::from_secs(60);
         let (mut asked, result) = self.log.changed.wait_timeout_while(asked, limit, missing).unwrap();
         assert!(!result.timed_out(), "request {request} did not come: {asked:?}");
         std::mem::take(&mut *asked)
