@@ -7,7 +7,7 @@
 pub struct Counter {
     /// Its name, such as `requests`.
     pub name: &'static str,
-    /// What it counts, in a sentence.
+    /// Its meaning, in a sentence.
     pub help: &'static str,
     /// How much it has counted since the device was made.
     pub value: u64,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # shellcheck shell=bash
 #
-# What scripts do before they become a program that has to be built first (xtask, tests/integration): messages, checks,
+# Code of scripts before they become a program that has to be built first (xtask, tests/integration): messages, checks,
 # the compiler. Source it from bash with `set -euo pipefail` in force; it defines functions and two variables and does nothing else.
 #
 #   CAROM_ROOT      top of the checkout

@@ -2,7 +2,7 @@
 
 //! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
-//! A thread starts with a role ([`start`]): a constant beside the thread's code, with its system calls. After [`begin`], any other call
+//! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call
 //! ends the process with a message, or the kernel logs it. Threads inherit the filter of the one that starts them, so
 //! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
 //! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.

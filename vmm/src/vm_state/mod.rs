@@ -80,8 +80,8 @@ pub struct VmState {
 }
 
 impl VmState {
-    /// Checks the state as a whole: its version, the number of vCPUs (`vcpus`: from those at boot to the maximum), and its RAM, of which there
-    /// are `memory_len` bytes.
+    /// Checks the state as a whole: its version, the number of vCPUs (`vcpus`: from those at boot to the maximum), and its RAM (`memory_len`
+    /// bytes).
     ///
     /// # Errors
     /// A rule does not hold.

@@ -145,7 +145,7 @@ fn add_power_button(kvm: &KvmVm) -> Result<EventFd, BoardError> {
     Ok(event)
 }
 
-/// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
+/// Places the first serial port and connects its interrupt line. Output of the guest goes to `output`.
 fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send>) -> Result<Arc<SerialPort>, BoardError> {
     let fail = |source| BoardError { what: "setting the serial port up", source };
     let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
@@ -236,7 +236,7 @@ macro_rules! saved {
 saved!(Cmos, ControlPort, ConfigPorts, CpuHotplug, HotplugRegisters, MemoryDevices, PmTimer, SerialPort);
 
 impl Board {
-    /// Places all devices except the serial port. What the guest asks for goes to `mailbox`.
+    /// Places all devices except the serial port. Requests of the guest go to `mailbox`.
     ///
     /// # Errors
     /// KVM refuses an interrupt line, or the process can have no more descriptors.
@@ -263,7 +263,7 @@ impl Board {
         })
     }
 
-    /// Places the first serial port and connects its interrupt line. What the guest writes goes to `output`.
+    /// Places the first serial port and connects its interrupt line. Output of the guest goes to `output`.
     ///
     /// # Errors
     /// As of [`new`](Self::new).
