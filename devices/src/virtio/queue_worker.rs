@@ -104,6 +104,7 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
     }
 
     fn stop(&self, index: u16) -> Option<QueueState> {
+        self.doorbell(index)?;
         let mut active = lock(&self.active);
         let paused = active.paused;
         let worker = active.worker.as_ref()?;

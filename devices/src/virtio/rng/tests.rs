@@ -174,6 +174,17 @@ fn buffer_is_filled_with_bytes_of_the_source() {
 }
 
 #[test]
+fn stop_of_a_missing_queue_leaves_the_device_serving() {
+    let mut harness = Harness::endless(false);
+    harness.start();
+    assert_eq!(harness.device.stop_queue(1), None);
+    assert_eq!(harness.device.queue_state(1), None);
+    harness.add(BUFFER, 64, WRITE);
+    harness.ring();
+    assert_eq!(harness.served(), 64);
+}
+
+#[test]
 fn doorbell_is_connected_only_while_active_as_bus_master() {
     let mut harness = Harness::endless(false);
     assert_eq!(harness.doorbells.count(), 0);
