@@ -3,9 +3,11 @@
 //! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
 //!
 //! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call
-//! ends the process with a message, or the kernel logs it. Threads inherit the filter of the one that starts them, so
-//! one thread that does nothing else starts them all: a vCPU, which has a device's threads started, needs no right to do so and
-//! theirs are not cut down to its own. Without [`begin`], as in tests, nothing is filtered.
+//! ends the process with a message, or the kernel logs it.
+//!
+//! A thread inherits the filter of the thread that starts it. So one thread, which does nothing else, starts all others. A vCPU can ask
+//! it for a device's thread without the right to start threads, and the vCPU's filter does not limit the device's thread. Without
+//! [`begin`], as in tests, nothing is filtered.
 
 mod call;
 mod call_name;
