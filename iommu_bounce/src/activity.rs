@@ -2,8 +2,6 @@
 
 //! Figures about one domain or endpoint.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
 use crate::counters::RequestCounts;
@@ -22,11 +20,12 @@ pub struct Activity {
 }
 
 impl Activity {
-    pub(crate) fn note(&mut self, kind: Kind, ok: bool, took: Duration) {
+    /// Counts a request that took so many nanoseconds.
+    pub(crate) fn note(&mut self, kind: Kind, ok: bool, ns: u64) {
         self.requests.add(kind);
         if !ok {
             self.failed.add(kind);
         }
-        self.latency.record(took);
+        self.latency.record_ns(ns);
     }
 }

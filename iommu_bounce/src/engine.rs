@@ -36,6 +36,7 @@ use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
 use crate::fault::FaultQueue;
+use crate::histogram::nanoseconds;
 use crate::interrupt::{Interrupt, Pieces};
 use crate::latency::RequestLatency;
 use crate::probe;
@@ -314,8 +315,11 @@ impl Engine {
         self.served.map(|Served { first, last, took }| (first, last + took))
     }
 
-    /// Notes when a request was served, or several together.
+    /// Notes when a request of a batch was served, or several together.
     fn mark(&mut self, began: Instant, took: Duration) {
+        if self.batch.is_none() {
+            return;
+        }
         match &mut self.served {
             Some(served) => (served.last, served.took) = (began, took),
             None => self.served = Some(Served { first: began, last: began, took }),
@@ -329,14 +333,17 @@ impl Engine {
 
     /// Counts a request.
     fn note(&mut self, kind: Kind, request: &Request, ok: bool, took: Duration) {
+        let ns = nanoseconds(took);
         self.counters.count(kind, ok);
-        self.latency.of(kind).record(took);
-        self.batch = self.batch.map(|spent| spent + took);
+        self.latency.of(kind).record_ns(ns);
+        if let Some(spent) = &mut self.batch {
+            *spent += took;
+        }
         if let Some(domain) = request.domain().and_then(|id| self.domains.get_mut(&id)) {
-            domain.activity.note(kind, ok, took);
+            domain.activity.note(kind, ok, ns);
         }
         if let Some(endpoint) = request.endpoint().and_then(|id| self.endpoints.get_mut(&id)) {
-            endpoint.activity.note(kind, ok, took);
+            endpoint.activity.note(kind, ok, ns);
         }
     }
 

@@ -26,11 +26,16 @@ pub struct Histogram {
 impl Histogram {
     /// Records one.
     pub fn record(&mut self, took: Duration) {
-        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.record_ns(nanoseconds(took));
+    }
+
+    /// Records one that took so many nanoseconds.
+    #[inline]
+    pub(crate) fn record_ns(&mut self, ns: u64) {
         self.count += 1;
         self.sum_ns = self.sum_ns.saturating_add(ns);
         self.max_ns = self.max_ns.max(ns);
-        let class = usize::try_from(ns.max(1).ilog2()).unwrap_or(BUCKETS);
+        let class = (ns | 1).ilog2() as usize;
         self.buckets[class.min(BUCKETS - 1)] += 1;
     }
 
@@ -47,6 +52,12 @@ impl Histogram {
         }
         self.max_ns
     }
+}
+
+/// The duration in nanoseconds, or the largest number if there are more.
+#[inline]
+pub(crate) fn nanoseconds(took: Duration) -> u64 {
+    took.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(took.subsec_nanos()))
 }
 
 #[cfg(test)]

@@ -48,11 +48,13 @@ pub(crate) enum MappedMemory {
 
 impl MappedMemory {
     /// True if the host's kernel pins it.
+    #[inline]
     pub(crate) fn is_pinned(self) -> bool {
         self != Self::Device(DeviceMemoryKind::Registers)
     }
 
     /// True if it counts toward the cap on mapped bytes.
+    #[inline]
     pub(crate) fn is_capped(self) -> bool {
         matches!(self, Self::Ram | Self::Device(DeviceMemoryKind::Pages))
     }
