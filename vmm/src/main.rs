@@ -6,7 +6,6 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use carom_api::cli::{
@@ -29,7 +28,6 @@ use vmm::process::crash_file::CrashFile;
 use vmm::process::event_monitor::EventMonitor;
 use vmm::process::inherited::InheritedFds;
 use vmm::process::log_flood::LogFlood;
-use vmm::process::log_lines::{self, LogLines};
 use vmm::process::log_stream::{self, LastLines, LogWriter};
 use vmm::process::output_file;
 use vmm::process::signal_actions;
@@ -86,16 +84,15 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
-    let lines = invocation.log_format.map(|format| Arc::new(LogLines::new(format)));
     // Before the reports of crashes, which follow the messages of panics.
-    *last_lines = Some(log_stream::start(notice(lines.clone())).map_err(no_log)?);
+    *last_lines = Some(log_stream::start().map_err(no_log)?);
     // It stays to the end.
     let crash_file = crash_report.as_ref().map(|option| open_crash_file(option, &mut inherited)).transpose()?;
     let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
     if let Some(file) = &log_file {
-        log_stream::log_to(file.writer()?, notice(lines.clone())).map_err(no_log)?;
+        log_stream::log_to(file.writer()?).map_err(no_log)?;
     }
-    start_log(invocation.verbosity, lines);
+    start_log(invocation.verbosity);
     let (monitor, events) = match event_monitor {
         Some(option) => open_event_monitor(&option, &mut inherited)?,
         None => (EventMonitor::none(), None),
@@ -201,12 +198,7 @@ fn no_log(source: std::io::Error) -> VmError {
     VmError::Device { what: "setting the log up", source }
 }
 
-/// Makes the line that reports dropped lines.
-fn notice(lines: Option<Arc<LogLines>>) -> impl Fn(u64) -> Vec<u8> + Send + Sync {
-    move |count| lines.as_ref().map_or_else(|| log_lines::notice(count), |lines| lines.notice(count))
-}
-
-fn start_log(verbosity: u8, lines: Option<Arc<LogLines>>) {
+fn start_log(verbosity: u8) {
     let level = match verbosity {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
@@ -219,9 +211,6 @@ fn start_log(verbosity: u8, lines: Option<Arc<LogLines>>) {
     if verbosity == 0 {
         // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
         builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
-    }
-    if let Some(lines) = lines {
-        builder.format(move |out, record| lines.write(out, record));
     }
     let log = builder.build();
     let level = log.filter();

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use devices::crash;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use vmm::process::log_lines;
 use vmm::process::log_stream;
 
 /// Variable that says how the process panics: `once` or `abort`.
@@ -37,7 +36,7 @@ impl Drop for PanicsAgain {
 #[test]
 fn process_that_panics() {
     let Ok(how) = std::env::var(HOW) else { return };
-    let last_lines = log_stream::start(log_lines::notice).unwrap();
+    let last_lines = log_stream::start().unwrap();
     crash::leave_reports_in(File::create(std::env::var_os(REPORT).unwrap()).unwrap()).unwrap();
     log_stream::complain("test", "said before");
     log_stream::start_threads().unwrap();

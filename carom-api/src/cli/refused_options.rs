@@ -45,6 +45,7 @@ static REFUSED: &[Refused] = &[
     of_field("host-data", "payload.host_data"),
     of_field("igvm", "payload.igvm"),
     of_field("ivshmem", "ivshmem"),
+    alone("log-format", "a line of the log has the time, the level and the message"),
     of_field("pvmemcontrol", "pvmemcontrol"),
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use carom_api::cli::streams;
+use jiff::Timestamp;
 
 use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
@@ -30,19 +31,26 @@ static LOG_FILE: OnceLock<QueuedWriter> = OnceLock::new();
 /// Threads of these that are not started yet.
 static UNSTARTED: Mutex<Vec<WriterThread>> = Mutex::new(Vec::new());
 
+/// The line that reports dropped lines.
+fn dropped(count: u64) -> Vec<u8> {
+    let now = Timestamp::now();
+    format!("[{now:.0} WARN ] {count} lines dropped: the log was not read in time, or could not be written\n")
+        .into_bytes()
+}
+
 /// Writes what waits in the streams when it is dropped.
 #[must_use]
 pub struct LastLines(());
 
-/// Queues what is written to standard error from now on, messages of panics too, for the thread that [`start_threads`] starts. `notice`
-/// makes the line that reports how many lines were dropped. Call it once, before [`devices::crash::leave_reports_in`].
+/// Queues what is written to standard error from now on, messages of panics too, for the thread that [`start_threads`] starts. Call it
+/// once, before [`devices::crash::leave_reports_in`].
 ///
 /// # Errors
 /// There can be no more descriptors.
-pub fn start(notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<LastLines> {
+pub fn start() -> io::Result<LastLines> {
     // Not by `Stderr`: that has a lock, which a thread that cannot write would hold.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, notice);
+    let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, dropped);
     STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
     unstarted().push(thread);
     panic::set_hook(Box::new(report_panic));
@@ -53,8 +61,8 @@ pub fn start(notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Res
 ///
 /// # Errors
 /// The log has a file already.
-pub fn log_to(file: File, notice: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> io::Result<()> {
-    let (queue, thread) = QueuedWriter::of_log("--log-file", file, MAX_WAITING, notice);
+pub fn log_to(file: File) -> io::Result<()> {
+    let (queue, thread) = QueuedWriter::of_log("--log-file", file, MAX_WAITING, dropped);
     LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))?;
     unstarted().push(thread);
     Ok(())
@@ -147,5 +155,16 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
     if queue.push_lines(text.as_bytes()) {
         // A reader that takes nothing costs this thread the time once.
         let _ = queue.drain_once(PANIC_MESSAGE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_lines_are_reported_as_a_warning() {
+        let line = String::from_utf8(dropped(8)).unwrap();
+        assert!(line.starts_with("[2") && line.contains("Z WARN ] 8 lines dropped: "), "{line}");
     }
 }

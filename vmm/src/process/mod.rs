@@ -6,7 +6,6 @@ pub mod crash_file;
 pub mod event_monitor;
 pub mod inherited;
 pub mod log_flood;
-pub mod log_lines;
 pub mod log_stream;
 pub mod output_file;
 pub mod queued_writer;
