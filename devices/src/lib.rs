@@ -13,6 +13,7 @@ pub mod dma;
 pub mod event_fd;
 pub mod file_size;
 mod first_error;
+pub mod handshake;
 pub mod host_memory;
 pub mod host_range;
 pub mod inherited;

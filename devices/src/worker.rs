@@ -5,8 +5,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::event_fd;
+use crate::handshake::{Handshake, Order};
 use crate::sandbox::{self, HostCpus, ThreadRole};
 use crate::sync::lock;
 
@@ -70,38 +70,15 @@ pub trait Task: Send + 'static {
     fn abandon(&mut self) {}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    Run,
-    Pause,
-    Stop,
-}
-
-struct State {
-    order: Order,
-    /// The thread waits for another order, or has ended.
-    parked: bool,
-    ended: bool,
-}
-
 /// What a worker was told.
 pub struct Orders {
-    state: Mutex<State>,
-    changed: Condvar,
-    /// The order is not to run: what tasks look at without the lock.
-    calls: AtomicBool,
+    handshake: Handshake,
     wake: EventFd,
 }
 
 impl Orders {
-    fn new(paused: bool) -> io::Result<Self> {
-        let order = if paused { Order::Pause } else { Order::Run };
-        Ok(Self {
-            state: Mutex::new(State { order, parked: false, ended: false }),
-            changed: Condvar::new(),
-            calls: AtomicBool::new(paused),
-            wake: EventFd::new(EFD_NONBLOCK)?,
-        })
+    fn new(order: Order) -> io::Result<Self> {
+        Ok(Self { handshake: Handshake::new(order), wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
     /// Orders for a task that runs in no thread, which never call.
@@ -109,53 +86,23 @@ impl Orders {
     /// # Errors
     /// The process can have no more descriptors.
     pub fn none() -> io::Result<Self> {
-        Self::new(false)
+        Self::new(Order::Run)
     }
 
     /// Whether the worker is to pause or to stop.
     pub fn call(&self) -> bool {
-        self.calls.load(Ordering::Acquire)
+        !self.handshake.runs()
     }
 
     fn give(&self, order: Order) {
-        let mut state = lock(&self.state);
-        if state.order != Order::Stop {
-            state.order = order;
-            state.parked &= order != Order::Run;
-            self.calls.store(order != Order::Run, Ordering::Release);
-        }
-        drop(state);
-        self.changed.notify_all();
+        self.handshake.give(order);
         // It fails only where nobody has read a great many, and then it wakes as well.
         let _ = self.wake.write(1);
     }
 
     /// Waits as long as the order is to pause; `false` if it is to stop. `settle` is called before either.
     fn may_run(&self, settle: impl FnOnce()) -> bool {
-        let mut state = lock(&self.state);
-        if state.order != Order::Run {
-            drop(state);
-            settle();
-            state = lock(&self.state);
-        }
-        while state.order == Order::Pause {
-            state.parked = true;
-            self.changed.notify_all();
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.order == Order::Run
-    }
-
-    fn wait_parked(&self) {
-        let mut state = lock(&self.state);
-        while !state.parked && !state.ended {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn ended(&self) {
-        lock(&self.state).ended = true;
-        self.changed.notify_all();
+        self.handshake.wait_to_run(settle)
     }
 }
 
@@ -189,7 +136,7 @@ impl<T: Task> Worker<T> {
         paused: bool,
         task: T,
     ) -> io::Result<Self> {
-        let orders = Arc::new(Orders::new(paused)?);
+        let orders = Arc::new(Orders::new(if paused { Order::Pause } else { Order::Run })?);
         let task = Arc::new(Mutex::new(task));
         let (of_thread, task_of_thread) = (orders.clone(), task.clone());
         let prepare = move || {
@@ -201,7 +148,7 @@ impl<T: Task> Worker<T> {
                     // The thread that drops the task may not make these calls.
                     let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
                 }
-                of_thread.ended();
+                of_thread.handshake.end();
             }
         };
         let thread = sandbox::start_prepared(role, name, cpus, prepare)?;
@@ -211,7 +158,7 @@ impl<T: Task> Worker<T> {
     /// Tells the thread to pause, and waits until it does or has ended.
     pub fn pause(&self) {
         self.orders.give(Order::Pause);
-        self.orders.wait_parked();
+        self.orders.handshake.wait_parked();
     }
 
     /// Lets the thread go on: it runs its task once, whatever came meanwhile.

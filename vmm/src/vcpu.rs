@@ -5,10 +5,11 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use devices::handshake::{Handshake, Order};
 use devices::host_memory::{Cause, Loss, missing_memory, truncated_memory};
 use devices::patience::Operation;
 use devices::platform::Space;
@@ -29,41 +30,13 @@ const KICK_AGAIN: Duration = Duration::from_millis(5);
 const MEMORY_TIME: Duration = Duration::from_millis(10);
 const MEMORY_TIMES: u32 = 300;
 
-/// What a vCPU is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    Run,
-    Pause,
-    Stop,
-}
-
-struct State {
-    order: Order,
-    /// Whether the thread is out of the guest and will not enter it while the order is `Pause`.
-    parked: bool,
-    /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
-    halted: bool,
-}
-
 /// What the VM and one vCPU thread share.
 struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-    /// Whether the order is `Run`: what the thread looks at after each exit, without the lock.
-    running: AtomicBool,
+    /// A thread that is parked is out of the guest.
+    handshake: Handshake,
+    /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
+    halted: AtomicBool,
     vcpu: Arc<Mutex<VcpuFd>>,
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_order(&self, state: &mut State, order: Order) {
-        state.order = order;
-        self.running.store(order == Order::Run, Ordering::Release);
-        self.changed.notify_all();
-    }
 }
 
 /// A vCPU with its thread.
@@ -86,33 +59,22 @@ impl Vcpu {
         mailbox: Arc<Mailbox>,
     ) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), kicked)?;
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State { order: Order::Pause, parked: false, halted: false }),
-            changed: Condvar::new(),
-            running: AtomicBool::new(false),
-            vcpu,
-        });
+        let shared = Arc::new(Shared { handshake: Handshake::new(Order::Pause), halted: AtomicBool::new(false), vcpu });
         let of_thread = shared.clone();
         let thread = sandbox::start_on(VCPU, format!("vcpu{id}"), cpus, move || {
             let runner = Runner { id, shared: of_thread, io_map, mailbox, shortages: Cell::new(0) };
             // A panic must end the VM, not leave it without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
                 runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
-                // It is out of the guest for good: nobody who resumes the others waits for it again.
-                let mut state = runner.shared.state();
-                state.parked = true;
-                runner.shared.set_order(&mut state, Order::Stop);
             }
+            runner.shared.handshake.end();
         })?;
         Ok(Self { id, shared, thread: Some(thread) })
     }
 
     /// Waits until the thread runs, paused: it has its name then, by which clients find it.
     pub fn wait_started(&self) {
-        let mut state = self.shared.state();
-        while !state.parked && state.order == Order::Pause {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.shared.handshake.wait_parked();
     }
 
     /// Number of the vCPU.
@@ -127,11 +89,7 @@ impl Vcpu {
 
     /// Lets the vCPU run.
     pub fn resume(&self) {
-        let mut state = self.shared.state();
-        if state.order == Order::Pause {
-            state.parked = false;
-            self.shared.set_order(&mut state, Order::Run);
-        }
+        self.shared.handshake.give(Order::Run);
     }
 
     /// Tells the vCPU to pause; [`Vcpu::wait_paused`] waits until it does.
@@ -141,26 +99,17 @@ impl Vcpu {
 
     /// Lets the vCPU, which must be paused, enter the guest again after an event that it left: it was reset.
     pub fn forget_halt(&self) {
-        self.shared.state().halted = false;
+        self.shared.halted.store(false, Ordering::Release);
     }
 
     /// Waits until the vCPU is out of the guest. No access to a device is incomplete then, so its registers can be read and
     /// written.
     pub fn wait_paused(&self) {
-        let mut state = self.shared.state();
-        while !state.parked && state.order != Order::Stop {
-            self.kick();
-            let (next, _) = self.shared.changed.wait_timeout(state, KICK_AGAIN).unwrap_or_else(PoisonError::into_inner);
-            state = next;
-        }
+        self.shared.handshake.wait_parked_nudging(KICK_AGAIN, || self.kick());
     }
 
     fn give(&self, order: Order) {
-        let mut state = self.shared.state();
-        if state.order != Order::Stop {
-            self.shared.set_order(&mut state, order);
-        }
-        drop(state);
+        self.shared.handshake.give(order);
         self.kick();
     }
 
@@ -209,23 +158,12 @@ struct Runner {
 
 impl Runner {
     fn run(&self) {
-        loop {
-            let mut state = self.shared.state();
-            while state.order == Order::Pause {
-                state.parked = true;
-                self.shared.changed.notify_all();
-                state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.order == Order::Stop {
-                return;
-            }
-            if state.halted {
-                while state.order == Order::Run {
-                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+        let Shared { handshake, halted, .. } = &*self.shared;
+        while handshake.wait_to_run(|| ()) {
+            if halted.load(Ordering::Acquire) {
+                handshake.wait_while_running(None);
                 continue;
             }
-            drop(state);
             let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
             self.run_until_told(&mut vcpu);
         }
@@ -246,14 +184,14 @@ impl Runner {
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
                 // Before the event is left: the reset that answers it clears this.
-                self.shared.state().halted = true;
+                self.shared.halted.store(true, Ordering::Release);
                 self.mailbox.leave(event);
             }
         }
     }
 
     fn is_running(&self) -> bool {
-        self.shared.running.load(Ordering::Acquire)
+        self.shared.handshake.runs()
     }
 
     /// Completes the access that the last exit began, without entering the guest.
@@ -285,10 +223,8 @@ impl Runner {
             return false;
         }
         self.shortages.set(shortages + 1);
-        let state = self.shared.state();
-        let order = state.order;
         // A new order is obeyed at once.
-        drop(self.shared.changed.wait_timeout_while(state, MEMORY_TIME, |state| state.order == order));
+        self.shared.handshake.wait_while_running(Some(MEMORY_TIME));
         true
     }
 

@@ -4,7 +4,7 @@
 //!
 //! The device itself gives the order, on the vCPU's thread, so every order comes at the same place in each run.
 
-use std::sync::OnceLock;
+use std::sync::{MutexGuard, OnceLock};
 
 use carom_api::config::{CpusConfig, MemoryConfig};
 use devices::platform::{AddressSpace, BusDevice};
@@ -81,10 +81,8 @@ impl Board {
     }
 
     fn give(&self, order: Order) {
-        let Some(shared) = self.vcpu.get() else { return };
-        let mut state = shared.state();
-        if state.order != Order::Stop {
-            shared.set_order(&mut state, order);
+        if let Some(shared) = self.vcpu.get() {
+            shared.handshake.give(order);
         }
     }
 }
@@ -258,7 +256,7 @@ impl Rig {
     /// Runs the program to its end. The vCPU is saved, put back to power-on and restored in each pause.
     fn run(&self) {
         let vcpu = self.vcpu.as_ref().unwrap();
-        let is_over = || lock(&self.board.state).ended || vcpu.shared.state().halted;
+        let is_over = || lock(&self.board.state).ended || vcpu.shared.halted.load(Ordering::Acquire);
         while !is_over() {
             vcpu.resume();
             vcpu.wait_paused();
@@ -358,7 +356,7 @@ fn failure_while_an_access_completes_is_reported() {
     vcpu.pause();
     vcpu.wait_paused();
     assert_eq!(rig.outcome(), Outcome { event: None, ..outcome });
-    assert!(vcpu.shared.state().halted);
+    assert!(vcpu.shared.halted.load(Ordering::Acquire));
 }
 
 /// Slots whose memory at this address is lost.

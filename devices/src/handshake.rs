@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How a thread is told to run, to pause and to stop, and how others learn that it pauses.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::sync::lock;
+
+/// What a thread is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Work.
+    Run,
+    /// Wait for another order.
+    Pause,
+    /// End. No other order counts after this one.
+    Stop,
+}
+
+struct State {
+    order: Order,
+    /// The thread waits for another order.
+    parked: bool,
+    /// The thread has ended.
+    ended: bool,
+}
+
+/// The order of one thread, and whether the thread obeys it.
+pub struct Handshake {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// True if the order is to run: what the thread looks at without the lock.
+    runs: AtomicBool,
+}
+
+impl Handshake {
+    /// For a thread that is to begin with `order`.
+    pub fn new(order: Order) -> Self {
+        Self {
+            state: Mutex::new(State { order, parked: false, ended: false }),
+            changed: Condvar::new(),
+            runs: AtomicBool::new(order == Order::Run),
+        }
+    }
+
+    /// True if the thread is to run. This takes no lock.
+    pub fn runs(&self) -> bool {
+        self.runs.load(Ordering::Acquire)
+    }
+
+    /// Gives an order.
+    pub fn give(&self, order: Order) {
+        let mut state = lock(&self.state);
+        if state.order != Order::Stop {
+            state.order = order;
+            state.parked &= order != Order::Run;
+            self.runs.store(order == Order::Run, Ordering::Release);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the thread pauses or has ended.
+    pub fn wait_parked(&self) {
+        let mut state = lock(&self.state);
+        while !state.is_at_rest() {
+            state = self.wait(state);
+        }
+    }
+
+    /// The same for a thread that may miss the order. `nudge` is called at once and each time when `every` has passed.
+    pub fn wait_parked_nudging(&self, every: Duration, nudge: impl Fn()) {
+        let mut state = lock(&self.state);
+        while !state.is_at_rest() {
+            nudge();
+            state = self.changed.wait_timeout(state, every).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Of the thread: waits as long as the order is to pause. False if it is to stop. Before the thread does either, it calls `settle`.
+    pub fn wait_to_run(&self, settle: impl FnOnce()) -> bool {
+        let mut state = lock(&self.state);
+        if state.order != Order::Run {
+            drop(state);
+            settle();
+            state = lock(&self.state);
+        }
+        while state.order == Order::Pause {
+            state.parked = true;
+            self.changed.notify_all();
+            state = self.wait(state);
+        }
+        state.order == Order::Run
+    }
+
+    /// Of the thread: waits as long as the order is to run, for `most` at the most.
+    pub fn wait_while_running(&self, most: Option<Duration>) {
+        let state = lock(&self.state);
+        let runs = |state: &mut State| state.order == Order::Run;
+        match most {
+            Some(most) => drop(self.changed.wait_timeout_while(state, most, runs)),
+            None => drop(self.changed.wait_while(state, runs)),
+        }
+    }
+
+    /// Of the thread: it ends. Nobody waits for it from now on.
+    pub fn end(&self) {
+        lock(&self.state).ended = true;
+        self.changed.notify_all();
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_at_rest(&self) -> bool {
+        self.parked || self.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn thread_parks_goes_on_and_stops_as_it_is_told() {
+        let handshake = Handshake::new(Order::Pause);
+        let (tell, told) = channel();
+        thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                while handshake.wait_to_run(|| tell.send("settled").unwrap()) {
+                    tell.send("runs").unwrap();
+                    handshake.wait_while_running(None);
+                }
+                handshake.end();
+            });
+            for _ in 0..100 {
+                handshake.wait_parked();
+                assert_eq!(told.try_iter().collect::<Vec<_>>(), ["settled"]);
+                handshake.give(Order::Run);
+                assert_eq!(told.recv(), Ok("runs"));
+                handshake.give(Order::Pause);
+            }
+            handshake.give(Order::Stop);
+            thread.join().unwrap();
+            handshake.give(Order::Run);
+            assert!(!handshake.runs());
+        });
+    }
+
+    #[test]
+    fn thread_that_ended_is_not_waited_for() {
+        let handshake = Handshake::new(Order::Run);
+        handshake.end();
+        handshake.give(Order::Pause);
+        handshake.wait_parked();
+        handshake.wait_parked_nudging(Duration::from_secs(60), || unreachable!("it has ended"));
+    }
+
+    #[test]
+    fn thread_is_nudged_until_it_parks() {
+        let handshake = Handshake::new(Order::Pause);
+        let (nudge, nudged) = channel();
+        let thread = &handshake;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                nudged.iter().take(3).for_each(drop);
+                assert!(!thread.wait_to_run(|| ()));
+            });
+            handshake.wait_parked_nudging(Duration::from_millis(1), || drop(nudge.send(())));
+            handshake.give(Order::Stop);
+        });
+    }
+}
