@@ -40,134 +40,115 @@ pub struct BoardError {
     pub source: io::Error,
 }
 
-/// Places the registers of ACPI sleep and reset, and the keyboard controller's way to reset.
-fn add_power_registers(io_map: &IoMap, mailbox: Arc<Mailbox>) -> Result<(), BoardError> {
-    let fail = |source| BoardError { what: "placing the ACPI registers", source };
-    let reset = mailbox.clone();
-    let keyboard = KeyboardReset::new(move || reset.leave(GuestEvent::Reset));
-    io_map
-        .insert(Space::Port, KEYBOARD_COMMAND_PORT, keyboard_reset::REGISTERS_LEN, Arc::new(keyboard))
-        .map_err(fail)?;
-    let registers = PowerRegisters::new(move |request| {
-        mailbox.leave(match request {
-            PowerRequest::PowerOff => GuestEvent::PowerOff,
-            PowerRequest::Reset => GuestEvent::Reset,
-        });
-    });
-    io_map.insert(Space::Port, ACPI_PORTS, power::REGISTERS_LEN, Arc::new(registers)).map_err(fail)
-}
-
-/// Places what firmware needs and a kernel has no use for: CMOS and ACPI's timer.
-fn add_firmware_devices(io_map: &IoMap, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
-    let fail = |source| BoardError { what: "placing the firmware's clocks", source };
-    let low_end = ram_size.min(LOW_MEMORY_END);
-    let devices = FirmwareDevices { cmos: Arc::new(Cmos::new(low_end, ram_size - low_end)), pm_timer: Arc::default() };
-    io_map.insert(Space::Port, CMOS_PORTS, cmos::REGISTERS_LEN, devices.cmos.clone()).map_err(fail)?;
-    io_map.insert(Space::Port, PM_TIMER_PORTS, pm_timer::REGISTERS_LEN, devices.pm_timer.clone()).map_err(fail)?;
-    Ok(devices)
-}
-
-/// Places system control port B.
-fn add_control_port(io_map: &IoMap) -> Result<Arc<ControlPort>, BoardError> {
-    let port = Arc::new(ControlPort::default());
-    io_map
-        .insert(Space::Port, CONTROL_PORT, control_port::REGISTERS_LEN, port.clone())
-        .map_err(|source| BoardError { what: "placing the control port", source })?;
-    Ok(port)
-}
-
-/// Places the registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
-fn add_hotplug_registers(
+/// Places the registers of a device at ports.
+fn at_ports<D: BusDevice + 'static>(
     io_map: &IoMap,
-    kvm: &KvmVm,
-    pci: &Arc<PciRoot>,
-    mailbox: Arc<Mailbox>,
-) -> Result<Arc<HotplugRegisters>, BoardError> {
-    let line = Box::new(KvmLine::new(kvm.fd.clone(), PCI_HOTPLUG_IRQ));
-    let left = Box::new(move || mailbox.leave(GuestEvent::Left));
-    let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, left));
-    for segment in 0..pci.segments() {
-        let bank = Arc::new(HotplugBank::new(registers.clone(), segment));
-        io_map
-            .insert(Space::Port, pci_hotplug_ports(segment), HotplugRegisters::LEN, bank)
-            .map_err(|source| BoardError { what: "placing the hot-plug registers", source })?;
-    }
-    Ok(registers)
+    what: &'static str,
+    (base, len): (u64, u64),
+    device: D,
+) -> Result<Arc<D>, BoardError> {
+    let device = Arc::new(device);
+    let placed = io_map.insert(Space::Port, base, len, device.clone());
+    placed.map(|()| device).map_err(|source| BoardError { what, source })
 }
 
-/// Places the registers of processors: the first `wanted` are to be there, and `present` are. One that the guest lets go of is ended by
-/// the control thread.
-fn add_cpu_hotplug(
-    io_map: &IoMap,
-    kvm: &KvmVm,
-    wanted: u32,
-    present: Numbers,
-    mailbox: Arc<Mailbox>,
-) -> Result<Arc<CpuHotplug>, BoardError> {
-    let line = Box::new(KvmLine::new(kvm.fd.clone(), CPU_HOTPLUG_IRQ));
-    let left = Box::new(move || mailbox.leave(GuestEvent::Left));
-    let registers = Arc::new(CpuHotplug::new(wanted, present, line, left));
-    io_map
-        .insert(Space::Port, CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN, registers.clone())
-        .map_err(|source| BoardError { what: "placing the registers of processors", source })?;
-    Ok(registers)
-}
-
-/// Places the registers of memory devices, of which `devices` are there.
-fn add_memory_devices(
-    io_map: &IoMap,
-    kvm: &KvmVm,
-    devices: Vec<MemoryDevice>,
-) -> Result<Arc<MemoryDevices>, BoardError> {
-    let line = Box::new(KvmLine::new(kvm.fd.clone(), MEMORY_DEVICE_IRQ));
-    let registers = Arc::new(MemoryDevices::new(devices, line));
-    io_map
-        .insert(Space::Port, MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN, registers.clone())
-        .map_err(|source| BoardError { what: "placing the registers of memory devices", source })?;
-    Ok(registers)
-}
-
-/// Places the register that reports a new VM Generation ID.
-fn add_generation_notice(io_map: &IoMap, kvm: &KvmVm) -> Result<Arc<GenerationNotice>, BoardError> {
-    let register = Arc::new(GenerationNotice::new(Box::new(KvmLine::new(kvm.fd.clone(), GENERATION_ID_IRQ))));
-    io_map
-        .insert(Space::Port, GENERATION_ID_PORT, generation_notice::REGISTER_LEN, register.clone())
-        .map_err(|source| BoardError { what: "placing the register of the VM Generation ID", source })?;
-    Ok(register)
-}
-
-/// Connects the interrupt line of ACPI events.
-fn add_power_button(kvm: &KvmVm) -> Result<EventFd, BoardError> {
-    let event = EventFd::new(EFD_NONBLOCK).map_err(|source| BoardError { what: "making the power button", source })?;
-    kvm.fd
-        .register_irqfd(&event, ACPI_EVENT_IRQ)
-        .map_err(|error| BoardError { what: "connecting the power button's interrupt", source: error.into() })?;
+/// An event that raises an interrupt line.
+fn line_event(kvm: &KvmVm, what: &'static str, number: u32) -> Result<EventFd, BoardError> {
+    let fail = |source| BoardError { what, source };
+    let event = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
+    kvm.fd.register_irqfd(&event, number).map_err(|error| fail(error.into()))?;
     Ok(event)
 }
 
-/// Places the first serial port and connects its interrupt line. Output of the guest goes to `output`.
-fn add_serial_port(io_map: &IoMap, kvm: &KvmVm, output: Box<dyn Write + Send>) -> Result<Arc<SerialPort>, BoardError> {
-    let fail = |source| BoardError { what: "setting the serial port up", source };
-    let interrupt = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
-    kvm.fd
-        .register_irqfd(&interrupt, SERIAL_IRQ)
-        .map_err(|error| BoardError { what: "connecting the serial port's interrupt", source: error.into() })?;
-    let port = Arc::new(SerialPort::new(interrupt, output));
-    io_map.insert(Space::Port, SERIAL_PORT, serial::REGISTERS_LEN, port.clone()).map_err(fail)?;
-    Ok(port)
+/// Where the devices of a board go.
+struct Places<'a> {
+    io_map: &'a IoMap,
+    kvm: &'a KvmVm,
+    mailbox: &'a Arc<Mailbox>,
 }
 
-/// Places the ports by which configuration space is reached where the guest does not use ECAM.
-fn add_config_ports(
-    io_map: &IoMap,
-    root: &Arc<PciRoot>,
-    mailbox: Arc<Mailbox>,
-) -> Result<Arc<ConfigPorts>, BoardError> {
-    let ports = Arc::new(ConfigPorts::new(root.clone(), Box::new(move || mailbox.leave(GuestEvent::Reset))));
-    io_map
-        .insert(Space::Port, ConfigPorts::BASE, ConfigPorts::SIZE, ports.clone())
-        .map_err(|source| BoardError { what: "placing PCI configuration space", source })?;
-    Ok(ports)
+impl Places<'_> {
+    /// An interrupt line.
+    fn line(&self, number: u32) -> Box<KvmLine> {
+        Box::new(KvmLine::new(self.kvm.fd.clone(), number))
+    }
+
+    /// What leaves an event in the mailbox.
+    fn leaver(&self, event: fn() -> GuestEvent) -> Box<dyn Fn() + Send + Sync> {
+        let mailbox = self.mailbox.clone();
+        Box::new(move || mailbox.leave(event()))
+    }
+
+    /// The registers of ACPI sleep and reset, and the keyboard controller's way to reset.
+    fn power_registers(&self) -> Result<(), BoardError> {
+        let what = "placing the ACPI registers";
+        let keyboard = KeyboardReset::new(self.leaver(|| GuestEvent::Reset));
+        at_ports(self.io_map, what, (KEYBOARD_COMMAND_PORT, keyboard_reset::REGISTERS_LEN), keyboard)?;
+        let mailbox = self.mailbox.clone();
+        let registers = PowerRegisters::new(move |request| {
+            mailbox.leave(match request {
+                PowerRequest::PowerOff => GuestEvent::PowerOff,
+                PowerRequest::Reset => GuestEvent::Reset,
+            });
+        });
+        at_ports(self.io_map, what, (ACPI_PORTS, power::REGISTERS_LEN), registers).map(drop)
+    }
+
+    /// What firmware needs and a kernel has no use for: CMOS and ACPI's timer.
+    fn firmware_devices(&self, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
+        let what = "placing the firmware's clocks";
+        let low_end = ram_size.min(LOW_MEMORY_END);
+        let cmos = Cmos::new(low_end, ram_size - low_end);
+        Ok(FirmwareDevices {
+            cmos: at_ports(self.io_map, what, (CMOS_PORTS, cmos::REGISTERS_LEN), cmos)?,
+            pm_timer: at_ports(self.io_map, what, (PM_TIMER_PORTS, pm_timer::REGISTERS_LEN), PmTimer::default())?,
+        })
+    }
+
+    /// The registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
+    fn hotplug_registers(&self, pci: &Arc<PciRoot>) -> Result<Arc<HotplugRegisters>, BoardError> {
+        let line = self.line(PCI_HOTPLUG_IRQ);
+        let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, self.leaver(|| GuestEvent::Left)));
+        for segment in 0..pci.segments() {
+            let ports = (pci_hotplug_ports(segment), HotplugRegisters::LEN);
+            at_ports(
+                self.io_map,
+                "placing the hot-plug registers",
+                ports,
+                HotplugBank::new(registers.clone(), segment),
+            )?;
+        }
+        Ok(registers)
+    }
+
+    /// The registers of processors: the first `wanted` are to be there, and `present` are. One that the guest lets go of is ended by
+    /// the control thread.
+    fn processors(&self, (wanted, present): (u32, Numbers)) -> Result<Arc<CpuHotplug>, BoardError> {
+        let left = self.leaver(|| GuestEvent::Left);
+        let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
+        let ports = (CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN);
+        at_ports(self.io_map, "placing the registers of processors", ports, registers)
+    }
+
+    /// The registers of memory devices, of which `devices` are there.
+    fn memory_devices(&self, devices: Vec<MemoryDevice>) -> Result<Arc<MemoryDevices>, BoardError> {
+        let registers = MemoryDevices::new(devices, self.line(MEMORY_DEVICE_IRQ));
+        let ports = (MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN);
+        at_ports(self.io_map, "placing the registers of memory devices", ports, registers)
+    }
+
+    /// The register that reports a new VM Generation ID.
+    fn generation_notice(&self) -> Result<Arc<GenerationNotice>, BoardError> {
+        let register = GenerationNotice::new(self.line(GENERATION_ID_IRQ));
+        let ports = (GENERATION_ID_PORT, generation_notice::REGISTER_LEN);
+        at_ports(self.io_map, "placing the register of the VM Generation ID", ports, register)
+    }
+
+    /// The ports by which configuration space is reached where the guest does not use ECAM.
+    fn config_ports(&self, root: &Arc<PciRoot>) -> Result<Arc<ConfigPorts>, BoardError> {
+        let ports = ConfigPorts::new(root.clone(), self.leaver(|| GuestEvent::Reset));
+        at_ports(self.io_map, "placing PCI configuration space", (ConfigPorts::BASE, ConfigPorts::SIZE), ports)
+    }
 }
 
 /// What firmware needs and a kernel has no use for.
@@ -247,19 +228,20 @@ impl Board {
         mailbox: &Arc<Mailbox>,
         config: BoardConfig,
     ) -> Result<Self, BoardError> {
-        add_power_registers(io_map, mailbox.clone())?;
+        let places = Places { io_map, kvm, mailbox };
         let BoardConfig { firmware, ram_size, processors, memory_devices, generation_id } = config;
-        let add_processors = |(wanted, present)| add_cpu_hotplug(io_map, kvm, wanted, present, mailbox.clone());
+        places.power_registers()?;
+        let control_port = (CONTROL_PORT, control_port::REGISTERS_LEN);
         Ok(Self {
-            control_port: add_control_port(io_map)?,
-            config_ports: add_config_ports(io_map, pci, mailbox.clone())?,
-            hotplug: add_hotplug_registers(io_map, kvm, pci, mailbox.clone())?,
-            processors: processors.map(add_processors).transpose()?,
-            memory_devices: memory_devices.map(|devices| add_memory_devices(io_map, kvm, devices)).transpose()?,
-            generation_notice: generation_id.then(|| add_generation_notice(io_map, kvm)).transpose()?,
-            power_button: add_power_button(kvm)?,
+            control_port: at_ports(io_map, "placing the control port", control_port, ControlPort::default())?,
+            config_ports: places.config_ports(pci)?,
+            hotplug: places.hotplug_registers(pci)?,
+            processors: processors.map(|processors| places.processors(processors)).transpose()?,
+            memory_devices: memory_devices.map(|devices| places.memory_devices(devices)).transpose()?,
+            generation_notice: generation_id.then(|| places.generation_notice()).transpose()?,
+            power_button: line_event(kvm, "connecting the power button's interrupt", ACPI_EVENT_IRQ)?,
             serial: None,
-            for_firmware: firmware.then(|| add_firmware_devices(io_map, ram_size)).transpose()?,
+            for_firmware: firmware.then(|| places.firmware_devices(ram_size)).transpose()?,
         })
     }
 
@@ -273,7 +255,9 @@ impl Board {
         kvm: &KvmVm,
         output: Box<dyn Write + Send>,
     ) -> Result<Arc<SerialPort>, BoardError> {
-        let port = add_serial_port(io_map, kvm, output)?;
+        let interrupt = line_event(kvm, "connecting the serial port's interrupt", SERIAL_IRQ)?;
+        let ports = (SERIAL_PORT, serial::REGISTERS_LEN);
+        let port = at_ports(io_map, "placing the serial port", ports, SerialPort::new(interrupt, output))?;
         self.serial = Some(port.clone());
         Ok(port)
     }
