@@ -290,6 +290,7 @@ impl Shared {
 mod tests {
     use std::fs::{File, OpenOptions};
     use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
@@ -324,6 +325,11 @@ mod tests {
             assert!(start.elapsed() < LONG, "{what}");
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Opens the other end of a line. A test that leads a session must not get it as its controlling terminal: SIGHUP would end it.
+    fn open_terminal(path: &Path) -> File {
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap()
     }
 
     /// A port whose receiver says what it gets.
@@ -469,10 +475,9 @@ mod tests {
         let port = port();
         line.connect(&(port.clone() as Arc<dyn Receiver>));
         let path = line.pty_path().unwrap().to_path_buf();
-        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
         line.writer().write_all(b"before\n").unwrap();
         for round in 0..3 {
-            let mut terminal: File = open();
+            let mut terminal = open_terminal(&path);
             let expected: &[u8] = if round == 0 { b"before\n" } else { b"kept\n" };
             assert_eq!(read(&terminal, expected.len()), expected);
             // Neither echoed nor changed.
@@ -507,7 +512,7 @@ mod tests {
         let line = Line::pty(NAMES).unwrap();
         let console = Arc::new(Sized::default());
         line.connect(&(console.clone() as Arc<dyn Receiver>));
-        let terminal = OpenOptions::new().read(true).write(true).open(line.pty_path().unwrap()).unwrap();
+        let terminal = open_terminal(line.pty_path().unwrap());
         for (columns, rows) in [(80, 24), (132, 50)] {
             let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
             tcsetwinsize(&terminal, size).unwrap();
