@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// What a thread is to do.
+/// An order to a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Work.
@@ -105,7 +105,7 @@ impl Handshake {
         }
     }
 
-    /// Of the thread: it ends. Nobody waits for it from now on.
+    /// Of the thread: it ends. This ends all waits for it.
     pub fn end(&self) {
         lock(&self.state).ended = true;
         self.changed.notify_all();

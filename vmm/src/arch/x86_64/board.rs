@@ -73,7 +73,7 @@ impl Places<'_> {
         Box::new(KvmLine::new(self.kvm.fd.clone(), number))
     }
 
-    /// What leaves an event in the mailbox.
+    /// A function that leaves an event in the mailbox.
     fn leaver(&self, event: fn() -> GuestEvent) -> Box<dyn Fn() + Send + Sync> {
         let mailbox = self.mailbox.clone();
         Box::new(move || mailbox.leave(event()))
@@ -94,7 +94,7 @@ impl Places<'_> {
         at_ports(self.io_map, what, (ACPI_PORTS, power::REGISTERS_LEN), registers).map(drop)
     }
 
-    /// What firmware needs and a kernel has no use for: CMOS and ACPI's timer.
+    /// CMOS and ACPI's timer: firmware needs them, a kernel does not.
     fn firmware_devices(&self, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
         let what = "placing the firmware's clocks";
         let low_end = ram_size.min(LOW_MEMORY_END);
@@ -130,7 +130,7 @@ impl Places<'_> {
         at_ports(self.io_map, "placing the registers of processors", ports, registers)
     }
 
-    /// The registers of memory devices, of which `devices` are there.
+    /// The registers of memory devices. `devices` are there.
     fn memory_devices(&self, devices: Vec<MemoryDevice>) -> Result<Arc<MemoryDevices>, BoardError> {
         let registers = MemoryDevices::new(devices, self.line(MEMORY_DEVICE_IRQ));
         let ports = (MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN);
@@ -144,7 +144,7 @@ impl Places<'_> {
         at_ports(self.io_map, "placing the register of the VM Generation ID", ports, register)
     }
 
-    /// The ports by which configuration space is reached where the guest does not use ECAM.
+    /// The ports of PCI configuration space, for guests that do not use ECAM.
     fn config_ports(&self, root: &Arc<PciRoot>) -> Result<Arc<ConfigPorts>, BoardError> {
         let ports = ConfigPorts::new(root.clone(), self.leaver(|| GuestEvent::Reset));
         at_ports(self.io_map, "placing PCI configuration space", (ConfigPorts::BASE, ConfigPorts::SIZE), ports)
