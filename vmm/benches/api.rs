@@ -17,8 +17,8 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use carom_api::{PartConfig, VmConfig};
+use carom_api::VmConfig;
+use carom_api::types::DeviceNode;
 use devices::virtio::iommu::IommuStatus;
 use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Report};
@@ -325,15 +325,6 @@ impl Machine for Null {
         };
         vec![node("_iommu", "0000:00:01.0"), node("drive", "0000:00:02.0")]
     }
-    fn add_device(&mut self, _: &PartConfig) -> Result<PciDeviceInfo, VmError> {
-        Err(VmError::Guest("has no room".into()))
-    }
-    fn remove_device(&mut self, _: &str) -> bool {
-        false
-    }
-    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
-        Vec::new()
-    }
     fn iommu(&self) -> Option<IommuStatus> {
         Some(status(&lock(&self.0)))
     }
@@ -348,10 +339,6 @@ impl Machine for Null {
     fn engine_report(&self) -> Option<Report> {
         Some(lock(&self.0).report())
     }
-    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
-        Ok(())
-    }
-    fn report_counters(&self, _: &EventMonitor) {}
 }
 
 /// Times requests of so many clients at once, each with so long a pause between two of its own. Each client is a thread, which

@@ -28,7 +28,8 @@ pub struct PartCounters {
     pub counters: Vec<Counter>,
 }
 
-/// What the control thread makes a VM of: the real thing, or a null guest in tests.
+/// What the control thread makes a VM of: the real thing, or a null guest in tests. Methods with a body are those of a machine without
+/// devices, and whose RAM and vCPUs stay.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.
@@ -62,21 +63,17 @@ pub trait Machine: Sized + Send + 'static {
         let _ = (config, len);
         Err(VmError::MoreRam("this machine takes none".into()))
     }
-    /// Gives the disk of this ID another size, and tells the guest. On error it has the one that it had.
-    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+    /// Gives the disk or balloon of this ID another size, and notifies the guest. On error it has the one that it had.
+    fn resize_device(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let _ = (id, bytes);
-        Err(VmError::Guest("this machine's disks stay".into()))
+        Err(VmError::Guest("this machine's devices keep their sizes".into()))
     }
     /// Bytes of RAM that came so since the VM was booted.
     fn added_ram(&self) -> u64 {
         0
     }
-    /// Has the guest make its balloon as large as this, if it has one.
-    fn resize_balloon(&self, bytes: u64) {
-        let _ = bytes;
-    }
-    /// Bytes of RAM that the guest says are in its balloon.
-    fn balloon_size(&self) -> u64 {
+    /// Bytes of RAM that the guest has handed to devices and does not use, such as those in its balloon.
+    fn held_ram(&self) -> u64 {
         0
     }
     /// Has the guest have `count` vCPUs, no more than there can be: adds those that it lacks, which run if `run` says so, and asks it
@@ -106,16 +103,28 @@ pub trait Machine: Sized + Send + 'static {
         None
     }
     /// The guest's devices.
-    fn devices(&self) -> Vec<DeviceNode>;
+    fn devices(&self) -> Vec<DeviceNode> {
+        Vec::new()
+    }
     /// Adds a device, of a kind that can come, and tells the guest. On error nothing has changed.
-    fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError>;
+    fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
+        let _ = device;
+        Err(VmError::Guest("this machine takes no devices".into()))
+    }
     /// Asks the guest to let go of the device of this ID; `false` if there is none. Once the guest did, or is reset, the
     /// device is off the bus, and the mailbox has a note.
-    fn remove_device(&mut self, id: &str) -> bool;
+    fn remove_device(&mut self, id: &str) -> bool {
+        let _ = id;
+        false
+    }
     /// Gives the devices back that have left the bus since the last call, and returns what they were.
-    fn close_devices(&mut self) -> Vec<PciDeviceInfo>;
+    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
+        Vec::new()
+    }
     /// What its virtio-iommu is set to and holds, if it has one.
-    fn iommu(&self) -> Option<IommuStatus>;
+    fn iommu(&self) -> Option<IommuStatus> {
+        None
+    }
     /// The same for a thread that must not sleep: `None` if somebody keeps what it is read from. As here, where that is not known.
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
@@ -125,9 +134,16 @@ pub trait Machine: Sized + Send + 'static {
         Vec::new()
     }
     /// The virtio-iommu's figures, with latencies.
-    fn engine_report(&self) -> Option<Report>;
+    fn engine_report(&self) -> Option<Report> {
+        None
+    }
     /// Changes what its bounce windows may use, within the rules; the guest is told.
-    fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError>;
+    fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
+        let _ = change;
+        Ok(())
+    }
     /// Writes the counters to the event stream.
-    fn report_counters(&self, monitor: &EventMonitor);
+    fn report_counters(&self, monitor: &EventMonitor) {
+        let _ = monitor;
+    }
 }

@@ -12,11 +12,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
+use carom_api::VmConfig;
 use carom_api::cli::Program;
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use carom_api::{PartConfig, VmConfig};
-use devices::virtio::iommu::IommuStatus;
-use iommu_bounce::Report;
 use serde_json::{Value, json};
 use vmm::api::{ApiServer, SharedApi};
 use vmm::control::{Control, Options};
@@ -98,36 +95,6 @@ impl Machine for Null {
     fn raise_nmi(&self) -> Result<(), VmError> {
         Ok(())
     }
-
-    fn devices(&self) -> Vec<DeviceNode> {
-        Vec::new()
-    }
-
-    fn add_device(&mut self, _: &PartConfig) -> Result<PciDeviceInfo, VmError> {
-        unreachable!("nobody asks")
-    }
-
-    fn remove_device(&mut self, _: &str) -> bool {
-        false
-    }
-
-    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
-        Vec::new()
-    }
-
-    fn iommu(&self) -> Option<IommuStatus> {
-        None
-    }
-
-    fn engine_report(&self) -> Option<Report> {
-        None
-    }
-
-    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
-        Ok(())
-    }
-
-    fn report_counters(&self, _: &EventMonitor) {}
 }
 
 /// Server and control thread with a VM that is booted.

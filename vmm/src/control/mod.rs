@@ -108,7 +108,7 @@ impl<M: Machine> Created<M> {
     /// What the VM is, with `status` of its virtio-iommu.
     fn info(&self, status: Option<IommuStatus>) -> Box<VmInfo> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
-        let balloon = self.booted.as_ref().map_or(0, |booted| booted.vm.balloon_size());
+        let held = self.booted.as_ref().map_or(0, |booted| booted.vm.held_ram());
         let mut config = VmConfig::clone(&self.config);
         let vm = self.booted.as_ref().map(|booted| &booted.vm);
         config.serial.file = vm.and_then(M::serial_pty).map(PathBuf::from).or(config.serial.file);
@@ -124,7 +124,7 @@ impl<M: Machine> Created<M> {
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
             },
-            memory_actual_size: self.config.memory.total().saturating_sub(balloon),
+            memory_actual_size: self.config.memory.total().saturating_sub(held),
             device_tree: devices.map(|device| (device.id.clone(), device)).collect(),
             failure: self.failure.clone(),
         })

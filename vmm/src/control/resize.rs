@@ -3,7 +3,7 @@
 //! `vm.resize` and `vm.resize-disk`.
 
 use carom_api::types::{VmResize, VmResizeDisk};
-use carom_api::{ConfigError, one_line};
+use carom_api::{BalloonConfig, ConfigError, one_line};
 
 use super::{Control, ControlError, Created, State};
 use crate::error::VmError;
@@ -34,7 +34,9 @@ impl<M: Machine> Control<M> {
             })?;
         }
         if let Some(bytes) = size.desired_balloon {
-            booted.vm.resize_balloon(bytes);
+            if let Some(balloon) = &config.balloon {
+                booted.vm.resize_device(balloon.id.as_deref().unwrap_or(BalloonConfig::KIND.id), bytes)?;
+            }
             created.config = created.config.with(|changed| {
                 changed.balloon.iter_mut().for_each(|balloon| balloon.size = bytes);
                 Ok::<_, ConfigError>(())
@@ -58,6 +60,6 @@ impl<M: Machine> Control<M> {
         if !config.disks.iter().any(|disk| disk.id.as_ref() == Some(id)) {
             return Err(unknown());
         }
-        Ok(booted.vm.resize_disk(id, *desired_size)?)
+        Ok(booted.vm.resize_device(id, *desired_size)?)
     }
 }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use carom_api::DeviceConfig;
 use carom_api::config::{MemoryConfig, PayloadConfig};
 use carom_api::types::{PciDeviceInfo, VmResize};
-use iommu_bounce::Report;
 use proptest::prelude::*;
 
 use super::*;
@@ -104,10 +103,10 @@ impl Machine for Null {
         Ok(())
     }
 
-    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+    fn resize_device(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         assert!(self.devices.iter().any(|(other, _)| other == id), "there is no {id}");
         let rule = ConfigError::new(carom_api::types::VmResizeDisk::DESIRED_SIZE, "none is left");
-        if bytes == 0 { Err(rule.into()) } else { Ok(()) }
+        if (id, bytes) == ("disk", 0) { Err(rule.into()) } else { Ok(()) }
     }
 
     fn added_ram(&self) -> u64 {
@@ -183,16 +182,10 @@ impl Machine for Null {
         (!self.is_busy()).then(|| Some(IommuStatus::default()))
     }
 
-    fn engine_report(&self) -> Option<Report> {
-        None
-    }
-
     fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
         TUNED.set(TUNED.get() + 1);
         Ok(())
     }
-
-    fn report_counters(&self, _: &EventMonitor) {}
 }
 
 impl Null {

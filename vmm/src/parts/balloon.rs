@@ -5,14 +5,11 @@
 use std::io;
 use std::sync::Arc;
 
-use carom_api::kinds::Kind;
 use carom_api::{BalloonConfig, PartConfig};
 use devices::counters::Counter;
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
 use devices::virtio::balloon::{self, BalloonCounters, BalloonParams, VirtioBalloon};
 
-use super::reach::Reach;
+use super::emulated::{Wiring, failed};
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
 
@@ -23,47 +20,39 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-struct Balloon {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioBalloon>,
-}
-
-impl Part for Balloon {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
+impl Part for Arc<VirtioBalloon> {
     fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
+        VirtioBalloon::counters(self).all()
     }
 
-    fn balloon(&self) -> Option<&VirtioBalloon> {
-        Some(&self.device)
+    fn resize(&self, bytes: u64) -> Result<(), VmError> {
+        VirtioBalloon::resize(self, bytes);
+        Ok(())
+    }
+
+    fn held_ram(&self) -> u64 {
+        self.actual_size()
     }
 }
 
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Balloon(config) = config else { return Err(not_built_here(config)) };
-    let id = config.id.as_deref().unwrap_or(BalloonConfig::KIND.id);
-    let Reach { memory, .. } = Reach::new(id, false, &mut site);
-    let context = &site.shared.context;
-    let fail = |source| VmError::Device { what: "making the virtio-balloon device", source };
-    let reclaim = context.reclaim.clone().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
-    let params = BalloonParams {
-        id: id.into(),
-        size: config.size,
-        deflate_on_oom: config.deflate_on_oom,
-        free_page_reporting: config.free_page_reporting,
-        reclaim,
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = balloon::create(params).map_err(|error| fail(io::Error::other(error)))?;
-    Ok(Built { part: Box::new(Balloon { function, device }), mapper: None })
+    let what = "making the virtio-balloon device";
+    let reclaim = site.shared.context.reclaim.clone();
+    let reclaim = reclaim.ok_or_else(|| VmError::Device { what, source: io::ErrorKind::Unsupported.into() })?;
+    let BalloonConfig { size, deflate_on_oom, free_page_reporting, .. } = *config;
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        balloon::create(BalloonParams {
+            id,
+            size,
+            deflate_on_oom,
+            free_page_reporting,
+            reclaim,
+            memory,
+            msi,
+            doorbells,
+            observer,
+        })
+        .map_err(failed(what))
+    })
 }

@@ -7,19 +7,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::error::FileError;
-use carom_api::kinds::{ImageType, Kind, LockGranularity};
+use carom_api::kinds::{ImageType, LockGranularity};
 use carom_api::types::VmResizeDisk;
 use carom_api::{ConfigError, DiskConfig, Field, PartConfig};
 use devices::counters::Counter;
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::{
     self, BlockCounters, BlockParams, Image, ImageError, ImageFormat, ImageOptions, IoMode, ResizeError, VirtioBlock,
 };
 use devices::virtio::vhost_user::{Model, VhostUserCounters};
-use log::error;
 
-use super::reach::Reach;
+use super::emulated::{Wiring, failed};
 use super::vhost_user::{self, Wanted};
 use super::{Builder, Built, Part, Site, not_built_here};
 use crate::error::VmError;
@@ -32,36 +29,16 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-struct Disk {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioBlock>,
-}
-
-impl Part for Disk {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
+impl Part for Arc<VirtioBlock> {
     fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
+        VirtioBlock::counters(self).all()
     }
 
-    fn resize_disk(&self, bytes: u64) -> Result<(), VmError> {
-        self.device.resize(bytes).map_err(|error| match error {
+    fn resize(&self, bytes: u64) -> Result<(), VmError> {
+        VirtioBlock::resize(self, bytes).map_err(|error| match error {
             ResizeError::Host(source) => VmError::Device { what: "resizing a disk", source },
             rule => ConfigError::new(VmResizeDisk::DESIRED_SIZE, rule.to_string()).into(),
         })
-    }
-
-    /// What is under way ends, and the threads do.
-    fn leave(&mut self) {
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
     }
 }
 
@@ -73,37 +50,33 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     }
     let affinity = affinity::of_queues(&config.queue_affinity)?;
     let image = open(config)?;
-    let id = config.id.as_deref().unwrap_or(DiskConfig::KIND.id);
-    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
-    let context = &site.shared.context;
-    let params = BlockParams {
-        id: id.into(),
-        image,
-        serial: config.serial.clone().unwrap_or_else(|| id.into()),
-        queues: config.num_queues,
-        queue_size: config.queue_size,
-        mode: IoMode::Async,
-        limiter: context.limits.of_disk(config),
-        affinity,
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = block::create(params)
-        .map_err(|error| VmError::Device { what: "making a disk", source: io::Error::other(error) })?;
-    Ok(Built { part: Box::new(Disk { function, device }), mapper })
+    let limiter = site.shared.context.limits.of_disk(config);
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        let params = BlockParams {
+            serial: config.serial.clone().unwrap_or_else(|| id.clone()),
+            id,
+            image,
+            queues: config.num_queues,
+            queue_size: config.queue_size,
+            mode: IoMode::Async,
+            limiter,
+            affinity,
+            memory,
+            msi,
+            doorbells,
+            observer,
+        };
+        block::create(params).map_err(failed("making a disk"))
+    })
 }
 
 /// Connects to the server of the disk.
 fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let wanted = Wanted {
-        kind: BUILDER.kind,
-        id: config.id.as_deref().unwrap_or(DiskConfig::KIND.id),
+        config,
         field: DiskConfig::VHOST_SOCKET,
         socket,
         model: Model::block(config.num_queues, config.queue_size),
-        iommu: config.iommu,
         // It may have a drive do DMA, as SPDK does.
         pins: true,
     };

@@ -10,17 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_api::config::IommuPoll;
-use carom_api::kinds::KindConfig;
+use carom_api::kinds::{Kind, KindConfig};
 use carom_api::{ConfigError, DeviceConfig, PartConfig, VmConfig};
 use devices::pci::{PciAddress, PciDevice};
 use devices::ram::RamRegion;
-use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuHandle;
 
 use super::context::DeviceContext;
 use super::faults::FaultPath;
 use super::vfio::HostDevices;
-use super::{Built, Part, Shared, Site, iommu};
+use super::{Built, Part, Shared, Site, iommu, name};
 use crate::arch::segments;
 use crate::error::VmError;
 use crate::machine::PartCounters;
@@ -31,6 +30,8 @@ struct Placed {
     address: PciAddress,
     /// Whether it is behind the virtio-iommu.
     behind: bool,
+    kind: &'static Kind,
+    function: Arc<dyn PciDevice>,
     part: Box<dyn Part>,
 }
 
@@ -85,24 +86,24 @@ impl PartBus {
         for part in config.parts().filter(|part| part.kind().takes_slot) {
             // Which slots a device may take follows from whether there will be an IOMMU.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
-            let built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
-            endpoints.extend(built.mapper.map(|mapper| (address, mapper)));
-            bus.put(address, part.is_behind_iommu(), built.part)?;
+            let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
+            endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));
+            bus.put(address, part.kind(), part.is_behind_iommu(), built)?;
         }
         if config.has_iommu() {
-            let (part, handle) = iommu::build(config, endpoints, &bus.shared.context)?;
-            bus.put(iommu::IOMMU_ADDRESS, false, part)?;
+            let (built, handle) = iommu::build(config, endpoints, &bus.shared.context)?;
+            bus.put(iommu::IOMMU_ADDRESS, iommu::KIND, false, built)?;
             bus.shared.faults.connect(&handle)?;
             bus.iommu = Some(handle);
         }
         Ok(bus)
     }
 
-    fn put(&mut self, address: PciAddress, behind: bool, part: Box<dyn Part>) -> Result<(), VmError> {
-        let function = part.function();
+    fn put(&mut self, address: PciAddress, kind: &'static Kind, behind: bool, built: Built) -> Result<(), VmError> {
+        let Built { function, part, .. } = built;
         let id = function.id().to_string();
-        self.shared.context.pci.add(address, function)?;
-        self.parts.push(Placed { id, address, behind, part });
+        self.shared.context.pci.add(address, function.clone())?;
+        self.parts.push(Placed { id, address, behind, kind, function, part });
         Ok(())
     }
 
@@ -123,9 +124,9 @@ impl PartBus {
         self.iommu.as_ref()
     }
 
-    /// The guest's balloon, if it has one.
-    pub fn balloon(&self) -> Option<&VirtioBalloon> {
-        self.parts.iter().find_map(|placed| placed.part.balloon())
+    /// Bytes of RAM that the guest has handed to parts and does not use.
+    pub fn held_ram(&self) -> u64 {
+        self.parts.iter().map(|placed| placed.part.held_ram()).sum()
     }
 
     /// The path of the pseudoterminal that its virtio-console is connected with, if there is one.
@@ -137,7 +138,7 @@ impl PartBus {
     pub fn counters(&self) -> Vec<PartCounters> {
         let of = |placed: &Placed| PartCounters {
             id: placed.id.clone(),
-            kind: placed.part.kind().name,
+            kind: placed.kind.name,
             counters: placed.part.counters(),
         };
         self.parts.iter().map(of).filter(|part| !part.counters.is_empty()).collect()
@@ -154,12 +155,12 @@ impl PartBus {
         }
         let behind = config.is_behind_iommu();
         let address = self.free_address(&**config, self.iommu.is_some(), &[])?;
-        let Built { part, mapper } = Site { address, shared: &mut self.shared }.build(config)?;
+        let mut built = Site { address, shared: &mut self.shared }.build(config)?;
         if let Some(iommu) = &self.iommu {
             self.shared.faults.connect(iommu)?;
-            mapper.map_or(Ok(()), |mapper| iommu::connect(iommu, address, mapper))?;
+            built.mapper.take().map_or(Ok(()), |mapper| iommu::connect(iommu, address, mapper))?;
         }
-        let put = self.put(address, behind, part);
+        let put = self.put(address, kind, behind, built);
         if put.is_err() {
             self.disconnect(address, behind);
         }
@@ -185,25 +186,24 @@ impl PartBus {
         self.iommu.as_ref().is_none_or(|iommu| iommu.take_ram(region))
     }
 
-    /// Gives the disk of this name another size.
+    /// Gives the part of this name another size.
     ///
     /// # Errors
     /// Why it keeps the one that it has.
-    pub fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
-        let disk = self.parts.iter().find(|placed| placed.id == id);
-        // It left the bus while it was asked for.
+    pub fn resize(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        let resized = self.parts.iter().find(|placed| placed.id == id);
+        // A disk left the bus while it was asked for. Nothing else that has a size leaves.
         let gone = || VmError::Device { what: "resizing a disk", source: std::io::ErrorKind::NotFound.into() };
-        disk.ok_or_else(gone)?.part.resize_disk(bytes)
+        resized.ok_or_else(gone)?.part.resize(bytes)
     }
 
     /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards, and what the host had for
     /// it is closed.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;
-        let Placed { id, behind, mut part, .. } = self.parts.remove(place);
-        part.leave();
+        let Placed { id, behind, function, mut part, .. } = self.parts.remove(place);
+        part.leave(&*function);
         self.disconnect(address, behind);
-        let function = part.function();
         drop(part);
         drop_last(function, LAST_ACCESS);
         Some(id)
@@ -219,7 +219,7 @@ impl PartBus {
 
     /// Where the part of this name is, if it can leave.
     pub fn find(&self, id: &str) -> Option<PciAddress> {
-        let mut leaving = self.parts.iter().filter(|placed| placed.part.kind().add.is_some());
+        let mut leaving = self.parts.iter().filter(|placed| placed.kind.add.is_some());
         leaving.find(|placed| placed.id == id).map(|placed| placed.address)
     }
 
@@ -227,7 +227,7 @@ impl PartBus {
     fn place(&self, part: &dyn KindConfig, has_iommu: bool, wanted: &[PciAddress]) -> Result<PciAddress, VmError> {
         let free = self.free_address(part, has_iommu, wanted)?;
         let (slots, _) = self.slots(part, has_iommu);
-        let saved = self.shared.context.places.get(part.id().unwrap_or(part.kind().id));
+        let saved = self.shared.context.places.get(name(part));
         let fits = |saved: &&PciAddress| saved.segment == part.pci_segment() && slots.contains(&saved.device);
         Ok(saved.filter(fits).copied().unwrap_or(free))
     }

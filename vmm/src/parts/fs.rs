@@ -20,12 +20,10 @@ pub(super) const BUILDER: Builder = Builder {
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Fs(config) = config else { return Err(not_built_here(config)) };
     let wanted = Wanted {
-        kind: BUILDER.kind,
-        id: config.id.as_deref().unwrap_or(FsConfig::KIND.id),
+        config,
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
-        iommu: false,
         // It copies, and has no device do DMA.
         pins: false,
     };

@@ -10,7 +10,7 @@ use carom_api::kinds::{Aperture, Kind, KindConfig};
 use carom_api::limits::CHUNK_SIZE;
 use carom_api::{ConfigError, IommuBounceConfig, VmConfig};
 use devices::dma::FAULTS_ROLE;
-use devices::pci::{PciAddress, PciDevice};
+use devices::pci::PciAddress;
 use devices::sandbox::ThreadRole;
 use devices::virtio::iommu::{self, IommuHandle, IommuParams, RingFeatures, WindowRegion};
 use devices::windows;
@@ -18,7 +18,7 @@ use iommu_bounce::{DmaMapper, EngineConfig, Limits, MapperLimits, WindowConfig};
 
 use super::context::DeviceContext;
 use super::mapper::EndpointMapper;
-use super::{Part, common_limits};
+use super::{Built, Part, common_limits};
 use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole, ram_end};
 use crate::error::VmError;
 
@@ -32,24 +32,16 @@ pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE,
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
 /// What it counts is asked of its handle: not all of it are numbers.
-struct Iommu(Arc<dyn PciDevice>);
+struct Iommu;
 
-impl Part for Iommu {
-    fn kind(&self) -> &'static Kind {
-        KIND
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.0.clone()
-    }
-}
+impl Part for Iommu {}
 
 /// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
 pub(super) fn build(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, Box<dyn EndpointMapper>)>,
     context: &DeviceContext,
-) -> Result<(Box<dyn Part>, Arc<IommuHandle>), VmError> {
+) -> Result<(Built, Arc<IommuHandle>), VmError> {
     let limits: Vec<MapperLimits> = endpoints.iter().map(|(_, mapper)| mapper.limits()).collect();
     let max_mapped_bytes = config.iommu_bounce.as_ref().and_then(|bounce| bounce.max_mapped).unwrap_or(u64::MAX);
     let bounce = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows());
@@ -91,7 +83,7 @@ pub(super) fn build(
     for (address, mapper) in endpoints {
         connect(&handle, address, mapper)?;
     }
-    Ok((Box::new(Iommu(function)), handle))
+    Ok((Built { function, part: Box::new(Iommu), mapper: None }, handle))
 }
 
 /// Pages of the host's page tables for each address space. Drivers take IOVAs below 4 GiB first, which is 2048 pages of the lowest
@@ -201,7 +193,7 @@ fn behind_ram(memory: &MemoryConfig) -> u64 {
 mod tests {
     use std::io;
 
-    use devices::pci::FunctionState;
+    use devices::pci::{FunctionState, PciDevice};
     use devices::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors};
     use devices::ram::Ram;
     use iommu_bounce::test_utils::RecordingMapper;

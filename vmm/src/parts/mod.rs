@@ -13,6 +13,7 @@ pub mod bus;
 mod common_limits;
 mod console;
 pub mod context;
+mod emulated;
 mod faults;
 mod fs;
 mod iommu;
@@ -21,7 +22,6 @@ mod net;
 pub mod observer;
 mod pmem;
 pub mod rate_limits;
-mod reach;
 mod rng;
 mod vfio;
 mod vfio_user;
@@ -31,12 +31,12 @@ mod vsock;
 use std::path::Path;
 use std::sync::Arc;
 
-use carom_api::kinds::Kind;
+use carom_api::kinds::{Kind, KindConfig};
 use carom_api::{ConfigError, PartConfig};
 use devices::pci::{PciAddress, PciDevice};
 use devices::ram::RamRegion;
 use devices::sandbox::ThreadRole;
-use devices::virtio::balloon::VirtioBalloon;
+use log::error;
 
 use self::context::DeviceContext;
 use self::faults::FaultPath;
@@ -46,23 +46,24 @@ use self::vfio::HostDevices;
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// A device in a VM.
+/// What a device in a VM does in addition to its function on the root bus.
 pub trait Part: Send {
-    /// Its kind.
-    fn kind(&self) -> &'static Kind;
-    /// Its function on the root bus, which bears its name.
-    fn function(&self) -> Arc<dyn PciDevice>;
     /// What it counts.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }
-    /// The guest's balloon, if it is that.
-    fn balloon(&self) -> Option<&VirtioBalloon> {
-        None
-    }
     /// The path of the pseudoterminal that it is connected with, if there is one.
     fn pty(&self) -> Option<&Path> {
         None
+    }
+    /// Gives it another size, if it has one. On error it has the one that it had.
+    fn resize(&self, bytes: u64) -> Result<(), VmError> {
+        let _ = bytes;
+        Err(VmError::Guest("this device has no size".into()))
+    }
+    /// Bytes of RAM that the guest has handed to it and does not use.
+    fn held_ram(&self) -> u64 {
+        0
     }
     /// The guest gets this region of RAM: the device reaches it from now on, if it reaches RAM as such. On error nothing has
     /// changed.
@@ -74,17 +75,24 @@ pub trait Part: Send {
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
-    /// It is a disk, and gets another size. On error it has the one that it had.
-    fn resize_disk(&self, bytes: u64) -> Result<(), VmError> {
-        let _ = bytes;
-        Err(ConfigError::new(self.kind().field, "is no disk, and has no size").into())
+    /// Its function has left the bus. When this returns, the device does no DMA of its own accord, and its threads have ended; it is
+    /// disconnected next, and dropped.
+    fn leave(&mut self, function: &dyn PciDevice) {
+        reset(function);
     }
-    /// It has left the bus. When this returns, the device does no DMA of its own accord; it is disconnected next, and dropped.
-    fn leave(&mut self) {}
+}
+
+/// Resets the function of a part that leaves.
+fn reset(function: &dyn PciDevice) {
+    if let Err(error) = function.reset() {
+        error!("{}: resetting it: {error}", function.id());
+    }
 }
 
 /// A part that is on no bus yet.
 struct Built {
+    /// Its function on the root bus, which bears its name.
+    function: Arc<dyn PciDevice>,
     part: Box<dyn Part>,
     /// Its address space, if it is to be behind the virtio-iommu.
     mapper: Option<Box<dyn EndpointMapper>>,
@@ -136,6 +144,11 @@ impl Site<'_> {
         let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind);
         builder.map_or_else(|| Err(not_built_here(config)), |builder| (builder.build)(config, self))
     }
+}
+
+/// Name of the device in logs and the API.
+fn name(config: &dyn KindConfig) -> &str {
+    config.id().unwrap_or(config.kind().id)
 }
 
 /// A builder was asked for another kind than its own.

@@ -5,23 +5,17 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 
 use carom_api::error::FileError;
-use carom_api::kinds::Kind;
 use carom_api::mac_address::MacAddress;
 use carom_api::{NetConfig, PartConfig};
-use devices::counters::Counter;
 use devices::inherited;
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
-use devices::virtio::net::{self, NetCounters, NetParams, NetTraits, VirtioNet};
+use devices::virtio::net::{self, NetCounters, NetParams, NetTraits};
 use devices::virtio::vhost_user::{Model, ServedNet, VhostUserCounters};
-use log::error;
 
-use super::reach::Reach;
+use super::emulated::{Counting, Wiring, failed};
 use super::vhost_user::{self, Wanted};
-use super::{Builder, Built, Part, Site, not_built_here, rate_limits};
+use super::{Builder, Built, Site, not_built_here, rate_limits};
 use crate::error::VmError;
 use crate::tap::{Tap, TapOptions};
 
@@ -32,32 +26,6 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-struct Net {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioNet>,
-}
-
-impl Part for Net {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
-    fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
-    }
-
-    /// Its threads end.
-    fn leave(&mut self) {
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
-    }
-}
-
 /// Opens the interface and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
@@ -65,9 +33,6 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         return served(config, socket, &mut site);
     }
     let tap = open(config)?;
-    let id = config.id.as_deref().unwrap_or(NetConfig::KIND.id);
-    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
-    let context = &site.shared.context;
     let traits = NetTraits {
         mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),
         mtu: tap.mtu(),
@@ -79,19 +44,12 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         // Each buffer is a mapping or slots of a window there. Beside the IOMMU large buffers are faster.
         merges: config.iommu,
     };
-    let params = NetParams {
-        id: id.into(),
-        carrier: Box::new(tap),
-        traits,
-        limits: config.rate_limiter_config.map(rate_limits::limits),
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = net::create(params)
-        .map_err(|error| VmError::Device { what: "making a network device", source: io::Error::other(error) })?;
-    Ok(Built { part: Box::new(Net { function, device }), mapper })
+    let (carrier, limits) = (Box::new(tap), config.rate_limiter_config.map(rate_limits::limits));
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        let params = NetParams { id, carrier, traits, limits, memory, msi, doorbells, observer };
+        let (function, device) = net::create(params).map_err(failed("making a network device"))?;
+        Ok((function, Counting(move || device.counters().all())))
+    })
 }
 
 /// Connects to the server of the card.
@@ -106,12 +64,10 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
         uso: config.offload_ufo,
     };
     let wanted = Wanted {
-        kind: BUILDER.kind,
-        id: config.id.as_deref().unwrap_or(NetConfig::KIND.id),
+        config,
         field: NetConfig::VHOST_SOCKET,
         socket,
         model: Model::net(&net),
-        iommu: config.iommu,
         // It may have a card of the host do DMA, as DPDK does.
         pins: true,
     };

@@ -5,77 +5,35 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
-use std::sync::Arc;
 
 use carom_api::error::FileError;
-use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, PmemConfig};
-use devices::counters::Counter;
 use devices::inherited::{self, Access};
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
 use devices::virtio::block::is_read_only_device;
-use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams, VirtioPmem};
-use log::error;
+use devices::virtio::pmem::{self, PmemCounters, PmemError, PmemParams};
 use rustix::fs::{Mode, OFlags, open};
 
-use super::reach::Reach;
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::emulated::{Counting, Wiring, failed};
+use super::{Builder, Built, Site, not_built_here};
 use crate::error::VmError;
 
 pub(super) const BUILDER: Builder =
     Builder { kind: &PmemConfig::KIND, roles: &[pmem::ROLE], counters: || PmemCounters::default().all(), build };
 
-struct Pmem {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioPmem>,
-}
-
-impl Part for Pmem {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
-    fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
-    }
-
-    /// Its thread ends.
-    fn leave(&mut self) {
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
-    }
-}
-
 /// Opens the file and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Pmem(config) = config else { return Err(not_built_here(config)) };
     let (file, size) = open_file(config)?;
-    let id = config.id.as_deref().unwrap_or(PmemConfig::KIND.id);
-    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
-    let context = &site.shared.context;
-    let params = PmemParams {
-        id: id.into(),
-        file,
-        path: config.file.display().to_string(),
-        size,
-        discard_writes: config.discard_writes,
-        slots: context.bars.clone(),
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = pmem::create(params).map_err(|error| match error {
-        PmemError::Map(source) => file_error(config, source).into(),
-        error => VmError::Device { what: "making the virtio-pmem device", source: io::Error::other(error) },
-    })?;
-    Ok(Built { part: Box::new(Pmem { function, device }), mapper })
+    let slots = site.shared.context.bars.clone();
+    let (path, discard_writes) = (config.file.display().to_string(), config.discard_writes);
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        let params = PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer };
+        let (function, device) = pmem::create(params).map_err(|error| match error {
+            PmemError::Map(source) => file_error(config, source).into(),
+            error => failed("making the virtio-pmem device")(error),
+        })?;
+        Ok((function, Counting(move || device.counters().all())))
+    })
 }
 
 fn file_error(config: &PmemConfig, source: io::Error) -> FileError {

@@ -5,43 +5,19 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use carom_api::error::FileError;
-use carom_api::kinds::Kind;
 use carom_api::{PartConfig, RngConfig};
-use devices::counters::Counter;
 use devices::inherited;
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
-use devices::virtio::rng::{self, RngCounters, RngParams, VirtioRng};
+use devices::virtio::rng::{self, RngCounters, RngParams};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 
-use super::reach::Reach;
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::emulated::{Counting, Wiring, failed};
+use super::{Builder, Built, Site, not_built_here};
 use crate::error::VmError;
 
 pub(super) const BUILDER: Builder =
     Builder { kind: &RngConfig::KIND, roles: &[rng::ROLE], counters: || RngCounters::default().all(), build };
-
-struct Rng {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioRng>,
-}
-
-impl Part for Rng {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
-    fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
-    }
-}
 
 /// Opens the source and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
@@ -51,20 +27,11 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         path: config.src.display().to_string(),
         source,
     })?;
-    let id = config.id.as_deref().unwrap_or(RngConfig::KIND.id);
-    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
-    let context = &site.shared.context;
-    let params = RngParams {
-        id: id.into(),
-        source,
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = rng::create(params)
-        .map_err(|error| VmError::Device { what: "making the virtio-rng device", source: io::Error::other(error) })?;
-    Ok(Built { part: Box::new(Rng { function, device }), mapper })
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        let created = rng::create(RngParams { id, source, memory, msi, doorbells, observer });
+        let (function, device) = created.map_err(failed("making the virtio-rng device"))?;
+        Ok((function, Counting(move || device.counters().all())))
+    })
 }
 
 /// Opens a source such that neither opening nor reading waits. One that was inherited takes its place.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use carom_api::config::PlatformConfig;
-use carom_api::kinds::Kind;
 use carom_api::{DeviceConfig, PartConfig};
 use devices::pci::PciDevice;
 use devices::platform::SharedLine;
@@ -16,11 +15,11 @@ use devices::vfio::{
     self, DmaSpace, GuestRamMapping, HostFunctionPath, HostIommu, VfioPciDevice, VfioPciError, map_guest_ram,
 };
 use kvm_ioctls::VmFd;
-use log::{error, warn};
+use log::warn;
 use vfio_ioctls::VfioDeviceFd;
 
 use super::mapper::EndpointMapper;
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::{Builder, Built, Part, Site, name, not_built_here, reset};
 use crate::arch::segments;
 use crate::error::VmError;
 use crate::kvm::line::KvmSharedLine;
@@ -83,14 +82,6 @@ struct HostDevice {
 }
 
 impl Part for HostDevice {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         let Some(ram) = &self.ram else { return Ok(()) };
         ram.ram.add(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))
@@ -102,12 +93,9 @@ impl Part for HostDevice {
         }
     }
 
-    fn leave(&mut self) {
-        let id = self.function.id();
+    fn leave(&mut self, function: &dyn PciDevice) {
         self.function.unwatch();
-        if let Err(error) = self.function.reset() {
-            error!("{id}: resetting it: {error}");
-        }
+        reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
             // The kernel may take the group out of the container before it is closed, which the container does not learn: it
             // would not take the group again.
@@ -134,7 +122,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         Some(ram) => ram.space.clone(),
         None => devices.host(&context.vm)?.new_space().map_err(fail)?,
     };
-    let id = config.id.as_deref().unwrap_or(DeviceConfig::KIND.id);
+    let id = name(config);
     let (msi, bars) = (context.msi.clone(), context.bars.clone());
     let line = KvmSharedLine::new(context.vm.clone(), segments::intx_irq(address));
     let line = line.map(|line| Arc::new(line) as Arc<dyn SharedLine>);
@@ -152,8 +140,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
             Some(reclaim) => Box::new(PinningMapper::new(mapper, reclaim.clone())),
             None => Box::new(mapper),
         };
-        let part = Box::new(HostDevice { function, ram: None, iommufd });
-        return Ok(Built { part, mapper: Some(mapper) });
+        let part = Box::new(HostDevice { function: function.clone(), ram: None, iommufd });
+        return Ok(Built { function, part, mapper: Some(mapper) });
     }
     let ram = match joined {
         Some(ram) => ram,
@@ -165,7 +153,8 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         }
     };
     devices.ram = Arc::downgrade(&ram);
-    Ok(Built { part: Box::new(HostDevice { function, ram: Some(ram), iommufd }), mapper: None })
+    let part = Box::new(HostDevice { function: function.clone(), ram: Some(ram), iommufd });
+    Ok(Built { function, part, mapper: None })
 }
 
 fn open_host_iommu(iommufd: bool, vm: &VmFd) -> Result<HostIommu, VmError> {

@@ -5,25 +5,22 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use carom_api::kinds::Kind;
 use carom_api::{PartConfig, UserDeviceConfig};
 use devices::patience::Operation;
 use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
-use devices::vfio::VfioPciDevice;
 use devices::vfio::user::{self, UserServer};
-use log::error;
 use vm_memory::GuestMemoryRegion;
 
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::{Builder, Built, Part, Site, name, not_built_here, reset};
 use crate::error::VmError;
 
 pub(super) const BUILDER: Builder =
     Builder { kind: &UserDeviceConfig::KIND, roles: &[user::ROLE], counters: Vec::new, build };
 
 struct UserDevice {
-    function: Arc<VfioPciDevice>,
+    id: String,
     /// Of a device that is not behind the virtio-iommu: it is given all RAM.
     server: Option<UserServer>,
     /// First addresses of the regions that came since and that it was given too: no other can be taken back.
@@ -39,17 +36,9 @@ impl UserDevice {
 }
 
 impl Part for UserDevice {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         let Some(server) = &self.server else { return Ok(()) };
-        server.share(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.function.id())))?;
+        server.share(region).map_err(|error| VmError::MoreRam(format!("{}: {error}", self.id)))?;
         self.given().insert(region.start_addr().0);
         Ok(())
     }
@@ -61,11 +50,9 @@ impl Part for UserDevice {
         }
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self, function: &dyn PciDevice) {
         let _operation = Operation::begin();
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
+        reset(function);
     }
 }
 
@@ -82,17 +69,17 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
         if !config.iommu {
             server.share_ram()?;
         }
-        let id = config.id.as_deref().unwrap_or(UserDeviceConfig::KIND.id);
+        let id = name(config);
         // Nothing of it is shown to the guest as memory, and so nothing to other devices.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
         let part = UserDevice {
-            function: Arc::new(function),
+            id: id.into(),
             server: (!config.iommu).then_some(server),
             given: Mutex::default(),
             _pinned: pinned,
         };
-        Ok(Built { part: Box::new(part), mapper })
+        Ok(Built { function: Arc::new(function), part: Box::new(part), mapper })
     };
     open().map_err(|source| VmError::Vfio { field: UserDeviceConfig::SOCKET, path: None, source: Box::new(source) })
 }

@@ -7,57 +7,43 @@ use std::path::Path;
 use std::sync::Arc;
 
 use carom_api::error::FileError;
-use carom_api::kinds::Kind;
+use carom_api::kinds::KindConfig;
 use carom_api::{ConfigError, Field};
 use devices::counters::Counter;
 use devices::dma::DmaTable;
-use devices::pci::PciDevice;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
-use devices::virtio::VirtioPciDevice;
 pub(super) use devices::virtio::vhost_user::ROLE;
 use devices::virtio::vhost_user::{self, Model, VhostUserDevice, VhostUserError, VhostUserParams};
-use log::error;
 
 use super::mapper::EndpointMapper;
-use super::{Built, Part, Site};
+use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
 /// What a device is to be.
 pub(super) struct Wanted<'w> {
-    pub(super) kind: &'static Kind,
-    pub(super) id: &'w str,
+    pub(super) config: &'w dyn KindConfig,
     pub(super) field: Field,
     pub(super) socket: &'w Path,
     pub(super) model: Model,
-    /// Whether it is behind the virtio-iommu.
-    pub(super) iommu: bool,
     /// Whether the server may have RAM pinned for a device of the host's, so that none can be given back behind its back.
     pub(super) pins: bool,
 }
 
 struct VhostUser {
-    kind: &'static Kind,
-    function: Arc<VirtioPciDevice>,
+    field: Field,
+    id: String,
     device: Arc<VhostUserDevice>,
     _pinned: Option<PinnedWhole>,
 }
 
 impl Part for VhostUser {
-    fn kind(&self) -> &'static Kind {
-        self.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
     fn counters(&self) -> Vec<Counter> {
         self.device.counters().all()
     }
 
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
-        let refused = |error| VmError::MoreRam(format!("{}: {error}", self.function.id()));
+        let refused = |error| VmError::MoreRam(format!("{}: {error}", self.id));
         self.device.add_ram(region).map_err(refused)
     }
 
@@ -65,22 +51,16 @@ impl Part for VhostUser {
         self.device.take_ram(region);
     }
 
-    fn resize_disk(&self, _: u64) -> Result<(), VmError> {
-        Err(ConfigError::new(self.kind.field, "has the size that its vhost-user server says").into())
-    }
-
-    /// The server has no queue any more.
-    fn leave(&mut self) {
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
+    fn resize(&self, _: u64) -> Result<(), VmError> {
+        Err(ConfigError::new(self.field, "has the size that its vhost-user server says").into())
     }
 }
 
 /// Connects to the server, and makes the device.
 pub(super) fn build(wanted: Wanted<'_>, site: &mut Site<'_>) -> Result<Built, VmError> {
-    let Wanted { kind, id, field, socket, model, iommu, pins } = wanted;
-    let faults = iommu.then(|| (site.address.endpoint_id(), site.shared.faults.sender()));
+    let Wanted { config, field, socket, model, pins } = wanted;
+    let id = name(config);
+    let faults = config.is_behind_iommu().then(|| (site.address.endpoint_id(), site.shared.faults.sender()));
     let context = &site.shared.context;
     let pinned = context.reclaim.as_ref().filter(|_| pins).map(Reclaim::pin_whole);
     let params = VhostUserParams {
@@ -104,5 +84,6 @@ pub(super) fn build(wanted: Wanted<'_>, site: &mut Site<'_>) -> Result<Built, Vm
     })?;
     let vhost_user::VhostUser { function, device, mapper } = made;
     let mapper = mapper.map(|mapper| Box::new(mapper) as Box<dyn EndpointMapper>);
-    Ok(Built { part: Box::new(VhostUser { kind, function, device, _pinned: pinned }), mapper })
+    let part = VhostUser { field: config.kind().field, id: id.into(), device, _pinned: pinned };
+    Ok(Built { function, part: Box::new(part), mapper })
 }

@@ -2,21 +2,13 @@
 
 //! virtio-vsock.
 
-use std::io;
-use std::sync::Arc;
-
 use carom_api::error::FileError;
-use carom_api::kinds::Kind;
 use carom_api::{ConfigError, PartConfig, VsockConfig};
-use devices::counters::Counter;
-use devices::pci::PciDevice;
-use devices::virtio::VirtioPciDevice;
-use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VirtioVsock, VsockCounters, VsockParams};
-use log::error;
+use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VsockCounters, VsockParams};
 use rustix::process::{Resource, getrlimit};
 
-use super::reach::Reach;
-use super::{Builder, Built, Part, Site, not_built_here};
+use super::emulated::{Counting, Wiring, failed};
+use super::{Builder, Built, Site, not_built_here};
 use crate::error::VmError;
 
 /// Descriptors that are enough for a VM beside those of connections.
@@ -25,53 +17,16 @@ const OTHER_DESCRIPTORS: usize = 1024;
 pub(super) const BUILDER: Builder =
     Builder { kind: &VsockConfig::KIND, roles: &[vsock::ROLE], counters: || VsockCounters::default().all(), build };
 
-struct Vsock {
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioVsock>,
-}
-
-impl Part for Vsock {
-    fn kind(&self) -> &'static Kind {
-        BUILDER.kind
-    }
-
-    fn function(&self) -> Arc<dyn PciDevice> {
-        self.function.clone()
-    }
-
-    fn counters(&self) -> Vec<Counter> {
-        self.device.counters().all()
-    }
-
-    /// Its thread ends, and all connections do.
-    fn leave(&mut self) {
-        if let Err(error) = self.function.reset() {
-            error!("{}: resetting it: {error}", self.function.id());
-        }
-    }
-}
-
 /// Makes the socket and the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Vsock(config) = config else { return Err(not_built_here(config)) };
     let cid = u32::try_from(config.cid).map_err(|_| ConfigError::new(VsockConfig::CID, "does not fit in 32 bits"))?;
-    let listener = listen(config)?;
-    let id = config.id.as_deref().unwrap_or(VsockConfig::KIND.id);
-    let Reach { memory, mapper } = Reach::new(id, config.iommu, &mut site);
-    let context = &site.shared.context;
-    let params = VsockParams {
-        id: id.into(),
-        cid,
-        listener,
-        connections: connections(),
-        memory,
-        msi: context.msi.clone(),
-        doorbells: Some(context.doorbells.clone()),
-        observer: Some(context.observer.clone()),
-    };
-    let (function, device) = vsock::create(params)
-        .map_err(|error| VmError::Device { what: "making the virtio-vsock device", source: io::Error::other(error) })?;
-    Ok(Built { part: Box::new(Vsock { function, device }), mapper })
+    let (listener, connections) = (listen(config)?, connections());
+    site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
+        let params = VsockParams { id, cid, listener, connections, memory, msi, doorbells, observer };
+        let (function, device) = vsock::create(params).map_err(failed("making the virtio-vsock device"))?;
+        Ok((function, Counting(move || device.counters().all())))
+    })
 }
 
 /// How many connections there may be, so that a guest that makes as many as it can leaves descriptors for all else.

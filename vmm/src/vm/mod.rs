@@ -21,7 +21,6 @@ use devices::pci::{PciAddress, PciRoot};
 use devices::platform::MemorySlots;
 use devices::ram::Ram;
 use devices::sandbox::ThreadRole;
-use devices::virtio::balloon::VirtioBalloon;
 use devices::virtio::iommu::IommuStatus;
 use devices::watchdog;
 use iommu_bounce::Report;
@@ -194,22 +193,16 @@ impl Machine for Vm {
         self.add_piece(config, len)
     }
 
-    fn resize_disk(&self, id: &str, bytes: u64) -> Result<(), VmError> {
-        self.parts.resize_disk(id, bytes)
+    fn resize_device(&self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.parts.resize(id, bytes)
     }
 
     fn added_ram(&self) -> u64 {
         self.added_ranges().iter().map(|(_, len)| len).sum()
     }
 
-    fn resize_balloon(&self, bytes: u64) {
-        if let Some(balloon) = self.parts.balloon() {
-            balloon.resize(bytes);
-        }
-    }
-
-    fn balloon_size(&self) -> u64 {
-        self.parts.balloon().map_or(0, VirtioBalloon::actual_size)
+    fn held_ram(&self) -> u64 {
+        self.parts.held_ram()
     }
 
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
