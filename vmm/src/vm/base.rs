@@ -80,27 +80,13 @@ impl Base {
     /// # Errors
     /// The host lacks something, or the configuration names a file that cannot be used.
     pub(super) fn of_new(config: &VmConfig) -> Result<Self, VmError> {
-        let Host { kvm, vcpu_places, template } = Host::open(config)?;
-        let cpuids = (0..config.cpus.boot_vcpus).map(|number| Ok((number, template.for_vcpu(number)?)));
+        let host = Host::open(config)?;
+        let cpuids = (0..config.cpus.boot_vcpus).map(|number| Ok((number, host.template.for_vcpu(number)?)));
         let cpuids = cpuids.collect::<Result<_, KvmError>>()?;
-        let ram_size = config.memory.total();
-        let (contents, room) = contents(config, ram_size, template.physical_bits())?;
-        let memory = memory::create(&config.memory)?;
-        let loading = Some(Loading::begin(contents.clone(), memory.clone(), ram_size)?);
-        let (added_ram, places, window_aperture) = (Vec::new(), BTreeMap::new(), None);
-        Ok(Self {
-            kvm,
-            vcpu_places,
-            cpuids,
-            memory,
-            ram_size,
-            added_ram,
-            room,
-            contents,
-            loading,
-            places,
-            window_aperture,
-        })
+        let (ram_size, physical_bits) = (config.memory.total(), host.template.physical_bits());
+        let base = Self::new(config, host, cpuids, ram_size, physical_bits, || Ok(memory::create(&config.memory)?))?;
+        let loading = Some(Loading::begin(base.contents.clone(), base.memory.clone(), ram_size)?);
+        Ok(Self { loading, ..base })
     }
 
     /// Base of a saved VM. `prefault`: all of its RAM is read now.
@@ -109,32 +95,48 @@ impl Base {
     /// As of [`of_new`](Self::of_new), or the state needs what the host lacks.
     pub(super) fn of_saved(source: &dyn StateSource, prefault: bool) -> Result<Self, VmError> {
         let (config, state) = (source.config(), source.state());
-        let Host { kvm, vcpu_places, template } = Host::open(config)?;
+        let host = Host::open(config)?;
         let cpuids = state.processors.numbers().into_iter().map(|number| {
-            let host = template.for_vcpu(number)?;
-            Ok((number, state.processors.cpuid(number, &host)?))
+            let template = host.template.for_vcpu(number)?;
+            Ok((number, state.processors.cpuid(number, &template)?))
         });
         let cpuids = cpuids.collect::<Result<_, KvmError>>()?;
         let added = |range: &vm_state::RamRange| MemoryDevice { gpa: range.gpa, len: range.len };
         let added_ram: Vec<_> = state.added_ram.iter().map(added).collect();
         let ram_size = config.memory.total() - added_ram.iter().map(|device| device.len).sum::<u64>();
-        let physical_bits = state.processors.physical_bits().unwrap_or_else(|| template.physical_bits());
+        let physical_bits = state.processors.physical_bits().unwrap_or_else(|| host.template.physical_bits());
+        let memory = || Ok(vm_state::ram::restore(source, ram_size, prefault)?);
+        Ok(Self {
+            added_ram,
+            places: state.functions.iter().map(|function| (function.id.clone(), function.address())).collect(),
+            window_aperture: state.window_aperture.map(|(start, end)| start..=end),
+            ..Self::new(config, host, cpuids, ram_size, physical_bits, memory)?
+        })
+    }
+
+    /// Base without anything that only a new or only a saved VM has. `memory` is called once the files of the payload are open.
+    fn new(
+        config: &VmConfig,
+        host: Host,
+        cpuids: Vec<(u32, CpuId)>,
+        ram_size: u64,
+        physical_bits: u8,
+        memory: impl FnOnce() -> Result<Arc<Ram>, VmError>,
+    ) -> Result<Self, VmError> {
+        let Host { kvm, vcpu_places, .. } = host;
         let (contents, room) = contents(config, ram_size, physical_bits)?;
-        let memory = vm_state::ram::restore(source, ram_size, prefault)?;
-        let places = state.functions.iter().map(|function| (function.id.clone(), function.address())).collect();
-        let window_aperture = state.window_aperture.map(|(start, end)| start..=end);
         Ok(Self {
             kvm,
             vcpu_places,
             cpuids,
-            memory,
+            memory: memory()?,
             ram_size,
-            added_ram,
+            added_ram: Vec::new(),
             room,
             contents,
             loading: None,
-            places,
-            window_aperture,
+            places: BTreeMap::new(),
+            window_aperture: None,
         })
     }
 }

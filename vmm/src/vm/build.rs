@@ -46,22 +46,9 @@ impl Vm {
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError> {
-        let Base {
-            kvm,
-            vcpu_places,
-            cpuids,
-            memory,
-            ram_size,
-            added_ram,
-            room,
-            contents,
-            loading,
-            places,
-            window_aperture,
-        } = base;
-        let kvm = KvmVm::new(kvm)?;
+        let kvm = KvmVm::new(base.kvm)?;
         irqchip::create(&kvm.fd)?;
-        let tables = &contents.tables;
+        let (memory, tables) = (base.memory, &base.contents.tables);
 
         let slots = Arc::new(KvmSlots::new(kvm.fd.clone(), kvm.kvm.get_nr_memslots()));
         memory::show(&memory, slots.as_ref())?;
@@ -71,13 +58,13 @@ impl Vm {
         let pci = add_root_buses(&io_map, tables, bridge)?;
         let msi = KvmMsi::new(kvm.fd.clone(), irqchip::line_routes(), FIRST_MSI_GSI)
             .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
-        let present = cpuids.iter().map(|(number, _)| *number).collect();
+        let present = base.cpuids.iter().map(|(number, _)| *number).collect();
         let board = BoardConfig {
             firmware: tables.firmware,
-            ram_size,
+            ram_size: base.ram_size,
             processors: tables.processors_change().then_some((config.cpus.boot_vcpus, present)),
-            memory_devices: tables.memory_devices.then_some(added_ram),
-            generation_id: contents.generation_id.is_some(),
+            memory_devices: tables.memory_devices.then_some(base.added_ram),
+            generation_id: base.contents.generation_id.is_some(),
         };
         let mut board = Board::new(&io_map, &kvm, &pci, &mailbox, board)?;
         let observer: Arc<dyn DeviceObserver> = Arc::new(Observer(monitor.clone()));
@@ -92,31 +79,28 @@ impl Vm {
                 .map_err(|source| VmError::Device { what: "making the watchdog", source })?;
             pci.add(PciAddress::on_root_bus(segments::watchdog_slot(config)), Arc::new(device))?;
         }
-        let bars = Arc::new(ShownMemory::new(slots.clone()));
-        let (vm, memory_of_devices, slots_of_devices) = (kvm.fd.clone(), memory.clone(), slots.clone());
-        let (msi, pci_of_devices) = (Arc::new(msi), pci.clone());
         let context = DeviceContext {
-            vm,
-            memory: memory_of_devices,
-            ram_size,
+            vm: kvm.fd.clone(),
+            memory: memory.clone(),
+            ram_size: base.ram_size,
             reclaim: config.balloon.as_ref().map(|_| memory::reclaim(&config.memory, &memory)),
-            slots: slots_of_devices,
-            bars,
-            msi,
+            slots: slots.clone(),
+            bars: Arc::new(ShownMemory::new(slots.clone())),
+            msi: Arc::new(msi),
             doorbells: Arc::new(KvmDoorbells::new(kvm.fd.clone())),
-            pci: pci_of_devices,
+            pci: pci.clone(),
             limits: RateLimitGroups::new(&config.rate_limit_groups),
             observer,
             listener: mailbox.clone(),
-            places,
-            window_aperture,
+            places: base.places,
+            window_aperture: base.window_aperture,
         };
         // A mistake in a file shows before a device or the terminal is touched.
-        let loaded = loading.map(Loading::end).transpose()?;
+        let loaded = base.loading.map(Loading::end).transpose()?;
         let parts = PartBus::new(config, context)?;
         warn_of_few_descriptors(config);
 
-        let processors = Processors::new(&kvm, cpuids, vcpu_places, Arc::clone(&io_map), mailbox.clone())?;
+        let processors = Processors::new(&kvm, base.cpuids, base.vcpu_places, Arc::clone(&io_map), mailbox.clone())?;
         let initial_irqchip = IrqchipState::save(&kvm.fd)?;
         let serial = serial::add_port(&config.serial, &kvm, &io_map, &mut board)?;
         Ok(Self {
@@ -128,12 +112,12 @@ impl Vm {
             parts,
             closed: Vec::new(),
             loaded,
-            contents: Arc::into_inner(contents).expect("nobody else has it once all is loaded"),
+            contents: Arc::into_inner(base.contents).expect("nobody else has it once all is loaded"),
             kvm,
             memory,
             slots,
-            ram_size,
-            added_ram: AddedRam::new(room),
+            ram_size: base.ram_size,
+            added_ram: AddedRam::new(base.room),
             clock: None,
             knows_generation_id: config.platform.vmgenid,
             serial,
