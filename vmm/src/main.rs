@@ -3,14 +3,16 @@
 //! The `carom` program: exit status 0 when the guest powered off, 1 for a failure, 2 for a mistake of the user's.
 
 use std::fs::File;
+use std::io;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use carom_api::cli::{
-    self, ApiSocketOption, CliOutcome, CrashReportOption, EventMonitorOption, FileOrFd, InheritedFd, Invocation,
-    MetricsAddress, OptionName, Program, Seccomp, streams,
+    self, CliOutcome, EventMonitorOption, FileOrFd, InheritedFd, Invocation, MetricsAddress, OptionName, Program,
+    Seccomp, streams,
 };
 use carom_api::error::FileError;
 use carom_api::{CheckedConfig, Field, RestoreConfig};
@@ -87,7 +89,10 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     // Before the reports of crashes, which follow the messages of panics.
     *last_lines = Some(log_stream::start().map_err(no_log)?);
     // It stays to the end.
-    let crash_file = crash_report.as_ref().map(|option| open_crash_file(option, &mut inherited)).transpose()?;
+    let crash_file = crash_report
+        .as_ref()
+        .map(|option| open(option, &mut inherited, CrashFile::open, CrashFile::inherited))
+        .transpose()?;
     let log_file = invocation.log_file.map(|path| LogFile::open(Field::only("--log-file"), &path)).transpose()?;
     if let Some(file) = &log_file {
         log_stream::log_to(file.writer()?).map_err(no_log)?;
@@ -110,7 +115,9 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let options = Options { defaults, no_shutdown, has_api: api_socket.is_some(), removed, bounds };
     let control = Control::<Vm>::new(monitor.clone(), options);
     control.watch_signals()?;
-    let socket = api_socket.map(|option| make_socket(&option, &mut inherited)).transpose()?;
+    let socket = api_socket
+        .map(|option| open(&option, &mut inherited, ListeningSocket::bind, ListeningSocket::inherited))
+        .transpose()?;
     for file in log_file.into_iter().chain(events) {
         file.empty()?;
     }
@@ -142,7 +149,7 @@ fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
     sandbox::begin(mode, &vmm::vm::thread_roles()).map_err(no_filter)
 }
 
-fn no_filter(source: std::io::Error) -> VmError {
+fn no_filter(source: io::Error) -> VmError {
     VmError::Device { what: "filtering system calls (--seccomp false does without)", source }
 }
 
@@ -189,12 +196,12 @@ impl LogFile {
         if is_file { self.file.set_len(0).map_err(|source| self.error(source)) } else { Ok(()) }
     }
 
-    fn error(&self, source: std::io::Error) -> VmError {
+    fn error(&self, source: io::Error) -> VmError {
         FileError { field: self.field, path: self.path.clone(), source }.into()
     }
 }
 
-fn no_log(source: std::io::Error) -> VmError {
+fn no_log(source: io::Error) -> VmError {
     VmError::Device { what: "setting the log up", source }
 }
 
@@ -225,26 +232,18 @@ fn named<O: OptionName>(option: Option<&FileOrFd<O>>) -> Option<(Field, i32)> {
     option.and_then(FileOrFd::fd).map(|number| (O::OPTION, number))
 }
 
-fn make_socket(option: &FileOrFd<ApiSocketOption>, inherited: &mut InheritedFds) -> Result<ListeningSocket, VmError> {
-    let (made, path) = match option {
-        FileOrFd::Path(path) => (ListeningSocket::bind(path), path.display().to_string()),
-        FileOrFd::Fd(number, _) => {
-            let fd = inherited.give(*number);
-            (fd.and_then(ListeningSocket::inherited), format!("fd={number}"))
-        }
-    };
-    made.map_err(|source| FileError { field: ApiSocketOption::OPTION, path, source }.into())
-}
-
-fn open_crash_file(option: &FileOrFd<CrashReportOption>, inherited: &mut InheritedFds) -> Result<CrashFile, VmError> {
+/// Opens what an option names: a path, or a descriptor that this process was started with.
+fn open<O: OptionName, T>(
+    option: &FileOrFd<O>,
+    inherited: &mut InheritedFds,
+    by_path: fn(&Path) -> io::Result<T>,
+    of_fd: fn(OwnedFd) -> io::Result<T>,
+) -> Result<T, VmError> {
     let (opened, path) = match option {
-        FileOrFd::Path(path) => (CrashFile::open(path), path.display().to_string()),
-        FileOrFd::Fd(number, _) => {
-            let fd = inherited.give(*number);
-            (fd.and_then(CrashFile::inherited), format!("fd={number}"))
-        }
+        FileOrFd::Path(path) => (by_path(path), path.display().to_string()),
+        FileOrFd::Fd(number, _) => (inherited.give(*number).and_then(of_fd), format!("fd={number}")),
     };
-    opened.map_err(|source| FileError { field: CrashReportOption::OPTION, path, source }.into())
+    opened.map_err(|source| FileError { field: O::OPTION, path, source }.into())
 }
 
 fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpListener, VmError> {

@@ -25,13 +25,17 @@ const HEAD_TIME: Duration = Duration::from_secs(30);
 
 /// A connection from which descriptors may come.
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Reads bytes to `buf`, and what descriptors came with them to `descriptors`; `false` if some of them were lost.
+    /// Reads bytes to `buf`, and what descriptors came with them to `descriptors`; `false` if some of them were lost. Returns `None` if no
+    /// descriptors can come.
     fn poll_receive(
         &self,
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
         descriptors: &mut Vec<OwnedFd>,
-    ) -> Option<Poll<io::Result<bool>>>;
+    ) -> Option<Poll<io::Result<bool>>> {
+        let _ = (context, buf, descriptors);
+        None
+    }
 }
 
 impl ClientSocket for UnixStream {
@@ -45,17 +49,8 @@ impl ClientSocket for UnixStream {
     }
 }
 
-impl ClientSocket for TcpStream {
-    /// None come by TCP.
-    fn poll_receive(
-        &self,
-        _: &mut Context<'_>,
-        _: &mut ReadBuf<'_>,
-        _: &mut Vec<OwnedFd>,
-    ) -> Option<Poll<io::Result<bool>>> {
-        None
-    }
-}
+/// No descriptors come by TCP.
+impl ClientSocket for TcpStream {}
 
 /// What a connection is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -61,6 +61,11 @@ pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     aml
 }
 
+/// Writes a device of the system bus.
+fn system_device(name: &str, children: Vec<&dyn Aml>, aml: &mut Vec<u8>) {
+    Scope::new("_SB_".into(), vec![&Device::new(name.into(), children)]).to_aml_bytes(aml);
+}
+
 /// The PCI Express host bridge of segment 0, and what is beside it. Its windows cover the aperture of bounce windows too: the guest's
 /// DMA layer never hands out IOVAs that lie in a host bridge's window.
 fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
@@ -74,22 +79,17 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let segments = config.segments.len() as u64;
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
-    Scope::new(
-        "_SB_".into(),
+    // ECAM as a motherboard resource, which is what Linux wants besides the memory map; and the aperture of
+    // windows, so that the guest does not put a BAR of a device there that comes later.
+    system_device(
+        "MBRD",
         vec![
-            // ECAM as a motherboard resource, which is what Linux wants besides the memory map; and the aperture of
-            // windows, so that the guest does not put a BAR of a device there that comes later.
-            &Device::new(
-                "MBRD".into(),
-                vec![
-                    &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
-                    &Name::new("_UID".into(), &ZERO),
-                    &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam, &aperture])),
-                ],
-            ),
+            &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam, &aperture])),
         ],
-    )
-    .to_aml_bytes(aml);
+        aml,
+    );
 }
 
 /// The host bridge of a segment with its windows: `first`, I/O, `mem32`, and 64-bit memory.
@@ -134,7 +134,7 @@ fn bridge(
     let node = config.nodes.as_ref().and_then(|nodes| nodes.of_segment(segment));
     let node = node.map(|node| Name::new("_PXM".into(), &node));
     let children = names.iter().chain(&node).map(|name| name as &dyn Aml).collect();
-    Scope::new("_SB_".into(), vec![&Device::new(bridge_name(segment).as_str().into(), children)]).to_aml_bytes(aml);
+    system_device(&bridge_name(segment), children, aml);
 }
 
 /// The name of a segment's host bridge.
@@ -222,17 +222,14 @@ impl Aml for Bytes<'_> {
 fn serial_port(aml: &mut Vec<u8>) {
     let port = narrow(SERIAL_PORT);
     let (line, ports) = (Interrupt::new(true, true, false, false, SERIAL_IRQ), IO::new(port, port, 0, 8));
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            Path::new("COM1"),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0501")),
-                &Name::new("_UID".into(), &ZERO),
-                &Name::new("_DDN".into(), &"COM1"),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&line, &ports])),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        "COM1",
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0501")),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("_DDN".into(), &"COM1"),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&line, &ports])),
+        ],
+        aml,
+    );
 }

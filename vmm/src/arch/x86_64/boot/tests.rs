@@ -26,12 +26,17 @@ fn payload(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {
 
 fn refused(content: &[u8]) -> String {
     let (_file, config) = payload(content);
-    let error = match Payload::open(&config) {
+    error(&config).to_string()
+}
+
+/// The user's mistake in the payload that `config` names.
+fn error(config: &PayloadConfig) -> BootError {
+    let error = match Payload::open(config) {
         Ok(payload) => payload.check(64 * MIB).unwrap_err(),
         Err(error) => error,
     };
     assert!(error.is_user_error());
-    error.to_string()
+    error
 }
 
 /// A bzImage with one set-up sector and `code` bytes of code.
@@ -100,11 +105,7 @@ fn firmware(content: &[u8]) -> (tempfile::NamedTempFile, PayloadConfig) {
 
 fn firmware_refused(content: &[u8]) -> String {
     let (_file, config) = firmware(content);
-    let error = match Payload::open(&config) {
-        Ok(payload) => payload.check(64 * MIB).unwrap_err(),
-        Err(error) => error,
-    };
-    assert!(error.is_user_error());
+    let error = error(&config);
     assert!(error.explain(Terms::Json).starts_with("payload.firmware"), "{error}");
     error.to_string()
 }

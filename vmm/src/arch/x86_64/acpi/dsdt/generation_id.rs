@@ -3,15 +3,14 @@
 //! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies it, by
 //! [`devices::acpi::generation_notice`].
 
-use acpi_tables::Aml;
 use acpi_tables::aml::{
-    Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, Local, Method, Name, OpRegion,
-    OpRegionSpace, Package, Path, Scope, Store, ZERO,
+    Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, Local, Method, Name, OpRegion, OpRegionSpace,
+    Package, Path, Store, ZERO,
 };
 use devices::acpi::generation_notice::REGISTER_LEN;
 
-use super::narrow;
 use super::told::Told;
+use super::{narrow, system_device};
 use crate::arch::layout::{GENERATION_ID, GENERATION_ID_PORT};
 
 /// The method that notifies the device if the ID is new.
@@ -36,21 +35,18 @@ pub(super) fn device(aml: &mut Vec<u8>) {
     // Reading clears, so it is read once.
     let read = Store::new(&is_new, &field);
     let notify = Told { path: "\\_SB_.VGEN".into(), local: 0, bit: 0, event: CHANGED };
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            "VGEN".into(),
-            vec![
-                &Name::new("_HID".into(), &"CARO0001"),
-                &Name::new("_CID".into(), &names),
-                &Name::new("_DDN".into(), &"VM_Gen_Counter"),
-                &Name::new("_UID".into(), &ZERO),
-                &Name::new("ADDR".into(), &Package::new(vec![&low, &high])),
-                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &port, &len),
-                &register,
-                &Method::new("LOOK".into(), 0, true, vec![&read, &notify]),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        "VGEN",
+        vec![
+            &Name::new("_HID".into(), &"CARO0001"),
+            &Name::new("_CID".into(), &names),
+            &Name::new("_DDN".into(), &"VM_Gen_Counter"),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("ADDR".into(), &Package::new(vec![&low, &high])),
+            &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &port, &len),
+            &register,
+            &Method::new("LOOK".into(), 0, true, vec![&read, &notify]),
+        ],
+        aml,
+    );
 }

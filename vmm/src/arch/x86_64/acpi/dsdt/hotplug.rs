@@ -10,7 +10,7 @@ use acpi_tables::aml::{
 use devices::pci::HotplugRegisters;
 
 use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
-use super::{Bytes, TableConfig, bridge_name, narrow};
+use super::{Bytes, TableConfig, bridge_name, narrow, system_device};
 use crate::arch::layout::pci_hotplug_ports;
 use crate::arch::segments;
 
@@ -74,20 +74,17 @@ pub(super) fn registers(config: &TableConfig, aml: &mut Vec<u8>) {
         registers_of(segment, &mut parts);
         scan_of(segment, &mut scan);
     }
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            "PHPC".into(),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
-                &Name::new("_UID".into(), &"PCI hot plug"),
-                &Name::new("_CRS".into(), &resources),
-                &Bytes(&parts),
-                &Method::new("SCAN".into(), 0, true, vec![&Bytes(&scan)]),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        "PHPC",
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
+            &Name::new("_UID".into(), &"PCI hot plug"),
+            &Name::new("_CRS".into(), &resources),
+            &Bytes(&parts),
+            &Method::new("SCAN".into(), 0, true, vec![&Bytes(&scan)]),
+        ],
+        aml,
+    );
 }
 
 /// The registers of a segment, and the method that lets go of a device.

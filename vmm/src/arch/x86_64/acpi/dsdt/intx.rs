@@ -5,11 +5,11 @@
 //! Pins lead to link devices, each of which has one line and cannot be given another. A line that is named without a link device is
 //! taken to be active low, as on a board; those of KVM's I/O APIC are active high.
 
-use acpi_tables::aml::{Device, EISAName, Interrupt, Method, Name, Package, Path, ResourceTemplate, Scope, ZERO};
+use acpi_tables::aml::{EISAName, Interrupt, Method, Name, Package, Path, ResourceTemplate, ZERO};
 use acpi_tables::{Aml, AmlSink};
 use devices::pci::PciAddress;
 
-use super::{Bytes, bytes_of};
+use super::{Bytes, bytes_of, system_device};
 use crate::arch::layout::INTX_IRQS;
 use crate::arch::segments;
 
@@ -27,20 +27,17 @@ pub(super) fn links(aml: &mut Vec<u8>) {
     for irq in INTX_IRQS {
         let line = Interrupt::new(true, false, false, true, irq);
         let line = ResourceTemplate::new(vec![&line]);
-        Scope::new(
-            "_SB_".into(),
-            vec![&Device::new(
-                link_name(irq).as_str().into(),
-                vec![
-                    &Name::new("_HID".into(), &EISAName::new("PNP0C0F")),
-                    &Name::new("_UID".into(), &irq),
-                    &Name::new("_PRS".into(), &line),
-                    &Name::new("_CRS".into(), &line),
-                    &Method::new("_SRS".into(), 1, false, vec![]),
-                ],
-            )],
-        )
-        .to_aml_bytes(aml);
+        system_device(
+            &link_name(irq),
+            vec![
+                &Name::new("_HID".into(), &EISAName::new("PNP0C0F")),
+                &Name::new("_UID".into(), &irq),
+                &Name::new("_PRS".into(), &line),
+                &Name::new("_CRS".into(), &line),
+                &Method::new("_SRS".into(), 1, false, vec![]),
+            ],
+            aml,
+        );
     }
 }
 

@@ -5,14 +5,14 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    Add, AddressSpace, AddressSpaceCacheable, CreateQWordField, Device, EISAName, Field, FieldAccessType, FieldEntry,
+    Add, AddressSpace, AddressSpaceCacheable, CreateQWordField, EISAName, Field, FieldAccessType, FieldEntry,
     FieldLockRule, FieldUpdateRule, IO, If, Local, Method, Name, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate,
-    Return, Scope, Store, Subtract, ZERO,
+    Return, Store, Subtract, ZERO,
 };
 use devices::acpi::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
 
-use super::narrow;
 use super::told::{DEVICE_CHECK, Told};
+use super::{narrow, system_device};
 use crate::arch::layout::MEMORY_DEVICE_PORTS;
 
 /// The method that tells the memory devices of what has come.
@@ -55,21 +55,18 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
     let read = Store::new(&told, &came);
     let mut steps: Vec<&dyn Aml> = vec![&read];
     steps.extend(notices.iter().map(|notice| notice as &dyn Aml));
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            "MHPC".into(),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
-                &Name::new("_UID".into(), &"memory devices"),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(ports)),
-                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &came_at, &4u8),
-                &fields(&[*b"CAME"]),
-                &Method::new("SCAN".into(), 0, true, steps),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        "MHPC",
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
+            &Name::new("_UID".into(), &"memory devices"),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(ports)),
+            &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &came_at, &4u8),
+            &fields(&[*b"CAME"]),
+            &Method::new("SCAN".into(), 0, true, steps),
+        ],
+        aml,
+    );
 }
 
 fn fields(names: &[[u8; 4]]) -> Field {
@@ -91,39 +88,36 @@ fn device(number: u32, aml: &mut Vec<u8>) {
     let range: AddressSpace<u64> = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0, 1, None);
     let buffer = Path::new("RANG");
     let sum = Local(0);
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            name(number).as_str().into(),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0C80")),
-                &Name::new("_UID".into(), &number),
-                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &narrow::<u8>(DEVICE_LEN)),
-                &fields(&[*b"ADDR", *b"SIZE"]),
-                &Method::new(
-                    "_STA".into(),
-                    0,
-                    true,
-                    vec![&If::new(&length, vec![&Return::new(&PRESENT)]), &Return::new(&ZERO)],
-                ),
-                &Method::new(
-                    "_CRS".into(),
-                    0,
-                    true,
-                    vec![
-                        &Name::new("RANG".into(), &ResourceTemplate::new(vec![&range])),
-                        &CreateQWordField::new(&first, &buffer, &FIRST),
-                        &CreateQWordField::new(&last, &buffer, &LAST),
-                        &CreateQWordField::new(&bytes, &buffer, &LENGTH),
-                        &Store::new(&first, &address),
-                        &Store::new(&bytes, &length),
-                        &Add::new(&sum, &address, &length),
-                        &Subtract::new(&last, &sum, &ONE),
-                        &Return::new(&buffer),
-                    ],
-                ),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        &name(number),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0C80")),
+            &Name::new("_UID".into(), &number),
+            &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &narrow::<u8>(DEVICE_LEN)),
+            &fields(&[*b"ADDR", *b"SIZE"]),
+            &Method::new(
+                "_STA".into(),
+                0,
+                true,
+                vec![&If::new(&length, vec![&Return::new(&PRESENT)]), &Return::new(&ZERO)],
+            ),
+            &Method::new(
+                "_CRS".into(),
+                0,
+                true,
+                vec![
+                    &Name::new("RANG".into(), &ResourceTemplate::new(vec![&range])),
+                    &CreateQWordField::new(&first, &buffer, &FIRST),
+                    &CreateQWordField::new(&last, &buffer, &LAST),
+                    &CreateQWordField::new(&bytes, &buffer, &LENGTH),
+                    &Store::new(&first, &address),
+                    &Store::new(&bytes, &length),
+                    &Add::new(&sum, &address, &length),
+                    &Subtract::new(&last, &sum, &ONE),
+                    &Return::new(&buffer),
+                ],
+            ),
+        ],
+        aml,
+    );
 }

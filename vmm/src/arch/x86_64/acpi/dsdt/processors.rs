@@ -6,14 +6,14 @@
 use acpi_tables::Aml;
 use acpi_tables::aml::{
     Arg, BufferData, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO,
-    If, Local, Method, MethodCall, Name, NotEqual, OpRegion, OpRegionSpace, Path, ResourceTemplate, Return, Scope,
-    Store, ZERO,
+    If, Local, Method, MethodCall, Name, NotEqual, OpRegion, OpRegionSpace, Path, ResourceTemplate, Return, Store,
+    ZERO,
 };
 use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 use devices::acpi::cpu_hotplug::{CAME, EJECT, MAX_PROCESSORS, REFUSE, REGISTERS_LEN, TO_GO};
 
 use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
-use super::{bytes_of, narrow};
+use super::{bytes_of, narrow, system_device};
 use crate::arch::layout::CPU_HOTPLUG_PORTS;
 
 /// The method that tells the processors of what has changed.
@@ -43,7 +43,7 @@ pub(super) fn processors(count: u32, aml: &mut Vec<u8>) {
     let hid = Name::new("_HID".into(), &"ACPI0010");
     let mut container: Vec<&dyn Aml> = vec![&hid];
     container.extend(all.iter().map(|processor| processor as &dyn Aml));
-    Scope::new("_SB_".into(), vec![&Device::new("CPUS".into(), container)]).to_aml_bytes(aml);
+    system_device("CPUS", container, aml);
     registers(count, aml);
 }
 
@@ -59,29 +59,26 @@ fn registers(count: u32, aml: &mut Vec<u8>) {
     let refused = If::new(&not_in_progress, vec![&keep]);
     let failed = If::new(&not_done, vec![&refused]);
     let is_request = Equal::new(&Arg(1), &request);
-    Scope::new(
-        "_SB_".into(),
-        vec![&Device::new(
-            "CHPC".into(),
-            vec![
-                &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
-                &Name::new("_UID".into(), &"processors"),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ports])),
-                &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &len),
-                &Field::new(
-                    "REGS".into(),
-                    FieldAccessType::DWord,
-                    FieldLockRule::NoLock,
-                    FieldUpdateRule::WriteAsZeroes,
-                    fields(count),
-                ),
-                &Method::new("EJCT".into(), 1, true, vec![&Store::new(&ejected, &Arg(0))]),
-                &Method::new("STAT".into(), 3, true, vec![&If::new(&is_request, vec![&failed])]),
-                &Method::new("SCAN".into(), 0, true, scan.iter().map(|step| &**step).collect()),
-            ],
-        )],
-    )
-    .to_aml_bytes(aml);
+    system_device(
+        "CHPC",
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0A06")),
+            &Name::new("_UID".into(), &"processors"),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ports])),
+            &OpRegion::new("REGS".into(), OpRegionSpace::SystemIO, &base, &len),
+            &Field::new(
+                "REGS".into(),
+                FieldAccessType::DWord,
+                FieldLockRule::NoLock,
+                FieldUpdateRule::WriteAsZeroes,
+                fields(count),
+            ),
+            &Method::new("EJCT".into(), 1, true, vec![&Store::new(&ejected, &Arg(0))]),
+            &Method::new("STAT".into(), 3, true, vec![&If::new(&is_request, vec![&failed])]),
+            &Method::new("SCAN".into(), 0, true, scan.iter().map(|step| &**step).collect()),
+        ],
+        aml,
+    );
 }
 
 fn words(count: u32) -> u32 {
