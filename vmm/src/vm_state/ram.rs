@@ -120,13 +120,21 @@ fn map_lazily(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::Path;
 
+    use carom_api::VmConfig;
     use carom_api::config::MemoryConfig;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use serde_json::json;
     use vm_memory::Bytes;
 
     use super::*;
+    use crate::arch::saved::ProcessorsState;
     use crate::snapshot::NewSnapshot;
+    use crate::vm_state::in_memory::{InMemorySink, InMemorySource};
+    use crate::vm_state::{VERSION, VmState};
 
     const LEN: u64 = 64 << 20;
 
@@ -147,5 +155,60 @@ mod tests {
         let region = ram.iter().next().unwrap();
         let taken = region.file_offset().unwrap().file().metadata().unwrap().blocks() * 512;
         assert!(taken < 1 << 20, "{taken} bytes");
+    }
+
+    /// A VM whose RAM is one zone of the file at `path`, saved in memory. Its RAM is zero but for one byte, 7 at `LEN / 2`.
+    fn saved(path: &Path, shared: bool) -> InMemorySource {
+        let zone = json!({"id": "z", "size": LEN, "file": path, "shared": shared});
+        let config = json!({"payload": {"kernel": "/k"}, "memory": {"size": 0, "zones": [zone]}});
+        let config = serde_json::from_value::<VmConfig>(config).unwrap().check().unwrap();
+        let ram = memory::create(&MemoryConfig::with_size(LEN)).unwrap();
+        ram.write_obj(7_u8, GuestAddress(LEN / 2)).unwrap();
+        let mut sink = InMemorySink::default();
+        let state = VmState {
+            version: VERSION,
+            processors: ProcessorsState::example(1),
+            platform: vec![],
+            functions: vec![],
+            ram: write(&ram, &[(0, LEN)], &mut sink).unwrap(),
+            added_ram: vec![],
+            windows: vec![],
+            window_aperture: None,
+            generation_id: None,
+        };
+        sink.finish(&config, &state).unwrap();
+        sink.into_source().unwrap()
+    }
+
+    #[test]
+    fn private_zone_restored_from_memory_hides_its_files_bytes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(LEN).unwrap();
+        for at in [0, LEN / 2, LEN - 4096] {
+            file.as_file().write_all_at(&[0xff; 4096], at).unwrap();
+        }
+        for prefault in [false, true] {
+            let ram = restore(&saved(file.path(), false), LEN, prefault).unwrap();
+            let byte = |at| ram.read_obj::<u8>(GuestAddress(at)).unwrap();
+            assert_eq!([0, LEN / 2, LEN / 2 + 1, LEN - 1].map(byte), [0, 7, 0, 0]);
+            let mut bytes = [0; 8];
+            file.as_file().read_exact_at(&mut bytes, LEN / 2).unwrap();
+            assert_eq!(bytes, [0xff; 8], "the file is only read");
+        }
+    }
+
+    #[test]
+    fn zone_whose_file_cannot_be_cleared_is_named() {
+        let file = memfd_create("zone", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, LEN).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let source = saved(path.as_ref(), true);
+        let ram = memory::create(&source.config().memory).unwrap();
+        // The mapping stays writable, and the file loses no pages.
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        let zone = source.config().memory.all_zones().remove(0);
+        let error = fill(ram.iter().next().unwrap(), &zone, &source, 0, false).err().unwrap();
+        assert_eq!(error.to_string(), format!("{path}: Operation not permitted (os error 1)"));
+        assert!(error.is_user_error());
     }
 }
