@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod http;
+#[expect(dead_code, reason = "shared by tests that end the program by a signal")]
 mod program;
 mod tiny_guest;
 

@@ -8,6 +8,7 @@
 
 mod c_guest;
 mod http;
+#[expect(dead_code, reason = "shared by tests that end the program by a signal")]
 mod program;
 mod tiny_guest;
 

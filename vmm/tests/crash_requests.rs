@@ -9,6 +9,7 @@
 mod disk_guest;
 mod guest_code;
 mod http;
+#[expect(dead_code, reason = "shared by tests that end the program by a signal")]
 mod program;
 mod tiny_guest;
 
@@ -46,7 +47,7 @@ fn crash_report_lists_disk_requests_without_their_data() {
     assert!(fs::read(&image).unwrap()[5 * SECTOR as usize..].starts_with(SECRET));
 
     kill_process(Pid::from_child(&carom.0), Signal::ABORT).unwrap();
-    carom.0.wait().unwrap();
+    carom.ended();
     let report = fs::read(report).unwrap();
     assert!(!report.windows(6).any(|bytes| bytes == b"secret"));
     let expected = "\nlast requests to victim (virtio device 2), queue 0, oldest first:\n\

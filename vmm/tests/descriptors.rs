@@ -8,18 +8,19 @@
 
 mod echo_guest;
 mod http;
+#[expect(dead_code, reason = "shared by tests that start the program themselves")]
+mod program;
 mod tiny_guest;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use devices::virtio::net::Carrier;
@@ -28,6 +29,7 @@ use vmm::tap::{Tap, TapOptions};
 
 use echo_guest::ECHO;
 use http::PATIENCE;
+use program::{Carom, put};
 use tiny_guest::elf;
 
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` has it (x86-64).
@@ -35,16 +37,6 @@ const CLOEXEC: u32 = 0o2_000_000;
 
 /// Held by the test that passes descriptors on: whatever is started meanwhile gets them too.
 static PASSING: Mutex<()> = Mutex::new(());
-
-/// A process that is gone at the end of the test.
-struct Carom(Child);
-
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The descriptors that a process is to be started with, and its options.
 #[derive(Default)]
@@ -84,12 +76,6 @@ fn command() -> Command {
     command
 }
 
-fn put(socket: &Path, name: &str) -> u16 {
-    let mut stream = http::connect(socket);
-    http::send(&mut stream, "PUT", name, None);
-    http::receive(&mut BufReader::new(stream)).0
-}
-
 /// The descriptors of a process that a program which it runs would get.
 fn passed_on(process: u32) -> BTreeSet<i32> {
     let entries = fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap().map(Result::unwrap);
@@ -117,14 +103,6 @@ fn wait_for_echo(serial: &Path) {
         }
     }
     assert_eq!(said, *b"x");
-}
-
-fn wait_for_end(carom: &mut Carom) {
-    let start = Instant::now();
-    while carom.0.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < PATIENCE);
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -165,7 +143,7 @@ fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
     given.option("--serial", format!("socket={serial}"));
     let vsock = given.inherit(&bind("vsock"));
     given.option("--vsock", format!("cid=3,socket={vsock}"));
-    let api = given.pass(&bind("api"));
+    let api = given.pass(&bind("api.sock"));
     given.option("--api-socket", format!("fd={api}"));
     let tap = TapOptions { name: None, pairs: 1, address: None, mac: None, guest_mac: None, mtu: None };
     match Tap::open(&tap) {
@@ -186,11 +164,12 @@ fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
     let stay = passed_on(carom.0.id());
     assert_eq!(stay.intersection(&numbers).count(), 0, "of {numbers:?} it would pass on {stay:?}");
     // They stay for the next boot.
-    assert_eq!((put(&at("api"), "vm.shutdown"), put(&at("api"), "vm.boot")), (204, 204));
+    put(dir.path(), "vm.shutdown", None);
+    put(dir.path(), "vm.boot", None);
     wait_for_echo(&at("serial"));
-    assert_eq!(put(&at("api"), "vmm.shutdown"), 204);
-    wait_for_end(&mut carom);
-    for socket in ["api", "serial", "vsock"] {
+    put(dir.path(), "vmm.shutdown", None);
+    carom.ended();
+    for socket in ["api.sock", "serial", "vsock"] {
         assert!(at(socket).exists(), "{socket} is its maker's to remove");
     }
 }

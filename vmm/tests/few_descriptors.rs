@@ -12,7 +12,7 @@ mod tiny_guest;
 
 use std::fs;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 
 use program::{put, start};
@@ -36,8 +36,7 @@ fn log_within(limit: u64) -> Option<String> {
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
     // The log is whole once the program has ended.
-    kill_process(pid, Signal::TERM).unwrap();
-    assert!(carom.0.wait().unwrap().success());
+    assert!(carom.terminate().success());
     Some(fs::read_to_string(log).unwrap())
 }
 

@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use serde_json::{Value, json};
 
@@ -55,9 +55,7 @@ fn boot(dir: &Path, config: &Value) -> (u16, Value) {
 }
 
 fn ends_in_order(carom: &mut Carom) {
-    kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
-    wait_until("it ends", || carom.0.try_wait().unwrap().is_some());
-    let status = carom.0.wait().unwrap();
+    let status = carom.terminate();
     assert!(status.success(), "{status}");
 }
 

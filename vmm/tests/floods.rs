@@ -9,112 +9,69 @@
 
 mod echo_guest;
 mod http;
+#[expect(dead_code, reason = "shared by tests that start the program in another way")]
+mod program;
 mod tiny_guest;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::BufReader;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::fs::{self, File};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-
 use echo_guest::ECHO;
-use http::PATIENCE;
+use program::{Carom, call, command, has_kvm, put, start_by, wait_until};
 use tiny_guest::elf;
 
 /// `ud2`, where no exception has a handler: a triple fault.
 const RESET: &[u8] = &[0x0f, 0x0b];
-/// How long a guest may go on.
-const TIME: Duration = Duration::from_secs(4);
+/// Resets, and the least time that they take.
+const RESETS: usize = 16;
+const SLOWED: Duration = Duration::from_secs(4);
 
-/// A process that is gone at the end of the test.
-struct Carom {
-    child: Child,
-    dir: tempfile::TempDir,
+/// Starts a guest with `code`, whose program logs to `log` and writes events to `events` in `dir`.
+fn start(dir: &Path, code: &[u8]) -> Option<Carom> {
+    if !has_kvm() {
+        return None;
+    }
+    fs::write(dir.join("kernel"), elf(code)).unwrap();
+    let [kernel, events] = ["kernel", "events"].map(|name| dir.join(name).display().to_string());
+    let options = ["--kernel", &kernel, "--cpus", "boot=2", "--memory", "size=64M", "--serial", "null", "-v"];
+    let mut command = command(dir, &options);
+    command.args(["--event-monitor", &format!("path={events}")]).stderr(File::create(dir.join("log")).unwrap());
+    Some(start_by(command, dir))
 }
 
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().len()
 }
 
-impl Carom {
-    fn start(code: &[u8]) -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
-            return None;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("kernel"), elf(code)).unwrap();
-        let path = |name: &str| dir.path().join(name);
-        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
-            .arg("--kernel")
-            .arg(path("kernel"))
-            .args(["--cpus", "boot=2", "--memory", "size=64M", "--serial", "null", "-v"])
-            .arg("--api-socket")
-            .arg(path("api.sock"))
-            .args(["--event-monitor", &format!("path={}", path("events").display())])
-            .stdin(Stdio::null())
-            .stderr(File::create(path("log")).unwrap())
-            .spawn()
-            .unwrap();
-        let carom = Self { child, dir };
-        let start = Instant::now();
-        while UnixStream::connect(carom.path("api.sock")).is_err() {
-            assert!(start.elapsed() < PATIENCE, "no API");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Some(carom)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn call(&self, method: &str, name: &str) -> u16 {
-        let mut stream = http::connect(&self.path("api.sock"));
-        http::send(&mut stream, method, name, None);
-        http::receive(&mut BufReader::new(stream)).0
-    }
-
-    fn size(&self, name: &str) -> u64 {
-        fs::metadata(self.path(name)).unwrap().len()
-    }
+/// Times that `event` is in the event stream.
+fn count(dir: &Path, event: &str) -> usize {
+    fs::read_to_string(dir.join("events")).unwrap().matches(&format!("\"{event}\"")).count()
 }
 
 #[test]
 fn guest_resets_in_a_loop_are_slowed_down_and_calls_served() {
-    let Some(carom) = Carom::start(RESET) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
     let start = Instant::now();
-    while start.elapsed() < TIME {
-        assert_eq!(carom.call("GET", "vm.info"), 200);
-        thread::sleep(Duration::from_millis(20));
-    }
-    let events = fs::read_to_string(carom.path("events")).unwrap();
-    let resets = events.matches("\"rebooted\"").count();
-    assert!((8..32).contains(&resets), "{resets} resets");
-    assert!(carom.size("log") < 64 << 10 && events.len() < 64 << 10, "{} {}", carom.size("log"), events.len());
+    let Some(_carom) = self::start(dir, RESET) else { return };
+    wait_until("the guest resets itself again and again", || {
+        assert_eq!(call(dir, "GET", "vm.info", None).0, 200);
+        count(dir, "rebooted") >= RESETS
+    });
+    assert!(start.elapsed() >= SLOWED, "{} resets in {:?}", count(dir, "rebooted"), start.elapsed());
+    let sizes = ["log", "events"].map(|name| size(&dir.join(name)));
+    assert!(sizes.iter().all(|size| *size < 64 << 10), "{sizes:?}");
     // One that waits is no reason not to do as a client says.
-    for (name, status) in [("vm.pause", 204), ("vm.resume", 204), ("vm.reboot", 204), ("vm.shutdown", 204)] {
-        let start = Instant::now();
-        assert_eq!(carom.call("PUT", name), status, "{name}");
-        assert!(start.elapsed() < Duration::from_secs(10), "{name}");
-    }
+    ["vm.pause", "vm.resume", "vm.reboot", "vm.shutdown"].iter().for_each(|name| put(dir, name, None));
 }
 
 #[test]
 fn sigterm_ends_a_guest_that_resets_or_runs_without_end() {
-    for code in [RESET, ECHO] {
-        let Some(mut carom) = Carom::start(code) else { return };
-        thread::sleep(Duration::from_secs(1));
-        let start = Instant::now();
-        kill_process(Pid::from_child(&carom.child), Signal::TERM).unwrap();
-        assert!(carom.child.wait().unwrap().success());
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    for (code, event) in [(RESET, "rebooted"), (ECHO, "booted")] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut carom) = start(dir.path(), code) else { return };
+        wait_until("the guest runs", || count(dir.path(), event) > 0);
+        assert!(carom.terminate().success());
     }
 }

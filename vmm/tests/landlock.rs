@@ -8,82 +8,83 @@
 
 mod http;
 mod outputs;
+#[expect(dead_code, reason = "shared by tests that start the program in another way")]
+mod program;
 mod tiny_guest;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::BufReader;
+use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use http::PATIENCE;
+use program::{Carom, call, has_kvm, put, start_by};
 use tiny_guest::elf;
 
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
-const NONE: Value = Value::Null;
 const BLAMED: &str = "Permission denied (os error 13); Landlock keeps the program from what neither the configuration that it was \
                       started with nor landlock_rules names";
 
-/// A process that is gone at the end of the test.
-struct Carom(Child);
-
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts the program with a socket `api.sock` in `dir`.
-fn start(dir: &Path, seccomp: &str) -> Carom {
-    start_with(dir, &["--seccomp", seccomp])
-}
-
-/// The same with these options, in `dir`.
-fn start_with(dir: &Path, options: &[&str]) -> Carom {
+/// Starts the program with a socket `api.sock` and these options, in `dir`.
+fn start(dir: &Path, options: &[&str]) -> Carom {
     let _ = fs::remove_file(dir.join("api.sock"));
-    let carom = Carom(command(dir, options).spawn().unwrap());
-    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
-    carom
+    start_by(command(dir, options), dir)
 }
 
 fn command(dir: &Path, options: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
-    command.arg("--api-socket").arg(dir.join("api.sock")).args(options).current_dir(dir).stdin(Stdio::null());
+    let mut command = program::command(dir, options);
+    command.current_dir(dir);
     command
 }
 
-/// Status and answer of a call.
-fn put(dir: &Path, name: &str, body: &Value) -> (u16, Value) {
-    let mut stream = http::connect(&dir.join("api.sock"));
-    http::send(&mut stream, "PUT", name, Some(body).filter(|body| !body.is_null()));
-    let (status, body) = http::receive(&mut BufReader::new(stream));
-    (status, if body.is_empty() { NONE } else { serde_json::from_slice(&body).unwrap() })
+/// Makes a call that is refused, and returns the reason.
+fn refused(dir: &Path, name: &str, body: Option<&Value>) -> String {
+    let (status, answer) = call(dir, "PUT", name, body);
+    assert_eq!(status, 400, "{name}: {answer}");
+    answer[0].as_str().unwrap_or_default().into()
 }
 
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE);
-        thread::sleep(Duration::from_millis(1));
+/// Checks that the VM gets the disk whose image has this name in `dir`.
+fn adds_disk(dir: &Path, name: &str) {
+    let (status, answer) = call(dir, "PUT", "vm.add-disk", Some(&image(&dir.join(name))));
+    assert_eq!(status, 200, "{answer}");
+}
+
+/// Checks that the VM does not get the image `outside`.
+fn refuses_outside(dir: &Path, reason: &str) {
+    let text = refused(dir, "vm.add-disk", Some(&image(&dir.join("outside"))));
+    assert!(text.contains("/outside: ") && text.contains(reason), "{text}");
+}
+
+fn create_and_boot(dir: &Path, config: &Value) {
+    put(dir, "vm.create", Some(config));
+    put(dir, "vm.boot", None);
+}
+
+fn url(dir: &Path, name: &str) -> String {
+    format!("file://{}", dir.join(name).display())
+}
+
+/// Saves a VM to `allowed/snapshot` by a program that is gone then.
+fn save(dir: &Path, config: &Value) {
+    let _carom = start(dir, &[]);
+    create_and_boot(dir, config);
+    put(dir, "vm.pause", None);
+    put(dir, "vm.snapshot", Some(&json!({"destination_url": url(dir, "allowed/snapshot")})));
+    put(dir, "vm.delete", None);
+}
+
+/// A directory with a guest, and images `disk`, `allowed/disk` and `outside`, if there is KVM.
+fn files() -> Option<TempDir> {
+    if !has_kvm() {
+        return None;
     }
-}
-
-fn no_kvm() -> bool {
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    opened.inspect_err(|error| eprintln!("not tested: /dev/kvm: {error}")).is_err()
-}
-
-/// A directory with a guest, and images `disk`, `allowed/disk` and `outside`.
-fn files() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("kernel"), elf(HALT)).unwrap();
     for name in ["sockets", "allowed"] {
@@ -92,98 +93,87 @@ fn files() -> TempDir {
     for name in ["disk", "allowed/disk", "outside"] {
         File::create(dir.path().join(name)).unwrap().set_len(1 << 20).unwrap();
     }
-    dir
+    Some(dir)
 }
 
-fn config(dir: &Path) -> Value {
+fn image(path: &Path) -> Value {
+    json!({"path": path, "image_type": "Raw"})
+}
+
+/// A VM whose files are in `dir`, except for its socket.
+fn vm(dir: &Path, socket: &Path) -> Value {
     json!({
         "payload": {"kernel": dir.join("kernel")},
         "memory": {"size": 64 << 20},
         "serial": {"mode": "File", "file": dir.join("console")},
-        "disks": [{"path": dir.join("disk"), "image_type": "Raw"}],
+        "disks": [image(&dir.join("disk"))],
         "rng": {"src": "/dev/urandom"},
-        "vsock": {"cid": 3, "socket": dir.join("sockets/vsock")},
-        "landlock_enable": true,
-        "landlock_rules": [{"path": dir.join("allowed"), "access": "rw"}],
+        "vsock": {"cid": 3, "socket": socket},
     })
+}
+
+/// The same, with Landlock and the directory `allowed`.
+fn config(dir: &Path) -> Value {
+    let mut config = vm(dir, &dir.join("sockets/vsock"));
+    config["landlock_enable"] = json!(true);
+    config["landlock_rules"] = json!([{"path": dir.join("allowed"), "access": "rw"}]);
+    config
 }
 
 #[test]
 fn vm_reaches_only_files_of_its_configuration_and_rules() {
-    if no_kvm() {
-        return;
-    }
     for seccomp in ["true", "false"] {
-        let files = files();
+        let Some(files) = files() else { return };
         let dir = files.path();
-        let mut carom = start(dir, seccomp);
-        assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
-        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+        let mut carom = start(dir, &["--seccomp", seccomp]);
+        create_and_boot(dir, &config(dir));
         assert!(UnixStream::connect(dir.join("sockets/vsock")).is_ok() && dir.join("console").exists());
 
-        let disk = |path: &str| json!({"path": dir.join(path), "image_type": "Raw"});
-        let (status, answer) = put(dir, "vm.add-disk", &disk("outside"));
-        let text = answer[0].as_str().unwrap_or_default();
-        assert!(status == 400 && text.contains("/outside: ") && text.ends_with(BLAMED), "{answer}");
-        let (status, answer) = put(dir, "vm.add-disk", &disk("allowed/disk"));
-        assert_eq!(status, 200, "{answer}");
+        refuses_outside(dir, BLAMED);
+        adds_disk(dir, "allowed/disk");
 
-        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-        let to = |name: &str| json!({"destination_url": format!("file://{}", dir.join(name).display())});
-        let (status, answer) = put(dir, "vm.snapshot", &to("snapshot"));
+        put(dir, "vm.pause", None);
+        let to = |name: &str| json!({"destination_url": url(dir, name)});
+        let (status, answer) = call(dir, "PUT", "vm.snapshot", Some(&to("snapshot")));
         let text = answer[0].as_str().unwrap_or_default();
         assert!(status >= 400 && text.contains("/snapshot: ") && text.ends_with(BLAMED), "{status} {answer}");
-        assert_eq!(put(dir, "vm.snapshot", &to("allowed/snapshot")), (204, NONE));
+        put(dir, "vm.snapshot", Some(&to("allowed/snapshot")));
 
         // The limits are there already, and there can be 16 of them.
         for _ in 0..20 {
-            assert_eq!(put(dir, "vm.shutdown", &NONE), (204, NONE));
-            assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+            put(dir, "vm.shutdown", None);
+            put(dir, "vm.boot", None);
         }
-        assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+        put(dir, "vm.delete", None);
 
         // They stay when the VM goes.
         fs::copy(dir.join("kernel"), dir.join("other")).unwrap();
         let other = json!({"payload": {"kernel": dir.join("other")}, "memory": {"size": 64 << 20}});
-        assert_eq!(put(dir, "vm.create", &other), (204, NONE));
-        let (status, answer) = put(dir, "vm.boot", &NONE);
-        assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+        put(dir, "vm.create", Some(&other));
+        let text = refused(dir, "vm.boot", None);
+        assert!(text.ends_with(BLAMED), "{text}");
 
-        assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
-        wait_until(|| carom.0.try_wait().unwrap().is_some());
+        put(dir, "vmm.shutdown", None);
+        carom.ended();
         assert!(!dir.join("sockets/vsock").exists() && !dir.join("api.sock").exists());
     }
 }
 
 #[test]
 fn vm_is_restored_within_the_limits_that_it_was_saved_with() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
-    let url = json!(format!("file://{}", dir.join("allowed/snapshot").display()));
-    let first = start(dir, "true");
-    assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
-    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.snapshot", &json!({"destination_url": url})), (204, NONE));
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
-    drop(first);
+    save(dir, &config(dir));
 
-    let _second = start(dir, "true");
-    assert_eq!(put(dir, "vm.restore", &json!({"source_url": url})), (204, NONE));
-    assert_eq!(put(dir, "vm.resume", &NONE), (204, NONE));
-    let (status, answer) = put(dir, "vm.add-disk", &json!({"path": dir.join("outside"), "image_type": "Raw"}));
-    assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+    let _carom = start(dir, &[]);
+    put(dir, "vm.restore", Some(&json!({"source_url": url(dir, "allowed/snapshot")})));
+    put(dir, "vm.resume", None);
+    refuses_outside(dir, BLAMED);
 }
 
 /// Without the file, a boot says so and leaves the program as it was. With it, a boot works.
 #[test]
 fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
-    if no_kvm() {
-        return;
-    }
     let missing: [(&str, &[&str], &str); 6] = [
         ("disk", &["disks", "0", "path"], "disks.path"),
         ("kernel", &["payload", "kernel"], "payload.kernel"),
@@ -194,7 +184,7 @@ fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
     ];
     for (name, field, named) in missing {
         for anew in [false, true] {
-            let files = files();
+            let Some(files) = files() else { return };
             let dir = files.path();
             let mut config = config(dir);
             if *field == ["serial", "socket"] {
@@ -208,12 +198,11 @@ fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
             part[*last] = json!(dir.join(name));
             let kept = dir.join("kept");
             let _ = fs::rename(dir.join(name), &kept);
-            let _carom = start(dir, "true");
-            assert_eq!(put(dir, "vm.create", &config), (204, NONE), "{name}");
-            let (status, answer) = put(dir, "vm.boot", &NONE);
-            let text = answer[0].as_str().unwrap_or_default();
+            let _carom = start(dir, &[]);
+            put(dir, "vm.create", Some(&config));
+            let text = refused(dir, "vm.boot", None);
             let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
-            assert_eq!((status, text), (400, expected.as_str()), "{name}");
+            assert_eq!(text, expected, "{name}");
             // What was named before it is not made either.
             assert!(!dir.join("console").exists(), "{name}");
 
@@ -223,67 +212,48 @@ fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
                 _ => fs::write(dir.join(name), [0; 4096]).unwrap(),
             }
             if anew {
-                assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE), "{name}");
-                assert_eq!(put(dir, "vm.create", &config), (204, NONE), "{name}");
+                put(dir, "vm.delete", None);
+                put(dir, "vm.create", Some(&config));
             }
-            assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE), "{name}");
-            let outside = json!({"path": dir.join("outside"), "image_type": "Raw"});
-            let (status, answer) = put(dir, "vm.add-disk", &outside);
-            assert!(status == 400 && answer[0].as_str().unwrap_or_default().ends_with(BLAMED), "{status} {answer}");
+            put(dir, "vm.boot", None);
+            refuses_outside(dir, BLAMED);
         }
     }
 }
 
 #[test]
 fn restore_for_which_a_disk_was_missing_works_once_it_is_there() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
-    let url = json!(format!("file://{}", dir.join("allowed/snapshot").display()));
-    let first = start(dir, "true");
-    assert_eq!(put(dir, "vm.create", &config(dir)), (204, NONE));
-    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.snapshot", &json!({"destination_url": url})), (204, NONE));
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
-    drop(first);
+    save(dir, &config(dir));
     fs::rename(dir.join("disk"), dir.join("kept")).unwrap();
 
-    let _second = start(dir, "true");
-    let (status, answer) = put(dir, "vm.restore", &json!({"source_url": url}));
-    let text = answer[0].as_str().unwrap_or_default();
-    assert!(status == 400 && text.contains("/disk: No such file") && !text.ends_with(BLAMED), "{status} {answer}");
+    let _carom = start(dir, &[]);
+    let restored = json!({"source_url": url(dir, "allowed/snapshot")});
+    let text = refused(dir, "vm.restore", Some(&restored));
+    assert!(text.contains("/disk: No such file") && !text.ends_with(BLAMED), "{text}");
     fs::rename(dir.join("kept"), dir.join("disk")).unwrap();
-    assert_eq!(put(dir, "vm.restore", &json!({"source_url": url})), (204, NONE));
-    assert_eq!(put(dir, "vm.resume", &NONE), (204, NONE));
+    put(dir, "vm.restore", Some(&restored));
+    put(dir, "vm.resume", None);
 }
 
 /// A function of the host's that no driver has, then that VFIO has no files of, is told as it is without Landlock. Another VM may be
 /// made of other files after that.
 #[test]
 fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
-    if no_kvm() {
-        return;
-    }
     for iommufd in [false, true] {
-        let files = files();
+        let Some(files) = files() else { return };
         let dir = files.path();
         let function = dir.join("0000:00:05.0");
-        let _carom = start(dir, "true");
+        let _carom = start(dir, &[]);
         let refused = |expected: &str| {
-            let (status, answer) = put(dir, "vm.boot", &NONE);
-            let text = answer[0].as_str().unwrap_or_default();
-            assert!(
-                status == 400 && text.contains(expected) && !text.ends_with(BLAMED),
-                "{expected}: {status} {answer}"
-            );
+            let text = refused(dir, "vm.boot", None);
+            assert!(text.contains(expected) && !text.ends_with(BLAMED), "{expected}: {text}");
         };
         let mut with_device = config(dir);
         with_device["devices"] = json!([{"path": function}]);
         with_device["platform"] = json!({"iommufd": iommufd});
-        assert_eq!(put(dir, "vm.create", &with_device), (204, NONE));
+        put(dir, "vm.create", Some(&with_device));
         refused("give the sysfs path of a PCI function");
         fs::create_dir(&function).unwrap();
         fs::write(function.join("config"), [0; 64]).unwrap();
@@ -298,11 +268,10 @@ fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
             true => refused("platform.iommufd: /dev/iommu: no such file"),
         }
 
-        assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+        put(dir, "vm.delete", None);
         let mut other = config(dir);
         other["disks"][0]["path"] = json!(dir.join("outside"));
-        assert_eq!(put(dir, "vm.create", &other), (204, NONE));
-        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+        create_and_boot(dir, &other);
     }
 }
 
@@ -316,43 +285,26 @@ const RULES: &[&str] = &["--landlock", "--landlock-rules", "path=allowed,access=
 fn saved(dir: &Path) -> Value {
     let allowed = dir.join("allowed");
     fs::copy(dir.join("kernel"), allowed.join("kernel")).unwrap();
-    let config = json!({
-        "payload": {"kernel": allowed.join("kernel")},
-        "memory": {"size": 64 << 20},
-        "serial": {"mode": "File", "file": allowed.join("console")},
-        "disks": [{"path": allowed.join("disk"), "image_type": "Raw"}],
-        "rng": {"src": "/dev/urandom"},
-        "vsock": {"cid": 3, "socket": allowed.join("vsock")},
-    });
-    let _carom = start(dir, "true");
-    assert_eq!(put(dir, "vm.create", &config), (204, NONE));
-    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-    let url = json!({"destination_url": format!("file://{}", allowed.join("snapshot").display())});
-    assert_eq!(put(dir, "vm.snapshot", &url), (204, NONE));
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    let config = vm(&allowed, &allowed.join("vsock"));
+    save(dir, &config);
     serde_json::from_slice(&fs::read(allowed.join("snapshot/config.json")).unwrap()).unwrap()
 }
 
 /// Restores the snapshot with this configuration.
 fn restore(dir: &Path, config: &Value) -> (u16, Value) {
     fs::write(dir.join("allowed/snapshot/config.json"), config.to_string()).unwrap();
-    put(dir, "vm.restore", &json!({"source_url": format!("file://{}", dir.join("allowed/snapshot").display())}))
+    call(dir, "PUT", "vm.restore", Some(&json!({"source_url": url(dir, "allowed/snapshot")})))
 }
 
 #[test]
 fn snapshot_names_no_file_beyond_the_command_line() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     let saved = saved(dir);
     symlink(dir.join("outside"), dir.join("allowed/link")).unwrap();
-    let _carom = start_with(dir, RULES);
+    let _carom = start(dir, RULES);
     let (outside, new) = (dir.join("outside"), dir.join("new"));
     let (socket, link) = (dir.join("sockets/s"), dir.join("allowed/link"));
-    let image = |path: &Path| json!({"path": path, "image_type": "Raw"});
     let zone = |file: &Path| json!({"size": 0, "zones": [{"id": "z", "size": 64 << 20, "file": file}]});
     let cases: [(&str, &str, Value, &Path); 19] = [
         ("disks.path", "disks", json!([image(&outside)]), &outside),
@@ -390,73 +342,62 @@ fn snapshot_names_no_file_beyond_the_command_line() {
     }
     // The same limits hold for a client's VM.
     let client = json!({"payload": {"kernel": dir.join("allowed/kernel")}, "disks": [image(&outside)]});
-    assert_eq!(put(dir, "vm.create", &client), (204, NONE));
-    let (status, answer) = put(dir, "vm.boot", &NONE);
-    let text = answer[0].as_str().unwrap_or_default();
-    assert!(status == 400 && text.contains(BEYOND), "{status} {answer}");
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    put(dir, "vm.create", Some(&client));
+    let text = refused(dir, "vm.boot", None);
+    assert!(text.contains(BEYOND), "{text}");
+    put(dir, "vm.delete", None);
     // A narrower rule than the command line's is accepted.
     let mut config = saved;
     config["landlock_enable"] = json!(true);
     config["landlock_rules"] = json!([{"path": dir.join("allowed/disk"), "access": "r"}]);
-    assert_eq!(restore(dir, &config), (204, NONE));
-    let disk = |path: &str| json!({"path": dir.join(path), "image_type": "Raw"});
+    assert_eq!(restore(dir, &config), (204, Value::Null));
     File::create(dir.join("allowed/other")).unwrap().set_len(1 << 20).unwrap();
-    let (status, answer) = put(dir, "vm.add-disk", &disk("allowed/other"));
-    assert_eq!(status, 200, "{answer}");
-    let (status, answer) = put(dir, "vm.add-disk", &disk("outside"));
-    assert!(status == 400 && answer[0].as_str().unwrap_or_default().contains(BEYOND), "{status} {answer}");
+    adds_disk(dir, "allowed/other");
+    refuses_outside(dir, BEYOND);
     // The kernel lets any thread connect to a socket.
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    put(dir, "vm.delete", None);
     let shared =
         json!({"payload": {"kernel": dir.join("allowed/kernel")}, "memory": {"size": 64 << 20, "shared": true}});
-    assert_eq!(put(dir, "vm.create", &shared), (204, NONE));
-    assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+    create_and_boot(dir, &shared);
     let _listener = UnixListener::bind(&socket).unwrap();
-    let (status, answer) = put(dir, "vm.add-user-device", &json!({"socket": socket}));
-    assert!(status == 400 && answer[0].as_str().unwrap_or_default().contains(BEYOND), "{status} {answer}");
+    let text = refused(dir, "vm.add-user-device", Some(&json!({"socket": socket})));
+    assert!(text.contains(BEYOND), "{text}");
 }
 
 #[test]
 fn snapshot_whose_ram_is_a_link_to_a_file_beyond_is_refused() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     let config = saved(dir);
     let (ram, secret) = (dir.join("allowed/snapshot/memory-ranges"), dir.join("secret"));
     fs::rename(&ram, &secret).unwrap();
     symlink(&secret, &ram).unwrap();
-    let carom = start_with(dir, RULES);
+    let carom = start(dir, RULES);
     let (status, answer) = restore(dir, &config);
     let expected = format!("source_url: {}{BEYOND}r)", ram.display());
     assert_eq!((status, answer), (400, json!([expected])));
     drop(carom);
 
     // A link within the limits is followed, and without limits any link is.
-    let carom = start(dir, "true");
-    assert_eq!(restore(dir, &config), (204, NONE));
+    let carom = start(dir, &[]);
+    assert_eq!(restore(dir, &config), (204, Value::Null));
     drop(carom);
     fs::remove_file(&ram).unwrap();
     fs::rename(&secret, dir.join("allowed/ram")).unwrap();
     symlink(dir.join("allowed/ram"), &ram).unwrap();
-    let _carom = start_with(dir, RULES);
-    assert_eq!(restore(dir, &config), (204, NONE));
+    let _carom = start(dir, RULES);
+    assert_eq!(restore(dir, &config), (204, Value::Null));
 }
 
 #[test]
 fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     let mut saved = saved(dir);
-    let source = format!("source_url=file://{},resume=on", dir.join("allowed/snapshot").display());
+    let source = format!("source_url={},resume=on", url(dir, "allowed/snapshot"));
     let options = [RULES, &["--restore", &source]].concat();
-    let carom = start_with(dir, &options);
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
+    let carom = start(dir, &options);
+    put(dir, "vm.pause", None);
     drop(carom);
 
     saved["rng"]["src"] = json!(dir.join("outside"));
@@ -471,18 +412,15 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
 /// A later VM may name the files of the command line's VM and of its rules.
 #[test]
 fn snapshot_after_the_command_lines_vm_names_what_that_named() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     let mut saved = saved(dir);
     let vm = ["--kernel", "allowed/kernel", "--memory", "size=64M", "--serial", "null", "--rng", "src=/dev/urandom"];
     let rest =
         ["--disk", "path=disk,image_type=raw", "--landlock", "--landlock-rules", "path=allowed/snapshot,access=r"];
-    let _carom = start_with(dir, &[&vm[..], &rest].concat());
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.delete", &NONE), (204, NONE));
+    let _carom = start(dir, &[&vm[..], &rest].concat());
+    put(dir, "vm.pause", None);
+    put(dir, "vm.delete", None);
     saved["disks"][0]["path"] = json!(dir.join("disk"));
     for (field, key) in [("vsock.socket", "vsock"), ("serial.file", "serial")] {
         let (status, answer) = restore(dir, &saved);
@@ -537,32 +475,24 @@ fn rule_for_what_is_not_there_is_refused() {
 /// The kernel and a disk are open already, and are named by that.
 #[test]
 fn files_that_the_parent_opened_are_had_by_their_descriptors() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     let script = "exec \"$0\" --kernel /proc/self/fd/7 --memory size=64M --disk path=/proc/self/fd/8,image_type=raw --serial null --landlock \
                   --api-socket api.sock 7<kernel 8<>disk";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_carom")]).current_dir(dir).stdin(Stdio::null());
-    let mut carom = Carom(command.spawn().unwrap());
-    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
-    assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-    assert_eq!(put(dir, "vm.reboot", &NONE), (204, NONE));
-    let (status, answer) = put(dir, "vm.add-disk", &json!({"path": dir.join("outside"), "image_type": "Raw"}));
-    assert!(status == 400 && answer[0].as_str().unwrap_or_default().contains(BEYOND), "{status} {answer}");
-    assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
-    wait_until(|| carom.0.try_wait().unwrap().is_some());
+    let mut carom = start_by(command, dir);
+    put(dir, "vm.pause", None);
+    put(dir, "vm.reboot", None);
+    refuses_outside(dir, BEYOND);
+    put(dir, "vmm.shutdown", None);
+    carom.ended();
 }
 
 /// A user who may open neither KVM nor the disk, nor find the disk any more, runs a VM of their descriptors.
 #[test]
 fn vm_of_inherited_descriptors_needs_no_file_permissions() {
-    if no_kvm() {
-        return;
-    }
-    let files = files();
+    let Some(files) = files() else { return };
     let dir = files.path();
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
     let open = |options: &str| {
@@ -585,15 +515,14 @@ fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     assert!(text.contains("the descriptor is open to be read only"), "{text}");
 
     let options = "--inherit fd=6 fd=8 --disk path=/dev/fd/8,image_type=raw";
-    let mut carom = Carom(open(options).spawn().unwrap());
-    wait_until(|| UnixStream::connect(dir.join("api.sock")).is_ok());
+    let mut carom = start_by(open(options), dir);
     fs::remove_file(dir.join("disk")).unwrap();
     // The descriptors stay for the next boot.
     for _ in 0..2 {
-        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE));
-        assert_eq!(put(dir, "vm.shutdown", &NONE), (204, NONE));
-        assert_eq!(put(dir, "vm.boot", &NONE), (204, NONE));
+        put(dir, "vm.pause", None);
+        put(dir, "vm.shutdown", None);
+        put(dir, "vm.boot", None);
     }
-    assert_eq!(put(dir, "vmm.shutdown", &NONE), (204, NONE));
-    wait_until(|| carom.0.try_wait().unwrap().is_some());
+    put(dir, "vmm.shutdown", None);
+    carom.ended();
 }

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,26 +56,28 @@ fn command(how: &str, report: &std::path::Path) -> Command {
     command
 }
 
-#[test]
-fn panic_is_said_between_what_came_before_and_after() {
+/// Status of a process that panics, its standard error, and its report.
+fn panic(how: &str) -> (ExitStatus, String, String) {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");
-    let output = command("once", &report).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{said}");
+    let output = command(how, &report).output().unwrap();
+    (output.status, String::from_utf8(output.stderr).unwrap(), std::fs::read_to_string(report).unwrap())
+}
+
+#[test]
+fn panic_is_said_between_what_came_before_and_after() {
+    let (status, said, report) = panic("once");
+    assert!(status.success(), "{said}");
     let place = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text}: {said}"));
     assert!(place("said before\n") < place("thread 'worker' panicked at vmm/tests/panics.rs:"), "{said}");
     assert!(place(":\nthe first\n") < place("said after\n"), "{said}");
-    assert!(std::fs::read_to_string(report).unwrap().contains("panics.rs:"));
+    assert!(report.contains("panics.rs:"));
 }
 
 #[test]
 fn panic_that_aborts_is_said() {
-    let dir = tempfile::tempdir().unwrap();
-    let report = dir.path().join("report");
-    let output = command("abort", &report).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
+    let (status, said, _) = panic("abort");
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{said}");
     assert!(said.contains("the first\n") && said.contains("once more\n"), "{said}");
 }
 

@@ -11,6 +11,7 @@
 mod c_guest;
 mod http;
 mod paused_servers;
+#[expect(dead_code, reason = "shared by tests that end the program by a signal")]
 mod program;
 mod tiny_guest;
 

@@ -9,8 +9,9 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod c_guest;
-#[expect(dead_code, reason = "these tests wait for as long as it takes")]
 mod http;
+#[expect(dead_code, reason = "these tests wait for as long as it takes")]
+mod program;
 mod tiny_guest;
 
 use std::env;
@@ -20,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use serde_json::{Value, json};
 use vmm::tap::{Tap, TapOptions};
+
+use program::has_kvm;
 
 /// Ends a test that hangs.
 const HUNG: Duration = Duration::from_secs(300);
@@ -45,8 +48,7 @@ struct Site {
 
 impl Site {
     fn new() -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
+        if !has_kvm() {
             return None;
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +79,7 @@ impl Site {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        Carom { child, serial, api }
+        Carom { process: program::Carom(child), serial, api }
     }
 
     /// Starts the process with the image as its disk, and waits until the guest writes to the disk.
@@ -88,26 +90,19 @@ impl Site {
     }
 }
 
-/// A process that is gone at the end of the test.
+/// The program, with the sockets that it serves.
 struct Carom {
-    child: Child,
+    process: program::Carom,
     serial: PathBuf,
     api: PathBuf,
-}
-
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Carom {
     /// Fails with the process's standard error if the process has ended.
     fn check(&mut self) {
-        if let Some(status) = self.child.try_wait().unwrap() {
+        if let Some(status) = self.process.0.try_wait().unwrap() {
             let mut said = String::new();
-            self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            self.process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
             panic!("{status}: {said}");
         }
     }
@@ -144,8 +139,8 @@ impl Carom {
 
     /// Sends `signal`, and waits until the process has ended.
     fn end(mut self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap();
+        kill_process(Pid::from_child(&self.process.0), signal).unwrap();
+        self.process.0.wait().unwrap();
     }
 }
 

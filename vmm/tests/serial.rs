@@ -8,24 +8,25 @@
 
 mod echo_guest;
 mod http;
+#[expect(dead_code, reason = "shared by tests that start the program in another way")]
+mod program;
 mod tiny_guest;
 
-use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
-use rustix::process::{Pid, Signal, kill_process};
 
 use echo_guest::ECHO;
 use http::PATIENCE;
+use program::{call, command, has_kvm, wait_until};
 use tiny_guest::elf;
 
 /// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
@@ -50,78 +51,62 @@ fn written() -> Vec<u8> {
     (1..=LEN).rev().map(|number| number.to_le_bytes()[0]).collect()
 }
 
-/// A process that is gone at the end of the test.
+/// The program, with a guest.
 struct Carom {
-    child: Child,
+    process: program::Carom,
     dir: tempfile::TempDir,
-}
-
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Carom {
     /// Starts a guest with `code`; with `serial` as the option says, given the test's directory.
     fn start(code: &[u8], serial: impl FnOnce(&Path) -> String, stdout: Stdio, stderr: Stdio) -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
+        if !has_kvm() {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let kernel = dir.path().join("kernel");
-        std::fs::write(&kernel, elf(code)).unwrap();
-        let serial = serial(dir.path());
-        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
-            .args([OsStr::new("--kernel"), kernel.as_os_str()])
-            .args(["--memory", "size=64M", "--serial", &serial])
-            .arg("--api-socket")
-            .arg(dir.path().join("api.sock"))
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr)
-            .spawn()
-            .unwrap();
-        Some(Self { child, dir })
+        std::fs::write(dir.path().join("kernel"), elf(code)).unwrap();
+        let mut command = command(dir.path(), &["--memory", "size=64M", "--serial", &serial(dir.path()), "--kernel"]);
+        let child = command.arg(dir.path().join("kernel")).stdout(stdout).stderr(stderr).spawn().unwrap();
+        Some(Self { process: program::Carom(child), dir })
     }
 
     /// What `vm.info` says of the serial port, once the VM runs.
     fn serial(&self) -> serde_json::Value {
-        let start = Instant::now();
-        loop {
-            assert!(start.elapsed() < PATIENCE, "it does not run");
-            thread::sleep(Duration::from_millis(1));
-            let Ok(mut stream) = UnixStream::connect(self.dir.path().join("api.sock")) else { continue };
-            http::send(&mut stream, "GET", "vm.info", None);
-            let (status, body) = http::receive(&mut BufReader::new(stream));
-            let Ok(mut info) = serde_json::from_slice::<serde_json::Value>(&body) else { continue };
-            if status == 200 && info["state"] == "Running" {
-                return info["config"]["serial"].take();
-            }
-        }
+        let mut info = serde_json::Value::Null;
+        wait_until("it runs", || {
+            let listens = UnixStream::connect(self.dir.path().join("api.sock")).is_ok();
+            info = if listens { call(self.dir.path(), "GET", "vm.info", None).1 } else { info.take() };
+            info["state"] == "Running"
+        });
+        info["config"]["serial"].take()
     }
 
-    fn terminate(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    /// Waits until the program has dropped some of the guest's output, as its reader reads nothing.
+    fn loses_output(&self) {
+        self.serial();
+        wait_until("its output is dropped", || {
+            call(self.dir.path(), "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64() > Some(0)
+        });
     }
 
     /// Exit status, and what was written to standard error.
     fn wait(&mut self) -> (Option<i32>, String) {
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(start.elapsed() < PATIENCE, "it does not end");
-            thread::sleep(Duration::from_millis(1));
-        };
+        let status = self.process.ended();
+        (status.code(), self.said())
+    }
+
+    /// The same of a process that SIGTERM ends.
+    fn terminate(&mut self) -> (Option<i32>, String) {
+        let status = self.process.terminate();
+        (status.code(), self.said())
+    }
+
+    fn said(&mut self) -> String {
         let mut said = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
+        if let Some(mut stderr) = self.process.0.stderr.take() {
             stderr.read_to_string(&mut said).unwrap();
         }
-        (status.code(), said)
+        said
     }
 }
 
@@ -169,10 +154,9 @@ fn standard_output_that_nobody_reads_does_not_hold_up_the_end() {
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), Stdio::piped()) else { return };
     // The guest runs; when the pipe and the queue are full, it writes still.
     reader.read_exact(&mut [0]).unwrap();
-    thread::sleep(Duration::from_secs(2));
-    carom.terminate();
+    carom.loses_output();
 
-    let (status, said) = carom.wait();
+    let (status, said) = carom.terminate();
 
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("--serial: the last output is not written: nobody reads it"), "{said}");
@@ -184,10 +168,9 @@ fn standard_error_of_the_same_pipe_does_not_hold_up_the_end() {
     let stderr = writer.try_clone().unwrap().into();
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), stderr) else { return };
     reader.read_exact(&mut [0]).unwrap();
-    thread::sleep(Duration::from_secs(2));
-    carom.terminate();
+    carom.loses_output();
 
-    assert_eq!(carom.wait().0, Some(0));
+    assert_eq!(carom.terminate().0, Some(0));
 }
 
 #[test]
@@ -217,10 +200,9 @@ fn fifo_reader_that_stops_does_not_delay_the_end() {
     while read_slowly(reader.as_ref().unwrap(), 1).is_empty() {
         assert!(start.elapsed() < PATIENCE, "nothing came");
     }
-    thread::sleep(Duration::from_secs(2));
-    carom.terminate();
+    carom.loses_output();
 
-    assert_eq!(carom.wait().0, Some(0));
+    assert_eq!(carom.terminate().0, Some(0));
 }
 
 #[test]
@@ -263,8 +245,7 @@ fn serial_socket_client_exchanges_bytes_with_the_guest() {
         client.read_exact(&mut echo).unwrap();
         assert_eq!(&echo, text);
     }
-    carom.terminate();
-    assert_eq!(carom.wait(), (Some(0), String::new()));
+    assert_eq!(carom.terminate(), (Some(0), String::new()));
     assert!(!path.exists());
 }
 
@@ -279,8 +260,7 @@ fn reported_pseudoterminal_exchanges_bytes_with_the_guest() {
     let mut echo = [0; 5];
     pty.read_exact(&mut echo).unwrap();
     assert_eq!(&echo, b"a\rb\x03c");
-    carom.terminate();
-    assert_eq!(carom.wait(), (Some(0), String::new()));
+    assert_eq!(carom.terminate(), (Some(0), String::new()));
 }
 
 #[test]

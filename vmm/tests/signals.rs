@@ -13,9 +13,9 @@ mod program;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
-use program::{Carom, call, start, wait_until};
+use program::{Carom, call, start, start_by};
 use vmm::process::signal_actions::is_ignored;
 
 /// Signals that Carom ignores, in addition to the real-time signals.
@@ -54,12 +54,6 @@ fn send(carom: &Carom, signal: i32) {
     assert!(status.success(), "{signal}");
 }
 
-/// Waits until the process has ended.
-fn ended(carom: &mut Carom) -> ExitStatus {
-    wait_until("it ends", || carom.0.try_wait().unwrap().is_some());
-    carom.0.wait().unwrap()
-}
-
 /// A set of signals of the process, as `/proc` has it.
 fn mask(carom: &Carom, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
@@ -94,7 +88,7 @@ fn signals_without_a_meaning_are_ignored() {
     }
     assert_eq!(call(dir.path(), "GET", "vmm.ping", None).0, 200);
     send(&carom, libc::SIGTERM);
-    assert_eq!(ended(&mut carom).code(), Some(0));
+    assert_eq!(carom.ended().code(), Some(0));
 }
 
 #[test]
@@ -109,7 +103,7 @@ fn signals_that_ask_for_the_end_end_it_in_order() {
         let monitor = format!("path={}", events.display());
         let Some(mut carom) = start(dir.path(), &["--event-monitor", &monitor]) else { return };
         send(&carom, signal);
-        assert_eq!(ended(&mut carom).code(), Some(0), "{signal}");
+        assert_eq!(carom.ended().code(), Some(0), "{signal}");
         assert!(fs::read_to_string(events).unwrap().contains(r#""event":"shutdown""#), "{signal}");
         assert!(!dir.path().join("api.sock").exists(), "{signal}");
     }
@@ -122,7 +116,7 @@ fn signals_of_failures_end_it_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };
         send(&carom, signal);
-        assert_eq!(ended(&mut carom).signal(), Some(signal));
+        assert_eq!(carom.ended().signal(), Some(signal));
     }
 }
 
@@ -135,9 +129,8 @@ fn start_by_env(dir: &Path, option: &str) -> Option<Carom> {
     }
     let mut command = Command::new("env");
     command.arg(option).arg(env!("CARGO_BIN_EXE_carom")).arg("-v").arg("--log-file").arg(dir.join("log"));
-    let carom = Carom(command.arg("--api-socket").arg(dir.join("api.sock")).stdin(Stdio::null()).spawn().unwrap());
-    wait_until("it listens", || std::os::unix::net::UnixStream::connect(dir.join("api.sock")).is_ok());
-    Some(carom)
+    command.arg("--api-socket").arg(dir.join("api.sock")).stdin(Stdio::null());
+    Some(start_by(command, dir))
 }
 
 #[test]
@@ -147,7 +140,7 @@ fn program_that_nohup_starts_outlives_its_terminal() {
     assert_ne!(mask(&carom, "SigIgn:") & bit(libc::SIGHUP), 0);
     send(&carom, libc::SIGHUP);
     send(&carom, libc::SIGTERM);
-    assert_eq!(ended(&mut carom).code(), Some(0));
+    assert_eq!(carom.ended().code(), Some(0));
     let log = fs::read_to_string(dir.path().join("log")).unwrap();
     assert!(log.contains("signal 15 ends the VMM") && !log.contains("signal 1 ends"), "{log}");
 }
@@ -158,5 +151,5 @@ fn signals_that_the_parent_blocked_are_unblocked() {
     let Some(mut carom) = start_by_env(dir.path(), "--block-signal") else { return };
     assert_eq!(mask(&carom, "SigBlk:"), 0);
     send(&carom, libc::SIGTERM);
-    assert_eq!(ended(&mut carom).code(), Some(0));
+    assert_eq!(carom.ended().code(), Some(0));
 }

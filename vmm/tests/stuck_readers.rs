@@ -20,14 +20,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 
 use echo_guest::ECHO;
-use program::{Carom, call, wait_until};
+use program::{Carom, call, command, has_kvm, start_by, wait_until};
 use tiny_guest::elf;
 
 /// Fills the pipe of `writer`. Returns its writing end and the number of bytes in it.
@@ -62,30 +62,9 @@ fn full_fifo(dir: &Path) -> (File, File, usize) {
 
 /// Starts the program, which logs each call of its API.
 fn start(dir: &Path, options: &[&str], stderr: Stdio) -> Option<Carom> {
-    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        eprintln!("not tested: /dev/kvm: {error}");
-        return None;
-    }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
-    command.arg("-vv").arg("--api-socket").arg(dir.join("api.sock")).args(options);
-    let carom = Carom(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap());
-    wait_until("it listens", || UnixStream::connect(dir.join("api.sock")).is_ok());
-    Some(carom)
-}
-
-/// Waits until the program has ended.
-fn ended(carom: &mut Carom) -> ExitStatus {
-    let mut status = None;
-    wait_until("it ends", || {
-        status = carom.0.try_wait().unwrap();
-        status.is_some()
-    });
-    status.unwrap()
-}
-
-fn terminate(carom: &mut Carom) -> ExitStatus {
-    kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
-    ended(carom)
+    let mut command = command(dir, options);
+    command.arg("-vv").stdout(Stdio::null()).stderr(stderr);
+    has_kvm().then(|| start_by(command, dir))
 }
 
 fn ping(dir: &Path) {
@@ -138,7 +117,7 @@ fn full_standard_error_holds_up_neither_clients_nor_the_end() {
     let (_reader, writer, _) = full_pipe();
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
     (0..200).for_each(|_| ping(dir.path()));
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
@@ -150,7 +129,7 @@ fn dropped_lines_of_standard_error_are_counted_and_reported() {
     read_on(dir.path(), reader, filled, lost);
     // Without a reader the program goes on, too.
     ping(dir.path());
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
@@ -161,7 +140,7 @@ fn full_log_file_holds_up_neither_clients_nor_the_end() {
     let Some(mut carom) = start(dir.path(), &["--log-file", fifo.to_str().unwrap()], Stdio::null()) else { return };
     let lost = lose_lines(dir.path());
     read_on(dir.path(), reader.try_clone().unwrap(), filled, lost);
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
@@ -173,7 +152,7 @@ fn last_lines_reach_a_reader_who_is_there() {
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert!(text.contains("signal 15 ends the VMM"), "{text}");
-    assert_eq!(carom.0.wait().unwrap().code(), Some(0));
+    assert_eq!(carom.ended().code(), Some(0));
 }
 
 #[test]
@@ -183,7 +162,7 @@ fn full_event_stream_holds_up_neither_clients_nor_the_end() {
     let monitor = format!("path={}", dir.path().join("fifo").display());
     let Some(mut carom) = start(dir.path(), &["--event-monitor", &monitor], Stdio::null()) else { return };
     (0..10).for_each(|_| ping(dir.path()));
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
@@ -194,7 +173,7 @@ fn full_crash_report_pipe_does_not_block_process_exit() {
     let Some(mut carom) = start(dir.path(), &["--crash-report", &report], Stdio::null()) else { return };
     ping(dir.path());
     kill_process(Pid::from_child(&carom.0), Signal::SEGV).unwrap();
-    assert_eq!(ended(&mut carom).signal(), Some(libc::SIGSEGV));
+    assert_eq!(carom.ended().signal(), Some(libc::SIGSEGV));
 }
 
 #[test]
@@ -215,7 +194,7 @@ fn full_console_file_holds_up_neither_clients_nor_the_end() {
     let mut waited = [0; 4096];
     reader.read_exact(&mut waited).unwrap();
     assert_eq!(waited, [b'A'; 4096]);
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
@@ -233,7 +212,7 @@ fn failure_is_said_to_a_reader_and_ends_without_one() {
     assert!(heard.status.code() == Some(2) && said.starts_with("carom: --kernel /no/such: "), "{said}");
     let (_reader, writer, _) = full_pipe();
     let mut unheard = Carom(program().stderr(writer).spawn().unwrap());
-    assert_eq!(ended(&mut unheard).code(), Some(2));
+    assert_eq!(unheard.ended().code(), Some(2));
 }
 
 #[test]
@@ -252,5 +231,5 @@ fn guest_that_runs_is_not_held_up_by_the_log() {
         client.write_all(b"?").unwrap();
         client.read_exact(&mut [0]).unwrap();
     }
-    assert_eq!(terminate(&mut carom).code(), Some(0));
+    assert_eq!(carom.terminate().code(), Some(0));
 }

@@ -8,21 +8,18 @@
 
 mod echo_guest;
 mod http;
+#[expect(dead_code, reason = "shared by tests that wait for the end")]
+mod program;
 mod tiny_guest;
 
-use std::fs::{self, OpenOptions};
-use std::io::BufReader;
-use std::os::unix::net::UnixStream;
+use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity};
 use serde_json::{Value, json};
 
 use echo_guest::ECHO;
-use http::PATIENCE;
+use program::{call, put, start, wait_until};
 use tiny_guest::elf;
 
 /// What becomes of processors that are to go.
@@ -51,17 +48,10 @@ impl Guest {
     }
 }
 
-/// A process that is gone at the end of the test.
+/// The program, with a guest.
 struct Carom {
-    child: Child,
+    process: program::Carom,
     dir: tempfile::TempDir,
-}
-
-impl Drop for Carom {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Carom {
@@ -75,48 +65,30 @@ impl Carom {
     }
 
     fn start_with_cpus(code: &[u8], cpus: &str) -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
-            return None;
-        }
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("kernel"), elf(code)).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_carom"))
-            .arg("--kernel")
-            .arg(dir.path().join("kernel"))
-            .args(["--cpus", cpus, "--memory", "size=64M"])
-            .args(["--serial", "null"])
-            .arg("--api-socket")
-            .arg(dir.path().join("api.sock"))
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        let carom = Self { child, dir };
-        carom.wait_until("it runs", || {
-            UnixStream::connect(carom.dir.path().join("api.sock")).is_ok()
-                && carom.call("GET", "vm.info", None).1["state"] == "Running"
-        });
+        let kernel = dir.path().join("kernel");
+        fs::write(&kernel, elf(code)).unwrap();
+        let options =
+            ["--cpus", cpus, "--memory", "size=64M", "--serial", "null", "--kernel", kernel.to_str().unwrap()];
+        let carom = Self { process: start(dir.path(), &options)?, dir };
+        wait_until("it runs", || carom.call("GET", "vm.info", None).1["state"] == "Running");
         Some(carom)
     }
 
-    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !is_so() {
-            assert!(start.elapsed() < PATIENCE, "never: {what}; threads {:?}", self.threads());
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-
     fn call(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
-        let mut stream = http::connect(&self.dir.path().join("api.sock"));
-        http::send(&mut stream, method, name, body);
-        let (status, body) = http::receive(&mut BufReader::new(stream));
-        (status, serde_json::from_slice(&body).unwrap_or_default())
+        call(self.dir.path(), method, name, body)
     }
 
     fn put(&self, name: &str, body: Option<&Value>) {
-        let (status, answer) = self.call("PUT", name, body);
-        assert_eq!(status, 204, "{name}: {answer}");
+        put(self.dir.path(), name, body);
+    }
+
+    /// Saves the paused VM, and restores it.
+    fn save_and_restore(&self, resume: bool) {
+        let url = format!("file://{}", self.dir.path().join("snapshot").display());
+        self.put("vm.snapshot", Some(&json!({"destination_url": url})));
+        self.put("vm.delete", None);
+        self.put("vm.restore", Some(&json!({"source_url": url, "resume": resume})));
     }
 
     fn resize(&self, vcpus: u32) -> (u16, String) {
@@ -126,7 +98,7 @@ impl Carom {
 
     /// Names of the vCPUs' threads, put together.
     fn threads(&self) -> String {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
         let mut names: Vec<String> = names.filter_map(|name| Some(name.strip_prefix("vcpu")?.trim().into())).collect();
         names.sort_unstable();
@@ -135,7 +107,7 @@ impl Carom {
 
     /// CPUs of the host on which the thread of this name may run.
     fn place(&self, thread: &str) -> Vec<usize> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let is_it = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread);
         let task = tasks.map(|task| task.unwrap().path()).find(|path| is_it(path)).unwrap();
         let id = task.file_name().and_then(|id| id.to_str()?.parse().ok()).and_then(Pid::from_raw);
@@ -151,7 +123,7 @@ impl Carom {
 
     fn has(&self, vcpus: u32) {
         let wanted: String = (0..vcpus).map(|number| number.to_string()).collect();
-        self.wait_until(&format!("vCPUs {wanted}"), || self.threads() == wanted);
+        wait_until(&format!("vCPUs {wanted}"), || self.threads() == wanted);
     }
 }
 
@@ -236,15 +208,12 @@ fn vcpus_come_go_and_come_back() {
 #[test]
 fn snapshot_has_the_vcpus_that_are_there() {
     let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
-    let url = format!("file://{}", carom.dir.path().join("snapshot").display());
     carom.becomes(4);
     carom.becomes(3);
     carom.put("vm.pause", None);
     // The guest learns of it in its next life.
     assert_eq!(carom.resize(1).0, 204);
-    carom.put("vm.snapshot", Some(&json!({"destination_url": url})));
-    carom.put("vm.delete", None);
-    carom.put("vm.restore", Some(&json!({"source_url": url})));
+    carom.save_and_restore(false);
     carom.has(3);
     carom.put("vm.resume", None);
     carom.has(1);
@@ -259,7 +228,7 @@ fn guest_that_says_nothing_keeps_vcpus_until_it_is_reset() {
     assert_eq!(carom.resize(2).0, 204);
     let leaving = "vCPU 2 is about to leave, and the guest has not let go of it yet: try again later";
     // As long as it has not been told, it need not know.
-    carom.wait_until("the guest is told", || match carom.resize(3) {
+    wait_until("the guest is told", || match carom.resize(3) {
         (204, _) => carom.resize(2).0 != 204,
         refused => refused == (429, leaving.into()),
     });
@@ -273,16 +242,13 @@ fn guest_that_says_nothing_keeps_vcpus_until_it_is_reset() {
 fn guest_that_refuses_keeps_vcpus_and_can_have_more() {
     let Some(carom) = Carom::start(Guest::Refuses, 3) else { return };
     assert_eq!(carom.resize(1).0, 204);
-    carom.wait_until("the guest has refused", || carom.resize(3).0 == 204);
+    wait_until("the guest has refused", || carom.resize(3).0 == 204);
     assert_eq!(carom.threads(), "012");
     carom.becomes(4);
     // It keeps all of them, in a snapshot too.
     assert_eq!(carom.resize(2).0, 204);
     carom.put("vm.pause", None);
-    let url = format!("file://{}", carom.dir.path().join("snapshot").display());
-    carom.put("vm.snapshot", Some(&json!({"destination_url": url})));
-    carom.put("vm.delete", None);
-    carom.put("vm.restore", Some(&json!({"source_url": url, "resume": true})));
+    carom.save_and_restore(true);
     carom.has(4);
     carom.put("vm.reboot", None);
     carom.has(2);

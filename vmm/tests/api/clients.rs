@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-use crate::Carom;
 use crate::http::{PATIENCE, receive, send};
+use crate::{Carom, wait_for};
 
 /// Sends `bytes` with `count` descriptors in one message.
 fn send_with_descriptors(stream: &UnixStream, bytes: &[u8], count: usize) {
@@ -31,7 +31,6 @@ fn send_with_descriptors(stream: &UnixStream, bytes: &[u8], count: usize) {
 #[test]
 fn unused_descriptors_sent_with_requests_are_closed() {
     let carom = Carom::start();
-    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
     let stream = carom.connect();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let body = r#"{"desired_vcpus": 1}"#;
@@ -39,7 +38,7 @@ fn unused_descriptors_sent_with_requests_are_closed() {
     let length = format!("Content-Length: {}\r\n\r\n", body.len());
     send_with_descriptors(&stream, format!("{head}{length}{body}").as_bytes(), 1);
     assert_eq!(receive(&mut reader).0, 404);
-    let before = open();
+    let before = carom.descriptors();
     for round in 0..10_000 {
         // With all of the request, with its head, and with a part of the head.
         let parts: &[&str] = match round % 3 {
@@ -52,26 +51,25 @@ fn unused_descriptors_sent_with_requests_are_closed() {
         }
         assert_eq!(receive(&mut reader).0, 404, "{round}");
     }
-    assert_eq!(open(), before);
+    assert_eq!(carom.descriptors(), before);
 }
 
 #[test]
 fn excess_descriptors_of_a_request_are_refused_and_closed() {
     let carom = Carom::start();
-    let open = || fs::read_dir(format!("/proc/{}/fd", carom.child.id())).unwrap().count();
     let stream = carom.connect();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let request = b"PUT /api/v1/vm.boot HTTP/1.1\r\nHost: localhost\r\n\r\n";
     send_with_descriptors(&stream, request, 0);
     assert_eq!(receive(&mut reader).0, 404);
-    let before = open();
+    let before = carom.descriptors();
     send_with_descriptors(&stream, request, 253);
     let (status, body) = receive(&mut reader);
     assert_eq!(status, 400);
     assert!(String::from_utf8(body).unwrap().contains("at most 64"));
     send_with_descriptors(&stream, request, 64);
     assert_eq!(receive(&mut reader).0, 404);
-    assert_eq!(open(), before);
+    assert_eq!(carom.descriptors(), before);
 }
 
 #[test]
@@ -99,7 +97,7 @@ fn slow_and_half_open_clients_do_no_harm() {
     let start = Instant::now();
     assert_eq!(carom.put("vmm.shutdown").0, 204);
     assert!(carom.wait().success());
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -121,8 +119,13 @@ fn clients_beyond_the_limit_are_told_so_and_places_come_back() {
         held.push(stream);
     }
     drop(held);
-    thread::sleep(Duration::from_millis(100));
-    assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
+    wait_for(|| {
+        let mut stream = carom.connect();
+        let _ = stream.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        text.starts_with("HTTP/1.1 200").then_some(())
+    });
 }
 
 #[test]

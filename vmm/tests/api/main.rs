@@ -55,13 +55,13 @@ impl Carom {
             .arg(format!("path={}", dir.path().join("events").display()))
             .spawn()
             .unwrap();
-        let carom = Self { child, socket, _dir: dir };
-        let start = Instant::now();
-        while UnixStream::connect(&carom.socket).is_err() {
-            assert!(start.elapsed() < PATIENCE, "no API");
-            thread::sleep(Duration::from_millis(1));
-        }
-        carom
+        Self::new(child, socket, dir)
+    }
+
+    /// A process that listens at `socket` soon.
+    fn new(child: Child, socket: PathBuf, dir: tempfile::TempDir) -> Self {
+        wait_for(|| UnixStream::connect(&socket).ok());
+        Self { child, socket, _dir: dir }
     }
 
     fn connect(&self) -> UnixStream {
@@ -81,14 +81,12 @@ impl Carom {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "it does not end");
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for(|| self.child.try_wait().unwrap())
+    }
+
+    /// Number of its open descriptors.
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 }
 
@@ -197,7 +195,7 @@ fn client_that_sends_no_more_gets_its_answer() {
 }
 
 /// What `look` finds, as soon as it finds something.
-fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -215,11 +213,7 @@ fn killed_process_leaves_a_socket_that_the_next_replaces() {
     first.child.wait().unwrap();
     assert!(first.socket.exists());
     first.child = program().arg("--api-socket").arg(format!("path={}", first.socket.display())).spawn().unwrap();
-    let start = Instant::now();
-    while UnixStream::connect(&first.socket).is_err() {
-        assert!(start.elapsed() < PATIENCE, "no API");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for(|| UnixStream::connect(&first.socket).ok());
     assert_eq!(first.request("GET", "vmm.ping", None).0, 200);
 }
 
@@ -487,12 +481,7 @@ fn pipe_for_events_that_nobody_reads_stops_nothing() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut carom = Carom { child, socket, _dir: dir };
-    let start = Instant::now();
-    while UnixStream::connect(&carom.socket).is_err() {
-        assert!(start.elapsed() < PATIENCE, "no API");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let mut carom = Carom::new(child, socket, dir);
     let config = json!({"payload": {"kernel": "/k"}});
     // Each round is an event of about 100 bytes: they fill the pipe (64 KiB) more than once.
     for _ in 0..3000 {

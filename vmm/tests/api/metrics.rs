@@ -35,12 +35,17 @@ fn exchange(address: SocketAddr, request: &[u8]) -> String {
     answer
 }
 
-#[test]
-fn address_for_metrics_serves_them_and_nothing_else() {
+/// The same, with the API.
+fn start() -> (Carom, SocketAddr) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
     let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
-    let mut carom = Carom { child, socket, _dir: dir };
+    (Carom::new(child, socket, dir), address)
+}
+
+#[test]
+fn address_for_metrics_serves_them_and_nothing_else() {
+    let (mut carom, address) = start();
     let ask =
         |head: &str| exchange(address, format!("{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
     let answer = ask("GET /metrics");
@@ -57,10 +62,7 @@ fn address_for_metrics_serves_them_and_nothing_else() {
 
 #[test]
 fn metrics_connection_flood_leaves_the_api_reachable() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("api.sock");
-    let (child, address) = with_metrics(&["--api-socket", &socket.display().to_string()]);
-    let mut carom = Carom { child, socket, _dir: dir };
+    let (mut carom, address) = start();
     // More than there are places, half of them in the middle of a request.
     let mut held: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));

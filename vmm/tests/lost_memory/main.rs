@@ -13,6 +13,7 @@ mod guest_code;
 #[path = "../http/mod.rs"]
 mod http;
 #[path = "../program/mod.rs"]
+#[expect(dead_code, reason = "shared by tests that end the program by a signal")]
 mod program;
 #[path = "../tiny_guest/mod.rs"]
 mod tiny_guest;
@@ -30,7 +31,7 @@ use serde_json::{Value, json};
 
 use guest::{AFTER, GO, LOST, READY, SHOWN, ZONE};
 use guest_code::{CONFIG, Code};
-use program::{Carom, call, put, start, start_with_input, wait_until};
+use program::{Carom, call, command, has_kvm, put, start, start_by, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
@@ -103,12 +104,7 @@ impl Vm {
 
     /// Waits until the program has failed. Checks that the reason in the event contains all of `parts`.
     fn fails(&mut self, parts: &[&str]) {
-        let mut status = None;
-        wait_until("the program ends", || {
-            status = self.carom.0.try_wait().unwrap();
-            status.is_some()
-        });
-        assert_eq!(status.unwrap().code(), Some(1));
+        assert_eq!(self.carom.ended().code(), Some(1));
         assert_reason(&reason(&self.dir).unwrap(), parts);
     }
 }
@@ -274,7 +270,12 @@ fn restored(dir: &Path) -> Option<Vm> {
 /// The same with this mode of the serial port and this standard input.
 fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Vm> {
     let monitor = format!("path={}", dir.join("events").display());
-    let carom = start_with_input(dir, &["--event-monitor", &monitor], input)?;
+    if !has_kvm() {
+        return None;
+    }
+    let mut command = command(dir, &["--event-monitor", &monitor]);
+    command.stdin(input);
+    let carom = start_by(command, dir);
     // `again: inc dword [READY]; jmp again`
     let mut code = vec![0xff, 0x05];
     code.extend(READY.to_le_bytes());
@@ -329,7 +330,7 @@ fn vmm_that_ends_at_once_gives_the_terminal_back() {
     let url = format!("file://{}", dir.join("again").display());
     let mut client = http::connect(&dir.join("api.sock"));
     http::send(&mut client, "PUT", "vm.snapshot", Some(&json!({"destination_url": url})));
-    assert_eq!(vm.carom.0.wait().unwrap().code(), Some(1));
+    assert_eq!(vm.carom.ended().code(), Some(1));
     assert!(!is_raw());
 }
 

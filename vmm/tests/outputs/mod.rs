@@ -17,8 +17,8 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
+use super::program::{Carom, has_kvm, put, wait_until};
 use super::tiny_guest::elf;
-use super::{Carom, NONE, no_kvm, put, wait_until};
 
 /// `mov edx, 0x3f8; mov al, '~'; out dx, al; again: hlt; jmp again`
 const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
@@ -73,7 +73,7 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
         let output = if reader.is_some() { Stdio::piped() } else { Stdio::null() };
         let mut carom = Carom(program(dir, &options).stdout(output).spawn().unwrap());
         let mut reading = reader.map(|reader| reader(&mut carom, dir));
-        wait_until(|| {
+        wait_until("it listens", || {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
@@ -81,14 +81,13 @@ fn works(dir: &Path, path: &str, reader: Option<Reader>) {
         if comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }
-        assert_eq!(put(dir, "vm.pause", &NONE), (204, NONE), "{options:?}");
-        assert_eq!(put(dir, "vm.reboot", &NONE), (204, NONE), "{options:?}");
+        put(dir, "vm.pause", None);
+        put(dir, "vm.reboot", None);
         kill_process(Pid::from_child(&carom.0), Signal::TERM).unwrap();
         if !comes_first {
             reading = reading.map(|reading| until(reading, texts));
         }
-        wait_until(|| carom.0.try_wait().unwrap().is_some());
-        assert!(carom.0.wait().unwrap().success(), "{options:?}");
+        assert!(carom.ended().success(), "{options:?}");
         drop(reading);
     }
 }
@@ -99,7 +98,7 @@ fn standard_output(carom: &mut Carom, _: &Path) -> Box<dyn Read + Send> {
 
 #[test]
 fn outputs_to_pipes_and_devices_work_under_landlock() {
-    if no_kvm() {
+    if !has_kvm() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -137,16 +136,16 @@ fn fifo_without_a_reader_is_refused_by_option() {
     let dir = dir.path();
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     for (option, key) in OUTPUTS {
-        if no_kvm() && ["--serial", "--console"].contains(&option) {
+        if ["--serial", "--console"].contains(&option) && !has_kvm() {
             continue;
         }
         let value = format!("{key}fifo");
         let mut carom = Carom(program(dir, &[option, &value]).stderr(Stdio::piped()).spawn().unwrap());
-        wait_until(|| carom.0.try_wait().unwrap().is_some());
+        let status = carom.ended();
         let mut text = String::new();
         carom.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
         let expected = format!("carom: {option} fifo: a FIFO that nobody reads; start its reader first");
-        assert_eq!((text.lines().last(), carom.0.wait().unwrap().code()), (Some(&*expected), Some(2)), "{text}");
+        assert_eq!((text.lines().last(), status.code()), (Some(&*expected), Some(2)), "{text}");
     }
 }
 
@@ -158,7 +157,7 @@ fn output_that_cannot_be_opened_is_refused_by_option() {
     let (socket, _other) = UnixStream::pair().unwrap();
     for path in ["/dev/stdout", "directory", "no/such/file"].map(PathBuf::from) {
         for (option, key) in OUTPUTS {
-            if no_kvm() && ["--serial", "--console"].contains(&option) {
+            if ["--serial", "--console"].contains(&option) && !has_kvm() {
                 continue;
             }
             let value = format!("{key}{}", path.display());

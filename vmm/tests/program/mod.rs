@@ -7,13 +7,14 @@ use std::fs::OpenOptions;
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::http::{self, PATIENCE};
+use super::http::{self, PATIENCE};
 
 /// A process that is gone at the end of the test.
 pub(crate) struct Carom(pub(crate) Child);
@@ -22,6 +23,20 @@ impl Drop for Carom {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+impl Carom {
+    /// Waits until the process has ended.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        wait_until("it ends", || self.0.try_wait().unwrap().is_some());
+        self.0.wait().unwrap()
+    }
+
+    /// Ends the process with SIGTERM.
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        self.ended()
     }
 }
 
@@ -34,27 +49,34 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Starts the program with a socket `api.sock` in `dir` and further options, if there is KVM.
-pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
-    start_with_input(dir, options, Stdio::null())
+/// True if this process may use `/dev/kvm`. Otherwise it prints that the test does nothing.
+pub(crate) fn has_kvm() -> bool {
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    opened.inspect_err(|error| eprintln!("not tested: /dev/kvm: {error}")).is_ok()
 }
 
-/// The same with this standard input.
-pub(crate) fn start_with_input(dir: &Path, options: &[&str], input: Stdio) -> Option<Carom> {
-    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        eprintln!("not tested: /dev/kvm: {error}");
-        return None;
-    }
-    let socket = dir.join("api.sock");
+/// The program with a socket `api.sock` in `dir` and further options.
+pub(crate) fn command(dir: &Path, options: &[&str]) -> Command {
     let program = env::var_os("CAROM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_carom").into());
     let mut command = Command::new(program);
-    let mut carom = Carom(command.arg("--api-socket").arg(&socket).args(options).stdin(input).spawn().unwrap());
+    command.arg("--api-socket").arg(dir.join("api.sock")).args(options).stdin(Stdio::null());
+    command
+}
+
+/// Starts what `command` says, and waits until it listens at `api.sock` in `dir`.
+pub(crate) fn start_by(mut command: Command, dir: &Path) -> Carom {
+    let mut carom = Carom(command.spawn().unwrap());
     wait_until("it listens", || {
         let ended = carom.0.try_wait().unwrap();
         assert!(ended.is_none(), "carom has ended: {ended:?}");
-        UnixStream::connect(&socket).is_ok()
+        UnixStream::connect(dir.join("api.sock")).is_ok()
     });
-    Some(carom)
+    carom
+}
+
+/// Starts the program with a socket `api.sock` in `dir` and further options, if there is KVM.
+pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
+    has_kvm().then(|| start_by(command(dir, options), dir))
 }
 
 /// Status and answer of a call.

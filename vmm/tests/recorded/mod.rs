@@ -2,23 +2,34 @@
 
 //! Requests of clients of others, which were recorded and are sent again.
 
-use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+#[path = "../echo_guest/mod.rs"]
+pub(crate) mod echo_guest;
+#[path = "../http/mod.rs"]
+pub(crate) mod http;
+#[path = "../program/mod.rs"]
+#[expect(dead_code, reason = "shared by tests that make their own requests")]
+mod program;
+#[path = "../tiny_guest/mod.rs"]
+pub(crate) mod tiny_guest;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::echo_guest::ECHO;
-use crate::http::{self, PATIENCE};
-use crate::tiny_guest;
+use echo_guest::ECHO;
+use http::PATIENCE;
+use program::{Carom, has_kvm};
 
 /// A VMM without a VM, in a directory whose name has the length of the one that stands for it in recorded requests.
 pub(crate) struct Vmm {
-    child: Child,
+    process: Carom,
     dir: tempfile::TempDir,
     /// What stands for it: it ends with six letters for those that are random.
     recorded: &'static str,
@@ -28,8 +39,7 @@ impl Vmm {
     /// Starts one in a new directory, in which `kernel` is a guest of a few instructions and `prepare` puts more. `None` where there
     /// is no `/dev/kvm` that this process may use.
     pub(crate) fn start(program: &OsStr, recorded: &'static str, prepare: impl FnOnce(&Path)) -> Option<Self> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-            eprintln!("not tested: /dev/kvm: {error}");
+        if !has_kvm() {
             return None;
         }
         let prefix = recorded.strip_prefix("/tmp/").and_then(|name| name.strip_suffix("XXXXXX")).unwrap();
@@ -48,7 +58,7 @@ impl Vmm {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let vmm = Self { child, dir, recorded };
+        let vmm = Self { process: Carom(child), dir, recorded };
         vmm.connect();
         Some(vmm)
     }
@@ -95,21 +105,34 @@ impl Vmm {
         (status, String::from_utf8(body).unwrap())
     }
 
+    /// Sends a request as it was recorded. The answer must have this status, and say all of `says`.
+    pub(crate) fn answers(&self, record: &Path, wanted: u16, says: &[&str]) {
+        let (status, body) = self.replay(record);
+        assert_eq!(status, wanted, "{}: {body}", record.display());
+        assert!(says.iter().all(|part| body.contains(part)), "{}: {body}", record.display());
+    }
+
     /// Waits until it has ended.
     pub(crate) fn wait(mut self) {
-        let start = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < PATIENCE, "it does not end");
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.process.ended();
     }
 }
 
-impl Drop for Vmm {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// The client that an environment variable names. Without the variable it prints that `what` is not tested.
+pub(crate) fn client(variable: &str, what: &str) -> Option<OsString> {
+    let client = env::var_os(variable).filter(|client| !client.is_empty());
+    if client.is_none() {
+        eprintln!("not tested: {variable} does not name {what}");
     }
+    client
+}
+
+/// Checks that a client sent what is recorded in `file`. With `CAROM_BLESS=1` it is recorded.
+pub(crate) fn check_sent(file: &Path, sent: &str) {
+    if env::var_os("CAROM_BLESS").is_some() {
+        fs::write(file, sent).unwrap();
+    }
+    assert_eq!(fs::read_to_string(file).unwrap(), sent, "{}", file.display());
 }
 
 /// Passes one connection on from `listener` to the VMM, and returns what the client sent. The client closes it when it has its

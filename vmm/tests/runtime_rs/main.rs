@@ -8,18 +8,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../echo_guest/mod.rs"]
-mod echo_guest;
-#[path = "../http/mod.rs"]
-#[expect(dead_code, reason = "these tests send what others made")]
-mod http;
 #[path = "../recorded/mod.rs"]
 #[expect(dead_code, reason = "all is sent on one connection")]
 mod recorded;
-#[path = "../tiny_guest/mod.rs"]
-mod tiny_guest;
 
-use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufReader, Write};
@@ -28,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use recorded::{Vmm, pass_on};
+use recorded::{Vmm, check_sent, client, http, pass_on};
 
 /// Stands for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
@@ -86,10 +78,8 @@ fn first(sent: &mut String) -> String {
 
 #[test]
 fn runtime_rs_client_gets_expected_answers_on_one_connection() {
-    let Some(program) = env::var_os("CAROM_RUNTIME_RS_CLIENT") else {
-        eprintln!("not tested: CAROM_RUNTIME_RS_CLIENT does not name the client of Kata Containers' runtime in Rust");
-        return;
-    };
+    let what = "the client of Kata Containers' runtime in Rust";
+    let Some(program) = client("CAROM_RUNTIME_RS_CLIENT", what) else { return };
     let Some(vmm) = start() else { return };
     let proxy = vmm.path("proxy.sock");
     let listener = UnixListener::bind(&proxy).unwrap();
@@ -115,10 +105,7 @@ fn runtime_rs_client_gets_expected_answers_on_one_connection() {
     for (name, _, file) in requests() {
         let request = first(&mut sent);
         assert!(request.lines().next().unwrap().ends_with(&format!(" /api/v1/{name} HTTP/1.1")), "{name}: {request}");
-        if env::var_os("CAROM_BLESS").is_some() {
-            fs::write(&file, &request).unwrap();
-        }
-        assert_eq!(fs::read_to_string(&file).unwrap(), request, "{}", file.display());
+        check_sent(&file, &request);
     }
     assert_eq!(sent, "");
     vmm.wait();
