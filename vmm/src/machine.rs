@@ -28,8 +28,8 @@ pub struct PartCounters {
     pub counters: Vec<Counter>,
 }
 
-/// What the control thread makes a VM of: the real thing, or a null guest in tests. Methods with a body are those of a machine without
-/// devices, and whose RAM and vCPUs stay.
+/// A VM, as the control thread uses it: the real one, or one without a guest in tests. The methods that have a body here do what a machine
+/// without devices does. Its RAM and vCPUs do not change.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.

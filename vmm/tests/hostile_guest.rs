@@ -94,7 +94,7 @@ impl Drop for Carom {
     }
 }
 
-/// Power of two of the cycles for which a guest does nothing at first.
+/// A guest does nothing at first for two to this power of cycles.
 fn quiet() -> u32 {
     if devices().is_empty() { QUIET } else { QUIET_EMULATED }
 }

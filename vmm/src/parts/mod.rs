@@ -46,7 +46,7 @@ use self::vfio::HostDevices;
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// What a device in a VM does in addition to its function on the root bus.
+/// A device in a VM: its abilities in addition to those of its function on the root bus.
 pub trait Part: Send {
     /// What it counts.
     fn counters(&self) -> Vec<Counter> {

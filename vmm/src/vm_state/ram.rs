@@ -157,7 +157,7 @@ mod tests {
         assert!(taken < 1 << 20, "{taken} bytes");
     }
 
-    /// A VM whose RAM is one zone of the file at `path`, saved in memory. Its RAM is zero but for one byte, 7 at `LEN / 2`.
+    /// A VM whose RAM is one zone of the file at `path`, saved in memory. The byte at `LEN / 2` is 7, and all others are zero.
     fn saved(path: &Path, shared: bool) -> InMemorySource {
         let zone = json!({"id": "z", "size": LEN, "file": path, "shared": shared});
         let config = json!({"payload": {"kernel": "/k"}, "memory": {"size": 0, "zones": [zone]}});

@@ -79,8 +79,8 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let segments = config.segments.len() as u64;
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
-    // ECAM as a motherboard resource, which is what Linux wants besides the memory map; and the aperture of
-    // windows, so that the guest does not put a BAR of a device there that comes later.
+    // Linux wants ECAM as a motherboard resource besides the memory map. The aperture of windows is there so that the guest puts no BAR of a
+    // hot-plugged device in it.
     system_device(
         "MBRD",
         vec![
