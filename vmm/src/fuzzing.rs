@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use carom_api::config::MemoryConfig;
 use carom_api::operations::{self, Action};
-use carom_api::types::{DeviceNode, IommuBounceChange, PciDeviceInfo};
-use carom_api::{Call, Explain, PartConfig, Terms, VmConfig};
-use devices::virtio::iommu::IommuStatus;
-use iommu_bounce::Report;
+use carom_api::types::IommuBounceChange;
+use carom_api::{Call, Explain, Terms, VmConfig};
 
 use crate::control::{Control, ControlError, Options, Reply};
 use crate::error::VmError;
@@ -17,7 +15,7 @@ use crate::machine::Machine;
 use crate::mailbox::Mailbox;
 use crate::process::event_monitor::EventMonitor;
 use crate::snapshot;
-use crate::vm_state::{StateSink, StateSource, VmState};
+use crate::vm_state::{StateSource, VmState};
 
 /// Reads the state of a snapshot from these bytes, as of a VM of one vCPU and 64 MiB. Whatever is taken is written and read
 /// back as the same.
@@ -44,49 +42,7 @@ impl Machine for Unbootable {
     fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("is never restored".into()))
     }
-    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn start(&mut self, _: bool) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn pause(&mut self) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn resume(&mut self) -> Result<(), VmError> {
-        match *self {}
-    }
     fn reset(&mut self) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn press_power_button(&self) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn raise_nmi(&self) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn devices(&self) -> Vec<DeviceNode> {
-        match *self {}
-    }
-    fn add_device(&mut self, _: &PartConfig) -> Result<PciDeviceInfo, VmError> {
-        match *self {}
-    }
-    fn remove_device(&mut self, _: &str) -> bool {
-        match *self {}
-    }
-    fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
-        match *self {}
-    }
-    fn iommu(&self) -> Option<IommuStatus> {
-        match *self {}
-    }
-    fn engine_report(&self) -> Option<Report> {
-        match *self {}
-    }
-    fn tune_bounce(&self, _: &IommuBounceChange) -> Result<(), VmError> {
-        match *self {}
-    }
-    fn report_counters(&self, _: &EventMonitor) {
         match *self {}
     }
 }

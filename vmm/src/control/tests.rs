@@ -130,10 +130,6 @@ impl Machine for Null {
         self.vcpus.0 = self.vcpus.1;
     }
 
-    fn press_power_button(&self) -> Result<(), VmError> {
-        Ok(())
-    }
-
     fn raise_nmi(&self) -> Result<(), VmError> {
         assert!(!self.vcpus_run, "NMI while the vCPUs run");
         Ok(())
@@ -213,6 +209,13 @@ fn note_slice(asked: &'static str) {
     SLICES.with_borrow_mut(|slices| slices.push((asked, time_slice::of_this_thread())));
 }
 
+/// A control thread's state, its events, and the file that they are in.
+fn watched(options: Options) -> (Control<Null>, EventMonitor, File) {
+    let file = tempfile::tempfile().unwrap();
+    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
+    (Control::new(monitor.clone(), options), monitor, file)
+}
+
 fn config(cmdline: &str) -> CheckedConfig {
     unchecked(cmdline).check().unwrap()
 }
@@ -238,9 +241,7 @@ fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
         ("-reset", &[Step::Reboot], &["booting", "booted", "rebooting"]),
     ];
     for (step, calls, before) in cases {
-        let file = tempfile::tempfile().unwrap();
-        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-        let mut control = Control::<Null>::new(monitor.clone(), Options::default());
+        let (mut control, monitor, file) = watched(Options::default());
         control.create(config(&format!("fail{step}"))).unwrap();
         let mut outcomes: Vec<_> =
             [&[Step::Boot][..], calls].concat().iter().map(|call| apply(&mut control, *call)).collect();

@@ -34,9 +34,7 @@ fn names_of(event: &str, id: &str) -> (String, serde_json::Value) {
 
 #[test]
 fn device_is_removed_once_for_repeated_host_requests() {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor.clone(), Options { no_shutdown: true, ..Options::default() });
+    let (mut control, monitor, file) = watched(Options { no_shutdown: true, ..Options::default() });
     control.create(config("")).unwrap();
     add(&mut control, "/a", Some("a")).unwrap();
     add(&mut control, "/b", Some("b")).unwrap();
@@ -67,9 +65,7 @@ fn device_is_removed_once_for_repeated_host_requests() {
 
 #[test]
 fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor.clone(), Options { has_api: true, ..Options::default() });
+    let (mut control, monitor, file) = watched(Options { has_api: true, ..Options::default() });
     control.create(config("")).unwrap();
     add(&mut control, "/a", Some("a")).unwrap();
     control.boot().unwrap();
@@ -105,9 +101,7 @@ fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
 #[test]
 fn error_of_a_device_ends_a_guest_that_nobody_could_resume() {
     for no_shutdown in [false, true] {
-        let file = tempfile::tempfile().unwrap();
-        let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-        let mut control = Control::<Null>::new(monitor.clone(), Options { no_shutdown, ..Options::default() });
+        let (mut control, monitor, file) = watched(Options { no_shutdown, ..Options::default() });
         control.create(config("")).unwrap();
         add(&mut control, "/a", Some("a")).unwrap();
         control.boot().unwrap();

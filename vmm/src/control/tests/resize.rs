@@ -12,9 +12,7 @@ use super::*;
 
 #[test]
 fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
-    let mut file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor.clone(), Options::default());
+    let (mut control, monitor, mut file) = watched(Options::default());
     let resize = |bytes| Call::Resize(VmResize { desired_ram: Some(bytes), ..VmResize::default() });
     control.create(config("")).unwrap();
     control.serve_call(resize(128 << 20)).unwrap();
@@ -33,8 +31,7 @@ fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
 
 #[test]
 fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
-    let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor, Options::default());
+    let (mut control, ..) = watched(Options::default());
     let size = |control: &mut Control<Null>| control.created.as_ref().unwrap().config.memory.size >> 20;
     let resize = |control: &mut Control<Null>, mib: u64| {
         let resized =
@@ -65,9 +62,7 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
 
 /// A VM with 2 vCPUs of 4, which is booted.
 fn with_vcpus(cmdline: &str) -> (Control<Null>, File) {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor, Options::default());
+    let (mut control, _, file) = watched(Options::default());
     let mut config = unchecked(cmdline);
     (config.cpus.boot_vcpus, config.cpus.max_vcpus) = (2, 4);
     config.memory.hotplug_size = 256 << 20;
@@ -146,8 +141,7 @@ fn ram_that_has_come_stays_where_vcpus_do_not_come() {
 
 #[test]
 fn balloon_has_the_last_valid_size_that_was_requested() {
-    let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor, Options::default());
+    let (mut control, ..) = watched(Options::default());
     let resize = |control: &mut Control<Null>, bytes| {
         let size = VmResize { desired_balloon: Some(bytes), ..VmResize::default() };
         control.serve_call(Call::Resize(size)).map(|_| ()).map_err(|error| error.to_string())
@@ -172,8 +166,7 @@ fn balloon_has_the_last_valid_size_that_was_requested() {
 
 #[test]
 fn size_of_a_disk_is_changed_where_the_vm_is_booted_and_has_it() {
-    let monitor = EventMonitor::new(tempfile::tempfile().unwrap()).unwrap();
-    let mut control = Control::<Null>::new(monitor, Options::default());
+    let (mut control, ..) = watched(Options::default());
     let resize = |control: &mut Control<Null>, id: &str, desired_size| {
         let resized = control.serve_call(Call::ResizeDisk(VmResizeDisk { id: id.into(), desired_size }));
         resized.map(|_| ()).map_err(|error| error.to_string())

@@ -23,12 +23,6 @@ fn restore(control: &mut Control<Null>, directory: &std::path::Path, resume: boo
     control.serve_call(Call::Restore(serde_json::from_value(source).unwrap()))
 }
 
-fn watched() -> (Control<Null>, EventMonitor, File) {
-    let file = tempfile::tempfile().unwrap();
-    let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
-    (Control::new(monitor.clone(), Options::default()), monitor, file)
-}
-
 fn told(monitor: &EventMonitor, file: &File) -> Vec<String> {
     events(monitor, file).into_iter().map(|(name, _)| name).collect()
 }
@@ -36,7 +30,7 @@ fn told(monitor: &EventMonitor, file: &File) -> Vec<String> {
 #[test]
 fn vm_is_saved_while_it_is_paused_only_and_stays_so() {
     let directory = TempDir::new().unwrap();
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::NotCreated)));
     control.create(config("fail-save")).unwrap();
     let refused = save(&mut control, directory.path()).unwrap_err();
@@ -69,7 +63,7 @@ fn restored_vm_is_paused_unless_it_is_to_run() {
     let directory = TempDir::new().unwrap();
     write(&directory.path().join("vm"));
     let directory = directory.path().join("vm");
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     restore(&mut control, &directory, false).unwrap();
     assert_eq!(state(&mut control), Some(VmState::Paused));
     assert!(matches!(restore(&mut control, &directory, false), Err(ControlError::AlreadyCreated)));
@@ -88,7 +82,7 @@ fn restored_vm_is_paused_unless_it_is_to_run() {
 #[test]
 fn what_cannot_be_restored_leaves_no_vm() {
     let directory = TempDir::new().unwrap();
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     let refused = restore(&mut control, &directory.path().join("none"), false).unwrap_err();
     assert!(matches!(&refused, ControlError::Vm(error) if error.is_user_error()), "{refused}");
     assert_eq!(state(&mut control), None);
@@ -107,7 +101,7 @@ fn failed_resume_after_restore_deletes_the_vm() {
     let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     saved["payload"]["cmdline"] = "fail-resume".into();
     std::fs::write(&path, saved.to_string()).unwrap();
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     for _ in 0..2 {
         let failed = restore(&mut control, &directory, true).unwrap_err();
         assert!(matches!(failed, ControlError::Vm(VmError::Guest(_))), "{failed}");
@@ -129,7 +123,7 @@ fn told_since_pausing(monitor: &EventMonitor, file: &File) -> Vec<String> {
 #[test]
 fn delayed_reset_is_done_before_a_snapshot() {
     let directory = TempDir::new().unwrap();
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     control.create(config("")).unwrap();
     control.boot().unwrap();
     while control.reset_due().is_none() {
@@ -150,7 +144,7 @@ fn delayed_reset_is_done_before_a_snapshot() {
 #[test]
 fn failed_reset_before_a_snapshot_shuts_the_vm_down() {
     let directory = TempDir::new().unwrap();
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     control.create(config("fail-reset")).unwrap();
     control.boot().unwrap();
     let pace: &mut ResetPace = &mut control.created.as_mut().unwrap().booted.as_mut().unwrap().resets;
@@ -185,7 +179,7 @@ fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Res
 
 #[test]
 fn guest_events_from_before_a_pause_precede_the_snapshot() {
-    let (mut control, monitor, file) = watched();
+    let (mut control, monitor, file) = watched(Options::default());
     let (answers, goes_on) = save_as_the_guest(&mut control, GuestEvent::Reset);
     assert!(matches!(answers[..], [Ok(_), Ok(_)]) && goes_on, "{answers:?}");
     assert_eq!(state(&mut control), Some(VmState::Paused));
