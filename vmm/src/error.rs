@@ -3,6 +3,7 @@
 //! Why a VM could not be built or go on.
 
 use std::io;
+use std::path::Path;
 
 use carom_api::config::LandlockConfig;
 use carom_api::error::FileError;
@@ -86,6 +87,11 @@ impl From<BoardError> for VmError {
 }
 
 impl VmError {
+    /// Makes the error for a file that `field` names and that cannot be used.
+    pub fn of_file(field: Field, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| FileError { field, path: path.display().to_string(), source }.into()
+    }
+
     /// Whether the user can mend it: exit status 2 rather than 1.
     pub fn is_user_error(&self) -> bool {
         match self {

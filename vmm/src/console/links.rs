@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use carom_api::Field;
 use carom_api::config::{ConsoleMode, ConsoleTarget};
-use carom_api::error::FileError;
 
 use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
 use crate::error::VmError;
@@ -94,5 +93,5 @@ impl ConsoleLinks {
 /// What `make` makes of the path that a field has.
 fn make_at<T>(field: Field, path: Option<&Path>, make: impl FnOnce(&Path) -> io::Result<T>) -> Result<T, VmError> {
     let path = path.unwrap_or(Path::new(""));
-    make(path).map_err(|source| FileError { field, path: path.display().to_string(), source }.into())
+    make(path).map_err(VmError::of_file(field, path))
 }

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use carom_api::Field;
 use carom_api::config::{FileAccess, LandlockConfig};
-use carom_api::error::FileError;
 use devices::sandbox;
 use landlock::{AccessFs, BitFlags, PathFd, PathFdError, make_bitflags};
 
@@ -43,7 +42,7 @@ impl FileBounds {
     /// A file is missing, or the host's kernel has no Landlock.
     pub fn of_rules(rules: &[LandlockConfig]) -> Result<Self, VmError> {
         let known = rules.iter().map(|LandlockConfig { path, access }| {
-            let (_, real) = open(path).map_err(file_error(LandlockConfig::PATH, path))?;
+            let (_, real) = open(path).map_err(VmError::of_file(LandlockConfig::PATH, path))?;
             Ok((real, rule_access(*access)))
         });
         Ok(Self::These(known.collect::<Result<_, VmError>>()?))
@@ -89,11 +88,6 @@ pub fn rule_access(access: FileAccess) -> Access {
     read | write | AccessFs::IoctlDev
 }
 
-/// The error for a file that `field` names.
-pub fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> VmError {
-    move |source| FileError { field, path: path.display().to_string(), source }.into()
-}
-
 /// The error for a file that `field` names and the command line does not allow.
 pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
     let writes = access.contains(AccessFs::WriteFile) || access.contains(AccessFs::MakeSock);
@@ -106,7 +100,7 @@ pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
         "the command line's --landlock does not allow this file; take it out of the configuration, or start the program with \
          --landlock-rules for it (access={needed})"
     );
-    file_error(field, path)(io::Error::other(text))
+    VmError::of_file(field, path)(io::Error::other(text))
 }
 
 /// Opens a file or directory for a rule, and returns its path without links.

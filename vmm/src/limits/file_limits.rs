@@ -22,7 +22,7 @@ use landlock::{
 
 use crate::error::VmError;
 use crate::kvm;
-use crate::limits::file_bounds::{Access, FileBounds, READ, beyond, file_error, open, parent, real_path, rule_access};
+use crate::limits::file_bounds::{Access, FileBounds, READ, beyond, open, parent, real_path, rule_access};
 use crate::process::output_file;
 use crate::snapshot::Snapshot;
 use crate::tap;
@@ -122,8 +122,8 @@ pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), Vm
         return Ok(());
     }
     let (field, path) = (RestoreConfig::SOURCE_URL, snapshot.memory_path());
-    let real = real_path(snapshot.memory.as_fd()).map_err(file_error(field, path))?;
-    let (_, own) = open(directory(path)).map_err(file_error(field, path))?;
+    let real = real_path(snapshot.memory.as_fd()).map_err(VmError::of_file(field, path))?;
+    let (_, own) = open(directory(path)).map_err(VmError::of_file(field, path))?;
     if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, path, READ)) }
 }
 
@@ -240,7 +240,7 @@ impl<'b> Limits<'b> {
         if !self.bounds.allow(&real, access) {
             return Err(beyond(field, path, access));
         }
-        add_rule(&mut self.rules, opened, access).map_err(file_error(field, path))?;
+        add_rule(&mut self.rules, opened, access).map_err(VmError::of_file(field, path))?;
         self.named.push((real, access));
         Ok(())
     }
@@ -252,7 +252,7 @@ impl<'b> Limits<'b> {
 
     /// The same of a file that has to be there.
     fn allow_file(&mut self, path: &Path, access: Access, field: Field) -> Result<(), VmError> {
-        self.allow_or(path, access, field, |source| Err(file_error(field, path)(source)))
+        self.allow_or(path, access, field, |source| Err(VmError::of_file(field, path)(source)))
     }
 
     /// A socket is to be made at `path`, which `field` names, with what stands beside it.
@@ -263,7 +263,7 @@ impl<'b> Limits<'b> {
         if open(directory(path)).is_ok_and(|(_, real)| !self.bounds.allow(&real, SOCKETS)) {
             return Err(beyond(field, path, SOCKETS));
         }
-        self.allow_or(directory(path), SOCKETS, field, |source| Err(file_error(field, path)(source)))
+        self.allow_or(directory(path), SOCKETS, field, |source| Err(VmError::of_file(field, path)(source)))
     }
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
@@ -282,7 +282,8 @@ impl<'b> Limits<'b> {
                     if !self.bounds.allow_missing(file, WRITE | AccessFs::MakeReg) {
                         return Err(beyond(field, file, WRITE));
                     }
-                    output_file::open(fs::File::options().append(true), 0, file).map_err(file_error(field, file))?;
+                    output_file::open(fs::File::options().append(true), 0, file)
+                        .map_err(VmError::of_file(field, file))?;
                 }
                 self.allow_file(file, WRITE, field)
             }
@@ -309,7 +310,7 @@ impl<'b> Limits<'b> {
 
     fn allow_interface(&mut self, name: Option<&str>) -> Result<(), VmError> {
         let shown = Path::new(name.unwrap_or("the interface"));
-        let missing = |source| Err(file_error(NetConfig::TAP, shown)(source));
+        let missing = |source| Err(VmError::of_file(NetConfig::TAP, shown)(source));
         let Some((name, node)) = name.and_then(|name| Some((name, tap::character_device(name)?))) else {
             return self.allow_or(Path::new("/dev/net/tun"), READ | WRITE, NetConfig::TAP, missing);
         };

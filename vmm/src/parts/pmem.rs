@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 
-use carom_api::error::FileError;
 use carom_api::{ConfigError, PartConfig, PmemConfig};
 use devices::inherited::{self, Access};
 use devices::virtio::block::is_read_only_device;
@@ -29,15 +28,15 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let params = PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer };
         let (function, device) = pmem::create(params).map_err(|error| match error {
-            PmemError::Map(source) => file_error(config, source).into(),
+            PmemError::Map(source) => file_error(config)(source),
             error => failed("making the virtio-pmem device")(error),
         })?;
         Ok((function, Counting(move || device.counters().all())))
     })
 }
 
-fn file_error(config: &PmemConfig, source: io::Error) -> FileError {
-    FileError { field: PmemConfig::FILE, path: config.file.display().to_string(), source }
+fn file_error(config: &PmemConfig) -> impl Fn(io::Error) -> VmError {
+    VmError::of_file(PmemConfig::FILE, &config.file)
 }
 
 /// Says of a file that the host only lets be read how the guest can have it.
@@ -62,15 +61,15 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     });
     let mut file = opened.map_err(|error| match error.raw_os_error() {
         Some(libc::EROFS) => only_readable(config, &error.to_string()),
-        _ => file_error(config, error).into(),
+        _ => file_error(config)(error),
     })?;
     // It would take what the guest writes, and lose it when the host writes it back.
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
-    if is_device && !config.discard_writes && is_read_only_device(&file).map_err(|error| file_error(config, error))? {
+    if is_device && !config.discard_writes && is_read_only_device(&file).map_err(file_error(config))? {
         return Err(only_readable(config, "is a block device that can only be read"));
     }
     // Block devices tell their size so too.
-    let len = file.seek(SeekFrom::End(0)).map_err(|error| file_error(config, error))?;
+    let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {
         let rule = format!("{size} bytes are more than the file has ({len})");

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use carom_api::error::FileError;
 use carom_api::{PartConfig, RngConfig};
 use devices::inherited;
 use devices::virtio::rng::{self, RngCounters, RngParams};
@@ -22,11 +21,7 @@ pub(super) const BUILDER: Builder =
 /// Opens the source and makes the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Rng(config) = config else { return Err(not_built_here(config)) };
-    let source = open_source(&config.src).map_err(|source| FileError {
-        field: RngConfig::SRC,
-        path: config.src.display().to_string(),
-        source,
-    })?;
+    let source = open_source(&config.src).map_err(VmError::of_file(RngConfig::SRC, &config.src))?;
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let created = rng::create(RngParams { id, source, memory, msi, doorbells, observer });
         let (function, device) = created.map_err(failed("making the virtio-rng device"))?;

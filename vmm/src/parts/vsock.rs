@@ -2,7 +2,6 @@
 
 //! virtio-vsock.
 
-use carom_api::error::FileError;
 use carom_api::{ConfigError, PartConfig, VsockConfig};
 use devices::virtio::vsock::{self, Listener, MOST_CLIENTS, MOST_CONNECTIONS, VsockCounters, VsockParams};
 use rustix::process::{Resource, getrlimit};
@@ -42,12 +41,8 @@ fn fitting(descriptors: usize) -> usize {
     rest.max(without_clients / 2).min(MOST_CONNECTIONS)
 }
 
-fn listen(config: &VsockConfig) -> Result<Listener, FileError> {
-    Listener::bind(&config.socket).map_err(|source| FileError {
-        field: VsockConfig::SOCKET,
-        path: config.socket.display().to_string(),
-        source,
-    })
+fn listen(config: &VsockConfig) -> Result<Listener, VmError> {
+    Listener::bind(&config.socket).map_err(VmError::of_file(VsockConfig::SOCKET, &config.socket))
 }
 
 #[cfg(test)]
