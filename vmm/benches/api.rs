@@ -33,7 +33,7 @@ use vmm::machine::Machine;
 use vmm::mailbox::Mailbox;
 use vmm::process::event_monitor::EventMonitor;
 use vmm::process::time_slice::ShortSlice;
-use vmm::vm_state::StateSource;
+use vmm::vm_state::{StateSink, StateSource};
 
 /// Starts that are timed.
 const STARTS: usize = 31;
@@ -294,6 +294,24 @@ impl Machine for Null {
     }
     fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("nothing is restored here".into()))
+    }
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn pause(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn resume(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn press_power_button(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        Ok(())
     }
     fn reset(&mut self) -> Result<(), VmError> {
         Ok(())

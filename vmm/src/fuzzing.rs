@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::mailbox::Mailbox;
 use crate::process::event_monitor::EventMonitor;
 use crate::snapshot;
-use crate::vm_state::{StateSource, VmState};
+use crate::vm_state::{StateSink, StateSource, VmState};
 
 /// Reads the state of a snapshot from these bytes, as of a VM of one vCPU and 64 MiB. Whatever is taken is written and read
 /// back as the same.
@@ -41,6 +41,24 @@ impl Machine for Unbootable {
     }
     fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
         Err(VmError::Guest("is never restored".into()))
+    }
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn pause(&mut self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn resume(&mut self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn press_power_button(&self) -> Result<(), VmError> {
+        match *self {}
+    }
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        match *self {}
     }
     fn reset(&mut self) -> Result<(), VmError> {
         match *self {}

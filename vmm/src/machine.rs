@@ -29,7 +29,7 @@ pub struct PartCounters {
 }
 
 /// A VM, as the control thread uses it: the real one, or one without a guest in tests. The methods that have a body here do what a machine
-/// without vCPUs and devices does, whose RAM does not change.
+/// without devices does. Its RAM and vCPUs do not change.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
     /// What its guest does with devices goes to `monitor`.
@@ -42,15 +42,9 @@ pub trait Machine: Sized + Send + 'static {
         monitor: &EventMonitor,
     ) -> Result<Self, VmError>;
     /// Writes the VM to `sink`. Its vCPUs are stopped, and `config` is its configuration. An error does not change the VM.
-    fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError> {
-        let _ = (config, sink);
-        Ok(())
-    }
+    fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
-    fn start(&mut self, run: bool) -> Result<(), VmError> {
-        let _ = run;
-        Ok(())
-    }
+    fn start(&mut self, run: bool) -> Result<(), VmError>;
     /// Has the vCPUs stop and waits for nothing: a thread of the machine holds locks for ever. The program ends next.
     fn abandon(self)
     where
@@ -59,13 +53,9 @@ pub trait Machine: Sized + Send + 'static {
         std::mem::forget(self);
     }
     /// Stops all vCPUs and returns when they stand still.
-    fn pause(&mut self) -> Result<(), VmError> {
-        Ok(())
-    }
+    fn pause(&mut self) -> Result<(), VmError>;
     /// Lets them go on.
-    fn resume(&mut self) -> Result<(), VmError> {
-        Ok(())
-    }
+    fn resume(&mut self) -> Result<(), VmError>;
     /// With the vCPUs standing still: puts everything back to power-on.
     fn reset(&mut self) -> Result<(), VmError>;
     /// Adds `len` bytes of RAM as `config` says, and tells the guest. On error the guest has what it had.
@@ -101,13 +91,9 @@ pub trait Machine: Sized + Send + 'static {
     /// Gives up the vCPUs that the guest has let go of since the last call.
     fn close_vcpus(&mut self) {}
     /// Presses the guest's power button.
-    fn press_power_button(&self) -> Result<(), VmError> {
-        Ok(())
-    }
+    fn press_power_button(&self) -> Result<(), VmError>;
     /// Raises an NMI on every vCPU, all of which stand still.
-    fn raise_nmi(&self) -> Result<(), VmError> {
-        Ok(())
-    }
+    fn raise_nmi(&self) -> Result<(), VmError>;
     /// The path of the pseudoterminal that its serial port is connected with, if there is one.
     fn serial_pty(&self) -> Option<&Path> {
         None

@@ -21,7 +21,7 @@ use vmm::error::VmError;
 use vmm::machine::Machine;
 use vmm::mailbox::Mailbox;
 use vmm::process::event_monitor::EventMonitor;
-use vmm::vm_state::StateSource;
+use vmm::vm_state::{StateSink, StateSource};
 
 use http::{PATIENCE, connect, receive, send};
 
@@ -63,6 +63,21 @@ impl Machine for Null {
         Ok(Self)
     }
 
+    fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn start(&mut self, _: bool) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn pause(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn resume(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn raise_nmi(&self) -> Result<(), VmError> {
+        Ok(())
+    }
     fn reset(&mut self) -> Result<(), VmError> {
         let source = io::Error::from_raw_os_error(libc::EIO);
         Err(VmError::Device { what: "resetting the devices", source })

@@ -90,6 +90,9 @@ impl Machine for Null {
         self.outcome("resume")
     }
 
+    fn press_power_button(&self) -> Result<(), VmError> {
+        Ok(())
+    }
     fn reset(&mut self) -> Result<(), VmError> {
         assert!(!self.vcpus_run, "reset of a VM whose vCPUs run");
         self.outcome("reset")
