@@ -4,7 +4,7 @@
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::image::Image;
+use super::image::disk_image::Image;
 use super::spec::{CONFIG_BYTES, SECTOR, feature};
 
 /// Most sectors of one range of a discard: 4 GiB.

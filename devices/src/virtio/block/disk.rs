@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::Counts;
-use super::engine::IoMode;
-use super::image::Image;
+use super::image::disk_image::Image;
+use super::io::engine::IoMode;
 use super::spec::ID_BYTES;
 use crate::dma::IoOwner;
 use crate::rate_limit::RateLimiter;

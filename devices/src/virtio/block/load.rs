@@ -18,9 +18,9 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::Counts;
 use super::disk::Disk;
-use super::engine::IoMode;
-use super::image::Image;
-use super::requests::Requests;
+use super::image::disk_image::Image;
+use super::io::engine::IoMode;
+use super::queue::requests::Requests;
 use super::spec::{ID_BYTES, request, status};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;

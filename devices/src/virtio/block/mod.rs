@@ -2,50 +2,25 @@
 
 //! virtio-blk: disks whose content is an image on the host (virtio 1.4, section 5.2).
 //!
-//! `device` is what the transport sees. A thread for each queue does its `requests`: `request` reads one, `prepare` finds what is wrong
-//! with it and what is to be done, `flight` keeps it while that is done, step by step (`transfer`, `ranges`). The steps are operations of an
-//! `engine`: io_uring (`ring`, `submission`), or system calls where that is not to be had (`plain`). `image` is the file,
-//! which `host_file` opens and `image_lock` locks. A `qcow2` image has tables, and others behind it (`backing`).
+//! `device` is what the transport sees. A thread for each `queue` serves the guest's requests as operations on an `image`, which the host's
+//! kernel does (`io`).
 //!
 //! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
 //! lie, they are copied.
 
-mod backing;
-mod buffer;
-mod coalescing;
 mod config_space;
 mod counters;
 mod device;
 mod disk;
-mod engine;
-mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-
-mod host_file;
 mod image;
-mod image_error;
-mod image_lock;
-mod linger;
+mod io;
 #[cfg(feature = "fuzzing")]
 mod load;
-mod op;
-mod plain;
-mod preemption;
-mod prepare;
-mod qcow2;
-mod qcow2_header;
-mod qcow2_storage;
-mod ranges;
-mod request;
-mod requests;
-mod ring;
+mod queue;
 pub mod spec;
 mod state;
-mod submission;
-mod transfer;
-mod trial;
-mod vhd;
 
 #[cfg(test)]
 mod tests;
@@ -57,10 +32,10 @@ pub use self::counters::BlockCounters;
 use self::counters::Counts;
 pub use self::device::{ROLE, VirtioBlock};
 use self::disk::Disk;
-pub use self::engine::IoMode;
-pub use self::host_file::is_read_only_device;
-pub use self::image::{Image, ImageFormat, ImageOptions};
-pub use self::image_error::{ImageError, ResizeError};
+pub use self::image::disk_image::{Image, ImageFormat, ImageOptions};
+pub use self::image::error::{ImageError, ResizeError};
+pub use self::image::host_file::is_read_only_device;
+pub use self::io::engine::IoMode;
 #[cfg(feature = "fuzzing")]
 pub use self::load::ReadLoad;
 use self::spec::ID_BYTES;

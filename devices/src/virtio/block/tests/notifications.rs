@@ -13,7 +13,7 @@ use crate::ram::Ram;
 use crate::virtio::Driver;
 use crate::virtio::block::counters::Counts;
 use crate::virtio::block::disk::Disk;
-use crate::virtio::block::requests::Requests;
+use crate::virtio::block::queue::requests::Requests;
 use crate::virtio::block::spec::{ID_BYTES, request};
 use crate::virtio::block::{Image, IoMode};
 use crate::virtio::test_support::BusyDriver;

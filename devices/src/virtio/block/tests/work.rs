@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::harness::*;
 use crate::pci::PciDevice;
-use crate::virtio::block::image::{Image, ImageOptions};
+use crate::virtio::block::image::disk_image::{Image, ImageOptions};
 use crate::virtio::block::spec::{DEVICE_TYPE, feature, request, status};
 
 const IMAGE: usize = 1 << 20;

@@ -5,9 +5,9 @@
 use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::config_space::MAX_ZEROES_SECTORS;
-use super::spec::{HEADER, SECTOR, request};
 use crate::dma::DmaView;
+use crate::virtio::block::config_space::MAX_ZEROES_SECTORS;
+use crate::virtio::block::spec::{HEADER, SECTOR, request};
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
 /// As how many bytes a discard counts: the host changes what it knows of the file, for each of a few ranges.
@@ -60,7 +60,7 @@ impl Request {
 
 /// Memory of the guest in parts, none of them empty, as the device names it.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(in crate::virtio::block) struct Parts {
     /// Address and length. Small requests have one or two.
     pub(super) list: SmallVec<[(u64, usize); 2]>,
     /// Bytes of all.

@@ -4,7 +4,7 @@
 
 /// An operation on an image. Places and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Op {
+pub(in crate::virtio::block) enum Op {
     /// Reads to the buffers.
     Read {
         /// The buffers.
@@ -34,19 +34,19 @@ pub(super) enum Op {
 
 /// Buffers in this process, [`MAX_BUFFERS`] at most.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Buffers {
-    pub(super) first: *const libc::iovec,
-    pub(super) count: usize,
+pub(in crate::virtio::block) struct Buffers {
+    pub(in crate::virtio::block) first: *const libc::iovec,
+    pub(in crate::virtio::block) count: usize,
 }
 
 /// Most buffers of one operation (`UIO_MAXIOV`).
-pub(super) const MAX_BUFFERS: usize = 1024;
+pub(in crate::virtio::block) const MAX_BUFFERS: usize = 1024;
 
 /// The end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(in crate::virtio::block) struct Ended {
     /// The operation, by the number that it was begun with.
-    pub(super) number: u64,
+    pub(in crate::virtio::block) number: u64,
     /// Bytes, or a negative error number.
-    pub(super) result: i32,
+    pub(in crate::virtio::block) result: i32,
 }

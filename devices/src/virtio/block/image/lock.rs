@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use log::warn;
 use rustix::fs::{Mode, OFlags, open};
 
-use super::image_error::ImageError;
+use super::error::ImageError;
 
 /// First byte that is locked as a mark. Bytes before it are those of the image.
 const MARKS: i64 = 1 << 62;

@@ -7,17 +7,17 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::image::Image;
-use super::op::{Buffers, Ended, Op};
+use crate::virtio::block::image::disk_image::Image;
+use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
 /// Runs each operation when it is begun.
-pub(super) struct Plain {
+pub(in crate::virtio::block) struct Plain {
     image: Arc<Image>,
     ended: VecDeque<Ended>,
 }
 
 impl Plain {
-    pub(super) fn new(image: Arc<Image>) -> Self {
+    pub(in crate::virtio::block) fn new(image: Arc<Image>) -> Self {
         Self { image, ended: VecDeque::new() }
     }
 
@@ -25,7 +25,7 @@ impl Plain {
     ///
     /// # Safety
     /// As for [`super::engine::Engine::begin`].
-    pub(super) unsafe fn run(&mut self, number: u64, op: &Op) {
+    pub(in crate::virtio::block) unsafe fn run(&mut self, number: u64, op: &Op) {
         if let Some(image) = self.image.qcow2() {
             // SAFETY: The caller's promise is what is asked for; an image that has tables is given none of the guest's buffers.
             let result = unsafe { image.run(op) };
@@ -71,12 +71,12 @@ impl Plain {
     }
 
     /// An operation that has ended.
-    pub(super) fn next_ended(&mut self) -> Option<Ended> {
+    pub(in crate::virtio::block) fn next_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
 
     /// Whether there is one.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(in crate::virtio::block) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 }

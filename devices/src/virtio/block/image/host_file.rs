@@ -17,8 +17,8 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::ioctl::{Getter, ioctl, opcode};
 
 use super::buffer::{Buffer, PAGE};
-use super::image_error::ImageError;
-use super::image_lock::reopen;
+use super::error::ImageError;
+use super::lock::reopen;
 use crate::inherited::{self, Access};
 
 /// `TMPFS_MAGIC`.

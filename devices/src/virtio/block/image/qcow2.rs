@@ -20,9 +20,9 @@ use imago::raw::Raw;
 use log::{error, warn};
 
 use super::backing::{self, Backing};
+use super::error::ImageError;
 use super::host_file;
-use super::image_error::ImageError;
-use super::image_lock::{self, ImageLock};
+use super::lock::{ImageLock, identity};
 use super::op::{Buffers, Op};
 use super::qcow2_header::{self, Header};
 use super::qcow2_storage::{L1Table, Ordered};
@@ -46,7 +46,7 @@ pub(super) struct ChainOptions {
 
 /// An image that is open, with all behind it.
 #[derive(Debug)]
-pub(super) struct Qcow2Image {
+pub(in crate::virtio::block) struct Qcow2Image {
     /// `None` after the crate has failed an assertion: nothing is told of the image's tables then, and nothing is written to it.
     access: RwLock<Option<Access>>,
     file: File,
@@ -118,7 +118,7 @@ impl Qcow2Image {
     ///
     /// # Safety
     /// The buffers are there, and nobody else accesses them meanwhile.
-    pub(super) unsafe fn run(&self, op: &Op) -> i32 {
+    pub(in crate::virtio::block) unsafe fn run(&self, op: &Op) -> i32 {
         let result = match *op {
             Op::Read { buffers, offset } => self.with(|access| {
                 // SAFETY: The caller's promise is what is asked for.
@@ -227,7 +227,7 @@ fn open_chain(
     chain: &mut Vec<(u64, u64)>,
     locks: &mut Vec<ImageLock>,
 ) -> Result<(Access, bool), ImageError> {
-    chain.push(image_lock::identity(file)?);
+    chain.push(identity(file)?);
     let malformed = |error: io::Error| ImageError::Malformed(error.to_string());
     let storage = Ordered::new(Storage::try_from(file.try_clone()?)?, l1);
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
@@ -261,7 +261,7 @@ fn open_backing(
         return Err(ImageError::Malformed(format!("there are more than {MOST_IMAGES} images, one behind the other")));
     }
     let Backing { file, is_qcow2, lock } = backing::open(path, format, options.direct)?;
-    if chain.contains(&image_lock::identity(&file)?) {
+    if chain.contains(&identity(&file)?) {
         return Err(ImageError::Malformed("the image is behind itself".into()));
     }
     locks.push(lock);

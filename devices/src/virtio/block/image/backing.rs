@@ -5,9 +5,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::error::ImageError;
 use super::host_file;
-use super::image_error::ImageError;
-use super::image_lock::ImageLock;
+use super::lock::ImageLock;
 
 /// An image behind another.
 pub(super) struct Backing {

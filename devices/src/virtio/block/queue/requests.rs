@@ -16,20 +16,20 @@ use vm_memory::Bytes;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
-use super::counters::count;
-use super::disk::{Disk, Owner};
-use super::engine::Engine;
 use super::flight::{Answer, Flight};
 use super::linger::Linger;
-use super::plain::Plain;
 use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
-use super::ring::KERNEL_AGAIN;
-use super::spec::{feature, status};
 use super::transfer::Failure;
 use crate::file_size;
 use crate::throttle::Throttle;
+use crate::virtio::block::counters::count;
+use crate::virtio::block::disk::{Disk, Owner};
+use crate::virtio::block::io::engine::Engine;
+use crate::virtio::block::io::plain::Plain;
+use crate::virtio::block::io::ring::KERNEL_AGAIN;
+use crate::virtio::block::spec::{feature, status};
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
 use crate::virtio::notification::{more_came, outstanding, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
@@ -48,7 +48,7 @@ const LOOKS: u32 = 16;
 const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
 
 /// The work of the thread that serves a queue.
-pub(super) struct Requests {
+pub(in crate::virtio::block) struct Requests {
     index: u16,
     queue: DeviceQueue,
     driver: Driver,
@@ -87,7 +87,7 @@ pub(super) struct Requests {
 impl Requests {
     /// # Errors
     /// The process can have no more descriptors.
-    pub(super) fn new(
+    pub(in crate::virtio::block) fn new(
         index: u16,
         queue: Queue,
         driver: Driver,
@@ -124,7 +124,7 @@ impl Requests {
     }
 
     /// How far the queue is served.
-    pub(super) fn state(&self) -> QueueState {
+    pub(in crate::virtio::block) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::config_space::{MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS, MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS, gives_back};
-use super::disk::{Disk, Owner};
 use super::flight::{Flight, Work};
-use super::image::Image;
 use super::ranges::{Fate, Ranges};
 use super::request::{Parts, Request};
-use super::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 use super::transfer::Transfer;
 use crate::dma::DeviceMemory;
+use crate::virtio::block::config_space::{
+    MAX_DISCARD_RANGES, MAX_DISCARD_SECTORS, MAX_ZEROES_RANGES, MAX_ZEROES_SECTORS, gives_back,
+};
+use crate::virtio::block::disk::{Disk, Owner};
+use crate::virtio::block::image::disk_image::Image;
+use crate::virtio::block::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 
 /// Most bytes of a request. No driver makes as large ones unless it is told to, and a pause waits for it.
 const MOST_BYTES: usize = 256 << 20;

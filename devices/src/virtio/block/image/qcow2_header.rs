@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::buffer::{Buffer, PAGE};
-use super::image_error::ImageError;
+use super::error::ImageError;
 
 /// What an image begins with.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";

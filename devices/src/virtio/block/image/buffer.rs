@@ -3,7 +3,7 @@
 //! Memory of this process that direct I/O takes.
 
 /// What a buffer is aligned to, in bytes.
-pub(super) const PAGE: usize = 4096;
+pub(in crate::virtio::block) const PAGE: usize = 4096;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
@@ -13,26 +13,26 @@ struct Page([u8; PAGE]);
 static ZEROES: [Page; 16] = [Page([0; PAGE]); 16];
 
 /// Address and length of bytes that are zero and stay so.
-pub(super) fn zeroes() -> (*const u8, usize) {
+pub(in crate::virtio::block) fn zeroes() -> (*const u8, usize) {
     (ZEROES.as_ptr().cast(), size_of_val(&ZEROES))
 }
 
 /// Memory that begins at a page's start.
-pub(super) struct Buffer(Vec<Page>);
+pub(in crate::virtio::block) struct Buffer(Vec<Page>);
 
 impl Buffer {
     /// At least `len` bytes, all zero.
-    pub(super) fn new(len: usize) -> Self {
+    pub(in crate::virtio::block) fn new(len: usize) -> Self {
         Self(vec![Page([0; PAGE]); len.div_ceil(PAGE)])
     }
 
     /// Where it is. It stays there while the buffer lives.
-    pub(super) fn address(&mut self) -> *mut u8 {
+    pub(in crate::virtio::block) fn address(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 
     /// The bytes. Nobody else may access them meanwhile: no I/O of the kernel is under way.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(in crate::virtio::block) fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.0.len() * PAGE;
         // SAFETY: A page is its bytes, and pages follow each other without a gap.
         unsafe { std::slice::from_raw_parts_mut(self.address(), len) }

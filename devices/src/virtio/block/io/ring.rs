@@ -11,9 +11,9 @@ use std::{io, thread};
 use io_uring::register::{Probe, Restriction};
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::image::Image;
-use super::op::{Buffers, Ended, Op};
 use super::submission::{self, Kernel};
+use crate::virtio::block::image::disk_image::Image;
+use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
 /// The number of what asks for another operation's end. Its own end says nothing.
 const CANCEL: u64 = u64::MAX;
@@ -31,10 +31,10 @@ const NEEDED: [u8; 7] = [
 ];
 
 /// When to try again after the kernel took no operation.
-pub(super) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
+pub(in crate::virtio::block) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
 /// A ring of its own.
-pub(super) struct Ring {
+pub(in crate::virtio::block) struct Ring {
     ring: IoUring,
     image: Arc<Image>,
     /// Operations whose end was not told yet.

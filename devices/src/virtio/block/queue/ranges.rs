@@ -2,9 +2,9 @@
 
 //! A discard or a request to write zeroes under way, range by range.
 
-use super::buffer::zeroes;
-use super::op::Op;
 use super::transfer::{Failure, IoBuffer, list};
+use crate::virtio::block::image::buffer::zeroes;
+use crate::virtio::block::image::op::Op;
 
 /// What becomes of ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

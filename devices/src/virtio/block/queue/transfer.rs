@@ -8,19 +8,19 @@ use iommu_bounce::Permissions;
 use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::buffer::Buffer;
-use super::image::Image;
-use super::op::{Buffers, MAX_BUFFERS, Op};
 use super::request::Parts;
 use crate::dma::{DeviceMemory, HostIo, IoOwner};
 use crate::platform::HostRange;
+use crate::virtio::block::image::buffer::Buffer;
+use crate::virtio::block::image::disk_image::Image;
+use crate::virtio::block::image::op::{Buffers, MAX_BUFFERS, Op};
 
 /// Most bytes that are copied at a time where the kernel cannot use the guest's buffers as they are.
 const MOST_COPIED: usize = 256 << 10;
 
 /// Why a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(in crate::virtio::block) enum Failure {
     /// The host said so, by this error number.
     Host(i32),
     /// The driver's buffers are not in the device's memory, or no longer.
@@ -30,19 +30,19 @@ pub(super) enum Failure {
 /// A buffer as the kernel takes it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct IoBuffer(libc::iovec);
+pub(in crate::virtio::block) struct IoBuffer(libc::iovec);
 
 // SAFETY: It is an address, which is accessed by the kernel only.
 unsafe impl Send for IoBuffer {}
 
 impl IoBuffer {
-    pub(super) fn new(address: *mut u8, len: usize) -> Self {
+    pub(in crate::virtio::block) fn new(address: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: address.cast(), iov_len: len })
     }
 }
 
 /// The list of `buffers` for the kernel, which is valid as long as they stay where they are.
-pub(super) fn list(buffers: &[IoBuffer]) -> Buffers {
+pub(in crate::virtio::block) fn list(buffers: &[IoBuffer]) -> Buffers {
     Buffers { first: buffers.as_ptr().cast(), count: buffers.len().min(MAX_BUFFERS) }
 }
 
@@ -61,7 +61,7 @@ enum Memory {
 }
 
 /// A read or a write.
-pub(super) struct Transfer {
+pub(in crate::virtio::block) struct Transfer {
     writes: bool,
     /// Where in the image.
     offset: u64,
@@ -72,7 +72,7 @@ pub(super) struct Transfer {
 
 impl Transfer {
     /// Between `parts` and the image from `offset` on. Gives the number by which `owner` may be asked to end it, too.
-    pub(super) fn new(
+    pub(in crate::virtio::block) fn new(
         writes: bool,
         offset: u64,
         parts: Parts,
@@ -105,7 +105,7 @@ impl Transfer {
     }
 
     /// Guest memory that the kernel itself reads or writes.
-    pub(super) fn lent(&self) -> &[HostRange] {
+    pub(in crate::virtio::block) fn lent(&self) -> &[HostRange] {
         match &self.memory {
             Memory::Lent { io, .. } => io.ranges(),
             Memory::Copied { .. } => &[],
@@ -113,7 +113,7 @@ impl Transfer {
     }
 
     /// The next operation; `None` when all is done.
-    pub(super) fn next(&mut self, memory: &DeviceMemory) -> Result<Option<Op>, Failure> {
+    pub(in crate::virtio::block) fn next(&mut self, memory: &DeviceMemory) -> Result<Option<Op>, Failure> {
         if self.done == self.len {
             return Ok(None);
         }
@@ -139,7 +139,7 @@ impl Transfer {
     }
 
     /// The operation has ended with so many bytes, one at least.
-    pub(super) fn ended(&mut self, bytes: usize, memory: &DeviceMemory) -> Result<(), Failure> {
+    pub(in crate::virtio::block) fn ended(&mut self, bytes: usize, memory: &DeviceMemory) -> Result<(), Failure> {
         let bytes = bytes.min(self.len - self.done);
         match &mut self.memory {
             Memory::Lent { buffers, next, .. } => {

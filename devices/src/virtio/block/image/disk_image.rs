@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use log::warn;
 use rustix::fs::{ioctl_blkpbszget, ioctl_blksszget};
 
+use super::error::{ImageError, ResizeError};
 use super::host_file::{self, direct_alignment, size_of_device};
-use super::image_error::{ImageError, ResizeError};
-use super::image_lock::ImageLock;
+use super::lock::ImageLock;
 use super::qcow2::{ChainOptions, Qcow2Image};
-use super::spec::SECTOR;
 use super::vhd;
 use crate::file_size;
+use crate::virtio::block::spec::SECTOR;
 
 /// Physical blocks of a file, as file systems have them.
 const FILE_BLOCK: u32 = 4096;
@@ -94,7 +94,12 @@ impl Image {
     ///
     /// # Errors
     /// Why it cannot be used.
-    pub(super) fn of_file(file: File, device: bool, path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+    pub(in crate::virtio::block) fn of_file(
+        file: File,
+        device: bool,
+        path: &Path,
+        options: ImageOptions,
+    ) -> Result<Self, ImageError> {
         if device && !options.read_only && host_file::is_read_only_device(&file)? {
             return Err(ImageError::ReadOnly);
         }
@@ -169,12 +174,12 @@ impl Image {
     }
 
     /// The file.
-    pub(super) fn file(&self) -> &File {
+    pub(in crate::virtio::block) fn file(&self) -> &File {
         &self.file
     }
 
     /// What is in the file, if that is not the disk's bytes.
-    pub(super) fn qcow2(&self) -> Option<&Qcow2Image> {
+    pub(in crate::virtio::block) fn qcow2(&self) -> Option<&Qcow2Image> {
         self.qcow2.as_ref()
     }
 
@@ -182,7 +187,7 @@ impl Image {
     ///
     /// # Errors
     /// The host cannot do it.
-    pub(super) fn settle(&self) -> io::Result<()> {
+    pub(in crate::virtio::block) fn settle(&self) -> io::Result<()> {
         self.qcow2.as_ref().filter(|_| !self.read_only).map_or(Ok(()), Qcow2Image::flush)
     }
 
@@ -192,7 +197,7 @@ impl Image {
     }
 
     /// The same in sectors.
-    pub(super) fn sectors(&self) -> u64 {
+    pub(in crate::virtio::block) fn sectors(&self) -> u64 {
         self.bytes() / SECTOR
     }
 
@@ -201,7 +206,7 @@ impl Image {
     ///
     /// # Errors
     /// Why the disk keeps its size.
-    pub(super) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+    pub(in crate::virtio::block) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let block = self.block;
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
             return Err(ResizeError::Blocks { bytes, block });
@@ -248,17 +253,17 @@ impl Image {
     }
 
     /// Bytes of what the host writes at once, which requests had better be multiples of.
-    pub(super) fn physical_block(&self) -> u32 {
+    pub(in crate::virtio::block) fn physical_block(&self) -> u32 {
         self.physical
     }
 
     /// Bytes that a discard gives back at once, which it had better be a multiple of.
-    pub(super) fn discard_block(&self) -> u32 {
+    pub(in crate::virtio::block) fn discard_block(&self) -> u32 {
         self.qcow2.as_ref().map_or(self.block, Qcow2Image::cluster).max(self.block)
     }
 
     /// Whether the kernel can use a buffer at this address and of this length as it is.
-    pub(super) fn takes(&self, address: usize, len: usize) -> bool {
+    pub(in crate::virtio::block) fn takes(&self, address: usize, len: usize) -> bool {
         // What has tables is read and written by code that must not see a buffer change under its hands.
         self.qcow2.is_none()
             && (self.memory == 1
@@ -266,17 +271,17 @@ impl Image {
     }
 
     /// Whether what is written comes to the host's page cache, by a copy.
-    pub(super) fn is_cached(&self) -> bool {
+    pub(in crate::virtio::block) fn is_cached(&self) -> bool {
         !self.device && self.memory == 1
     }
 
     /// Whether a read is a copy from the host's memory, and io_uring hands it to a thread all the same.
-    pub(super) fn is_in_memory(&self) -> bool {
+    pub(in crate::virtio::block) fn is_in_memory(&self) -> bool {
         self.in_memory && self.memory == 1
     }
 
     /// Whether what the guest discards is not given back to the host.
-    pub(super) fn is_allocated(&self) -> bool {
+    pub(in crate::virtio::block) fn is_allocated(&self) -> bool {
         self.allocated
     }
 
@@ -287,7 +292,7 @@ impl Image {
 
     /// An image of any file, with what the host would say of it made up.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
+    pub(in crate::virtio::block) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
         Self {
             qcow2: None,
@@ -324,8 +329,8 @@ mod tests {
 
     use rustix::fs::Mode;
 
+    use super::super::buffer::PAGE;
     use super::*;
-    use crate::virtio::block::buffer::PAGE;
 
     fn image(bytes: &[u8]) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use log::warn;
 
-use super::image::Image;
-use super::op::{Ended, Op};
 use super::plain::Plain;
 use super::ring::Ring;
+use crate::virtio::block::image::disk_image::Image;
+use crate::virtio::block::image::op::{Ended, Op};
 
 /// How I/O is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,14 +24,14 @@ pub enum IoMode {
 }
 
 /// Runs operations.
-pub(super) enum Engine {
+pub(in crate::virtio::block) enum Engine {
     Ring(Box<Ring>, Plain),
     Plain(Plain),
 }
 
 impl Engine {
     /// For so many operations at a time.
-    pub(super) fn new(image: Arc<Image>, operations: u16, mode: IoMode) -> Self {
+    pub(in crate::virtio::block) fn new(image: Arc<Image>, operations: u16, mode: IoMode) -> Self {
         // What has tables is read and written by code that waits for each operation.
         if mode == IoMode::Async && image.qcow2().is_none() {
             match Ring::new(image.clone(), operations) {
@@ -51,7 +51,7 @@ impl Engine {
     /// # Safety
     /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
     /// hold references to their bytes.
-    pub(super) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
+    pub(in crate::virtio::block) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
         match self {
             Self::Ring(ring, plain) => {
                 let copies = match op {
@@ -76,7 +76,7 @@ impl Engine {
     ///
     /// # Errors
     /// The kernel takes nothing any more.
-    pub(super) fn submit(&mut self) -> io::Result<()> {
+    pub(in crate::virtio::block) fn submit(&mut self) -> io::Result<()> {
         match self {
             Self::Ring(ring, _) => ring.submit(0),
             Self::Plain(_) => Ok(()),
@@ -87,7 +87,7 @@ impl Engine {
     ///
     /// # Errors
     /// The kernel takes nothing any more.
-    pub(super) fn wait(&mut self) -> io::Result<()> {
+    pub(in crate::virtio::block) fn wait(&mut self) -> io::Result<()> {
         match self {
             Self::Ring(ring, _) => ring.submit(1),
             Self::Plain(_) => Ok(()),
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// An operation that has ended.
-    pub(super) fn next_ended(&mut self) -> Option<Ended> {
+    pub(in crate::virtio::block) fn next_ended(&mut self) -> Option<Ended> {
         match self {
             Self::Ring(ring, plain) => plain.next_ended().or_else(|| ring.next_ended()),
             Self::Plain(plain) => plain.next_ended(),
@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// Whether there is one.
-    pub(super) fn has_ended(&mut self) -> bool {
+    pub(in crate::virtio::block) fn has_ended(&mut self) -> bool {
         match self {
             Self::Ring(ring, plain) => plain.has_ended() || ring.has_ended(),
             Self::Plain(plain) => plain.has_ended(),
@@ -111,14 +111,14 @@ impl Engine {
     }
 
     /// Asks the kernel to end an operation, if it is under way. It ends as any other does.
-    pub(super) fn cancel(&mut self, number: u64) {
+    pub(in crate::virtio::block) fn cancel(&mut self, number: u64) {
         if let Self::Ring(ring, _) = self {
             ring.cancel(number);
         }
     }
 
     /// Whether something was begun that the kernel does not have yet.
-    pub(super) fn has_unsubmitted(&mut self) -> bool {
+    pub(in crate::virtio::block) fn has_unsubmitted(&mut self) -> bool {
         match self {
             Self::Ring(ring, _) => ring.has_unsubmitted(),
             Self::Plain(_) => false,
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// What can be read when an operation has ended.
-    pub(super) fn source(&self) -> Option<BorrowedFd<'_>> {
+    pub(in crate::virtio::block) fn source(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Ring(ring, _) => Some(ring.source()),
             Self::Plain(_) => None,
@@ -143,7 +143,7 @@ mod tests {
     use tempfile::tempfile;
 
     use super::*;
-    use crate::virtio::block::op::Buffers;
+    use crate::virtio::block::image::op::Buffers;
 
     /// Bytes of an operation, and where in the image it is.
     const LEN: usize = 512;

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::GuestAddress;
 
-use super::counters::{Counts, count};
-use super::op::Op;
 use super::ranges::{Fate, Ranges};
-use super::spec::status;
 use super::transfer::{Failure, Transfer};
 use crate::dma::DeviceMemory;
 use crate::host_memory::report_io;
+use crate::virtio::block::counters::{Counts, count};
+use crate::virtio::block::image::op::Op;
+use crate::virtio::block::spec::status;
 
 /// How often an operation is begun again that the host's kernel interrupted.
 const MOST_RETRIES: u32 = 16;

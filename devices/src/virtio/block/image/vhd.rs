@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::image_error::ImageError;
+use super::error::ImageError;
 
 /// Bytes of the footer.
 const FOOTER: usize = 512;

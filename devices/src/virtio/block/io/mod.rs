@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Operations on an image, done by the host's kernel: with io_uring, or with system calls.
+//!
+//! Nothing here knows the guest, its queues or its requests.
+
+pub(super) mod engine;
+pub(super) mod plain;
+pub(super) mod ring;
+mod submission;
