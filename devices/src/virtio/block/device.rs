@@ -3,10 +3,7 @@
 //! The device as the transport sees it.
 
 use std::io;
-use std::sync::{Arc, Mutex};
-
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use std::sync::Arc;
 
 use super::config_space;
 use super::counters::BlockCounters;
@@ -17,22 +14,12 @@ use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS};
 use super::state::{BlockState, STATE};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
-use crate::virtio::{Driver, QueueState, VirtioDevice};
-use crate::worker::Worker;
+use crate::virtio::queue_worker::{QueueWorker, Thread};
+use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the threads that serve a queue each: read and write the image.
 pub const ROLE: ThreadRole =
     ThreadRole { name: "block", calls: &[calls::AT_PLACES, calls::POLICY, calls::URING, calls::WAITING] };
-
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    /// By queue.
-    workers: Vec<Option<Worker<Requests>>>,
-    paused: bool,
-}
 
 /// A disk.
 pub struct VirtioBlock {
@@ -41,23 +28,27 @@ pub struct VirtioBlock {
     /// All of the configuration but the disk's size.
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
-    /// By queue.
-    doorbells: Vec<EventFd>,
-    active: Mutex<Active>,
+    queues: QueueWorker<Requests>,
 }
 
 impl VirtioBlock {
     /// # Errors
     /// The process can have no more descriptors.
     pub(super) fn new(disk: Disk, queues: u16, queue_size: u16) -> io::Result<Self> {
-        let active = Active { workers: (0..queues).map(|_| None).collect(), ..Active::default() };
+        let disk = Arc::new(disk);
+        let of_threads = disk.clone();
+        let make = move |driver, index, queue, doorbell: &_| {
+            let requests = Requests::new(index, queue, driver, of_threads.clone(), doorbell)?;
+            // As in Cloud Hypervisor: the name of the device and of the queue.
+            let name = format!("{}_q{index}", of_threads.id);
+            Ok((Thread { name, role: ROLE, cpus: of_threads.affinity.get(&index).copied() }, requests))
+        };
         Ok(Self {
             features: config_space::features(&disk.image, queues),
             config: config_space::bytes(&disk.image, queues, queue_size),
-            disk: Arc::new(disk),
             queue_sizes: vec![queue_size; queues.into()],
-            doorbells: (0..queues).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
-            active: Mutex::new(active),
+            queues: QueueWorker::several(queues.into(), 1, |_, _| false, make)?,
+            disk,
         })
     }
 
@@ -71,16 +62,8 @@ impl VirtioBlock {
     /// # Errors
     /// Why it keeps its size.
     pub fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        let driver = {
-            let active = lock(&self.active);
-            let running = || active.workers.iter().flatten().filter(|_| !active.paused);
-            running().for_each(Worker::pause);
-            let resized = self.disk.image.resize(bytes);
-            running().for_each(Worker::resume);
-            resized?;
-            active.driver.clone()
-        };
-        if let Some(driver) = driver {
+        self.queues.while_paused(|| self.disk.image.resize(bytes))?;
+        if let Some(driver) = self.queues.driver() {
             driver.interrupt.config_changed(true);
         }
         Ok(())
@@ -119,54 +102,8 @@ impl VirtioDevice for VirtioBlock {
 
     fn write_config(&self, _: usize, _: &[u8]) {}
 
-    fn activate(&self, driver: Driver) {
-        lock(&self.active).driver = Some(driver);
-    }
-
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone() else { return Ok(()) };
-        let Some(doorbell) = self.doorbells.get(usize::from(index)) else { return Ok(()) };
-        let requests = Requests::new(index, queue, driver, self.disk.clone(), doorbell)?;
-        // As in Cloud Hypervisor: the name of the device and of the queue.
-        let thread = format!("{}_q{index}", self.disk.id);
-        let (cpus, bell) = (self.disk.affinity.get(&index).copied(), doorbell.try_clone()?);
-        let worker = Worker::spawn_on(cpus, thread, ROLE, bell, active.paused, requests)?;
-        active.workers[usize::from(index)] = Some(worker);
-        Ok(())
-    }
-
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        // The disk keeps its size while what the worker has under way ends.
-        let mut active = lock(&self.active);
-        let worker = active.workers.get_mut(usize::from(index))?.take()?;
-        Some(worker.stop(|requests| requests.state()))
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        let worker = active.workers.get(usize::from(index))?.as_ref()?;
-        Some(worker.with_task(|requests| requests.state()))
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        self.doorbells.get(usize::from(queue))
-    }
-
-    fn reset(&self) {
-        lock(&self.active).driver = None;
-    }
-
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.workers.iter().flatten().for_each(Worker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.workers.iter().flatten().for_each(Worker::resume);
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -188,7 +125,7 @@ impl VirtioDevice for VirtioBlock {
                 return Err(StateError::rule(field, rule));
             }
         }
-        lock(&self.active).paused = true;
+        self.queues.restore_paused();
         Ok(())
     }
 }

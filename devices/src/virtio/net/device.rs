@@ -3,35 +3,25 @@
 //! The device as the transport sees it.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
 
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::Queue;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::carrier::Offloads;
-use super::control::{CONTROL_QUEUE_SIZE, Control, control_queue};
+use super::control::CONTROL_QUEUE_SIZE;
 use super::counters::NetCounters;
 use super::link::Link;
-use super::pair::Pair;
-use super::queue_worker::QueueWorker;
 use super::spec::{
     CONFIG_BYTES, CSUM, CTRL_VQ, DEVICE_TYPE, GUEST_CSUM, GUEST_ECN, GUEST_TSO4, GUEST_TSO6, GUEST_USO4, GUEST_USO6,
     HOST_ECN, HOST_TSO4, HOST_TSO6, HOST_USO, MAC, MQ, MRG_RXBUF, MTU, PCI_CLASS,
 };
 use super::state::{NetState, STATE};
-use crate::sandbox::{ThreadRole, calls};
+use super::threads::{Work, threads};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
 use crate::throttle::Throttle;
-use crate::virtio::{Driver, QueueState, VirtioDevice};
-use crate::worker::Worker;
-
-/// Role of the threads that serve a pair of queues each: read and write the file of the host's interface.
-pub const ROLE: ThreadRole = ThreadRole { name: "net", calls: &[] };
-/// Role of the thread that serves the control queue: sets the host's interface up.
-pub const CONTROL_ROLE: ThreadRole = ThreadRole { name: "net_control", calls: &[calls::TAP] };
+use crate::virtio::queue_worker::QueueWorker;
+use crate::virtio::{DeviceQueues, Driver, VirtioDevice};
 
 /// What a driver is told of the host's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,34 +76,6 @@ impl NetTraits {
     }
 }
 
-/// The doorbell of a queue: a pair has one.
-fn doorbell_of(queue: usize) -> usize {
-    queue / 2
-}
-
-/// What changes with the driver.
-#[derive(Default)]
-struct Active {
-    driver: Option<Driver>,
-    /// By pair of queues. The control queue's follow: where it has the number behind all pairs, and where it has another.
-    workers: Vec<Option<QueueWorker>>,
-    paused: bool,
-}
-
-impl Active {
-    /// True if this is the control queue of a device of `pairs` pairs.
-    fn is_control(&self, queue: u16, pairs: u16) -> bool {
-        // A number behind all pairs can be nothing else, whatever the driver accepted.
-        queue == 2 * pairs || self.driver.as_ref().is_some_and(|driver| queue == control_queue(driver.features, pairs))
-    }
-
-    /// The place of a queue's worker. No two queues share one but those of a pair.
-    fn place(&self, queue: u16, pairs: u16) -> usize {
-        let is_moved = queue != 2 * pairs && self.is_control(queue, pairs);
-        if is_moved { usize::from(pairs) + 1 } else { usize::from(queue / 2) }
-    }
-}
-
 /// A network device.
 pub struct VirtioNet {
     link: Arc<Link>,
@@ -121,11 +83,9 @@ pub struct VirtioNet {
     features: u64,
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
-    /// By pair of queues, and the control queue's behind all of them.
-    doorbells: Vec<EventFd>,
     /// Pairs of queues that the driver uses.
     pairs: Arc<AtomicU16>,
-    active: Mutex<Active>,
+    queues: QueueWorker<Work>,
     throttle: Throttle,
 }
 
@@ -133,19 +93,16 @@ impl VirtioNet {
     /// # Errors
     /// The process can have no more descriptors.
     pub(super) fn new(link: Link, traits: NetTraits) -> io::Result<Self> {
-        let queue_sizes = traits.queue_sizes();
-        let doorbells = doorbell_of(queue_sizes.len().saturating_sub(1)) + 1;
-        let active =
-            Active { workers: (0..usize::from(traits.pairs) + 2).map(|_| None).collect(), ..Active::default() };
+        let (link, queue_sizes, pairs) = (Arc::new(link), traits.queue_sizes(), Arc::new(AtomicU16::new(1)));
+        let queues = threads(link.clone(), queue_sizes.len(), traits.pairs, pairs.clone())?;
         Ok(Self {
-            link: Arc::new(link),
+            link,
             traits,
             features: traits.features(),
             config: traits.config(),
-            doorbells: (0..doorbells).map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?,
+            queues,
             queue_sizes,
-            pairs: Arc::new(AtomicU16::new(1)),
-            active: Mutex::new(active),
+            pairs,
             throttle: Throttle::default(),
         })
     }
@@ -196,83 +153,21 @@ impl VirtioDevice for VirtioNet {
 
     fn write_config(&self, _: usize, _: &[u8]) {}
 
+    fn queues(&self) -> Option<&dyn DeviceQueues> {
+        Some(&self.queues)
+    }
+
     fn activate(&self, driver: Driver) {
         self.set_up(driver.features, 1);
-        lock(&self.active).driver = Some(driver);
-    }
-
-    fn start_queue(&self, index: u16, queue: Queue) -> io::Result<()> {
-        let mut active = lock(&self.active);
-        let Some(driver) = active.driver.clone() else { return Ok(()) };
-        let Some(doorbell) = self.doorbell(index) else { return Ok(()) };
-        let (place, is_control) = (active.place(index, self.traits.pairs), active.is_control(index, self.traits.pairs));
-        if let Some(QueueWorker::Pair(worker)) = &active.workers[place] {
-            // The other queue of the pair has started it.
-            worker.pause();
-            worker.with_task(|pair| pair.put(index, queue));
-            if !active.paused {
-                worker.resume();
-            }
-            return Ok(());
-        }
-        let (bell, paused, link) = (doorbell.try_clone()?, active.paused, self.link.clone());
-        let worker = if is_control {
-            let thread = format!("{}_ctrl", self.link.id);
-            let task = Control::new(index, queue, driver, link, self.traits.pairs, self.pairs.clone());
-            QueueWorker::Control(Worker::spawn(thread, CONTROL_ROLE, bell, paused, task)?)
-        } else {
-            let thread = format!("{}_qp{place}", self.link.id);
-            let mut pair = Pair::new(driver, link);
-            pair.put(index, queue);
-            QueueWorker::Pair(Worker::spawn(thread, ROLE, bell, paused, pair)?)
-        };
-        active.workers[place] = Some(worker);
-        Ok(())
-    }
-
-    /// With the last queue of a pair its thread ends.
-    fn stop_queue(&self, index: u16) -> Option<QueueState> {
-        let mut active = lock(&self.active);
-        let (paused, place) = (active.paused, active.place(index, self.traits.pairs));
-        let place = active.workers.get_mut(place)?;
-        let worker = place.as_ref()?;
-        worker.pause();
-        let (state, was_last) = worker.take(index);
-        if was_last {
-            *place = None;
-        } else if !paused {
-            worker.resume();
-        }
-        state
-    }
-
-    fn queue_state(&self, index: u16) -> Option<QueueState> {
-        let active = lock(&self.active);
-        active.workers.get(active.place(index, self.traits.pairs))?.as_ref()?.state(index)
-    }
-
-    /// Queues of a pair have one, as they have one thread.
-    fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        self.doorbells.get(doorbell_of(queue.into()))
+        self.queues.activate(driver);
     }
 
     fn reset(&self) {
-        let had = lock(&self.active).driver.take();
-        if had.is_some() {
+        let had_driver = self.queues.driver().is_some();
+        self.queues.reset();
+        if had_driver {
             self.set_up(0, 1);
         }
-    }
-
-    fn pause(&self) {
-        let mut active = lock(&self.active);
-        active.paused = true;
-        active.workers.iter().flatten().for_each(QueueWorker::pause);
-    }
-
-    fn resume(&self) {
-        let mut active = lock(&self.active);
-        active.paused = false;
-        active.workers.iter().flatten().for_each(QueueWorker::resume);
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
@@ -293,9 +188,8 @@ impl VirtioDevice for VirtioNet {
         if !(1..=self.traits.pairs).contains(&pairs) {
             return rule("pairs", format!("{pairs} is not 1 to {}", self.traits.pairs));
         }
-        let mut active = lock(&self.active);
-        active.paused = true;
-        if let Some(driver) = &active.driver {
+        self.queues.restore_paused();
+        if let Some(driver) = self.queues.driver() {
             self.set_up(driver.features, pairs);
         }
         Ok(())

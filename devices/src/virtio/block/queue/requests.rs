@@ -33,6 +33,7 @@ use crate::virtio::block::spec::{feature, status};
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
 use crate::virtio::notification::{more_came, outstanding, wants_interrupt};
 use crate::virtio::queue::DeviceQueue;
+use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
@@ -121,11 +122,6 @@ impl Requests {
             failed: false,
             throttle: Throttle::default(),
         })
-    }
-
-    /// How far the queue is served.
-    pub(in crate::virtio::block) fn state(&self) -> QueueState {
-        QueueState::of(&self.queue)
     }
 
     fn under_way(&self) -> usize {
@@ -426,6 +422,12 @@ impl Requests {
         {
             self.fail(&error);
         }
+    }
+}
+
+impl QueueTask for Requests {
+    fn state(&self, _: u16) -> Option<QueueState> {
+        Some(QueueState::of(&self.queue))
     }
 }
 
