@@ -9,8 +9,7 @@
 
 use std::time::Duration;
 
-/// Longest time for which the thread looks for the next request.
-const MOST: Duration = Duration::from_micros(200);
+use super::gap::Gap;
 
 /// Longest time for which an answer waits for others.
 const LONGEST: Duration = Duration::from_millis(1);
@@ -36,14 +35,12 @@ pub(super) struct Coalescing {
     left: u32,
     /// Turns before the trial after the next one.
     pause: u32,
-    /// How long the next request takes to come, on average. Nobody knows it of one that does not come in time: then it is taken for twice
-    /// as long as before.
-    gap: Duration,
+    gap: Gap,
 }
 
 impl Default for Coalescing {
     fn default() -> Self {
-        Self { answers: 1, is_trial: false, left: SOON, pause: SOON, gap: Duration::ZERO }
+        Self { answers: 1, is_trial: false, left: SOON, pause: SOON, gap: Gap::default() }
     }
 }
 
@@ -57,7 +54,7 @@ impl Coalescing {
             self.have_all();
             return Duration::ZERO;
         }
-        if self.gap.is_zero() { MOST } else { MOST.min(self.gap * 2) }
+        self.gap.patience()
     }
 
     /// The turn ends with as many answers as it was to have.
@@ -75,7 +72,7 @@ impl Coalescing {
 
     /// Requests came after this time.
     pub(super) fn came(&mut self, time: Duration) {
-        self.gap = if self.gap.is_zero() { time } else { (self.gap * 3 + time) / 4 };
+        self.gap.came(time);
     }
 
     /// None came in the time that [`Self::begin`] said, with so many answers.
@@ -83,7 +80,7 @@ impl Coalescing {
         if self.is_trial {
             self.pause = LATE.min(self.pause * 2);
         }
-        self.gap = MOST.min(self.gap * 2);
+        self.gap.missed();
         // A driver that is late once is not taken for one that waits.
         let answers = answers.max(self.answers / 2).max(1);
         (self.is_trial, self.answers, self.left) = (false, answers, self.pause);
@@ -91,12 +88,13 @@ impl Coalescing {
 
     /// How long answers may wait for others in all.
     pub(super) fn longest(&self) -> Duration {
-        LONGEST.min(self.gap * self.answers)
+        LONGEST.min(self.gap.0 * self.answers)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::gap::MOST;
     use super::*;
 
     const GAP: Duration = Duration::from_micros(10);

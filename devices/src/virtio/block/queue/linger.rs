@@ -9,18 +9,15 @@
 
 use std::time::{Duration, Instant};
 
+use super::gap::{Gap, MOST};
 use super::trial::Trial;
-
-/// Longest time for which the thread looks, as long as KVM looks before a vCPU sleeps (Linux, `halt_poll_ns`).
-const MOST: Duration = Duration::from_micros(200);
 
 /// How long to look, by how long requests took to come.
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     trial: Trial,
-    /// How long those take that come while the thread looks, on average. One that does not come in time is taken for twice as late as
-    /// those before.
-    gap: Duration,
+    /// Of requests that come while the thread looks.
+    gap: Gap,
     /// For how long the thread looks this time.
     patience: Duration,
     /// Since when there has been nothing to do.
@@ -32,11 +29,7 @@ impl Linger {
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
         // The thread may have been woken meanwhile for something else.
         self.idle_since.get_or_insert(now);
-        self.patience = match self.trial.is_on() {
-            false => Duration::ZERO,
-            true if self.gap.is_zero() => MOST,
-            true => MOST.min(self.gap * 2),
-        };
+        self.patience = if self.trial.is_on() { self.gap.patience() } else { Duration::ZERO };
         self.patience
     }
 
@@ -57,10 +50,10 @@ impl Linger {
         if self.patience.is_zero() {
             self.trial.passed(time <= MOST);
         } else if time <= self.patience {
-            self.gap = if self.gap.is_zero() { time } else { (self.gap * 3 + time) / 4 };
+            self.gap.came(time);
             self.trial.gained();
         } else {
-            self.gap = MOST.min(self.gap * 2);
+            self.gap.missed();
             self.trial.lost(1);
         }
     }

@@ -9,6 +9,7 @@
 
 mod coalescing;
 mod flight;
+mod gap;
 mod linger;
 mod preemption;
 mod prepare;
