@@ -2,6 +2,8 @@
 
 //! Counters of devices. A device names each of its counters once, in [`counters!`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// A number that only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
@@ -11,6 +13,11 @@ pub struct Counter {
     pub help: &'static str,
     /// How much it has counted since the device was made.
     pub value: u64,
+}
+
+/// Adds `more` to a counter, whose order to others says nothing.
+pub(crate) fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
 }
 
 /// Defines the counters of a device by name and help: a structure of their values, and `Counts`, which threads of the device count by.

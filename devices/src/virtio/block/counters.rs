@@ -2,8 +2,6 @@
 
 //! What a disk counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::counters::counters;
 
 counters! {
@@ -20,9 +18,4 @@ counters! {
         host_errors: "Of these, the ones that the host could not do.",
         rate_waits: "How often queues of disks have waited because of a limit on the rate.",
     }
-}
-
-/// Counts one more.
-pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }

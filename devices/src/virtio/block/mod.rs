@@ -78,27 +78,22 @@ pub struct BlockParams {
 /// # Errors
 /// The process can have no more descriptors, or the platform has no interrupt vectors.
 pub fn create(params: BlockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBlock>), TransportError> {
-    let BlockParams {
-        id,
-        image,
-        serial,
-        queues,
-        queue_size,
-        mode,
-        limiter,
-        affinity,
-        memory,
-        msi,
-        doorbells,
-        observer,
-    } = params;
-    let mut name = [0; ID_BYTES];
-    for (byte, of_serial) in name.iter_mut().zip(serial.bytes()) {
+    let mut serial = [0; ID_BYTES];
+    for (byte, of_serial) in serial.iter_mut().zip(params.serial.bytes()) {
         *byte = of_serial;
     }
-    let (of_disk, image, counts) = (id.clone(), Arc::new(image), Counts::default());
-    let disk = Disk { id: of_disk, image, serial: name, counts, mode, limiter, affinity };
-    let device = Arc::new(VirtioBlock::new(disk, queues, queue_size).map_err(TransportError::Descriptors)?);
+    let disk = Disk {
+        id: params.id.clone(),
+        image: Arc::new(params.image),
+        serial,
+        counts: Counts::default(),
+        mode: params.mode,
+        limiter: params.limiter,
+        affinity: params.affinity,
+    };
+    let device = VirtioBlock::new(disk, params.queues, params.queue_size).map_err(TransportError::Descriptors)?;
+    let device = Arc::new(device);
+    let BlockParams { id, memory, msi, doorbells, observer, .. } = params;
     let function =
         VirtioPciDevice::new(VirtioPciParams { id, device: device.clone(), memory, msi, doorbells, observer })?;
     Ok((Arc::new(function), device))

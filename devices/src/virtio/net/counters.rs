@@ -2,8 +2,6 @@
 
 //! What a network device counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::counters::counters;
 
 counters! {
@@ -18,9 +16,4 @@ counters! {
         host_errors: "How often the host's interface could not be read.",
         rate_waits: "How often queues of network devices have waited because of a limit on the rate.",
     }
-}
-
-/// Adds to a count, whose order to others says nothing.
-pub(super) fn count(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
 }

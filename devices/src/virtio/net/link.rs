@@ -11,7 +11,8 @@ use log::warn;
 
 use super::carrier::Carrier;
 use super::control::Pairs;
-use super::counters::{Counts, count};
+use super::counters::Counts;
+use crate::counters::count;
 use crate::rate_limit::RateLimiter;
 use crate::throttle::Throttle;
 

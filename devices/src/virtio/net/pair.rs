@@ -83,11 +83,11 @@ impl Pair {
                 Turn::Wait(until) => wait = wait.or(until),
             };
             if let Some(transmit) = &mut self.transmit {
-                self.serving = transmit.index();
+                self.serving = transmit.index;
                 note(transmit.turn(orders)?);
             }
             if let Some(receive) = &mut self.receive {
-                self.serving = receive.index();
+                self.serving = receive.index;
                 note(receive.turn(orders)?);
             }
             if !more || orders.call() {

@@ -12,15 +12,14 @@ use std::time::Duration;
 use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, write};
-use super::counters::count;
 use super::link::Link;
 use super::spec::{HEADER_BYTES, MAX_PACKET, MRG_RXBUF, NUM_BUFFERS};
-use super::turn::{Rest, Turn};
+use super::turn::{Rest, Turn, notify_driver};
+use crate::counters::count;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::ask_for_notifications;
 use crate::virtio::queue::DeviceQueue;
-use crate::virtio::used_batch::wants_interrupt;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
@@ -31,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// A receive queue.
 pub(super) struct Receive {
-    index: u16,
+    pub(super) index: u16,
     queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
@@ -87,11 +86,6 @@ impl Receive {
         QueueState::of(&self.queue)
     }
 
-    /// Its number.
-    pub(super) fn index(&self) -> u16 {
-        self.index
-    }
-
     /// What can be read when there are packets.
     pub(super) fn source(&self) -> BorrowedFd<'_> {
         self.link.file(self.index).as_fd()
@@ -126,16 +120,8 @@ impl Receive {
                 }
             }
         };
-        self.tell(since)?;
+        notify_driver(&self.queue, &self.driver, self.index, since)?;
         Ok(turn)
-    }
-
-    /// Tells the driver of what came since, if it wants to know.
-    fn tell(&self, since: u16) -> Result<(), DeviceError> {
-        if wants_interrupt(&self.queue, &self.driver.memory.view(), since).map_err(ring_error(self.index))? {
-            self.driver.interrupt.queue_used(self.index);
-        }
-        Ok(())
     }
 
     /// Asks to be told of more room; `true` if some has come since there was none.

@@ -9,15 +9,14 @@ use std::time::Duration;
 use virtio_queue::{Queue, QueueT};
 
 use super::buffers::{Buffers, Direction, collect, read};
-use super::counters::count;
 use super::link::Link;
 use super::spec::{HEADER_BYTES, MAX_PACKET, MIN_FRAME};
-use super::turn::{Rest, Turn};
+use super::turn::{Rest, Turn, notify_driver};
+use crate::counters::count;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::notification::more_came;
 use crate::virtio::queue::DeviceQueue;
-use crate::virtio::used_batch::wants_interrupt;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
@@ -26,7 +25,7 @@ const MOST: u32 = 64;
 
 /// A transmit queue.
 pub(super) struct Transmit {
-    index: u16,
+    pub(super) index: u16,
     queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
@@ -62,11 +61,6 @@ impl Transmit {
         QueueState::of(&self.queue)
     }
 
-    /// Its number.
-    pub(super) fn index(&self) -> u16 {
-        self.index
-    }
-
     /// Sends packets that there are, [`MOST`] at most. The driver is asked to tell of more only when none is left.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
@@ -84,20 +78,12 @@ impl Transmit {
                 Step::Held(time) => break self.rest.begin(time),
             }
         };
-        self.tell(since)?;
+        notify_driver(&self.queue, &self.driver, self.index, since)?;
         Ok(turn)
     }
 
     fn more_came(&self) -> Result<bool, DeviceError> {
         more_came(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))
-    }
-
-    /// Tells the driver of the packets that were sent since, if it wants to know.
-    fn tell(&self, since: u16) -> Result<(), DeviceError> {
-        if wants_interrupt(&self.queue, &self.driver.memory.view(), since).map_err(ring_error(self.index))? {
-            self.driver.interrupt.queue_used(self.index);
-        }
-        Ok(())
     }
 
     /// Sends the next packet. One that is held back stays in the queue, as if the driver had not added it yet.

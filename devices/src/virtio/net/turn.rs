@@ -4,6 +4,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::virtio::chain::ring_error;
+use crate::virtio::queue::DeviceQueue;
+use crate::virtio::used_batch::wants_interrupt;
+use crate::virtio::{DeviceError, Driver};
 use crate::worker::Wait;
 
 /// What came of a queue's turn.
@@ -34,6 +38,14 @@ impl Rest {
         }
         self.0.map(|_| left)
     }
+}
+
+/// Ends a turn: notifies the driver of the buffers of queue `index` that were used since, if it wants to know.
+pub(super) fn notify_driver(queue: &DeviceQueue, driver: &Driver, index: u16, since: u16) -> Result<(), DeviceError> {
+    if wants_interrupt(queue, &driver.memory.view(), since).map_err(ring_error(index))? {
+        driver.interrupt.queue_used(index);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

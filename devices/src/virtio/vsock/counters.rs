@@ -2,8 +2,6 @@
 
 //! What a vsock device counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::counters::counters;
 
 counters! {
@@ -17,9 +15,4 @@ counters! {
         refused: "Connections that the host's side did not take.",
         resets: "Connections that were reset as the guest broke a rule.",
     }
-}
-
-/// Counts so many more.
-pub(super) fn count(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
 }

@@ -17,10 +17,11 @@ use log::warn;
 use rustix::event::{Timespec, epoll};
 
 use super::connection::{Connection, Fate};
-use super::counters::{Counts, count};
+use super::counters::Counts;
 use super::packet::Header;
 use super::spec::{HOST_CID, PORT_ANY, TYPE_STREAM, op};
 use super::unix::{Greeting, Listener, greeting};
+use crate::counters::count;
 use crate::throttle::Throttle;
 
 /// Most connections, whatever the process may have.

@@ -325,11 +325,12 @@ fn other_format(file: &File) -> io::Result<Option<&'static str>> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use rustix::fs::Mode;
 
     use super::super::buffer::PAGE;
+    use super::super::lock::set;
     use super::*;
 
     fn image(bytes: &[u8]) -> tempfile::NamedTempFile {
@@ -474,20 +475,14 @@ mod tests {
     fn bytes_that_come_are_locked_too() {
         let file = image(&[1; 1024]);
         let disk = Image::open(file.path(), WRITTEN).unwrap();
-        let other = File::options().read(true).write(true).open(file.path()).unwrap();
-        // SAFETY: All of its fields are numbers.
-        let mut tail: libc::flock = unsafe { std::mem::zeroed() };
-        (tail.l_type, tail.l_start, tail.l_len) = (i16::try_from(libc::F_WRLCK).unwrap(), 1024, 512);
-        // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
-        let take = || unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const tail) };
-        assert_eq!(take(), 0);
+        let take = |other: &File| set(other.as_fd(), libc::F_WRLCK, 1024, 512);
+        let other = file.reopen().unwrap();
+        take(&other).unwrap();
         assert!(matches!(disk.resize(2048), Err(ResizeError::Locked)));
         assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (1024, 1024));
         drop(other);
         disk.resize(2048).unwrap();
-        let other = File::options().read(true).write(true).open(file.path()).unwrap();
-        // SAFETY: As above.
-        assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const tail) }, -1);
+        take(&file.reopen().unwrap()).unwrap_err();
     }
 
     #[test]
@@ -507,20 +502,16 @@ mod tests {
     #[test]
     fn descriptor_of_the_parent_has_no_lock() {
         let file = image(&[1; 1024]);
-        let parents = File::options().read(true).write(true).open(file.path()).unwrap();
+        let parents = file.reopen().unwrap();
         let own = parents.try_clone().unwrap();
         // Its own number, which no other test's file gets while it is kept.
         let number = own.as_raw_fd();
         crate::inherited::keep(number, own.into()).unwrap();
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
-        // SAFETY: All of its fields are numbers.
-        let mut all: libc::flock = unsafe { std::mem::zeroed() };
-        all.l_type = i16::try_from(libc::F_WRLCK).unwrap();
-        // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
-        let take = || unsafe { libc::fcntl(parents.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) };
-        assert_eq!(take(), -1, "the lock would be left to the parent of a process that is killed");
+        let take = || set(parents.as_fd(), libc::F_WRLCK, 0, 0);
+        take().expect_err("the lock would be left to the parent of a process that is killed");
         drop(disk);
-        assert_eq!(take(), 0);
+        take().unwrap();
     }
 }

@@ -158,7 +158,8 @@ fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     lock
 }
 
-fn set(file: BorrowedFd<'_>, kind: i32, start: i64, len: i64) -> io::Result<()> {
+/// Sets or gives back a lock of `len` bytes from `start` on. It fails where another description has one in its way.
+pub(super) fn set(file: BorrowedFd<'_>, kind: i32, start: i64, len: i64) -> io::Result<()> {
     let lock = range(kind, start, len);
     // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
@@ -286,10 +287,7 @@ mod tests {
         assert!(lock.is_closed_within(HUNG));
         ending.join().unwrap();
         drop(lock);
-        let all = range(libc::F_WRLCK, 0, 0);
-        let other = open_again(image.path());
-        // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
-        assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) }, 0);
+        set(open_again(image.path()).as_fd(), libc::F_WRLCK, 0, 0).unwrap();
     }
 
     /// As where the process may not open the file.

@@ -72,24 +72,13 @@ impl Engine {
         }
     }
 
-    /// Hands what was begun to the kernel.
+    /// Hands what was begun to the kernel, and waits for the ends of `wanted` operations if any are under way.
     ///
     /// # Errors
     /// The kernel takes nothing any more.
-    pub(in crate::virtio::block) fn submit(&mut self) -> io::Result<()> {
+    pub(in crate::virtio::block) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         match self {
-            Self::Ring(ring, _) => ring.submit(0),
-            Self::Plain(_) => Ok(()),
-        }
-    }
-
-    /// The same, and waits for the end of one operation at least, if any is under way.
-    ///
-    /// # Errors
-    /// The kernel takes nothing any more.
-    pub(in crate::virtio::block) fn wait(&mut self) -> io::Result<()> {
-        match self {
-            Self::Ring(ring, _) => ring.submit(1),
+            Self::Ring(ring, _) => ring.submit(wanted),
             Self::Plain(_) => Ok(()),
         }
     }
@@ -169,7 +158,7 @@ mod tests {
         // SAFETY: Buffer and list stay until the end is told, below, and nobody looks at the bytes before.
         unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
-        engine.wait().unwrap();
+        engine.submit(1).unwrap();
         while !engine.has_ended() {
             std::thread::yield_now();
         }

@@ -2,15 +2,14 @@
 
 //! A request under way: what is left to be done for it, and what becomes of it.
 
-use std::sync::atomic::Ordering;
-
 use vm_memory::GuestAddress;
 
 use super::ranges::{Fate, Ranges};
 use super::transfer::{Failure, Transfer};
+use crate::counters::count;
 use crate::dma::DeviceMemory;
 use crate::host_memory::report_io;
-use crate::virtio::block::counters::{Counts, count};
+use crate::virtio::block::counters::Counts;
 use crate::virtio::block::image::op::Op;
 use crate::virtio::block::spec::status;
 
@@ -139,25 +138,23 @@ impl Flight {
     pub(super) fn answer(&self, outcome: Result<(), Failure>, counts: &Counts) -> Answer {
         let (status, used) = match outcome {
             Err(failure) => {
-                count(&counts.errors);
+                count(&counts.errors, 1);
                 if matches!(failure, Failure::Host(_)) {
-                    count(&counts.host_errors);
+                    count(&counts.host_errors, 1);
                 }
                 (status::IOERR, 1)
             }
             Ok(()) => {
-                let bytes = self.bytes as u64;
-                let add = |ops, of| {
-                    count(ops);
-                    let of: &std::sync::atomic::AtomicU64 = of;
-                    of.fetch_add(bytes, Ordering::Relaxed);
+                let add = |ops, bytes| {
+                    count(ops, 1);
+                    count(bytes, self.bytes as u64);
                 };
                 match self.work {
                     Work::Read(_) => add(&counts.read_ops, &counts.read_bytes),
                     Work::Write(_) => add(&counts.write_ops, &counts.write_bytes),
-                    Work::Ranges(Fate::Discarded, _) => count(&counts.discards),
-                    Work::Ranges(Fate::Zeroed { .. }, _) => count(&counts.write_zeroes),
-                    Work::None => count(&counts.flushes),
+                    Work::Ranges(Fate::Discarded, _) => count(&counts.discards, 1),
+                    Work::Ranges(Fate::Zeroed { .. }, _) => count(&counts.write_zeroes, 1),
+                    Work::None => count(&counts.flushes, 1),
                 }
                 let data = if matches!(self.work, Work::Read(_)) { self.bytes } else { 0 };
                 (status::OK, u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1))

@@ -4,8 +4,6 @@
 
 use std::sync::Arc;
 
-use vm_memory::{Bytes, GuestAddress};
-
 use super::flight::{Flight, Work};
 use super::ranges::{Fate, Ranges};
 use super::request::{Parts, Request};
@@ -85,15 +83,10 @@ fn transfer(
 
 /// Tells the disk's name, or as much of it as there is room for.
 fn tell_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
-    let view = memory.view();
-    let mut told = 0;
-    for (address, len) in room.range(0, ID_BYTES) {
-        if view.write_slice(&disk.serial[told..told + len], GuestAddress(address)).is_err() {
-            return Prepared::Answered { status: status::IOERR, used: 1 };
-        }
-        told += len;
+    if room.write(&memory.view(), 0, &disk.serial).is_err() {
+        return Prepared::Answered { status: status::IOERR, used: 1 };
     }
-    Prepared::Answered { status: status::OK, used: u32::try_from(told).unwrap_or(0) + 1 }
+    Prepared::Answered { status: status::OK, used: u32::try_from(ID_BYTES.min(room.len)).unwrap_or(0) + 1 }
 }
 
 /// A discard or a request to write zeroes.
@@ -106,14 +99,7 @@ fn ranges(request: &Request, image: &Image, memory: &DeviceMemory, durable: bool
         return Err(status::IOERR);
     }
     let mut bytes = vec![0; request.readable.len];
-    let mut at = 0;
-    {
-        let view = memory.view();
-        for (address, len) in &request.readable.list {
-            view.read_slice(&mut bytes[at..at + len], GuestAddress(*address)).map_err(|_| status::IOERR)?;
-            at += len;
-        }
-    }
+    request.readable.read(&memory.view(), 0, &mut bytes).map_err(|_| status::IOERR)?;
     let word = |entry: &[u8], at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
     let (mut list, mut unmaps) = (Vec::with_capacity(count), false);
     for entry in bytes.chunks_exact(RANGE_BYTES) {

@@ -88,7 +88,7 @@ impl Parts {
     }
 
     /// The parts from `skip` on, `len` bytes at most.
-    pub(super) fn range(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
+    fn range(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
         self.list.iter().filter_map(move |(address, part)| {
             let start = skip.min(*part);
             skip -= start;
@@ -97,6 +97,32 @@ impl Parts {
             // A part that wraps around was never in memory.
             (count != 0).then(|| (address.wrapping_add(start as u64), count))
         })
+    }
+
+    /// Reads the bytes of the parts from `skip` on.
+    ///
+    /// # Errors
+    /// A part is not in the memory that the device sees.
+    pub(super) fn read(&self, memory: &DmaView<'_>, skip: usize, bytes: &mut [u8]) -> Result<(), &'static str> {
+        let mut at = 0;
+        for (address, len) in self.range(skip, bytes.len()) {
+            memory.read_slice(&mut bytes[at..at + len], GuestAddress(address)).map_err(|_| OUTSIDE)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` to the parts from `skip` on, as far as these go.
+    ///
+    /// # Errors
+    /// A part is not in the memory that the device sees.
+    pub(super) fn write(&self, memory: &DmaView<'_>, skip: usize, bytes: &[u8]) -> Result<(), &'static str> {
+        let mut at = 0;
+        for (address, len) in self.range(skip, bytes.len()) {
+            memory.write_slice(&bytes[at..at + len], GuestAddress(address)).map_err(|_| OUTSIDE)?;
+            at += len;
+        }
+        Ok(())
     }
 }
 

@@ -22,9 +22,9 @@ use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
 use super::transfer::Failure;
+use crate::counters::count;
 use crate::file_size;
 use crate::throttle::Throttle;
-use crate::virtio::block::counters::count;
 use crate::virtio::block::disk::{Disk, Owner};
 use crate::virtio::block::io::engine::Engine;
 use crate::virtio::block::io::plain::Plain;
@@ -239,7 +239,7 @@ impl Requests {
 
     fn submit(&mut self) -> Result<(), DeviceError> {
         let queue = self.index;
-        self.engine.submit().map_err(|source| DeviceError::Io { queue, source })
+        self.engine.submit(0).map_err(|source| DeviceError::Io { queue, source })
     }
 
     /// Reads requests that the driver has added, as many as there is room for and the limit on the rate lets pass. The one after them
@@ -268,7 +268,7 @@ impl Requests {
                 && let Err(wait) = limiter.pass(request.bytes(), Instant::now())
             {
                 self.queue.put_back(1);
-                count(&self.disk.counts.rate_waits);
+                count(&self.disk.counts.rate_waits, 1);
                 self.held = Some(wait);
                 break;
             }
@@ -297,7 +297,7 @@ impl Requests {
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
             Prepared::Answered { status: code, used } => {
                 if code != status::OK {
-                    count(&self.disk.counts.errors);
+                    count(&self.disk.counts.errors, 1);
                 }
                 Some(Answer { head, place, status: code, used })
             }
@@ -409,7 +409,7 @@ impl Requests {
     fn drain(&mut self) {
         while self.under_way() != 0 {
             self.cancel_unwanted();
-            if let Err(error) = self.engine.wait() {
+            if let Err(error) = self.engine.submit(1) {
                 warn!("{}: waiting for the image: {error}", self.disk.id);
                 std::thread::sleep(KERNEL_AGAIN);
             }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use iommu_bounce::Permissions;
 use smallvec::SmallVec;
-use vm_memory::{Bytes, GuestAddress};
 
 use super::request::Parts;
 use crate::dma::{DeviceMemory, HostIo, IoOwner};
@@ -124,13 +123,8 @@ impl Transfer {
                 let len = (self.len - self.done).min(MOST_COPIED);
                 buffer[0].0.iov_len = len;
                 if self.writes {
-                    let (view, bytes) = (memory.view(), copy.bytes_mut());
-                    let mut at = 0;
-                    for (address, len) in parts.range(self.done, len) {
-                        let to = &mut bytes[at..at + len];
-                        view.read_slice(to, GuestAddress(address)).map_err(|_| Failure::Memory)?;
-                        at += len;
-                    }
+                    let bytes = &mut copy.bytes_mut()[..len];
+                    parts.read(&memory.view(), self.done, bytes).map_err(|_| Failure::Memory)?;
                 }
                 list(&buffer[..])
             }
@@ -154,12 +148,8 @@ impl Transfer {
                 }
             }
             Memory::Copied { parts, copy, .. } if !self.writes => {
-                let (view, bytes_read) = (memory.view(), copy.bytes_mut());
-                let mut at = 0;
-                for (address, len) in parts.range(self.done, bytes) {
-                    view.write_slice(&bytes_read[at..at + len], GuestAddress(address)).map_err(|_| Failure::Memory)?;
-                    at += len;
-                }
+                let bytes = &copy.bytes_mut()[..bytes];
+                parts.write(&memory.view(), self.done, bytes).map_err(|_| Failure::Memory)?;
             }
             Memory::Copied { .. } => {}
         }

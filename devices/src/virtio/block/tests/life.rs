@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -27,18 +27,29 @@ fn slow(kind: Kind) -> (Harness, File) {
     (disk, File::from(writer))
 }
 
+/// The same with a read under way. Its status goes to the address that is returned.
+fn reading(kind: Kind) -> (Harness, File, u64) {
+    let (mut disk, writer) = slow(kind);
+    let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
+    disk.begun();
+    assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
+    (disk, writer, first)
+}
+
+/// Ends that read after a while.
+fn end_late(mut writer: File) -> JoinHandle<File> {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        writer.write_all(&[7; 512]).unwrap();
+        writer
+    })
+}
+
 #[test]
 fn pause_waits_for_running_requests_and_admits_no_new_ones() {
     for translated in [false, true] {
-        let (mut disk, mut writer) = slow(Kind { translated, ..RING });
-        let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-        disk.begun();
-        assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
-        let late = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(50));
-            writer.write_all(&[7; 512]).unwrap();
-            writer
-        });
+        let (mut disk, writer, first) = reading(Kind { translated, ..RING });
+        let late = end_late(writer);
         disk.function.pause();
         assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (2, status::OK, 7));
         let mut writer = late.join().unwrap();
@@ -56,15 +67,8 @@ fn pause_waits_for_running_requests_and_admits_no_new_ones() {
 #[test]
 fn bus_master_off_waits_for_request_and_admits_no_new_one() {
     for translated in [false, true] {
-        let (mut disk, mut writer) = slow(Kind { translated, ..RING });
-        let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-        disk.begun();
-        assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
-        let late = thread::spawn(move || {
-            thread::sleep(SOON);
-            writer.write_all(&[7; 512]).unwrap();
-            writer
-        });
+        let (mut disk, writer, first) = reading(Kind { translated, ..RING });
+        let late = end_late(writer);
         set_bus_master(&disk.function, false);
         assert_eq!((disk.used(0), disk.byte(first), disk.byte(DATA)), (2, status::OK, 7));
         let mut writer = late.join().unwrap();
@@ -90,14 +94,8 @@ fn device_is_reset_while_bus_mastering_is_off() {
 
 #[test]
 fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
-    let (mut disk, mut writer) = slow(RING);
-    let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-    disk.begun();
-    assert_eq!((disk.used(0), disk.byte(first)), (1, 0xff));
-    let late = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(50));
-        writer.write_all(&[7; 512]).unwrap();
-    });
+    let (disk, writer, first) = reading(RING);
+    let late = end_late(writer);
     // Its image is a pipe, which keeps its size.
     disk.device.resize(2 << 20).unwrap_err();
     assert_eq!((disk.used(0), disk.byte(first)), (2, status::OK));
@@ -127,16 +125,11 @@ fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
 
 #[test]
 fn new_size_waits_for_what_a_reset_waits_for() {
-    let (mut disk, mut writer) = slow(RING);
-    let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-    disk.begun();
+    let (disk, writer, first) = reading(RING);
     let function = disk.function.clone();
     let reset = thread::spawn(move || function.reset().unwrap());
     thread::sleep(Duration::from_millis(20));
-    let late = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(50));
-        writer.write_all(&[7; 512]).unwrap();
-    });
+    let late = end_late(writer);
     disk.device.resize(2 << 20).unwrap_err();
     assert_eq!((disk.byte(first), disk.byte(DATA)), (status::OK, 7));
     late.join().unwrap();
@@ -145,9 +138,7 @@ fn new_size_waits_for_what_a_reset_waits_for() {
 
 #[test]
 fn unmap_cancels_kernel_io_to_its_range_and_leaves_the_rest() {
-    let (mut disk, mut writer) = slow(Kind { translated: true, ..RING });
-    let gone = disk.add(0, request::IN, 0, &[(DATA, 512)]);
-    disk.begun();
+    let (mut disk, mut writer, gone) = reading(Kind { translated: true, ..RING });
     let stays = disk.add(0, request::IN, 0, &[(DATA + 0x1000, 512)]);
     disk.begun();
     assert_eq!(disk.used(0), 2);

@@ -76,6 +76,14 @@ fn disk(path: &Path, options: ImageOptions) -> Harness {
     disk
 }
 
+/// Writes `bytes` to the disk, and closes it.
+fn write(path: &Path, sector: u64, bytes: &[u8]) {
+    let mut disk = disk(path, WRITTEN);
+    disk.fill(DATA, bytes);
+    let len = u32::try_from(bytes.len()).unwrap();
+    assert_eq!(disk.call(request::OUT, sector, &[(DATA, len)]), status::OK);
+}
+
 /// All that the disk shows.
 fn content(disk: &mut Harness, sectors: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -118,7 +126,8 @@ fn step() -> impl Strategy<Value = Step> {
 fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut disk = disk(path, WRITTEN);
     // What may be there of each sector after a crash: what was flushed, and all that was written since.
-    let mut may_be: Vec<Vec<Vec<u8>>> = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+    let flushed = |model: &[u8]| model.chunks(512).map(|sector| vec![sector.to_vec()]).collect::<Vec<_>>();
+    let mut may_be = flushed(&model);
     for step in steps {
         let range = |sector: u64, sectors: u64| {
             let at = |sector| usize::try_from(sector * 512).unwrap();
@@ -153,7 +162,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
             }
             Step::Flush => {
                 prop_assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
-                may_be = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+                may_be = flushed(&model);
             }
             Step::Crash => {
                 // As the file is, with nothing of what is in memory.
@@ -174,7 +183,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
                 drop(disk);
                 assert_sound(path);
                 disk = self::disk(path, WRITTEN);
-                may_be = model.chunks(512).map(|sector| vec![sector.to_vec()]).collect();
+                may_be = flushed(&model);
             }
         }
         let (sector, sectors) = changed.unwrap_or_default();
@@ -219,11 +228,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
         create(&path, 1 << 20, 512, None);
-        {
-            let mut disk = disk(&path, WRITTEN);
-            disk.fill(DATA, &pattern(4096, 1));
-            prop_assert_eq!(disk.call(request::OUT, 100, &[(DATA, 4096)]), status::OK);
-        }
+        write(&path, 100, &pattern(4096, 1));
         let mut bytes = fs::read(&path).unwrap();
         for (place, value) in changes {
             let len = bytes.len();
@@ -242,14 +247,9 @@ fn images_behind_others_are_shown_locked_and_never_written() {
     let [raw, middle, front] = ["raw.img", "middle.qcow2", "front.qcow2"].map(|name| dir.path().join(name));
     fs::write(&raw, pattern(BYTES, 1)).unwrap();
     create(&middle, BYTES as u64, 4096, Some(("raw.img", "raw")));
-    let write = |path: &Path, sector, seed| {
-        let mut disk = disk(path, WRITTEN);
-        disk.fill(DATA, &pattern(512, seed));
-        assert_eq!(disk.call(request::OUT, sector, &[(DATA, 512)]), status::OK);
-    };
-    write(&middle, 1, 2);
+    write(&middle, 1, &pattern(512, 2));
     create(&front, BYTES as u64, 4096, Some((middle.to_str().unwrap(), "qcow2")));
-    write(&front, 2, 3);
+    write(&front, 2, &pattern(512, 3));
     let before = [fs::read(&raw).unwrap(), fs::read(&middle).unwrap()];
     let mut expected = before[0].clone();
     expected[512..1024].copy_from_slice(&pattern(512, 2));
@@ -358,11 +358,7 @@ fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 4096, None);
-    {
-        let mut disk = disk(&path, WRITTEN);
-        disk.fill(DATA, &pattern(4096, 9));
-        assert_eq!(disk.call(request::OUT, 8, &[(DATA, 4096)]), status::OK);
-    }
+    write(&path, 8, &pattern(4096, 9));
     // A file that cannot grow.
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create(c"image", flags).unwrap());
