@@ -24,22 +24,24 @@ pub enum IoMode {
 }
 
 /// Runs operations.
-pub(in crate::virtio::block) enum Engine {
-    Ring(Box<Ring>, Plain),
-    Plain(Plain),
+pub(in crate::virtio::block) struct Engine {
+    /// `None` where the kernel refuses it, or it was not asked for.
+    ring: Option<Box<Ring>>,
+    plain: Plain,
 }
 
 impl Engine {
     /// For so many operations at a time.
     pub(in crate::virtio::block) fn new(image: Arc<Image>, operations: u16, mode: IoMode) -> Self {
+        let mut ring = None;
         // What has tables is read and written by code that waits for each operation.
         if mode == IoMode::Async && image.qcow2().is_none() {
             match Ring::new(image.clone(), operations) {
-                Ok(ring) => return Self::Ring(Box::new(ring), Plain::new(image)),
+                Ok(made) => ring = Some(Box::new(made)),
                 Err(error) => warn!("io_uring is not to be had, requests are served one after the other: {error}"),
             }
         }
-        Self::Plain(Plain::new(image))
+        Self { ring, plain: Plain::new(image) }
     }
 
     /// Begins an operation, which ends with `number`. It may begin with [`Self::submit`] only.
@@ -52,23 +54,16 @@ impl Engine {
     /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
     /// hold references to their bytes.
     pub(in crate::virtio::block) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
-        match self {
-            Self::Ring(ring, plain) => {
-                let copies = match op {
-                    Op::Read { .. } => ring.image().is_in_memory(),
-                    Op::Write { .. } => ring.image().is_cached(),
-                    _ => false,
-                };
-                if are_few && copies {
-                    // SAFETY: The caller's promise is what is asked for; it ends before this returns.
-                    unsafe { plain.run(number, op) }
-                } else {
-                    // SAFETY: As above, but that it may end later.
-                    unsafe { ring.begin(number, op) }
-                }
-            }
+        let copies = |image: &Image| match op {
+            Op::Read { .. } => image.is_in_memory(),
+            Op::Write { .. } => image.is_cached(),
+            _ => false,
+        };
+        match &mut self.ring {
+            // SAFETY: The caller's promise is what is asked for.
+            Some(ring) if !(are_few && copies(ring.image())) => unsafe { ring.begin(number, op) },
             // SAFETY: As above; it ends before this returns.
-            Self::Plain(plain) => unsafe { plain.run(number, op) },
+            _ => unsafe { self.plain.run(number, op) },
         }
     }
 
@@ -77,49 +72,34 @@ impl Engine {
     /// # Errors
     /// The kernel takes nothing any more.
     pub(in crate::virtio::block) fn submit(&mut self, wanted: usize) -> io::Result<()> {
-        match self {
-            Self::Ring(ring, _) => ring.submit(wanted),
-            Self::Plain(_) => Ok(()),
-        }
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.submit(wanted))
     }
 
     /// An operation that has ended.
     pub(in crate::virtio::block) fn next_ended(&mut self) -> Option<Ended> {
-        match self {
-            Self::Ring(ring, plain) => plain.next_ended().or_else(|| ring.next_ended()),
-            Self::Plain(plain) => plain.next_ended(),
-        }
+        self.plain.next_ended().or_else(|| self.ring.as_mut()?.next_ended())
     }
 
-    /// Whether there is one.
+    /// True if an operation has ended.
     pub(in crate::virtio::block) fn has_ended(&mut self) -> bool {
-        match self {
-            Self::Ring(ring, plain) => plain.has_ended() || ring.has_ended(),
-            Self::Plain(plain) => plain.has_ended(),
-        }
+        self.plain.has_ended() || self.ring.as_mut().is_some_and(|ring| ring.has_ended())
     }
 
     /// Asks the kernel to end an operation, if it is under way. It ends as any other does.
     pub(in crate::virtio::block) fn cancel(&mut self, number: u64) {
-        if let Self::Ring(ring, _) = self {
+        if let Some(ring) = &mut self.ring {
             ring.cancel(number);
         }
     }
 
-    /// Whether something was begun that the kernel does not have yet.
+    /// True if something was begun that the kernel does not have yet.
     pub(in crate::virtio::block) fn has_unsubmitted(&mut self) -> bool {
-        match self {
-            Self::Ring(ring, _) => ring.has_unsubmitted(),
-            Self::Plain(_) => false,
-        }
+        self.ring.as_mut().is_some_and(|ring| ring.has_unsubmitted())
     }
 
-    /// What can be read when an operation has ended.
+    /// File that can be read when an operation has ended.
     pub(in crate::virtio::block) fn source(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Ring(ring, _) => Some(ring.source()),
-            Self::Plain(_) => None,
-        }
+        self.ring.as_ref().map(|ring| ring.source())
     }
 }
 
@@ -150,7 +130,7 @@ mod tests {
                 return None;
             }
         };
-        let mut engine = Engine::Ring(Box::new(ring), Plain::new(image.clone()));
+        let mut engine = Engine { ring: Some(Box::new(ring)), plain: Plain::new(image.clone()) };
         let mut bytes = [7_u8; LEN];
         let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let buffers = Buffers { first: &raw const buffer, count: 1 };

@@ -34,7 +34,7 @@ const NEEDED: [u8; 7] = [
 pub(in crate::virtio::block) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
 /// A ring of its own.
-pub(in crate::virtio::block) struct Ring {
+pub(super) struct Ring {
     ring: IoUring,
     image: Arc<Image>,
     /// Operations whose end was not told yet.

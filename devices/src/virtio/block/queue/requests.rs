@@ -26,8 +26,7 @@ use crate::counters::count;
 use crate::file_size;
 use crate::throttle::Throttle;
 use crate::virtio::block::disk::{Disk, Owner};
-use crate::virtio::block::io::engine::Engine;
-use crate::virtio::block::io::plain::Plain;
+use crate::virtio::block::io::engine::{Engine, IoMode};
 use crate::virtio::block::io::ring::KERNEL_AGAIN;
 use crate::virtio::block::spec::{feature, status};
 use crate::virtio::chain::{OUTSIDE, broken, ring_error};
@@ -99,7 +98,7 @@ impl Requests {
         let owner = Owner::new(index, driver.interrupt.clone(), doorbell.try_clone()?);
         Ok(Self {
             index,
-            engine: Engine::Plain(Plain::new(disk.image.clone())),
+            engine: Engine::new(disk.image.clone(), 0, IoMode::Plain),
             durable: driver.features & feature::FLUSH == 0,
             queue: DeviceQueue::new(index, queue, &driver),
             driver,
