@@ -6,19 +6,37 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::initramfs::GuestInitramfs;
 use crate::kernel::GuestKernel;
 use crate::key::Key;
 use crate::modules::Modules;
 use crate::packaged_kernel::packaged_kernel;
-use crate::tools::Tools;
+use crate::tools::{Tools, Usage};
+use crate::work_dir;
 
 /// Variables for a program.
 pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
 impl Tools<'_> {
+    /// Calls `run` with a directory of its own for results, made in `place`. Afterwards the results are copied to `keep`.
+    pub(crate) fn with_results<T>(
+        &self,
+        place: &Path,
+        name: &str,
+        keep: Option<&Path>,
+        run: impl FnOnce(&Path) -> Result<T>,
+    ) -> Result<T> {
+        let out = work_dir::create(place, name)?;
+        let done = run(out.path());
+        self.progress.end();
+        if let Some(keep) = keep {
+            keep_results(self, out.path(), keep);
+        }
+        done
+    }
+
     /// What all of it needs from Debian.
     pub(crate) fn need_guest_packages(&self) -> Result<()> {
         self.need_packages("building and running guests", &["qemu-system-x86", "gcc", "libc6-dev"])
@@ -120,8 +138,21 @@ impl Drop for Bound {
     }
 }
 
+/// Variables of programs that run on this host, with the drive at `address`.
+pub(crate) fn direct_variables(address: &str, out: &Path) -> Variables {
+    vec![("CAROM_NVME", address.into()), ("CAROM_RIG", "direct".into()), ("CAROM_OUT", out.into())]
+}
+
+/// Checks that the value of `--direct` is a PCI address.
+pub(crate) fn check_pci_address(address: &str) -> Result<()> {
+    if !is_pci_address(address) {
+        bail!(Usage(format!("--direct '{address}': must be a PCI address such as 0000:01:00.0")));
+    }
+    Ok(())
+}
+
 /// Whether this is a PCI address such as `0000:01:00.0`.
-pub(crate) fn is_pci_address(text: &str) -> bool {
+fn is_pci_address(text: &str) -> bool {
     let hex = |part: &str, digits: usize| {
         part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     };
@@ -132,7 +163,7 @@ pub(crate) fn is_pci_address(text: &str) -> bool {
 }
 
 /// Copies what a run left in `out` to the directory `keep`.
-pub(crate) fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
+fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
     let copied = std::fs::create_dir_all(keep).is_ok()
         && Command::new("cp").arg("-r").arg(out.join(".")).arg(keep).status().is_ok_and(|status| status.success());
     if !copied {

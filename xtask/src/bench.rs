@@ -11,11 +11,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::assets::{Variables, keep_results};
+use crate::assets::Variables;
 use crate::kernel::GuestKernel;
-use crate::measuring::{self, Measuring, check_file, parent};
+use crate::measuring::{self, Measuring, Place, check_file, parent};
 use crate::tools::{Tools, Usage};
-use crate::work_dir;
 
 /// Names of the tables.
 pub const TABLES: [&str; 19] = [
@@ -40,23 +39,8 @@ pub const TABLES: [&str; 19] = [
     COUNTS,
 ];
 
-/// Those of them that a quick run leaves out unless they are named: each takes a minute or more.
-const NOT_QUICK: [&str; 14] = [
-    "scaling",
-    SYNC,
-    MAP_COUNTS,
-    IO_INSTRUCTIONS,
-    START_INSTRUCTIONS,
-    ENGINE,
-    ALLOCATOR,
-    "pools",
-    "density",
-    "login",
-    "disk",
-    "network",
-    "sandbox",
-    "lent",
-];
+/// Those of them that a quick run fills; the others have to be named: each takes a minute or more.
+const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
 /// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
 const NOT_PLAIN: [&str; 6] = ["scaling", "login", "disk", "network", "sandbox", "lent"];
@@ -76,9 +60,6 @@ pub const NATIVE: [&str; 2] = [ENGINE, ALLOCATOR];
 const COUNTS: &str = "counts";
 /// The tables that two runs are compared by.
 pub const COMPARED: [&str; 5] = [COUNTS, SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
-
-/// The program that measures.
-const PROGRAM: &str = "carom-bench";
 
 /// What is measured.
 #[derive(Debug, Clone, Default, Args)]
@@ -105,9 +86,8 @@ pub struct Measurement {
 pub struct Options {
     #[command(flatten)]
     measurement: Measurement,
-    /// File for the figures.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// File with what has been measured, from which a later run goes on.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
@@ -124,21 +104,15 @@ pub struct Options {
     /// Directory for plots.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// On this host, with this drive.
-    #[arg(long, value_name = "ADDRESS")]
-    direct: Option<String>,
     /// In an emulated machine whose clock goes by instructions.
     #[arg(long, conflicts_with = "direct")]
     icount: bool,
-    /// Where to keep consoles and results.
-    #[arg(long, value_name = "DIR")]
-    keep: Option<PathBuf>,
 }
 
 impl Options {
     fn check(&self) -> Result<()> {
         let counted = |table: &&String| COUNTED.contains(&table.as_str());
-        if let (Some(_), Some(table)) = (&self.direct, self.measurement.tables.iter().find(counted)) {
+        if let (Some(_), Some(table)) = (&self.place.direct, self.measurement.tables.iter().find(counted)) {
             bail!(Usage(format!("--direct: the table {table} is of the emulated machine")));
         }
         if self.icount && self.measurement.wants_counted() {
@@ -148,17 +122,11 @@ impl Options {
                 "--icount: instructions cannot be counted beside it; name tables other than {tables}"
             )));
         }
-        if let Some(address) = &self.direct {
-            measuring::check_direct(address)?;
-        }
         if self.predict.is_none() {
             measuring::check_peers()?;
         }
-        for (option, file) in [("--json", &self.json), ("--state", &self.state)] {
-            if let Some(file) = file {
-                check_file(option, file)?;
-            }
-        }
+        self.place.check()?;
+        check_file("--state", self.state.as_deref())?;
         if self.compare.is_some() && !COMPARED.iter().any(|table| self.measurement.wants(table)) {
             let tables = COMPARED.join(", ");
             bail!(Usage(format!(
@@ -173,15 +141,10 @@ impl Measurement {
     /// Whether this table is filled.
     #[must_use]
     pub fn wants(&self, table: &str) -> bool {
-        if self.tables.is_empty() {
-            let left_out: &[&str] = match (self.quick, self.all_cells) {
-                (true, _) => &NOT_QUICK,
-                (_, true) => &[],
-                _ => &NOT_PLAIN,
-            };
-            return !left_out.contains(&table);
+        if !self.tables.is_empty() {
+            return self.tables.iter().any(|name| name == table);
         }
-        self.tables.iter().any(|name| name == table)
+        if self.quick { QUICK.contains(&table) } else { self.all_cells || !NOT_PLAIN.contains(&table) }
     }
 
     /// Whether a table is filled that an emulated machine counts.
@@ -196,19 +159,9 @@ impl Measurement {
 
     /// The arguments that say the same.
     fn words(&self) -> Vec<String> {
-        let mut words = self.tables.clone();
-        for (wanted, option) in [(self.quick, "--quick"), (self.all_cells, "--all-cells")] {
-            if wanted {
-                words.push(option.into());
-            }
-        }
-        if let Some(rounds) = self.rounds {
-            words.extend(["--rounds".into(), rounds.to_string()]);
-        }
-        for mode in &self.only {
-            words.extend(["--only".into(), mode.clone()]);
-        }
-        words
+        let options =
+            measuring::words(&[(self.quick, "--quick"), (self.all_cells, "--all-cells")], self.rounds, &self.only);
+        [self.tables.clone(), options].concat()
     }
 }
 
@@ -220,18 +173,12 @@ impl Tools<'_> {
     pub fn bench(&self, options: &Options) -> Result<u8> {
         options.check()?;
         if let Some(file) = &options.predict {
-            self.run_shown(Command::new(self.measuring_program(PROGRAM)?).arg("predict").arg(file))?;
+            self.run_shown(Command::new(self.measuring_program()?).arg("predict").arg(file))?;
             return Ok(0);
         }
         // The state's file is to be in both directories.
         let place = options.state.as_deref().map_or_else(env::temp_dir, |state| parent(state).into());
-        let out = work_dir::create(&place, "carom-bench")?;
-        let done = self.fill_tables(options, out.path());
-        self.progress.end();
-        if let Some(keep) = &options.keep {
-            keep_results(self, out.path(), keep);
-        }
-        done
+        self.with_results(&place, "carom-bench", options.place.keep.as_deref(), |out| self.fill_tables(options, out))
     }
 
     /// What only some tables need.
@@ -275,7 +222,7 @@ impl Tools<'_> {
         }
         let mut counting =
             Measuring { count_instructions: true, memory: "4G", more_nvme: 0, time_limit: 3600, ..measuring.clone() };
-        counting.arguments.push("--counting".into());
+        counting.words.push("--counting".into());
         let status = self.run_measuring(&counting)?.max(native);
         if measurement.names_only(&[&COUNTED[..], &NATIVE].concat()) {
             Ok(status)
@@ -297,82 +244,47 @@ impl Tools<'_> {
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
         if let Some(base) = &options.compare {
             // Before anything is measured.
-            let mut check = Command::new(self.measuring_program(PROGRAM)?);
+            let mut check = Command::new(self.measuring_program()?);
             self.run_shown(check.arg("check").arg(base).args(options.measurement.words()))?;
         }
-        let (results, samples) = (out.join("results.json"), out.join("samples"));
         if let Some(state) = &options.state {
             // The same file, so that nothing is lost however this ends.
             File::options()
                 .create(true)
                 .append(true)
                 .open(state)
-                .and_then(|_| fs::hard_link(state, &samples))
+                .and_then(|_| fs::hard_link(state, measuring::samples(out)))
                 .with_context(|| {
                     format!("--state {}: cannot be written, or its file system has no hard links", state.display())
                 })?;
         }
-        let mut arguments: Vec<OsString> = vec!["run".into()];
-        arguments.extend(options.measurement.words().into_iter().map(OsString::from));
-        arguments.extend(["--machine".into(), measuring::machine().into()]);
-        arguments.extend(["--samples".into(), samples.clone().into(), "--json".into(), results.clone().into()]);
         let measuring = Measuring {
-            program: PROGRAM,
-            arguments,
-            kernel: GuestKernel::default(),
-            variables: self.bench_variables(&options.measurement, options.direct.is_some())?,
-            direct: options.direct.as_deref(),
-            count_instructions: false,
+            words: [vec!["run".into()], options.measurement.words()].concat(),
+            variables: self.bench_variables(&options.measurement, options.place.direct.is_some())?,
+            direct: options.place.direct.as_deref(),
             icount: options.icount,
             memory: "6G",
             more_nvme: 12,
             null_drive: options.measurement.wants("scaling"),
             time_limit: 16 * 3600,
-            out,
-            samples: &samples,
+            ..Measuring::new(out)
         };
         let status = self.fill(&options.measurement, measuring)?;
-        let bench = self.measuring_program(PROGRAM)?;
-        let mut shown = Ok(());
-        if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
-            // First, as there may be nothing to compare them with.
-            if let Some(json) = &options.json {
-                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
-            }
-            let mut report = Command::new(&bench);
-            report.arg("report").arg(&results);
-            if let Some(dir) = &options.plots {
-                report.arg("--plots").arg(dir);
-            }
-            if let Some(base) = &options.compare {
-                report.arg("--compare").arg(base);
-            }
-            shown = self.run_shown(&mut report);
+        let mut report: Vec<OsString> = vec!["report".into()];
+        for (option, value) in [("--plots", &options.plots), ("--compare", &options.compare)] {
+            report.extend(value.iter().flat_map(|value| [option.into(), value.into()]));
         }
-        self.run_shown(Command::new(&bench).arg("tally").arg(out))?;
-        // What went wrong first is what is told of.
-        if status == 0 {
-            shown?;
-        }
-        Ok(status)
+        self.show_results(out, options.place.json.as_deref(), &report, status)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::tools::{self, assert_refused};
 
     fn parse(words: &[&str]) -> Result<Options, String> {
-        let line = Line::try_parse_from([&["bench"], words].concat()).map_err(|error| error.to_string())?;
-        line.options.check().map(|()| line.options).map_err(|error| error.to_string())
+        tools::parse(words, Options::check)
     }
 
     #[test]
@@ -414,24 +326,22 @@ mod tests {
 
     #[test]
     fn wrong_use_is_told() {
-        for (words, reason) in [
-            (vec!["speed"], "speed"),
-            (vec!["--quick", "--all-cells"], "cannot be used with"),
-            (vec!["--rounds", "0"], "--rounds"),
-            (vec!["--state", "/no/such/directory/file"], "--state"),
-            (vec!["--json", "/"], "or it is one"),
-            (vec!["--compare", "base.json", "vmm"], "none of which is among those that are named"),
-            (vec!["--predict", "base.json", "--quick"], "cannot be used with"),
-            (vec!["--predict", "base.json", "counts"], "cannot be used with"),
-            (vec!["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
-            (vec!["--direct", "nvme0"], "must be a PCI address"),
-            (vec!["--direct", "0000:01:00.0", "sync"], "of the emulated machine"),
-            (vec!["--icount", "counts", "io_instructions"], "name tables other than sync, map_counts"),
-            (vec!["--icount"], "name tables other than"),
-        ] {
-            let said = parse(&words).unwrap_err();
-            assert!(said.contains(reason), "{words:?}: {said}");
-        }
+        let uses: [(&[&str], &str); 13] = [
+            (&["speed"], "speed"),
+            (&["--quick", "--all-cells"], "cannot be used with"),
+            (&["--rounds", "0"], "--rounds"),
+            (&["--state", "/no/such/directory/file"], "--state"),
+            (&["--json", "/"], "or it is one"),
+            (&["--compare", "base.json", "vmm"], "none of which is among those that are named"),
+            (&["--predict", "base.json", "--quick"], "cannot be used with"),
+            (&["--predict", "base.json", "counts"], "cannot be used with"),
+            (&["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
+            (&["--direct", "nvme0"], "must be a PCI address"),
+            (&["--direct", "0000:01:00.0", "sync"], "of the emulated machine"),
+            (&["--icount", "counts", "io_instructions"], "name tables other than sync, map_counts"),
+            (&["--icount"], "name tables other than"),
+        ];
+        assert_refused(&uses, parse);
         assert!(parse(&["--compare", "base.json", "io_instructions"]).is_ok());
         assert!(parse(&["--icount", "--quick"]).is_ok() && parse(&["--icount", "counts"]).is_ok());
     }

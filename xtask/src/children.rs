@@ -17,6 +17,18 @@ const POLL: Duration = Duration::from_millis(50);
 /// How long processes may take to end by themselves once they are told.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// A child process, which is killed when this value is dropped.
+#[derive(Debug)]
+pub struct KilledOnDrop(pub Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Fails only where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Waits for `child` to end. On a signal, ends it with its descendants, and returns no status.
 ///
 /// # Errors

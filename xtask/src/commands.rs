@@ -35,6 +35,14 @@ impl Tools<'_> {
         self.run(&mut patch_command(tree, patch)).with_context(|| format!("{} does not apply", patch.display()))
     }
 
+    /// Runs a program as it is; returns its exit status, or 1 if a signal ended it.
+    pub(crate) fn status(&self, command: &mut Command, starting: &'static str) -> Result<u8> {
+        self.progress.end();
+        let mut child = command.spawn().context(starting)?;
+        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
     /// Runs a program and shows its output.
     pub(crate) fn run_shown(&self, command: &mut Command) -> Result<()> {
         self.show(command.stdin(Stdio::null()))

@@ -8,7 +8,7 @@ use anyhow::Result;
 use carom_tools::progress::Progress;
 use carom_tools::signals::Signals;
 use carom_tools::{Tools, Usage, bench, check, demo, initramfs, kernel, package, series, test, vm};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
 #[command(name = "scripts", disable_help_subcommand = true)]
@@ -39,25 +39,11 @@ enum Action {
     Vm(vm::Options),
 }
 
-impl Action {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Bench(_) => "bench",
-            Self::Demo(_) => "demo",
-            Self::Test(_) => "test",
-            Self::GuestKernel(_) => "guest-kernel",
-            Self::GuestCheck(_) => "guest-check",
-            Self::GuestSeries(_) => "guest-series",
-            Self::GuestInitramfs(_) => "guest-initramfs",
-            Self::Package(_) => "package",
-            Self::Vm(_) => "vm",
-        }
-    }
-}
-
 fn main() -> ExitCode {
-    let action = Arguments::parse().action;
-    let progress = Progress::new(action.name());
+    let matches = Arguments::command().get_matches();
+    let action = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).action;
+    let name = matches.subcommand_name().unwrap_or_default();
+    let progress = Progress::new(name);
     let signals = match Signals::catch() {
         Ok(signals) => signals,
         Err(error) => {
@@ -70,7 +56,7 @@ fn main() -> ExitCode {
         (Some(signal), _) => ExitCode::from(128 + signal),
         (None, Ok(code)) => code,
         (None, Err(error)) if error.is::<Usage>() => {
-            progress.say(&format!("{error:#} (try '{} --help')", action.name()));
+            progress.say(&format!("{error:#} (try '{name} --help')"));
             ExitCode::from(2)
         }
         (None, Err(error)) => {

@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;
 
-use crate::assets::{Variables, is_pci_address};
-use crate::children::run_command;
+use crate::assets::{Variables, check_pci_address, direct_variables};
 use crate::kernel::GuestKernel;
 use crate::peers;
 use crate::tools::{Tools, Usage};
@@ -20,13 +20,37 @@ use crate::tools::{Tools, Usage};
 /// Exit status of the rig whose machine died.
 const DIED: u8 = 125;
 
-/// A program of `tests/integration` that measures. It notes what it has in a file as it goes, and goes on from there.
+/// Where a script measures, and what becomes of the figures.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Place {
+    /// File for the figures.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// On this host, with this drive.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) direct: Option<String>,
+    /// Where to keep consoles and results.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep: Option<PathBuf>,
+}
+
+impl Place {
+    pub(crate) fn check(&self) -> Result<()> {
+        if let Some(address) = &self.direct {
+            check_direct(address)?;
+        }
+        check_file("--json", self.json.as_deref())
+    }
+}
+
+/// The program of `tests/integration` that measures. It notes what it has in a file as it goes, and goes on from there.
+const PROGRAM: &str = "carom-bench";
+
+/// A run of the program.
 #[derive(Debug, Clone)]
 pub(crate) struct Measuring<'a> {
-    /// Name of the program.
-    pub(crate) program: &'static str,
-    /// Its arguments.
-    pub(crate) arguments: Vec<OsString>,
+    /// Its subcommand, and the options that say what is measured.
+    pub(crate) words: Vec<String>,
     /// The guests' kernel.
     pub(crate) kernel: GuestKernel,
     /// Further variables for it.
@@ -47,36 +71,96 @@ pub(crate) struct Measuring<'a> {
     pub(crate) time_limit: u32,
     /// Directory that the program can write to.
     pub(crate) out: &'a Path,
-    /// The file with what it has, in that directory.
-    pub(crate) samples: &'a Path,
+}
+
+impl<'a> Measuring<'a> {
+    /// Nothing yet that is measured, in the rig, with the results in `out`.
+    pub(crate) fn new(out: &'a Path) -> Self {
+        Self {
+            words: Vec::new(),
+            kernel: GuestKernel::default(),
+            variables: Variables::new(),
+            direct: None,
+            count_instructions: false,
+            icount: false,
+            more_nvme: 0,
+            null_drive: false,
+            memory: "4G",
+            time_limit: 3600,
+            out,
+        }
+    }
+
+    /// The arguments of the program.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = self.words.iter().map(OsString::from).collect();
+        arguments.extend(["--machine".into(), machine().into()]);
+        arguments.extend(["--samples".into(), samples(self.out).into(), "--json".into(), results(self.out).into()]);
+        arguments
+    }
+}
+
+/// The file with what the program has measured, in its directory.
+pub(crate) fn samples(out: &Path) -> PathBuf {
+    out.join("samples")
+}
+
+/// The file with its results.
+fn results(out: &Path) -> PathBuf {
+    out.join("results.json")
+}
+
+/// The options that say the same: those of `flags` that are set, and `--rounds` and `--only` with their values.
+pub(crate) fn words(flags: &[(bool, &str)], rounds: Option<u32>, only: &[String]) -> Vec<String> {
+    let mut words: Vec<String> =
+        flags.iter().filter(|(wanted, _)| *wanted).map(|(_, option)| (*option).into()).collect();
+    words.extend(rounds.iter().flat_map(|rounds| ["--rounds".into(), rounds.to_string()]));
+    words.extend(only.iter().flat_map(|name| ["--only".into(), name.clone()]));
+    words
 }
 
 impl Tools<'_> {
-    /// Builds a program of `tests/integration`; returns its file.
-    pub(crate) fn measuring_program(&self, name: &str) -> Result<PathBuf> {
-        let words = ["build", "--release", "--locked", "-p", "carom-integration", "--bin", name];
+    /// Builds the program; returns its file.
+    pub(crate) fn measuring_program(&self) -> Result<PathBuf> {
+        let words = ["build", "--release", "--locked", "-p", "carom-integration", "--bin", PROGRAM];
         self.build("the measuring part", &words)?;
-        Ok(self.target_dir()?.join("release").join(name))
+        Ok(self.target_dir()?.join("release").join(PROGRAM))
+    }
+
+    /// Copies the results in `out` to `json`, and shows what the program says of them with the arguments `report`, and the tally of
+    /// guests. Returns `status`, the exit status of the run.
+    pub(crate) fn show_results(&self, out: &Path, json: Option<&Path>, report: &[OsString], status: u8) -> Result<u8> {
+        let program = self.measuring_program()?;
+        let results = results(out);
+        let mut shown = Ok(());
+        if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
+            // First, as there may be nothing to compare them with.
+            if let Some(json) = json {
+                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
+            }
+            shown = self.run_shown(Command::new(&program).args(report).arg(&results));
+        }
+        self.run_shown(Command::new(&program).arg("tally").arg(out))?;
+        // What went wrong first is what is told of.
+        if status == 0 {
+            shown?;
+        }
+        Ok(status)
     }
 
     /// Makes what the guests need and runs the program; returns its exit status.
     pub(crate) fn run_measuring(&self, measuring: &Measuring) -> Result<u8> {
         self.need_guest_packages()?;
         let mut variables: Variables = self.carom()?;
-        let program = self.measuring_program(measuring.program)?;
+        let program = self.measuring_program()?;
         variables.extend(self.guest(&measuring.kernel)?);
         variables.extend(measuring.variables.iter().cloned());
         if let Some(address) = measuring.direct {
             let _bound = self.bind(address)?;
-            variables.extend([
-                ("CAROM_NVME", address.into()),
-                ("CAROM_RIG", "direct".into()),
-                ("CAROM_OUT", measuring.out.into()),
-            ]);
-            return self.status(Command::new(&program).args(&measuring.arguments).envs(variables));
+            variables.extend(direct_variables(address, measuring.out));
+            return self.measure(Command::new(&program).args(measuring.arguments()).envs(variables));
         }
-        self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
-        let mut command = Command::new(self.target_dir()?.join("debug/rig"));
+        let mut command = self.rig_command()?;
         command.args(["--time-limit", &measuring.time_limit.to_string(), "--silence-limit", "480"]);
         command.args(["--more-nvme", &measuring.more_nvme.to_string()]);
         if measuring.null_drive {
@@ -89,16 +173,16 @@ impl Tools<'_> {
             command.arg("--icount");
         }
         command.args(["--memory", measuring.memory, "--out"]).arg(measuring.out);
-        command.arg("--").arg(&program).args(&measuring.arguments);
-        self.until_done(command.envs(variables), measuring.samples)
+        command.arg("--").arg(&program).args(measuring.arguments());
+        self.until_done(command.envs(variables), &samples(measuring.out))
     }
 
     /// Runs the program on this host for what needs no guest, with these variables and few others; returns its exit status.
     pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
         variables.extend(self.carom()?);
         variables.extend(measuring.variables.iter().cloned());
-        let program = self.measuring_program(measuring.program)?;
-        self.status(Command::new(&program).args(&measuring.arguments).arg("--native").envs(variables))
+        let program = self.measuring_program()?;
+        self.measure(Command::new(&program).args(measuring.arguments()).arg("--native").envs(variables))
     }
 
     /// The variable that says which commit is checked out, if it can be told. All parts of a run get the same, whatever is committed
@@ -118,7 +202,7 @@ impl Tools<'_> {
     fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
         loop {
             let before = length(samples);
-            let status = self.status(command)?;
+            let status = self.measure(command)?;
             if status != DIED || length(samples) == before {
                 return Ok(status);
             }
@@ -126,12 +210,8 @@ impl Tools<'_> {
         }
     }
 
-    /// Runs a program; returns its exit status.
-    fn status(&self, command: &mut Command) -> Result<u8> {
-        self.progress.end();
-        let mut child = command.stdin(Stdio::null()).spawn().context("starting the measurement")?;
-        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
-        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    fn measure(&self, command: &mut Command) -> Result<u8> {
+        self.status(command.stdin(Stdio::null()), "starting the measurement")
     }
 }
 
@@ -140,10 +220,8 @@ fn length(file: &Path) -> u64 {
 }
 
 /// Checks that this host can run guests with the drive at this address.
-pub(crate) fn check_direct(address: &str) -> Result<()> {
-    if !is_pci_address(address) {
-        bail!(Usage(format!("--direct '{address}': must be a PCI address such as 0000:01:00.0")));
-    }
+fn check_direct(address: &str) -> Result<()> {
+    check_pci_address(address)?;
     let class = fs::read_to_string(format!("/sys/bus/pci/devices/{address}/class")).unwrap_or_default();
     if !class.starts_with("0x0108") {
         bail!(Usage(format!("--direct {address}: there is no NVMe drive at this address (see lspci -D)")));
@@ -162,8 +240,9 @@ pub(crate) fn check_peers() -> Result<()> {
     peers::check().map_err(|error| Usage(format!("{error:#}")).into())
 }
 
-/// Checks that `option`'s file can be in its directory.
-pub(crate) fn check_file(option: &str, file: &Path) -> Result<()> {
+/// Checks that `option`'s file, if there is one, can be in its directory.
+pub(crate) fn check_file(option: &str, file: Option<&Path>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
     let parent = parent(file);
     if !parent.is_dir() || file.is_dir() {
         bail!(Usage(format!("{option} '{}': its directory does not exist, or it is one", file.display())));
@@ -177,7 +256,7 @@ pub(crate) fn parent(file: &Path) -> &Path {
 }
 
 /// One line about this machine.
-pub(crate) fn machine() -> String {
+fn machine() -> String {
     let field = |file: &str, name: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim().to_owned()))

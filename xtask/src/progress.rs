@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Messages of the program `name`. The same forms as in `scripts/lib/common.sh`.
 #[derive(Debug)]
 pub struct Progress {
-    name: &'static str,
+    name: String,
     start: Instant,
     terminal: bool,
     shown: Mutex<Shown>,
@@ -28,8 +28,8 @@ struct Shown {
 impl Progress {
     /// For the program `name`.
     #[must_use]
-    pub fn new(name: &'static str) -> Self {
-        Self { name, start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }
+    pub fn new(name: &str) -> Self {
+        Self { name: name.into(), start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }
     }
 
     /// Shows what is being done: on a terminal in a line that the next one overwrites, elsewhere in a line that is left out if

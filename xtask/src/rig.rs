@@ -57,6 +57,12 @@ pub struct Boot {
 }
 
 impl Tools<'_> {
+    /// The program that runs a command in the emulated machine, built.
+    pub(crate) fn rig_command(&self) -> Result<Command> {
+        self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
+        Ok(Command::new(self.target_dir()?.join("debug/rig")))
+    }
+
     /// Debian's stock kernel, or the package that `CAROM_L1_KERNEL_PACKAGE` names.
     ///
     /// # Errors

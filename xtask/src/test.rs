@@ -20,11 +20,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use rustix::process::geteuid;
 
-use crate::assets::{is_pci_address, keep_results};
+use crate::assets::check_pci_address;
 use crate::kernel::patches_of;
 use crate::priority;
 use crate::tools::{Tools, Usage};
-use crate::work_dir;
 
 /// A part of the tests. They run in this order; which ones run only when they are named, see [`Stage::is_extra`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -81,20 +80,14 @@ impl Tools<'_> {
             [] => Stage::value_variants().iter().copied().filter(|stage| !stage.is_extra(options.all)).collect(),
             named => named.to_vec(),
         };
-        let out = work_dir::create(&env::temp_dir(), "carom-test")?;
-        let passed = self.run_stages(&stages, options, out.path());
-        if let Some(keep) = &options.keep {
-            keep_results(self, out.path(), keep);
-        }
-        passed
+        let run = |out: &Path| self.run_stages(&stages, options, out);
+        self.with_results(&env::temp_dir(), "carom-test", options.keep.as_deref(), run)
     }
 
     fn check(&self, options: &Options) -> Result<()> {
         patches_of(&self.checkout, &options.series)?;
         if let Some(address) = &options.direct {
-            if !is_pci_address(address) {
-                bail!(Usage(format!("--direct '{address}': must be a PCI address such as 0000:01:00.0")));
-            }
+            check_pci_address(address)?;
             if !geteuid().is_root() {
                 bail!(Usage("--direct: needs root".into()));
             }
@@ -278,36 +271,25 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::tools::with_tools;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::tools::{assert_refused, parse, with_tools};
 
     fn checked(words: &[&str]) -> Result<(), String> {
-        let line = Line::try_parse_from([&["test"], words].concat()).map_err(|error| error.to_string())?;
-        let check = |tools: &Tools| tools.check(&line.options).map_err(|error| format!("{error:#}"));
-        with_tools(&crate::checkout(), "/".as_ref(), check)
+        let check = |options: &Options| with_tools(&crate::checkout(), "/".as_ref(), |tools| tools.check(options));
+        parse(words, check).map(drop)
     }
 
     #[test]
     fn wrong_use_is_told() {
         assert_eq!(checked(&["--series", "7.3", "--filter", "a", "--all", "unit", "debug"]), Ok(()));
-        for (words, reason) in [
-            (vec!["nonsense"], "integration"),
-            (vec!["--series", "9.9"], "there is no guest/patches/9.9"),
-            (vec!["--series", "../.."], "there is no guest/patches"),
-            (vec!["--direct", "nvme0"], "must be a PCI address"),
-            (vec!["--filter"], "--filter"),
-        ] {
-            let said = checked(&words).unwrap_err();
-            assert!(said.contains(reason), "{words:?}: {said}");
-        }
+        let uses: [(&[&str], &str); 5] = [
+            (&["nonsense"], "integration"),
+            (&["--series", "9.9"], "there is no guest/patches/9.9"),
+            (&["--series", "../.."], "there is no guest/patches"),
+            (&["--direct", "nvme0"], "must be a PCI address"),
+            (&["--filter"], "--filter"),
+        ];
+        assert_refused(&uses, checked);
     }
 
     #[test]

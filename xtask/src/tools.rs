@@ -101,6 +101,24 @@ pub(crate) fn with_tools<T>(checkout: &Path, cache: &Path, test: impl FnOnce(&To
     })
 }
 
+/// Parses a script's options for a test, and checks them.
+#[cfg(test)]
+pub(crate) fn parse<O: clap::Args>(words: &[&str], check: impl FnOnce(&O) -> Result<()>) -> Result<O, String> {
+    let command = O::augment_args(clap::Command::new("script").no_binary_name(true));
+    let options = command.try_get_matches_from(words).and_then(|matches| O::from_arg_matches(&matches));
+    let options = options.map_err(|error| error.to_string())?;
+    check(&options).map(|()| options).map_err(|error| format!("{error:#}"))
+}
+
+/// Checks that each of these uses of a script is refused, for its reason.
+#[cfg(test)]
+pub(crate) fn assert_refused<T: fmt::Debug>(uses: &[(&[&str], &str)], parse: impl Fn(&[&str]) -> Result<T, String>) {
+    for (words, reason) in uses {
+        let said = parse(words).unwrap_err();
+        assert!(said.contains(reason), "{words:?}: {said}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,6 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::children::run_command;
 use crate::distribution::Distribution;
 use crate::packages::as_root;
 use crate::tools::{Tools, Usage};
@@ -124,8 +123,7 @@ impl Tools<'_> {
             command.arg(network);
             command
         } else {
-            self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
-            let mut command = Command::new(self.target_dir()?.join("debug/rig"));
+            let mut command = self.rig_command()?;
             command.args(["--terminal", "--no-bind", "--time-limit", RIG_TIME, "--disk"]).arg(&disk);
             command.arg("--memory").arg(format!("{}M", options.memory + RIG_MIB)).arg("--").arg(network);
             command
@@ -133,10 +131,7 @@ impl Tools<'_> {
         let disk = if direct { fs::canonicalize(&disk)?.display().to_string() } else { "/dev/vda".into() };
         command.args([TAP, NET]).arg(&carom).args(options.carom(&disk, &files));
         self.progress.say(&welcome(direct));
-        self.progress.end();
-        let mut child = command.spawn().context("starting the machine")?;
-        let Some(status) = run_command(&mut child, self.signals)? else { bail!("interrupted") };
-        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+        self.status(&mut command, "starting the machine")
     }
 
     /// Makes the image of the machine's disk of the distribution's where it is missing, and no smaller than `size` MiB.
@@ -168,20 +163,11 @@ fn welcome(direct: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::tools::with_tools;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::tools::{self, assert_refused, with_tools};
 
     fn parse(words: &[&str]) -> Result<Options, String> {
-        let line = Line::try_parse_from([&["vm"], words].concat()).map_err(|error| error.to_string())?;
-        line.options.check().map(|()| line.options).map_err(|error| error.to_string())
+        tools::parse(words, Options::check)
     }
 
     fn words(options: &[&str]) -> String {
@@ -201,17 +187,15 @@ mod tests {
 
     #[test]
     fn wrong_use_is_told() {
-        for (words, reason) in [
-            (vec!["--memory", "128M"], "256M or more"),
-            (vec!["--memory", "1"], "must be a size"),
-            (vec!["--size", "0G"], "must be a size"),
-            (vec!["--cpus", "0"], "--cpus"),
-            (vec!["--direct", "--rig"], "cannot be used with"),
-            (vec!["disk"], "unexpected"),
-        ] {
-            let said = parse(&words).unwrap_err();
-            assert!(said.contains(reason), "{words:?}: {said}");
-        }
+        let uses: [(&[&str], &str); 6] = [
+            (&["--memory", "128M"], "256M or more"),
+            (&["--memory", "1"], "must be a size"),
+            (&["--size", "0G"], "must be a size"),
+            (&["--cpus", "0"], "--cpus"),
+            (&["--direct", "--rig"], "cannot be used with"),
+            (&["disk"], "unexpected"),
+        ];
+        assert_refused(&uses, parse);
     }
 
     #[test]
@@ -230,9 +214,8 @@ mod tests {
 
     #[test]
     fn help_names_each_option() {
-        use clap::CommandFactory;
         let help = include_str!("help/vm.txt");
-        for argument in Line::command().get_arguments() {
+        for argument in Options::augment_args(clap::Command::new("vm")).get_arguments() {
             let Some(name) = argument.get_long() else { continue };
             assert!(help.contains(&format!("--{name} ")), "--{name} is not in the help");
         }

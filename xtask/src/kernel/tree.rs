@@ -125,101 +125,112 @@ fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()>
 mod tests {
     use std::time::{Duration, SystemTime};
 
+    use tempfile::TempDir;
+
     use super::*;
     use crate::tools::with_tools;
 
     const PATCH: &str = "--- a/drivers/a.c\n+++ b/drivers/a.c\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n";
 
-    fn write_below(top: &Path, path: &str, text: &str) {
-        let file = top.join(path);
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, text).unwrap();
+    /// A directory with a checkout, patches, and a pristine tree that has `drivers/a.c`.
+    struct Files(TempDir);
+
+    impl Files {
+        fn new() -> Self {
+            let files = Self(tempfile::tempdir().unwrap());
+            files.write("pristine/drivers/a.c", "one\ntwo\nthree\n");
+            fs::create_dir(files.at("work")).unwrap();
+            files
+        }
+
+        fn at(&self, path: &str) -> PathBuf {
+            self.0.path().join(path)
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let file = self.at(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+
+        /// Brings the patched tree up to date.
+        fn refresh(&self, patches: &str, part: Option<Part>) {
+            with_tools(&self.at("checkout"), &self.at("cache"), |tools| {
+                let (pristine, patched) = (self.at("pristine"), self.at("work/patched"));
+                tools.patched_tree(&pristine, &patched, &self.at(patches), part).unwrap();
+            });
+        }
+
+        /// A file of the patched tree.
+        fn read(&self, path: &str) -> Option<String> {
+            fs::read_to_string(self.at("work/patched").join(path)).ok()
+        }
     }
 
     #[test]
     fn tree_has_our_files_and_only_what_changed_is_new() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |path: &str| dir.path().join(path);
-        let write = |path: &str, text: &str| write_below(dir.path(), path, text);
-        write("pristine/drivers/a.c", "one\ntwo\nthree\n");
-        write("pristine/drivers/b.c", "b\n");
-        write("checkout/guest/src/drivers/new.c", "new\n");
-        write("checkout/guest/src/drivers/old.c", "old\n");
-        write("patches/series", "# hooks\n0001-a.patch\n\n");
-        write("patches/0001-a.patch", PATCH);
-        let refresh = || {
-            with_tools(&at("checkout"), &at("cache"), |tools| {
-                tools.patched_tree(&at("pristine"), &at("work/patched"), &at("patches"), None).unwrap();
-            });
-        };
-        let read = |path: &str| fs::read_to_string(at("work/patched").join(path)).ok();
-        fs::create_dir(at("work")).unwrap();
+        let files = Files::new();
+        files.write("pristine/drivers/b.c", "b\n");
+        files.write("checkout/guest/src/drivers/new.c", "new\n");
+        files.write("checkout/guest/src/drivers/old.c", "old\n");
+        files.write("patches/series", "# hooks\n0001-a.patch\n\n");
+        files.write("patches/0001-a.patch", PATCH);
 
-        refresh();
+        files.refresh("patches", None);
 
-        assert_eq!(read("drivers/a.c").as_deref(), Some("one\n2\nthree\n"));
-        assert_eq!(read("drivers/new.c").as_deref(), Some("new\n"));
-        assert_eq!(fs::read_to_string(at("pristine/drivers/a.c")).unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(files.read("drivers/a.c").as_deref(), Some("one\n2\nthree\n"));
+        assert_eq!(files.read("drivers/new.c").as_deref(), Some("new\n"));
+        assert_eq!(fs::read_to_string(files.at("pristine/drivers/a.c")).unwrap(), "one\ntwo\nthree\n");
 
         let early = SystemTime::now() - Duration::from_secs(3600);
         for file in ["drivers/a.c", "drivers/new.c"] {
-            let file = fs::File::options().append(true).open(at("work/patched").join(file)).unwrap();
+            let file = fs::File::options().append(true).open(files.at("work/patched").join(file)).unwrap();
             file.set_modified(early).unwrap();
         }
-        write("checkout/guest/src/drivers/new.c", "newer\n");
-        fs::remove_file(at("checkout/guest/src/drivers/old.c")).unwrap();
-        write("patches/series", "");
+        files.write("checkout/guest/src/drivers/new.c", "newer\n");
+        fs::remove_file(files.at("checkout/guest/src/drivers/old.c")).unwrap();
+        files.write("patches/series", "");
 
-        refresh();
+        files.refresh("patches", None);
 
-        assert_eq!(read("drivers/a.c").as_deref(), Some("one\ntwo\nthree\n"), "as Debian has it again");
-        assert_eq!(read("drivers/new.c").as_deref(), Some("newer\n"));
-        assert_eq!(read("drivers/old.c"), None);
+        assert_eq!(files.read("drivers/a.c").as_deref(), Some("one\ntwo\nthree\n"), "as Debian has it again");
+        assert_eq!(files.read("drivers/new.c").as_deref(), Some("newer\n"));
+        assert_eq!(files.read("drivers/old.c"), None);
 
-        let time = |file: &str| fs::metadata(at("work/patched").join(file)).unwrap().modified().unwrap();
+        let time = |file: &str| fs::metadata(files.at("work/patched").join(file)).unwrap().modified().unwrap();
         let before = time("drivers/new.c");
-        refresh();
+        files.refresh("patches", None);
         assert_eq!(time("drivers/new.c"), before);
     }
 
     #[test]
     fn part_has_what_its_mails_bring_as_they_bring_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |path: &str| dir.path().join(path);
-        let write = |path: &str, text: &str| write_below(dir.path(), path, text);
-        write("pristine/drivers/a.c", "one\ntwo\nthree\n");
-        write("checkout/guest/src/drivers/new.c", "first\nthird\n");
-        write("checkout/guest/src/drivers/last.c", "last\n");
-        write("patches/files", "a drivers/new.c\nc drivers/last.c\n");
-        write("patches/parts", "B b\nC c\nD d\nE e\n");
-        write("patches/9.9/series", "0001-a.patch\n0002-b.patch\n0003-c.patch\n0004-d.patch\n0005-e.patch\n");
-        write("patches/9.9/0001-a.patch", PATCH);
-        write("patches/9.9/0002-b.patch", &PATCH.replace("-two\n+2\n", "-2\n+II\n"));
+        let files = Files::new();
+        files.write("checkout/guest/src/drivers/new.c", "first\nthird\n");
+        files.write("checkout/guest/src/drivers/last.c", "last\n");
+        files.write("patches/files", "a drivers/new.c\nc drivers/last.c\n");
+        files.write("patches/parts", "B b\nC c\nD d\nE e\n");
+        files.write("patches/9.9/series", "0001-a.patch\n0002-b.patch\n0003-c.patch\n0004-d.patch\n0005-e.patch\n");
+        files.write("patches/9.9/0001-a.patch", PATCH);
+        files.write("patches/9.9/0002-b.patch", &PATCH.replace("-two\n+2\n", "-2\n+II\n"));
         for name in ["0003-c", "0004-d", "0005-e"] {
-            write(&format!("patches/9.9/{name}.patch"), "");
+            files.write(&format!("patches/9.9/{name}.patch"), "");
         }
         let hunk = |old: &str, new: &str| {
             format!("--- a/drivers/new.c\n+++ b/drivers/new.c\n@@ -1,2 +1,2 @@\n first\n-{old}\n+{new}\n")
         };
-        write("patches/later/b.diff", &hunk("second", "2nd"));
-        write("patches/later/e.9.9.diff", &hunk("2nd", "third"));
-        let refresh = |part| {
-            with_tools(&at("checkout"), &at("cache"), |tools| {
-                tools.patched_tree(&at("pristine"), &at("work/part"), &at("patches/9.9"), Some(part)).unwrap();
-            });
-        };
-        let read = |path: &str| fs::read_to_string(at("work/part").join(path)).ok();
-        fs::create_dir(at("work")).unwrap();
+        files.write("patches/later/b.diff", &hunk("second", "2nd"));
+        files.write("patches/later/e.9.9.diff", &hunk("2nd", "third"));
 
         for (part, hooked, new, last) in [
             (Part::D, "one\nII\nthree\n", "first\n2nd\n", Some("last\n")),
             (Part::B, "one\nII\nthree\n", "first\n2nd\n", None),
             (Part::A, "one\n2\nthree\n", "first\nsecond\n", None),
         ] {
-            refresh(part);
-            assert_eq!(read("drivers/a.c").as_deref(), Some(hooked), "{part:?}");
-            assert_eq!(read("drivers/new.c").as_deref(), Some(new), "{part:?}");
-            assert_eq!(read("drivers/last.c").as_deref(), last, "{part:?}");
+            files.refresh("patches/9.9", Some(part));
+            assert_eq!(files.read("drivers/a.c").as_deref(), Some(hooked), "{part:?}");
+            assert_eq!(files.read("drivers/new.c").as_deref(), Some(new), "{part:?}");
+            assert_eq!(files.read("drivers/last.c").as_deref(), last, "{part:?}");
         }
     }
 }

@@ -6,18 +6,19 @@ use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo::WORKSPACE;
+use crate::children::KilledOnDrop;
 use crate::key::Key;
 use crate::tools::Tools;
 
-/// How long the program may take to answer, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit that ends a run whose program hangs. A busy machine may take long for an answer, and for the program's end.
+const HUNG: Duration = Duration::from_secs(120);
 
 /// A VM with windows, which need not start.
 const VM: &str = r#"{"payload": {"kernel": "/no/such/kernel"}, "devices": [{"path": "/no/such/device", "iommu": true}],
@@ -34,10 +35,10 @@ impl Tools<'_> {
         let socket = dir.join("socket");
         let mut carom = Command::new(self.target_dir()?.join("debug/carom"));
         carom.arg("--api-socket").arg(format!("path={}", socket.display())).arg("--log-file").arg(dir.join("log"));
-        let mut carom = Running(carom.spawn().context("starting carom")?);
+        let mut carom = KilledOnDrop(carom.spawn().context("starting carom")?);
         let start = Instant::now();
         while self.request(&socket, "GET", "vmm.ping", None).is_err() {
-            ensure!(start.elapsed() < PATIENCE, "carom does not answer");
+            ensure!(start.elapsed() < HUNG, "carom does not answer");
             self.go_on()?;
             thread::sleep(Duration::from_millis(50));
         }
@@ -56,7 +57,7 @@ impl Tools<'_> {
             if let Some(status) = carom.0.try_wait().context("waiting for carom")? {
                 break status;
             }
-            ensure!(start.elapsed() < PATIENCE, "carom does not end");
+            ensure!(start.elapsed() < HUNG, "carom does not end");
             thread::sleep(Duration::from_millis(20));
         };
         ensure!(status.success(), "carom ended with {status}");
@@ -120,17 +121,6 @@ struct Check {
     python: PathBuf,
     port: u16,
     dir: PathBuf,
-}
-
-/// A program that ends with this value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Fails only where it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Accepts connections by TCP, as schemathesis speaks nothing else, and passes them on to `socket`, as long as this process lives.

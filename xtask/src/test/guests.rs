@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Result, anyhow, ensure};
 
 use super::Options;
-use crate::assets::Variables;
+use crate::assets::{Variables, direct_variables};
 use crate::cargo::TestProgram;
 use crate::kernel::GuestKernel;
 use crate::mails::Part;
@@ -39,7 +39,7 @@ impl Tools<'_> {
         // At a time: where one links, the other compiles.
         let (carom, tests) = thread::scope(|scope| {
             let carom = scope.spawn(|| self.carom());
-            let tests = self.guest_tests("integration", &targets);
+            let tests = self.guest_tests("integration", &targets, out, options.filter.as_deref());
             (carom.join(), tests)
         });
         let mut tests = tests?;
@@ -52,21 +52,13 @@ impl Tools<'_> {
         variables.extend(self.distribution_for(options)?);
         variables.extend(self.firmware_for(options)?);
         variables.extend(self.traced_guests_for(options)?);
-        tests.arg("--out").arg(out);
-        if let Some(filter) = &options.filter {
-            tests.args(["--filter", filter]);
-        }
         for (wanted, option) in [(options.all, "--all"), (options.iommufd, "--iommufd")] {
             if wanted {
                 tests.arg(option);
             }
         }
         if let Some(address) = &options.direct {
-            variables.extend([
-                ("CAROM_NVME", address.into()),
-                ("CAROM_RIG", "direct".into()),
-                ("CAROM_OUT", out.into()),
-            ]);
+            variables.extend(direct_variables(address, out));
             tests.arg("--direct");
         }
         tests.envs(variables);
@@ -106,13 +98,9 @@ impl Tools<'_> {
     pub(super) fn test_debug(&self, options: &Options, out: &Path) -> Result<()> {
         ensure!(options.direct.is_none(), "the debug stage runs in the rig only: leave out --direct");
         self.need_guest_packages()?;
-        let mut tests = self.guest_tests("debug", &["--test", "debug"])?;
+        let mut tests = self.guest_tests("debug", &["--test", "debug"], out, options.filter.as_deref())?;
         let kernel = GuestKernel { series: Some(options.series.clone()), debug: true, ..GuestKernel::default() };
         let variables = [self.carom()?, self.guest(&kernel)?].concat();
-        tests.arg("--out").arg(out);
-        if let Some(filter) = &options.filter {
-            tests.args(["--filter", filter]);
-        }
         self.run_shown(tests.envs(variables))
     }
 
@@ -126,8 +114,7 @@ impl Tools<'_> {
         variables.extend(self.stock_guest()?);
         variables.extend(self.guest_programs()?);
         for filter in OF_DEBIAN_CONFIG {
-            let mut tests = self.guest_tests("integration", &["--test", "guest"])?;
-            tests.arg("--out").arg(out).args(["--filter", filter]);
+            let mut tests = self.guest_tests("integration", &["--test", "guest"], out, Some(filter))?;
             self.run_shown(tests.envs(variables.clone()))?;
         }
         Ok(())
@@ -146,9 +133,9 @@ impl Tools<'_> {
                 for filter in filters {
                     let name = format!("part {part:?} of {series}: {filter}");
                     self.print(&format!("{name}\n"));
-                    let mut tests = self.guest_tests("integration", &["--test", "guest"])?;
+                    let mut tests = self.guest_tests("integration", &["--test", "guest"], out, Some(filter))?;
                     // Those for the newer kernel are the same tests.
-                    tests.arg("--out").arg(out).args(["--filter", filter, "--skip", "newer_kernel"]);
+                    tests.args(["--skip", "newer_kernel"]);
                     let passed = self.run_shown(tests.envs(variables.clone())).is_ok();
                     self.go_on()?;
                     if !passed {
@@ -161,11 +148,14 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// The program that runs them, built with them.
-    fn guest_tests(&self, stage: &str, targets: &[&str]) -> Result<Command> {
+    /// The program that runs them, built with them. With `filter`, it runs only tests whose name contains this.
+    fn guest_tests(&self, stage: &str, targets: &[&str], out: &Path, filter: Option<&str>) -> Result<Command> {
         let programs = self.build_tests("the tests with guests", &[&["--bin", "guest-tests"], targets].concat())?;
         let mut command = Command::new(self.target_dir()?.join("debug/guest-tests"));
-        command.arg(stage);
+        command.arg(stage).arg("--out").arg(out);
+        if let Some(filter) = filter {
+            command.args(["--filter", filter]);
+        }
         for TestProgram { name, directory, executable } in programs {
             if name == HOSTILE_GUEST {
                 // Not run by itself: a test with devices of the host starts it.

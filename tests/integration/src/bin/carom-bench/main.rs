@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The part of `scripts/bench` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
-//! part that shows tables of it.
+//! part that shows tables of it. The same of `scripts/demo` is the subcommand `demo`.
 
 mod allocator;
 mod compare;
 mod counted;
 mod counters;
 mod counts;
+mod demo;
 mod density;
 mod disk;
 mod engine;
@@ -47,14 +48,16 @@ use carom_integration::measure::machine::{self, Machine};
 use carom_integration::{Site, Tally};
 use carom_tools::bench::{COUNTED, Measurement, NATIVE};
 use carom_tools::peers::{BASE, CLOUD_HYPERVISOR, OTHER, QEMU};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::results::Results;
 use crate::sample::{Key, Sample, Step};
 use crate::table::{Scope, Table};
 use crate::tables::TABLES;
 
-/// Starts the guests of scripts/bench and shows their figures.
+/// Starts the guests of scripts/bench and scripts/demo and shows their figures.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -67,15 +70,8 @@ enum Action {
     Run {
         #[command(flatten)]
         measurement: Measurement,
-        /// What to say of the machine.
-        #[arg(long, value_name = "TEXT", default_value = "")]
-        machine: String,
-        /// File in which what is measured is noted at once, and found by a later call that is to go on.
-        #[arg(long, value_name = "FILE")]
-        samples: PathBuf,
-        /// File to write.
-        #[arg(long, value_name = "FILE")]
-        json: PathBuf,
+        #[command(flatten)]
+        files: Files,
         /// Measure only what instructions are counted for.
         #[arg(long)]
         counting: bool,
@@ -111,31 +107,66 @@ enum Action {
         /// The directory.
         out: PathBuf,
     },
+    /// Run the guests of scripts/demo, or show their figures.
+    #[command(subcommand)]
+    Demo(Demo),
+}
+
+#[derive(Debug, Subcommand)]
+enum Demo {
+    /// Run the guests here and write the figures as JSON.
+    Run {
+        #[command(flatten)]
+        measurement: carom_tools::demo::Measurement,
+        #[command(flatten)]
+        files: Files,
+    },
+    /// Show a table of figures that `run` wrote.
+    Report {
+        /// The file.
+        json: PathBuf,
+    },
+}
+
+/// What a run says of its machine, and where its figures go.
+#[derive(Debug, Args)]
+struct Files {
+    /// What to say of the machine.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    machine: String,
+    /// File in which what is measured is noted at once, and found by a later call that is to go on.
+    #[arg(long, value_name = "FILE")]
+    samples: PathBuf,
+    /// File to write.
+    #[arg(long, value_name = "FILE")]
+    json: PathBuf,
 }
 
 fn main() -> ExitCode {
-    match act(Arguments::parse().action) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("carom-bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let action = Arguments::parse().action;
+    let program = if matches!(action, Action::Demo(_)) { "carom-demo" } else { "carom-bench" };
+    act(action).unwrap_or_else(|error| {
+        eprintln!("{program}: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { measurement, machine, samples, json, counting, native } => {
+        Action::Run { measurement, files: Files { machine, samples, json }, counting, native } => {
             let part = match (counting, native) {
                 (true, _) => Part::Counted,
                 (_, true) => Part::Native,
                 _ => Part::All,
             };
             let results = run(&measurement, machine, &samples, part)?;
-            let text = serde_json::to_string_pretty(&results)?;
-            fs::write(&json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
-            Ok(if results.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            return write(&json, &results, &results.failures);
         }
+        Action::Demo(Demo::Run { measurement, files: Files { machine, samples, json } }) => {
+            let results = demo::run(measurement, machine, &samples)?;
+            return write(&json, &results, &results.failures);
+        }
+        Action::Demo(Demo::Report { json }) => print!("{}", demo::table(&read(&json)?)),
         Action::Report { json, plots, compare } => {
             let results = read(&json)?;
             print!("{}", report::text(&results));
@@ -144,29 +175,38 @@ fn act(action: Action) -> Result<ExitCode> {
                 print!("{}", text.with_context(|| format!("--compare {}", base.display()))?);
             }
             plots.map(|dir| plots::write(&results, &dir)).transpose()?;
-            Ok(ExitCode::SUCCESS)
         }
         Action::Check { base, measurement } => {
             let wanted: Vec<&str> = compare::tables().into_iter().filter(|table| measurement.wants(table)).collect();
-            let comparable = read(&base).is_ok_and(|base| wanted.iter().any(|table| base.tables.contains_key(*table)));
+            let has_wanted = |base: Results| wanted.iter().any(|table| base.tables.contains_key(*table));
             ensure!(
-                comparable,
+                read(&base).is_ok_and(has_wanted),
                 "--compare {}: must be what --json wrote of a run with one of the tables {}",
                 base.display(),
                 wanted.join(", ")
             );
-            Ok(ExitCode::SUCCESS)
         }
         Action::Predict { json } => {
             let text = hardware::text(&read(&json)?);
             print!("{}", text.with_context(|| format!("--predict {}", json.display()))?);
-            Ok(ExitCode::SUCCESS)
         }
-        Action::Tally { out } => {
-            println!("{}", Tally::read(&out)?);
-            Ok(ExitCode::SUCCESS)
-        }
+        Action::Tally { out } => println!("{}", Tally::read(&out)?),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes results to their file. The exit status says whether anything failed.
+fn write(json: &Path, results: &impl Serialize, failures: &[String]) -> Result<ExitCode> {
+    let text = serde_json::to_string_pretty(results)?;
+    fs::write(json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The results in a file.
+fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
+    let text = fs::read_to_string(json);
+    let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
+    results.with_context(|| format!("reading {}", json.display()))
 }
 
 /// Which of the tables are measured.
@@ -242,13 +282,6 @@ fn measure(step: &Step, site: &Site) -> Result<Sample> {
     let measured = (step.work.run)(site, &name)?;
     measured.failures.iter().for_each(|failure| eprintln!("FAILED: {failure}"));
     Ok(Sample { key: step.key.clone(), measured: Ok(measured) })
-}
-
-/// The results in a file.
-fn read(json: &Path) -> Result<Results> {
-    let text = fs::read_to_string(json);
-    let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
-    results.with_context(|| format!("reading {}", json.display()))
 }
 
 #[cfg(test)]

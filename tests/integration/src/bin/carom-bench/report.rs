@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The results as text: tables in Markdown, one for each figure that is shown, with the modes side by side.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use carom_integration::measure::machine::Machine;
 use carom_integration::measure::markdown::{self, NONE};
 use serde_json::Value;
 
@@ -12,27 +14,19 @@ use crate::tables::TABLES;
 
 /// The report on `results`.
 pub(crate) fn text(results: &Results) -> String {
-    let machine = &results.machine;
-    let versions: Vec<String> = results.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
         rounds => format!("medians of {rounds} interleaved rounds (least to most), or of one where no range stands"),
     };
-    let mut text = format!(
-        "Machine: {}; rig: {}; {}\nVersions: {}\nCells: {}; {rounds}\n",
-        machine.host,
-        machine.rig,
-        machine.kernel,
-        versions.join("; "),
-        results.scope,
-    );
+    let mut text = head(&results.machine, &results.versions);
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "Cells: {}; {rounds}", results.scope);
     for table in &TABLES {
         let Some(rows) = results.tables.get(table.name) else { continue };
         for shown in table.shown {
             let of_it = rows.iter().filter(|row| row.spread.contains_key(shown.figure));
             // Rows of other keys make a table of their own.
             for rows in by_keys(table, of_it) {
-                // Writing to a String does not fail.
                 let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, &rows));
             }
         }
@@ -41,11 +35,20 @@ pub(crate) fn text(results: &Results) -> String {
         text += "\nWhat that comes to, of each round its own:\n\n";
         text += &summary(results);
     }
-    let _ = writeln!(text, "\nGuests that were started again: {}", results.retries);
-    for failure in &results.failures {
-        let _ = writeln!(text, "FAILED: {failure}");
-    }
-    text
+    text + "\n" + &tail(results.retries, &results.failures)
+}
+
+/// The lines that say where figures are from.
+pub(crate) fn head(machine: &Machine, versions: &BTreeMap<String, String>) -> String {
+    let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let Machine { host, rig, kernel, .. } = machine;
+    format!("Machine: {host}; rig: {rig}; {kernel}\nVersions: {}\n", versions.join("; "))
+}
+
+/// The lines that say what went wrong.
+pub(crate) fn tail(retries: u32, failures: &[String]) -> String {
+    let failures: String = failures.iter().map(|failure| format!("FAILED: {failure}\n")).collect();
+    format!("Guests that were started again: {retries}\n{failures}")
 }
 
 /// The rows, parted by which keys they have.

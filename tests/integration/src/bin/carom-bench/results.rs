@@ -111,9 +111,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::sample::tests::sample;
 
+    pub(crate) fn machine() -> Machine {
+        Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 }
+    }
+
     pub(crate) fn results(samples: &[Sample]) -> Results {
-        let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 };
-        Results::new(machine, BTreeMap::new(), "quick", 3, &samples.iter().collect::<Vec<_>>())
+        Results::new(machine(), BTreeMap::new(), "quick", 3, &samples.iter().collect::<Vec<_>>())
     }
 
     #[test]

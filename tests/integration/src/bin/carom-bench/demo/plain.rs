@@ -18,10 +18,10 @@ use carom_integration::workload::{
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, find};
-use crate::form::Form;
-use crate::plan::Step;
-use crate::tables;
+use crate::demo::config::{self, find};
+use crate::demo::form::Form;
+use crate::demo::plan::Step;
+use crate::demo::tables;
 
 /// Bytes written and verified under bounce, in MiB.
 const VERIFY_MIB: u32 = 48;

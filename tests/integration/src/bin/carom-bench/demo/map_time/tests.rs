@@ -5,23 +5,21 @@
 use carom_integration::workload::BLOCK_SIZES;
 
 use super::*;
-use crate::report;
-use crate::results::Results;
-use crate::samples::{Measured, Sample};
+use crate::demo::report;
+use crate::demo::results::Results;
+use crate::demo::results::tests::{results, sample};
 
 #[test]
 fn table_has_medians_and_what_is_saved() {
-    let sample = |name: &str, round: u32, map_s: f64| {
+    let measured = |name: &str, round: u32, map_s: f64| {
         let profiler = Some(ProfilerTime { map_s: 1.0, unmap_s: 3.0 });
         let time = MapTime { map_s: map_s + 1.0, unmap_s: 2.0 * map_s + 3.0, profiler };
         let times = BLOCK_SIZES.map(|size| (size.to_owned(), time)).into();
-        let measured = Ok(Measured { figures: MapTimes { times }, versions: BTreeMap::new(), retries: 1 });
-        Sample { name: name.into(), round, two_jobs: false, measured }
+        sample(name, round, Ok(MapTimes { times }))
     };
-    let mut samples = vec![sample(PEER, 0, 10.0), sample("bounce", 0, 0.25), sample("bounce", 1, 0.15)];
-    samples.push(Sample { name: PEER.into(), round: 1, two_jobs: false, measured: Err("it failed".into()) });
-    let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 << 30 };
-    let results = Results::new(machine, BTreeMap::new(), false, 2, &samples);
+    let mut samples = vec![measured(PEER, 0, 10.0), measured("bounce", 0, 0.25), measured("bounce", 1, 0.15)];
+    samples.push(sample(PEER, 1, Err("it failed")));
+    let results = results(2, &samples);
     let text = report::table(&results);
     assert_eq!(text.matches("0.200 (-98.0 %)").count(), 4, "{text}");
     assert_eq!(text.matches("0.400 (-98.0 %)").count(), 4, "{text}");

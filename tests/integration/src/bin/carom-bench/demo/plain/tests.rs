@@ -3,11 +3,12 @@
 //! Tests of the form on results made up.
 
 use super::*;
-use crate::report;
-use crate::results::{Configs, Results};
-use crate::samples::{Measured, Sample, Samples};
+use crate::demo::report;
+use crate::demo::results::tests::{results, sample};
+use crate::demo::results::{Configs, Results};
+use crate::demo::samples::Samples;
 
-fn results() -> Results {
+fn stored() -> Results {
     let config = |name: &str, iops: u32, requests: &str| {
         let fio: Vec<String> =
             BLOCK_SIZES.iter().map(|size| format!(r#""{size}":{{"iops":{iops},"mib_s":1}}"#)).collect();
@@ -31,7 +32,7 @@ fn results() -> Results {
 
 #[test]
 fn table_has_ratios_requests_and_failures() {
-    let text = report::table(&results());
+    let text = report::table(&stored());
     assert!(text.contains("3600 (3.60, 0.90)"), "{text}");
     assert!(text.contains("bounce ÷ qemu-strict: 4.50 at 4k"), "{text}");
     assert!(text.contains("\nstrict ÷ qemu-strict: 1.25 at 4k"), "{text}");
@@ -44,7 +45,7 @@ fn table_has_ratios_requests_and_failures() {
 
 #[test]
 fn ratio_to_a_configuration_that_failed_is_left_open() {
-    let mut results = results();
+    let mut results = stored();
     let Configs::Plain(configs) = &mut results.configs else { panic!("{results:?}") };
     configs.retain(|config| config.name != "strict");
     assert!(report::table(&results).contains("3600 (–, 0.90)"));
@@ -52,25 +53,20 @@ fn ratio_to_a_configuration_that_failed_is_left_open() {
 
 #[test]
 fn failed_guest_is_a_failure_and_the_others_count() {
-    let sample = |round: u32, iops: Option<f64>| {
-        let measured = iops.ok_or_else(|| "it failed".to_owned()).map(|iops| Measured {
-            figures: Plain {
-                vmm: "carom".into(),
-                fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
-                dma_map: DmaMap { map_us: iops, unmap_us: 1.0 },
-                dma_map_to_device: None,
-                requests: None,
-                pinned_bytes: u64::from(round),
-                verified_bytes: None,
-            },
-            versions: BTreeMap::new(),
-            retries: 0,
-        });
-        Sample { name: "lazy".into(), round, two_jobs: false, measured }
+    let measured = |round: u32, iops: f64| {
+        let figures = Plain {
+            vmm: "carom".into(),
+            fio: BLOCK_SIZES.map(|size| (size.into(), Fio { iops, mib_s: 1.0 })).into(),
+            dma_map: DmaMap { map_us: iops, unmap_us: 1.0 },
+            dma_map_to_device: None,
+            requests: None,
+            pinned_bytes: u64::from(round),
+            verified_bytes: None,
+        };
+        sample("lazy", round, Ok(figures))
     };
-    let samples = [sample(0, Some(10.0)), sample(1, None), sample(2, Some(30.0)), sample(3, Some(11.0))];
-    let machine = Machine { host: "h".into(), rig: "tcg".into(), kernel: "k".into(), guest_ram_bytes: 1 };
-    let results = Results::new(machine, BTreeMap::new(), false, 4, &samples);
+    let failed = sample("lazy", 1, Err("it failed"));
+    let results = results(4, &[measured(0, 10.0), failed, measured(2, 30.0), measured(3, 11.0)]);
     assert_eq!(results.failures, ["lazy: it failed"]);
     let Configs::Plain(configs) = &results.configs else { panic!("{results:?}") };
     let [config::Config { figures, .. }] = &configs[..] else { panic!("one configuration wanted") };

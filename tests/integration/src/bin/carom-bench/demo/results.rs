@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use carom_integration::measure::machine::Machine;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
-use crate::form::Form;
-use crate::samples::{Measured, Sample};
-use crate::{map_time, patterns, plain};
+use crate::demo::config::Config;
+use crate::demo::form::Form;
+use crate::demo::samples::{Measured, Sample};
+use crate::demo::{map_time, patterns, plain};
 
 /// All results of one run.
 #[derive(Debug, Serialize, Deserialize)]
@@ -104,10 +104,25 @@ impl From<Vec<Config<map_time::MapTimes>>> for Configs {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::results::tests::machine;
+
+    /// A guest with one job that came to these figures, or failed; it was started again once.
+    pub(crate) fn sample<F>(name: &str, round: u32, figures: Result<F, &str>) -> Sample<F> {
+        let measured = figures.map(|figures| Measured { figures, versions: BTreeMap::new(), retries: 1 });
+        Sample { name: name.into(), round, two_jobs: false, measured: measured.map_err(str::to_owned) }
+    }
+
+    /// Of a full run.
+    pub(crate) fn results<F: Form>(rounds: u32, samples: &[Sample<F>]) -> Results
+    where
+        Configs: From<Vec<Config<F::Summary>>>,
+    {
+        Results::new(machine(), BTreeMap::new(), false, rounds, samples)
+    }
 
     /// Files of each form that were written before must stay readable.
     #[test]

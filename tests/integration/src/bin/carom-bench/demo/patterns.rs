@@ -14,10 +14,10 @@ use carom_integration::workload::{self, PATTERNS, Patterns};
 use carom_integration::{Outcome, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, find};
-use crate::form::Form;
-use crate::plan::Step;
-use crate::tables;
+use crate::demo::config::{self, find};
+use crate::demo::form::Form;
+use crate::demo::plan::Step;
+use crate::demo::tables;
 
 /// Configurations that are measured unless others are asked for: the two without windows that a guest would otherwise have,
 /// and the one with.

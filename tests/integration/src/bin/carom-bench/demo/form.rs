@@ -11,8 +11,8 @@ use carom_integration::{Outcome, Site};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::Config;
-use crate::plan::Step;
+use crate::demo::config::Config;
+use crate::demo::plan::Step;
 
 /// A form of the demo, as the figures that it has of one guest.
 pub(crate) trait Form: Clone + Serialize + DeserializeOwned {

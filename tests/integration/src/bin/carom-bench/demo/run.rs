@@ -11,11 +11,11 @@ use carom_integration::measure::journal;
 use carom_integration::measure::machine::{self, Machine};
 use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
 
-use crate::config::Config;
-use crate::form::Form;
-use crate::plan::{self, Options, Step};
-use crate::results::{Configs, Results};
-use crate::samples::{Key, Measured, Sample, Samples};
+use crate::demo::config::Config;
+use crate::demo::form::Form;
+use crate::demo::plan::{self, Options, Step};
+use crate::demo::results::{Configs, Results};
+use crate::demo::samples::{Key, Measured, Sample, Samples};
 
 /// Runs the configurations, or only those named, and collects their figures.
 pub(crate) fn run<F: Form>(options: Options<'_>) -> Result<Results>

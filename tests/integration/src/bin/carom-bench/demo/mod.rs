@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests and measures; and the part that
+//! shows a table of it.
+
+mod config;
+mod form;
+mod map_time;
+mod patterns;
+mod plain;
+mod plan;
+mod report;
+mod results;
+mod run;
+mod samples;
+mod tables;
+
+use std::path::Path;
+
+use anyhow::Result;
+use carom_tools::demo::Measurement;
+
+use crate::demo::map_time::MapTimes;
+use crate::demo::patterns::PatternFigures;
+use crate::demo::plain::Plain;
+use crate::demo::plan::Options;
+
+pub(crate) use report::table;
+pub(crate) use results::Results;
+
+/// Runs the guests of the form that is asked for.
+pub(crate) fn run(measurement: Measurement, host: String, samples: &Path) -> Result<Results> {
+    let Measurement { quick, patterns, map_time, rounds, only } = measurement;
+    let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
+    let options = Options { quick, rounds, only: &only, host, samples };
+    match (patterns, map_time) {
+        (true, _) => run::run::<PatternFigures>(options),
+        (_, true) => run::run::<MapTimes>(options),
+        _ => run::run::<Plain>(options),
+    }
+}
