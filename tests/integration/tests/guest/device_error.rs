@@ -4,12 +4,13 @@
 use carom_integration::harness::guest_test;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_integration::Site;
 use carom_integration::api::ApiVmm;
+use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, COUNT, command_line, ticks};
@@ -95,17 +96,6 @@ fn device_error_pauses_the_guest_until_the_client_decides() {
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// A program that does not outlive its test.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // Fails only where it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[guest_test(needs(ErrorInjection))]
 fn error_ends_a_guest_that_nobody_could_resume() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
@@ -127,7 +117,7 @@ fn error_ends_a_guest_that_nobody_could_resume() {
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let mut carom = Program(carom);
+    let mut carom = KilledOnDrop(carom);
     let said = || fs::read_to_string(&log).unwrap();
     let start = Instant::now();
     while !fs::read_to_string(&console).is_ok_and(|text| text.contains("CAROM-READY")) {

@@ -10,6 +10,7 @@ pub(crate) mod failing_allocations;
 pub(crate) mod host_memory;
 pub(crate) mod qemu_img;
 pub(crate) mod repository;
+pub(crate) mod server;
 pub(crate) mod systemd;
 pub(crate) mod tap;
 

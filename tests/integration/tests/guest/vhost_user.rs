@@ -4,58 +4,34 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::{STORAGE_DAEMON, VIRTIOFSD, guest_test};
 use carom_integration::workload;
+use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, command_line};
 use crate::hotplug::{create, put, wait_gone};
+use crate::support::server::serve;
 use crate::support::{MIB, SITE};
 
-/// A server, until it is dropped.
-pub(crate) struct Server(Child);
-
-impl Server {
-    /// Starts it, and waits until it listens at `socket`.
-    pub(crate) fn start(command: &mut Command, socket: &Path) -> Self {
-        let _ = fs::remove_file(socket);
-        let server = Self(command.spawn().expect("the server starts"));
-        let start = Instant::now();
-        while !socket.exists() {
-            assert!(start.elapsed() < Duration::from_secs(20), "the server does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    /// Debian's virtiofsd with the directory `source`.
-    fn virtiofsd(source: &Path, socket: &Path) -> Self {
-        let mut command = Command::new(VIRTIOFSD);
-        command.arg("-f").arg(format!("--socket-path={}", socket.display()));
-        command.arg("-o").arg(format!("source={},sandbox=chroot", source.display())).stdin(Stdio::null());
-        Self::start(&mut command, socket)
-    }
-
-    /// QEMU's storage daemon with `image`, as a disk of two queues.
-    pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> Self {
-        let mut command = Command::new(STORAGE_DAEMON);
-        command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
-        let export = "type=vhost-user-blk,id=disk,node-name=image,writable=on,num-queues=2,addr.type=unix";
-        command.arg("--export").arg(format!("{export},addr.path={}", socket.display())).stdin(Stdio::null());
-        Self::start(&mut command, socket)
-    }
+/// Debian's virtiofsd with the directory `source`.
+fn virtiofsd(source: &Path, socket: &Path) -> KilledOnDrop {
+    let mut command = Command::new(VIRTIOFSD);
+    command.arg("-f").arg(format!("--socket-path={}", socket.display()));
+    command.arg("-o").arg(format!("source={},sandbox=chroot", source.display())).stdin(Stdio::null());
+    serve(&mut command, socket)
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// QEMU's storage daemon with `image`, as a disk of two queues.
+pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> KilledOnDrop {
+    let mut command = Command::new(STORAGE_DAEMON);
+    command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
+    let export = "type=vhost-user-blk,id=disk,node-name=image,writable=on,num-queues=2,addr.type=unix";
+    command.arg("--export").arg(format!("{export},addr.path={}", socket.display())).stdin(Stdio::null());
+    serve(&mut command, socket)
 }
 
 /// Numbers from `first` on, a line each.
@@ -124,7 +100,7 @@ fn files_of_the_host_are_read_and_written_by_virtiofsd() {
     let dir = tempfile::tempdir().unwrap();
     let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
     fs::write(share.join("go"), "").unwrap();
-    let _server = Server::virtiofsd(&share, &socket);
+    let _server = virtiofsd(&share, &socket);
     let vmm = boot(&socket);
     vmm.wait_for("CAROM-LEFT 1", 1, BOOT_TIME).unwrap();
     assert!(vmm.console().contains("CAROM-SAME 1") && vmm.console().contains("CAROM-WROTE 1"), "{}", vmm.console());
@@ -135,7 +111,7 @@ fn files_of_the_host_are_read_and_written_by_virtiofsd() {
 fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
-    let server = Server::virtiofsd(&share, &socket);
+    let server = virtiofsd(&share, &socket);
     let vmm = boot(&socket);
     vmm.wait_for("CAROM-MOUNTED 1", 1, BOOT_TIME).unwrap();
 
@@ -159,7 +135,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     drop(server);
     let (status, answer) = call(&vmm, "vm.add-fs", &second);
     assert!(status == 400 && answer.contains("no vhost-user server"), "{status} {answer}");
-    let _server = Server::virtiofsd(&share, &socket);
+    let _server = virtiofsd(&share, &socket);
     fs::write(share.join("go"), "").unwrap();
     let (status, answer) = call(&vmm, "vm.add-fs", &second);
     assert_eq!(status, 200, "{answer}");
@@ -176,7 +152,7 @@ fn disk_of_a_storage_daemon_works_and_goes_on_with_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
     File::create_new(&image).unwrap().set_len(64 * MIB).unwrap();
-    let server = Server::storage_daemon(&image, &socket);
+    let server = storage_daemon(&image, &socket);
     let job = format!(
         "presses() {{ awk '/ACPI:Ged/ {{ n += $2 + $3 }} END {{ print n + 0 }}' /proc/interrupts; }}
 echo \"CAROM-SECTORS $(cat /sys/block/vda/size)\"
@@ -198,7 +174,7 @@ sleep 1000
     assert!(console.contains("CAROM-SECTORS 131072") && console.contains("CAROM-QUEUES 2"), "{console}");
 
     drop(server);
-    let _server = Server::storage_daemon(&image, &socket);
+    let _server = storage_daemon(&image, &socket);
     put(&vmm, "vm.power-button", &Value::Null);
     vmm.wait_for("CAROM-SAME-AGAIN", 1, BOOT_TIME).unwrap();
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
@@ -216,7 +192,7 @@ fn works_behind_the_iommu(bounce: &Value) -> Value {
     File::create_new(&image).unwrap().set_len(64 * MIB).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(&socket).arg("--disk").arg(&image).arg("--iommu").stdin(Stdio::null());
-    let _server = Server::start(&mut command, &socket);
+    let _server = serve(&mut command, &socket);
     let verify = workload::fio_verify_on("/dev/vda", 16, 32);
     let job = format!(
         "{verify}seq 1 {COUNT} | dd of=/dev/vda bs=1M seek={NUMBERS_AT} iflag=fullblock oflag=direct conv=sync 2>/dev/null

@@ -8,20 +8,22 @@ use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
+use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, command_line};
 use crate::hotplug::{create, put, wait_gone};
 use crate::net::{counter, job, job_of};
+use crate::support::server::serve;
 use crate::support::tap::open_tap;
 use crate::support::{MIB, SITE};
-use crate::vhost_user::Server;
+use crate::vhost_user::storage_daemon;
 
 /// The server on `tap`, which stays when the server goes.
-fn card_server(tap: &File, socket: &Path, options: &[&str]) -> Server {
+fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(socket).args(options).stdin(tap.try_clone().unwrap());
-    Server::start(&mut command, socket)
+    serve(&mut command, socket)
 }
 
 /// Waits until the guest has had so many more bytes back than before, all of them right.
@@ -85,13 +87,13 @@ fn card_of_a_server_goes_on_with_the_next_and_comes_again() {
 const BYTES: u64 = 512 * 1024;
 
 /// A guest whose card is behind the virtio-iommu, and the server's; what the server says goes to `said`.
-fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, Server) {
+fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, KilledOnDrop) {
     let socket = dir.join("net.sock");
     let tap = open_tap("caromiommu", &format!("{address}.1"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(&socket).arg("--iommu").args(options).stdin(tap);
     command.stdout(File::create(dir.join("said")).unwrap());
-    let server = Server::start(&mut command, &socket);
+    let server = serve(&mut command, &socket);
     // Each packet costs messages to the server and back: fewer bytes than elsewhere.
     let script = job_of(address, BYTES, TRAFFIC).replace("nc -w 60", "nc -w 10");
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
@@ -134,7 +136,7 @@ fn card_of_a_server_behind_the_iommu_uses_a_window() {
 
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
     File::create_new(&image).unwrap().set_len(MIB).unwrap();
-    let _plain = Server::storage_daemon(&image, &socket);
+    let _plain = storage_daemon(&image, &socket);
     let disk = json!({"vhost_user": true, "vhost_socket": socket, "iommu": true});
     let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-disk", Some(&disk)).unwrap();
     assert!(status == 400 && answer.to_string().contains("VIRTIO_F_ACCESS_PLATFORM"), "{status} {answer}");

@@ -10,16 +10,12 @@ use carom_integration::Site;
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const TABLE: Table = Table {
-    name: "allocator",
-    across: "threads",
-    shown: &[
-        Shown { figure: "million_s", title: "slots taken and given back a second, in millions", places: 1 },
-        Shown { figure: "million_s_each", title: "the same for each thread that has a core, in millions", places: 1 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("million_s", "slots taken and given back a second, in millions", 1),
+    Shown::new("million_s_each", "the same for each thread that has a core, in millions", 1),
+];
+
+pub(crate) const TABLE: Table = Table::once("allocator", "threads", SHOWN, work);
 
 fn work(_: Scope, _: &Site) -> Vec<Work> {
     let run = |_: &Site, _: &str| measure();

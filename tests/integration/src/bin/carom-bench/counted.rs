@@ -10,10 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carom_integration::measure::mode::Mode;
 use carom_integration::vmm::Kernel;
-use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Guest, Outcome, Site};
+use carom_integration::{Outcome, Site};
 
-use crate::table::{self, figure};
+use crate::table::{self, LITTLE_RAM_MIB, Measured, Work, figure};
+use crate::throughput::job;
 
 /// Number of the first mark of a module that ends something.
 pub(crate) const FIRST_END: usize = 16;
@@ -21,33 +21,51 @@ pub(crate) const FIRST_END: usize = 16;
 /// Medians by the number of their mark and what is counted.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// Adds the edu device and `module` to a guest, which runs `job`, then gives the device to the module and runs `after`; returns also what was
-/// counted, unless the rig does not count. The device is at `$edu` in both.
-#[expect(clippy::too_many_arguments, reason = "each is another thing that a table says of its guests")]
-pub(crate) fn run(
-    guest: Guest,
-    mode: &Mode,
-    kernel: Kernel,
-    module: &str,
-    job: &str,
-    after: &str,
-    estimate: Duration,
-    site: &Site,
-) -> Result<(Outcome, Option<Counts>)> {
-    let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
-    let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
-    let file = format!("{module}.ko");
-    // Modules are beside the kernels that they are built for.
-    let path = image.with_file_name(&file);
-    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
-    let counted = site.instructions.as_deref();
-    let before = counted.map_or(0, |file| read(file).len());
-    let guest = if mode.iommu { guest.iommu_device(edu) } else { guest.device(edu) };
-    let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{FIND_EDU}{job}{}{after}", bind(module));
-    let outcome = table::run(guest.kernel(kernel).program(&file, bytes).job(&job), estimate, site)?;
-    let counts = counted.map(|file| parse(read(file).get(before..).unwrap_or_default())).transpose()?;
-    Ok((outcome, counts))
+/// A table's guests, each of which gives the edu device to a module.
+pub(crate) struct Guests {
+    /// The modes, each with its kernel.
+    pub(crate) modes: [(Mode, Kernel); 3],
+    pub(crate) cpus: u8,
+    pub(crate) module: &'static str,
+    /// What a guest does before it gives the device to the module, and what it does then. The device is at `$edu` in both.
+    pub(crate) jobs: [&'static str; 2],
+    /// How long a guest takes. All of it is counted.
+    pub(crate) estimate: Duration,
+    /// Makes rows of what a guest printed, and of what was counted unless the rig does not count.
+    pub(crate) measured: fn(&Outcome, &Mode, Option<&Counts>) -> Result<Measured>,
+}
+
+impl Guests {
+    /// The work, where the site has the edu device.
+    pub(crate) fn work(&'static self, site: &Site) -> Vec<Work> {
+        let modes = self.modes.iter().filter(|_| site.edu.is_some());
+        modes
+            .map(|(mode, kernel)| Work {
+                name: mode.name.into(),
+                estimate: self.estimate,
+                run: Box::new(|site, name| self.run(mode, *kernel, site, name)),
+            })
+            .collect()
+    }
+
+    fn run(&self, mode: &Mode, kernel: Kernel, site: &Site, name: &str) -> Result<Measured> {
+        let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
+        let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
+        let file = format!("{}.ko", self.module);
+        // Modules are beside the kernels that they are built for.
+        let path = image.with_file_name(&file);
+        let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
+        let counted = site.instructions.as_deref();
+        let before = counted.map_or(0, |file| read(file).len());
+        let guest = mode.guest(site, name).memory_mib(LITTLE_RAM_MIB).cpus(self.cpus);
+        let guest = if mode.iommu { guest.iommu_device(edu) } else { guest.device(edu) };
+        let [first, then] = self.jobs;
+        let job = job(&format!("{FIND_EDU}{first}{}{then}", bind(self.module)));
+        let outcome = table::run(guest.kernel(kernel).program(&file, bytes).job(&job), self.estimate, site)?;
+        let counts = counted.map(|file| parse(read(file).get(before..).unwrap_or_default())).transpose()?;
+        (self.measured)(&outcome, mode, counts.as_ref())
+    }
 }
 
 const FIND_EDU: &str = r#"

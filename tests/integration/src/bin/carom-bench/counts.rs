@@ -6,25 +6,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDWRITE, READ};
 use carom_integration::measure::mode::{MODES, Mode};
-use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Probe, Site};
 
 use crate::counters::{OF_IOMMU, OF_KVM};
 use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
-use crate::throughput::{AROUND, RAM_MIB, measured, of};
+use crate::throughput::{RAM_MIB, estimate, job, measured, of};
 
-pub(crate) const TABLE: Table = Table {
-    name: "counts",
-    across: "mode",
-    shown: &[
-        Shown { figure: "exits", title: "exits for an operation", places: 2 },
-        Shown { figure: "map_requests", title: "MAP requests for an operation", places: 3 },
-        Shown { figure: "unmap_requests", title: "UNMAP requests for an operation", places: 3 },
-        Shown { figure: "copied_bytes", title: "bytes copied for an operation", places: 0 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("exits", "exits for an operation", 2),
+    Shown::new("map_requests", "MAP requests for an operation", 3),
+    Shown::new("unmap_requests", "UNMAP requests for an operation", 3),
+    Shown::new("copied_bytes", "bytes copied for an operation", 0),
+];
+
+pub(crate) const TABLE: Table = Table::once("counts", "mode", SHOWN, work);
 
 /// The figure that is no count of what an operation takes.
 pub(crate) const OPERATIONS: &str = "operations";
@@ -46,15 +41,20 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
         }
         Scope::All => PATTERNS.into_iter().flat_map(|pattern| [4, 16, 64, 128].map(|kib| cell(pattern, kib))).collect(),
     };
-    MODES.iter().filter(wanted).map(|mode| in_a_guest(mode, cells.clone())).collect()
+    let cells = [vec![EMPTY], cells].concat();
+    MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
-    let cells: Vec<Cell> = [EMPTY].into_iter().chain(cells).collect();
-    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+/// The work of a guest that does cells, the first of which is [`EMPTY`]: `row` makes one of each other cell, by both.
+pub(crate) fn against_empty(
+    mode: &'static Mode,
+    cells: Vec<Cell>,
+    estimate: Duration,
+    row: fn(&Mode, &Cell, &Done, &Done) -> Result<Row>,
+) -> Work {
     let run = move |site: &Site, name: &str| {
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
-        let outcome = table::run(mode.guest(site, name).memory_mib(RAM_MIB).job(&job), estimate, site)?;
+        let guest = mode.guest(site, name).memory_mib(RAM_MIB).job(&job(&fio::job(&cells)));
+        let outcome = table::run(guest, estimate, site)?;
         let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the cell of a single operation")?;
         let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
         measured.rows.retain(|row| !is_empty(row));
@@ -64,7 +64,7 @@ fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
 }
 
 /// Whether a row is of the cell that does next to nothing.
-pub(crate) fn is_empty(row: &Row) -> bool {
+fn is_empty(row: &Row) -> bool {
     row.key("depth").is_some_and(|depth| *depth == EMPTY.depth)
 }
 

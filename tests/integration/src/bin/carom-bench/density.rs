@@ -13,31 +13,21 @@ use carom_integration::measure::mode::{
 use carom_integration::measure::statistics::median;
 use carom_integration::{Background, INIT_BEGIN, Site};
 
-use crate::table::{Measured, Row, Scope, Shown, Table, Work, figure, ms};
+use crate::table::{LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Work, figure, ms};
 use crate::tenant::{self, Line};
+use crate::throughput::LATENCY;
 
-pub(crate) const TABLE: Table = Table {
-    name: "density",
-    across: "mode",
-    shown: &[
-        Shown { figure: "iops", title: "verified operations a second of all guests together", places: 0 },
-        Shown { figure: "latency_p99_us", title: "latency that 99 % of the operations keep, in µs", places: 0 },
-        Shown { figure: "memory_mib", title: "memory of all VMMs, in MiB", places: 0 },
-        Shown { figure: "swapped_in_mib", title: "read back from swap while measured, in MiB", places: 1 },
-        Shown { figure: "cpu_percent", title: "CPU time of the host that is used, in %", places: 0 },
-        Shown {
-            figure: "start_ms",
-            title: "time from the start of the VMMs that were added to their guests' first program, in ms",
-            places: 0,
-        },
-        Shown { figure: "borne", title: "whether so many guests are borne", places: 0 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("iops", "verified operations a second of all guests together", 0),
+    LATENCY,
+    Shown::new("memory_mib", "memory of all VMMs, in MiB", 0),
+    Shown::new("swapped_in_mib", "read back from swap while measured, in MiB", 1),
+    Shown::new("cpu_percent", "CPU time of the host that is used, in %", 0),
+    Shown::new("start_ms", "time from the start of the VMMs that were added to their guests' first program, in ms", 0),
+    Shown::new("borne", "whether so many guests are borne", 0),
+];
 
-/// RAM of each guest.
-const RAM_MIB: u32 = 512;
+pub(crate) const TABLE: Table = Table::once("density", "mode", SHOWN, work);
 
 /// Where a mode's guests are added.
 struct Host {
@@ -116,7 +106,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
     let drives = drives(site);
     let guest = |drive: &str, number: usize, again: u32| {
         let name = format!("{name}-{number}-{again}");
-        let guest = mode.guest_with(drive, &name).memory_mib(RAM_MIB).group(group.dir());
+        let guest = mode.guest_with(drive, &name).memory_mib(LITTLE_RAM_MIB).group(group.dir());
         guest.program("tenant", program.clone()).job(&tenant::job(number))
     };
     let mut tenants: Vec<Background> = Vec::new();

@@ -2,7 +2,6 @@
 //! fio on disks that the VMMs emulate: a raw image in the host's RAM, so that nothing but the VMM takes time.
 
 use std::fs::File;
-use std::time::Duration;
 
 use anyhow::Context;
 use carom_integration::Site;
@@ -10,22 +9,10 @@ use carom_integration::measure::fio::{self, AREA_MIB, Cell, Extent, RANDREAD, RA
 use carom_integration::measure::mode::{EMULATED_MODES, Mode};
 use carom_integration::workload::PRINT_VERSIONS;
 
-use crate::table::{self, Scope, Shown, Table, Work};
-use crate::throughput::{self, AROUND};
+use crate::table::{self, LITTLE_RAM_MIB, Scope, Table, Work};
+use crate::throughput::{self, IOPS, LATENCY};
 
-pub(crate) const TABLE: Table = Table {
-    name: "disk",
-    across: "mode",
-    shown: &[
-        Shown { figure: "iops", title: "operations a second", places: 0 },
-        Shown { figure: "latency_p99_us", title: "latency that 99 % of the operations keep, in µs", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
-
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
+pub(crate) const TABLE: Table = Table::new("disk", "mode", &[IOPS, LATENCY], work);
 
 /// Where images are: a file system in RAM.
 const IN_RAM: &str = "/dev/shm";
@@ -57,13 +44,13 @@ fn cells(scope: Scope) -> Vec<Cell> {
 }
 
 fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
-    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let estimate = throughput::estimate(&cells);
     let run = move |site: &Site, name: &str| {
         let dir = tempfile::tempdir_in(IN_RAM).context("making a directory for a disk's image")?;
         let image = dir.path().join("image");
         let length = u64::from(AREA_MIB) << 20;
         File::create(&image).and_then(|file| file.set_len(length)).context("making a disk's image")?;
-        let guest = mode.bare_guest(name).memory_mib(RAM_MIB).virtio_disk(&image, mode.iommu);
+        let guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_disk(&image, mode.iommu);
         let job = format!("{WAIT}{PRINT_VERSIONS}{}", fio::job_on("/dev/vda", &cells));
         let outcome = table::run(guest.job(&job), estimate, site)?;
         throughput::measured(&outcome, mode, &cells, |cell, done| Ok(throughput::row(mode, cell, done)))

@@ -13,17 +13,9 @@ use serde_json::Value;
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const TABLE: Table = Table {
-    name: "engine",
-    across: "mappings",
-    shown: &[Shown {
-        figure: "ns",
-        title: "time in the engine for a request, or for a MAP and its UNMAP, in ns",
-        places: 0,
-    }],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine for a request, or for a MAP and its UNMAP, in ns", 0)];
+
+pub(crate) const TABLE: Table = Table::once("engine", "mappings", SHOWN, work);
 
 /// What is measured: the request, how many come at a time, how many mappings there are, and where the benchmark leaves its estimate.
 const CASES: [(&str, u32, u32, &str); 8] = [

@@ -4,24 +4,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use carom_integration::measure::fio::{self, Cell, Done, Extent, RANDWRITE, READ};
+use carom_integration::measure::fio::{Cell, Done, Extent, RANDWRITE, READ};
 use carom_integration::measure::mode::{
     BOUNCE, BOUNCE_BASE, BOUNCE_BASE_VMM, CH_STRICT, Mode, NO_VIOMMU, QEMU_STRICT, STRICT, STRICT_BASE_VMM,
 };
-use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Probe, Site};
 
-use crate::counts::{EMPTY, OPERATIONS, is_empty};
+use crate::counts::{EMPTY, OPERATIONS, against_empty};
 use crate::table::{self, Row, Scope, Shown, Table, Work};
-use crate::throughput::{RAM_MIB, measured, of};
+use crate::throughput::of;
 
-pub(crate) const TABLE: Table = Table {
-    name: "io_instructions",
-    across: "mode",
-    shown: &[Shown { figure: "instructions", title: "instructions of the whole machine for an operation", places: 0 }],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole machine for an operation", 0)];
+
+pub(crate) const TABLE: Table = Table::once("io_instructions", "mode", SHOWN, work);
 
 /// How long a guest takes. All of it is counted: in strict mode some seven thousand million instructions, as reckoned by those of 64k.
 const ESTIMATE: Duration = Duration::from_secs(90);
@@ -47,17 +42,13 @@ fn cells() -> impl Iterator<Item = Cell> {
 }
 
 fn in_a_guest(mode: &'static Mode) -> Work {
-    let cells: Vec<Cell> = [EMPTY].into_iter().chain(cells()).collect();
+    let cells = [EMPTY].into_iter().chain(cells()).collect();
+    let Work { name, estimate, run } = against_empty(mode, cells, ESTIMATE, row);
     let run = move |site: &Site, name: &str| {
         site.instructions.as_ref().context("only a rig that counts fills this table")?;
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
-        let outcome = table::run(mode.guest(site, name).memory_mib(RAM_MIB).job(&job), ESTIMATE, site)?;
-        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the cell of a single operation")?;
-        let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
-        measured.rows.retain(|row| !is_empty(row));
-        Ok(measured)
+        run(site, name)
     };
-    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
+    Work { name, estimate, run: Box::new(run) }
 }
 
 fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {

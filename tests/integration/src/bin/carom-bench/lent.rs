@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Direct I/O of buffers in memory that is lent: operations of fio a second, beside those that are copied, and those without an IOMMU.
 
-use std::time::Duration;
-
 use carom_integration::Site;
 use carom_integration::measure::fio::{self, Cell, Extent, RANDWRITE, READ};
 use carom_integration::measure::mode::{BOUNCE, LENT, Mode, NO_VIOMMU};
-use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 
 use crate::table::{self, Scope, Table, Work};
-use crate::throughput::{self, AROUND, RAM_MIB, SHOWN};
+use crate::throughput::{self, RAM_MIB, SHOWN};
 
-pub(crate) const TABLE: Table = Table { name: "lent", across: "mode", shown: SHOWN, is_once_enough: false, work };
+pub(crate) const TABLE: Table = Table::new("lent", "mode", SHOWN, work);
 
 fn work(scope: Scope, _: &Site) -> Vec<Work> {
     let cells = cells(scope);
@@ -25,11 +22,11 @@ fn cells(scope: Scope) -> Vec<Cell> {
 }
 
 fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
-    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
+    let estimate = throughput::estimate(&cells);
     let run = move |site: &Site, name: &str| {
         let guest = mode.guest(site, name).memory_mib(RAM_MIB);
         let job = if *mode == LENT { fio::job_of_lent(&cells) } else { fio::job_of_registered(&cells) };
-        let outcome = table::run(guest.job(&format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{job}")), estimate, site)?;
+        let outcome = table::run(guest.job(&throughput::job(&job)), estimate, site)?;
         throughput::measured(&outcome, mode, &cells, |cell, done| Ok(throughput::row(mode, cell, done)))
     };
     Work { name: mode.name.into(), estimate, run: Box::new(run) }

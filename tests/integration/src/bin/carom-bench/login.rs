@@ -11,17 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use carom_integration::vmm::boot_command;
 use carom_integration::{Site, Vmm};
+use carom_tools::children::KilledOnDrop;
 use carom_tools::distribution::Distribution;
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work, ms};
 
-pub(crate) const TABLE: Table = Table {
-    name: "login",
-    across: "vmm",
-    shown: &[Shown { figure: "login_ms", title: "from the VMM's start to Debian's login prompt, in ms", places: 0 }],
-    is_once_enough: false,
-    work,
-};
+const SHOWN: &[Shown] = &[Shown::new("login_ms", "from the VMM's start to Debian's login prompt, in ms", 0)];
+
+pub(crate) const TABLE: Table = Table::new("login", "vmm", SHOWN, work);
 
 const RAM_MIB: u32 = 768;
 /// A boot in the rig.
@@ -51,19 +48,8 @@ fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let mut command = boot_command(site, vmm, [&files.kernel, &files.initrd], &cmdline, &disk, RAM_MIB)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
-    let mut machine = Machine(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);
+    let mut machine = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);
     wait_for_prompt(&console(&mut machine.0)?, start)
-}
-
-/// A VMM that does not outlive this value.
-struct Machine(Child);
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // Fails only where it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// What the guest's console shows, as it comes.

@@ -7,32 +7,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::mode::{BOUNCE, GUEST_PAGES, Mode, NO_VIOMMU};
 use carom_integration::vmm::Kernel;
-use carom_integration::{Outcome, Site, workload};
+use carom_integration::{Outcome, Site};
 
-use crate::counted::{self, Counts, FIRST_END};
+use crate::counted::{self, Counts, FIRST_END, Guests};
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const TABLE: Table = Table {
-    name: "map_counts",
-    across: "mode",
-    shown: &[
-        Shown { figure: "instructions", title: "instructions of a call", places: 0 },
-        Shown { figure: "locked", title: "locked operations of a call", places: 0 },
-        Shown { figure: "lines", title: "cache lines that a call touches beside data and stack", places: 0 },
-        Shown { figure: "pages", title: "pages that a call touches beside data and stack", places: 0 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("instructions", "instructions of a call", 0),
+    Shown::new("locked", "locked operations of a call", 0),
+    Shown::new("lines", "cache lines that a call touches beside data and stack", 0),
+    Shown::new("pages", "pages that a call touches beside data and stack", 0),
+];
 
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
-
-/// How long a guest takes. All of it is counted.
-const ESTIMATE: Duration = Duration::from_secs(60);
-
-/// The module.
-const MODULE: &str = "dma_map_counts";
+pub(crate) const TABLE: Table = Table::once("map_counts", "mode", SHOWN, work);
 
 /// What is mapped, which way, and how many pages it has; the first is nothing, and what that takes is taken off the others. In the order of
 /// the module's marks, of which each has one for mapping and one for unmapping.
@@ -53,9 +40,16 @@ const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
 const PAGE: f64 = 4096.0;
 const LINE: f64 = 64.0;
 
-/// Kernels and modes. What strict mode executes depends on how long the host takes, so that it is not among them.
-const GUESTS: [(Mode, Kernel); 3] =
-    [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)];
+/// What strict mode executes depends on how long the host takes, so that it is not among them. With one CPU the kernel takes the prefixes away
+/// that lock.
+static GUESTS: Guests = Guests {
+    modes: [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)],
+    cpus: 2,
+    module: "dma_map_counts",
+    jobs: [JOB, AFTER],
+    estimate: Duration::from_secs(60),
+    measured,
+};
 
 /// Looks at what has bounced,
 const JOB: &str = r#"
@@ -71,22 +65,11 @@ echo "CAROM-BOUNCED $(($(bounced) - before))"
 "#;
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
-    let guests = GUESTS.iter().filter(|_| site.edu.is_some());
-    guests.map(|(mode, kernel)| in_a_guest(mode, *kernel)).collect()
+    GUESTS.work(site)
 }
 
-fn in_a_guest(mode: &'static Mode, kernel: Kernel) -> Work {
-    let run = move |site: &Site, name: &str| {
-        // With one CPU the kernel takes the prefixes away that lock.
-        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(2);
-        let (outcome, counts) = counted::run(guest, mode, kernel, MODULE, JOB, AFTER, ESTIMATE, site)?;
-        let counts = counts.context("only a rig that counts fills this table")?;
-        measured(&outcome, mode, &counts)
-    };
-    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
-}
-
-fn measured(outcome: &Outcome, mode: &Mode, counts: &Counts) -> Result<Measured> {
+fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
+    let counts = counts.context("only a rig that counts fills this table")?;
     let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
     let bounces = mode.iommu;
     ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced");
@@ -115,8 +98,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: &Counts) -> Result<Measured>
             rows.push(row);
         }
     }
-    let versions = workload::guest_versions(outcome)?;
-    Ok(Measured { rows, versions, retries: outcome.retries, ..Measured::default() })
+    Measured::of(outcome, rows)
 }
 
 #[cfg(test)]
@@ -137,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_nothing_takes_and_data_are_taken_off() {
-        let found = measured(&outcome(4000), &BOUNCE, &counts()).unwrap();
+        let found = measured(&outcome(4000), &BOUNCE, Some(&counts())).unwrap();
 
         let lines: Vec<f64> = found.rows.iter().map(|row| row.figures["lines"]).collect();
         assert_eq!(lines, [862.0, 990.0, 990.0, 862.0, 478.0, 990.0, 990.0, 478.0]);
@@ -148,10 +130,10 @@ mod tests {
 
     #[test]
     fn bounce_count_must_fit_the_mode_and_zero_subtracts_no_data() {
-        assert!(measured(&outcome(3999), &BOUNCE, &counts()).is_err());
-        assert!(measured(&outcome(4000), &NO_VIOMMU, &counts()).is_err());
-        let found = measured(&outcome(0), &NO_VIOMMU, &counts()).unwrap();
+        assert!(measured(&outcome(3999), &BOUNCE, Some(&counts())).is_err());
+        assert!(measured(&outcome(4000), &NO_VIOMMU, Some(&counts())).is_err());
+        let found = measured(&outcome(0), &NO_VIOMMU, Some(&counts())).unwrap();
         assert!(found.rows.iter().all(|row| row.figures["lines"] == 990.0));
-        assert!(measured(&outcome(0), &NO_VIOMMU, &Counts::new()).is_err());
+        assert!(measured(&outcome(0), &NO_VIOMMU, Some(&Counts::new())).is_err());
     }
 }

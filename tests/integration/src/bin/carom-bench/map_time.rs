@@ -5,25 +5,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 use carom_integration::measure::mode::{MODES, Mode};
-use carom_integration::workload::{self, FROM_DEVICE, Mapping, PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::workload::{self, FROM_DEVICE, Mapping};
 use carom_integration::{Outcome, Site};
 
-use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
-use crate::throughput::{AROUND, QUICK};
+use crate::table::{self, LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Work};
+use crate::throughput::{self, AROUND, QUICK};
 
-pub(crate) const TABLE: Table = Table {
-    name: "map_time",
-    across: "mode",
-    shown: &[
-        Shown { figure: "map_us", title: "mapping, copies included, in µs", places: 1 },
-        Shown { figure: "unmap_us", title: "unmapping, copies included, in µs", places: 1 },
-    ],
-    is_once_enough: false,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("map_us", "mapping, copies included, in µs", 1),
+    Shown::new("unmap_us", "unmapping, copies included, in µs", 1),
+];
 
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
+pub(crate) const TABLE: Table = Table::new("map_time", "mode", SHOWN, work);
 
 /// How long each is mapped and unmapped, again and again.
 const SECONDS: u32 = 1;
@@ -60,8 +53,8 @@ fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
     let each = Duration::from_secs(u64::from(SECONDS) + 1);
     let estimate = AROUND + each * u32::try_from(mappings.len()).unwrap_or(u32::MAX);
     let run = move |site: &Site, name: &str| {
-        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(vcpus);
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", workload::dma_map_benchmark(SECONDS, &mappings));
+        let guest = mode.guest(site, name).memory_mib(LITTLE_RAM_MIB).cpus(vcpus);
+        let job = throughput::job(&workload::dma_map_benchmark(SECONDS, &mappings));
         let outcome = table::run(guest.job(&job), estimate, site)?;
         measured(&outcome, mode, &mappings)
     };
@@ -79,8 +72,7 @@ fn measured(outcome: &Outcome, mode: &Mode, mappings: &[Mapping]) -> Result<Meas
         ];
         Ok(Row::new(of, [("map_us", times.map_us), ("unmap_us", times.unmap_us)]))
     });
-    let (rows, versions) = (rows.collect::<Result<_>>()?, workload::guest_versions(outcome)?);
-    Ok(Measured { rows, versions, retries: outcome.retries, ..Measured::default() })
+    Measured::of(outcome, rows.collect::<Result<_>>()?)
 }
 
 #[cfg(test)]

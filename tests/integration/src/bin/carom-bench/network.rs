@@ -4,31 +4,23 @@
 use std::fs;
 use std::iter;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::mode::{EMULATED_MODES, Mode};
 use carom_integration::{Outcome, Site};
+use carom_tools::children::KilledOnDrop;
 use serde_json::Value;
 
-use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
+use crate::table::{self, LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Work};
 use crate::throughput::AROUND;
 
-pub(crate) const TABLE: Table = Table {
-    name: "network",
-    across: "mode",
-    shown: &[
-        Shown { figure: "mib_s", title: "MiB a second", places: 1 },
-        Shown { figure: "packets_s", title: "packets a second that arrive, in thousands", places: 2 },
-    ],
-    is_once_enough: false,
-    work,
-};
+const SHOWN: &[Shown] =
+    &[Shown::new("mib_s", "MiB a second", 1), Shown::new("packets_s", "packets a second that arrive, in thousands", 2)];
 
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
+pub(crate) const TABLE: Table = Table::new("network", "mode", SHOWN, work);
 
 /// The interface of the host, and its addresses.
 const TAP: &str = "carombench";
@@ -63,8 +55,8 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
     let run = move |site: &Site, name: &str| {
         let program = site.iperf.as_deref().context("CAROM_IPERF3 is not set; start this by scripts/bench")?;
         let _tap = Interface::make()?;
-        let _server = Server::start(program)?;
-        let mut guest = mode.bare_guest(name).memory_mib(RAM_MIB).virtio_net(TAP, mode.iommu);
+        let _server = serve(program)?;
+        let mut guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_net(TAP, mode.iommu);
         for file in with_libraries(program)? {
             let bytes = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
             guest = guest.program(&file_name(&file), bytes);
@@ -184,28 +176,16 @@ fn ip(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// iperf3 of the host, until this is dropped.
-struct Server(Child);
-
-impl Server {
-    fn start(program: &Path) -> Result<Self> {
-        let mut command = Command::new(program);
-        command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
-        let mut server = Self(command.spawn().with_context(|| format!("starting {}", program.display()))?);
-        // One that cannot serve ends at once; the guest takes longer to start.
-        thread::sleep(Duration::from_millis(200));
-        let ended = server.0.try_wait().context("looking at iperf3")?;
-        ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Fails only where it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts the host's iperf3.
+fn serve(program: &Path) -> Result<KilledOnDrop> {
+    let mut command = Command::new(program);
+    command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut server = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+    // One that cannot serve ends at once; the guest takes longer to start.
+    thread::sleep(Duration::from_millis(200));
+    let ended = server.0.try_wait().context("looking at iperf3")?;
+    ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
+    Ok(server)
 }
 
 #[cfg(test)]

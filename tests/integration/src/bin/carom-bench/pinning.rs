@@ -6,28 +6,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use carom_integration::measure::fio::{self, Cell, Extent, RANDREAD};
 use carom_integration::measure::mode::{BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, Mode, NO_VIOMMU, QEMU_STRICT, STRICT};
-use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Outcome, PROBE, Site};
+use carom_integration::{Outcome, PROBE, Site, workload};
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, start_ms};
-use crate::throughput::AROUND;
+use crate::throughput::{self, AROUND};
 
-pub(crate) const TABLE: Table = Table {
-    name: "pinning",
-    across: "mode",
-    shown: &[
-        Shown { figure: "start_ms", title: "from the VMM's start to the guest's first program, in ms", places: 0 },
-        Shown { figure: "pinned_mib", title: "most memory pinned, in MiB", places: 1 },
-        Shown { figure: "pinned_percent", title: "of the guest's RAM, in %", places: 1 },
-        Shown {
-            figure: "returned_percent",
-            title: "of what the guest has freed, with the host after 5 s, in %",
-            places: 1,
-        },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("start_ms", "from the VMM's start to the guest's first program, in ms", 0),
+    Shown::new("pinned_mib", "most memory pinned, in MiB", 1),
+    Shown::new("pinned_percent", "of the guest's RAM, in %", 1),
+    Shown::new("returned_percent", "of what the guest has freed, with the host after 5 s, in %", 1),
+];
+
+pub(crate) const TABLE: Table = Table::once("pinning", "mode", SHOWN, work);
 
 /// The modes that differ in what is pinned. Without an IOMMU it is all, in each VMM.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
@@ -85,7 +76,7 @@ fn in_a_guest(mode: Mode, gib: u32) -> Work {
     let estimate = AROUND + CELL.estimate() + Duration::from_secs(2 * u64::from(gib) + reporting);
     let run = move |site: &Site, name: &str| {
         let free = if mode.reporting { free_memory() } else { String::new() };
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}{free}", fio::job(&[CELL]));
+        let job = throughput::job(&(fio::job(&[CELL]) + &free));
         let guest = mode.guest(site, name).memory_mib(gib << 10).look_every(Duration::from_millis(5)).job(&job);
         let outcome = table::run(guest, estimate, site)?;
         fio::results(&outcome, &[CELL]).remove(0)?;
@@ -101,8 +92,7 @@ fn in_a_guest(mode: Mode, gib: u32) -> Work {
         if mode.reporting {
             row.figures.insert("returned_percent".into(), returned_percent(&outcome)?);
         }
-        let versions = workload::guest_versions(&outcome)?;
-        Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
+        Measured::of(&outcome, vec![row])
     };
     Work { name: format!("{}, {gib} GiB", mode.name), estimate, run: Box::new(run) }
 }

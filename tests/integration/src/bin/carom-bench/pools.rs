@@ -8,23 +8,18 @@ use anyhow::{Context, Result};
 use carom_integration::measure::fio::{self, Cell, Done, Extent, Pattern, READ, WRITE};
 use carom_integration::measure::mode::{BOUNCE, GUEST_PAGES, Mode, NO_VIOMMU, STRICT};
 use carom_integration::measure::statistics::median;
-use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
 use carom_integration::{Outcome, Probe, Site};
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
-use crate::throughput::{AROUND, RAM_MIB};
+use crate::throughput::{self, AROUND, RAM_MIB};
 
-pub(crate) const TABLE: Table = Table {
-    name: "pools",
-    across: "mode",
-    shown: &[
-        Shown { figure: "mib_s", title: "MiB a second", places: 1 },
-        Shown { figure: "requests", title: "requests to the virtio-iommu for all uses of a buffer", places: 0 },
-        Shown { figure: "use_us", title: "time of one use of a buffer, in µs", places: 0 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("mib_s", "MiB a second", 1),
+    Shown::new("requests", "requests to the virtio-iommu for all uses of a buffer", 0),
+    Shown::new("use_us", "time of one use of a buffer, in µs", 0),
+];
+
+pub(crate) const TABLE: Table = Table::once("pools", "mode", SHOWN, work);
 
 /// Without an IOMMU, and with swiotlb's pool of 64 MiB, made as the kernel starts.
 const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIOMMU };
@@ -115,15 +110,14 @@ fn in_a_guest(mode: &'static Mode, what: &str, cpus: u8, cells: Vec<(Cell, Kind)
         let before = |number: usize| if cells[number].1 == Kind::Filled { "" } else { EMPTY_POOLS };
         let job = fio::job_with("/dev/nvme0n1", &plain, before);
         let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(cpus);
-        let outcome = table::run(guest.job(&format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{job}")), limit, site)?;
+        let outcome = table::run(guest.job(&throughput::job(&job)), limit, site)?;
         measured(&outcome, mode, &cells, fio::results(&outcome, &plain))
     };
     Work { name: format!("{}, {what}", mode.name), estimate: limit, run: Box::new(run) }
 }
 
 fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec<Result<Done>>) -> Result<Measured> {
-    let versions = workload::guest_versions(outcome)?;
-    let mut measured = Measured { versions, retries: outcome.retries, ..Measured::default() };
+    let mut measured = Measured::of(outcome, Vec::new())?;
     let mut uses: Vec<((Cell, Kind), Vec<Done>)> = Vec::new();
     for ((cell, kind), done) in cells.iter().zip(results) {
         let done = match done {

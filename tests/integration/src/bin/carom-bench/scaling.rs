@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a second job on a second vCPU adds: on a drive as it is, and on one that limits neither, as it keeps nothing.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use carom_integration::Site;
-use carom_integration::measure::fio::{self, Cell, Extent, Pattern, RANDWRITE, READ};
+use carom_integration::measure::fio::{Cell, Done, Extent, Pattern, RANDWRITE, READ};
 use carom_integration::measure::mode::{BOUNCE, LAZY, Mode, NO_VIOMMU, STRICT};
-use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
 
-use crate::table::{self, Row, Scope, Table, Work};
-use crate::throughput::{self, AROUND, RAM_MIB, SHOWN};
+use crate::table::{Scope, Table, Work};
+use crate::throughput::{self, RAM_MIB, SHOWN};
 
-pub(crate) const TABLE: Table = Table { name: "scaling", across: "mode", shown: SHOWN, is_once_enough: false, work };
+pub(crate) const TABLE: Table = Table::new("scaling", "mode", SHOWN, work);
 
 /// The drive of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,23 +40,20 @@ fn cells(scope: Scope, drive: Drive, jobs: u8) -> Vec<Cell> {
 }
 
 fn in_a_guest(mode: &'static Mode, drive: Drive, jobs: u8, cells: Vec<Cell>) -> Work {
-    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
     let (key, address): (_, fn(&Site) -> Option<&String>) = match drive {
         Drive::Real => ("real", |site| site.nvme.first()),
         Drive::Null => ("null", |site| site.null_nvme.as_ref()),
     };
-    let run = move |site: &Site, name: &str| {
+    let guest = move |site: &Site, name: &str| {
         let address = address(site).context("the site has no such drive")?;
-        let guest = mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs);
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
-        let outcome = table::run(guest.job(&job), estimate, site)?;
-        throughput::measured(&outcome, mode, &cells, |cell, done| {
-            let mut row: Row = throughput::row(mode, cell, done);
-            row.of.push(("drive".into(), key.into()));
-            Ok(row)
-        })
+        Ok(mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs))
     };
-    Work { name: format!("{} with {jobs} jobs, {key} drive", mode.name), estimate, run: Box::new(run) }
+    let row = move |cell: &Cell, done: &Done| {
+        let mut row = throughput::row(mode, cell, done);
+        row.of.push(("drive".into(), key.into()));
+        row
+    };
+    throughput::of_cells(format!("{} with {jobs} jobs, {key} drive", mode.name), mode, cells, guest, row)
 }
 
 #[cfg(test)]

@@ -5,26 +5,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use carom_integration::workload::{self, PRINT_VERSIONS};
+use carom_integration::workload::PRINT_VERSIONS;
 use carom_integration::{Outcome, Site};
 
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure};
 use crate::vmm::Started;
 
-pub(crate) const TABLE: Table = Table {
-    name: "start_instructions",
-    across: "vmm",
-    shown: &[
-        Shown {
-            figure: "instructions",
-            title: "instructions of the whole machine until the guest's first program",
-            places: 0,
-        },
-        Shown { figure: "exits", title: "exits until then", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("instructions", "instructions of the whole machine until the guest's first program", 0),
+    Shown::new("exits", "exits until then", 0),
+];
+
+pub(crate) const TABLE: Table = Table::new("start_instructions", "vmm", SHOWN, work);
 
 /// How long a guest takes. All of it is counted.
 const ESTIMATE: Duration = Duration::from_secs(20);
@@ -45,9 +37,7 @@ fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
     let dir = tempfile::tempdir().context("making a directory for files")?;
     let outcome =
         table::run(started.guest(site, name, PRINT_VERSIONS, dir.path())?.cmdline("PROBE=begun"), ESTIMATE, site)?;
-    let row = Row::new(started.keys(), figures(&outcome)?);
-    let versions = workload::guest_versions(&outcome)?;
-    Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
+    Measured::of(&outcome, vec![Row::new(started.keys(), figures(&outcome)?)])
 }
 
 fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {

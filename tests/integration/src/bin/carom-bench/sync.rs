@@ -7,30 +7,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::mode::{BOUNCE, Mode, STRICT};
 use carom_integration::vmm::Kernel;
-use carom_integration::{Outcome, Site, workload};
+use carom_integration::{Outcome, Site};
 
-use crate::counted::{self, Counts, FIRST_END};
+use crate::counted::{self, Counts, FIRST_END, Guests};
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const TABLE: Table = Table {
-    name: "sync",
-    across: "mode",
-    shown: &[
-        Shown { figure: "instructions", title: "instructions of a call", places: 0 },
-        Shown { figure: "ns", title: "time of a call while instructions are counted, in ns", places: 1 },
-    ],
-    is_once_enough: true,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("instructions", "instructions of a call", 0),
+    Shown::new("ns", "time of a call while instructions are counted, in ns", 1),
+];
 
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
-
-/// How long a guest takes. All of it is counted.
-const ESTIMATE: Duration = Duration::from_secs(40);
-
-/// The module.
-const MODULE: &str = "dma_sync_bench";
+pub(crate) const TABLE: Table = Table::once("sync", "mode", SHOWN, work);
 
 /// What is called, by the module's names; the first is nothing, and what that takes is taken off the others.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
@@ -38,9 +25,19 @@ const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_
 /// What is said of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// Kernels and modes. With windows, the drive bounces beside the device.
-const GUESTS: [(Mode, Kernel); 3] =
-    [(Mode { name: "stock", ..STRICT }, Kernel::ModularStock), (STRICT, Kernel::Modular), (BOUNCE, Kernel::Modular)];
+/// With windows, the drive bounces beside the device.
+static GUESTS: Guests = Guests {
+    modes: [
+        (Mode { name: "stock", ..STRICT }, Kernel::ModularStock),
+        (STRICT, Kernel::Modular),
+        (BOUNCE, Kernel::Modular),
+    ],
+    cpus: 1,
+    module: "dma_sync_bench",
+    jobs: [JOB, ""],
+    estimate: Duration::from_secs(40),
+    measured,
+};
 
 /// Has the drive work.
 const JOB: &str = r#"
@@ -49,17 +46,7 @@ echo "CAROM-BOUNCED $(cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | a
 "#;
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
-    let guests = GUESTS.iter().filter(|_| site.edu.is_some());
-    guests.map(|(mode, kernel)| in_a_guest(mode, *kernel)).collect()
-}
-
-fn in_a_guest(mode: &'static Mode, kernel: Kernel) -> Work {
-    let run = move |site: &Site, name: &str| {
-        let guest = mode.guest(site, name).memory_mib(RAM_MIB);
-        let (outcome, counts) = counted::run(guest, mode, kernel, MODULE, JOB, "", ESTIMATE, site)?;
-        measured(&outcome, mode, counts.as_ref())
-    };
-    Work { name: mode.name.into(), estimate: ESTIMATE, run: Box::new(run) }
+    GUESTS.work(site)
 }
 
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
@@ -86,8 +73,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
             rows.push(row);
         }
     }
-    let versions = workload::guest_versions(outcome)?;
-    Ok(Measured { rows, versions, retries: outcome.retries, ..Measured::default() })
+    Measured::of(outcome, rows)
 }
 
 #[cfg(test)]

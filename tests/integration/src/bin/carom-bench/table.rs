@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use carom_integration::{Guest, Outcome, Site};
+use carom_integration::{Guest, Outcome, Site, workload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -45,6 +45,27 @@ pub(crate) struct Table {
     pub(crate) work: fn(Scope, &Site) -> Vec<Work>,
 }
 
+impl Table {
+    pub(crate) const fn new(
+        name: &'static str,
+        across: &'static str,
+        shown: &'static [Shown],
+        work: fn(Scope, &Site) -> Vec<Work>,
+    ) -> Self {
+        Self { name, across, shown, is_once_enough: false, work }
+    }
+
+    /// One that a plain run fills once.
+    pub(crate) const fn once(
+        name: &'static str,
+        across: &'static str,
+        shown: &'static [Shown],
+        work: fn(Scope, &Site) -> Vec<Work>,
+    ) -> Self {
+        Self { is_once_enough: true, ..Self::new(name, across, shown, work) }
+    }
+}
+
 /// How a figure is shown.
 pub(crate) struct Shown {
     /// Its key in rows.
@@ -53,6 +74,12 @@ pub(crate) struct Shown {
     pub(crate) title: &'static str,
     /// Places behind the point.
     pub(crate) places: usize,
+}
+
+impl Shown {
+    pub(crate) const fn new(figure: &'static str, title: &'static str, places: usize) -> Self {
+        Self { figure, title, places }
+    }
 }
 
 /// One row as it was measured once.
@@ -103,6 +130,17 @@ pub(crate) struct Measured {
     /// How often a guest was started again.
     pub(crate) retries: u32,
 }
+
+impl Measured {
+    /// These rows of a guest.
+    pub(crate) fn of(outcome: &Outcome, rows: Vec<Row>) -> Result<Self> {
+        let versions = workload::guest_versions(outcome)?;
+        Ok(Self { rows, versions, retries: outcome.retries, failures: Vec::new() })
+    }
+}
+
+/// RAM in MiB of a guest that needs little.
+pub(crate) const LITTLE_RAM_MIB: u32 = 512;
 
 /// Runs a guest that is ended when it takes three times as long as it should, and a minute more; its job must end well.
 pub(crate) fn run(guest: Guest, estimate: Duration, site: &Site) -> Result<Outcome> {

@@ -6,31 +6,22 @@ use std::time::Duration;
 use anyhow::Result;
 use carom_integration::measure::fio::{self, Cell, Done, Extent, PATTERNS, RANDREAD, RANDWRITE, READ, WRITE};
 use carom_integration::measure::mode::{MODES, Mode};
-use carom_integration::workload::{self, PRINT_VERSIONS, WAIT_FOR_NVME};
-use carom_integration::{Outcome, Site};
+use carom_integration::workload::{PRINT_VERSIONS, WAIT_FOR_NVME};
+use carom_integration::{Guest, Outcome, Probe, Site};
 use serde_json::Value;
 
 use crate::counters;
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const TABLE: Table = Table {
-    name: "throughput",
-    across: "mode",
-    shown: &[
-        Shown { figure: "iops", title: "operations a second", places: 0 },
-        Shown { figure: "latency_p99_us", title: "latency that 99 % of the operations keep, in µs", places: 0 },
-        Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
-        Shown { figure: "vmm_cpu_us", title: "CPU time of the VMM besides, for an operation, in µs", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
+pub(crate) const IOPS: Shown = Shown::new("iops", "operations a second", 0);
+pub(crate) const LATENCY: Shown = Shown::new("latency_p99_us", "latency that 99 % of the operations keep, in µs", 0);
+const GUEST_CPU: Shown = Shown::new("guest_cpu_us", "CPU time of the guest for an operation, in µs", 0);
+const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM besides, for an operation, in µs", 0);
+
+pub(crate) const TABLE: Table = Table::new("throughput", "mode", &[IOPS, LATENCY, GUEST_CPU, VMM_CPU], work);
 
 /// What tables show that are about operations a second and what they cost the guest.
-pub(crate) const SHOWN: &[Shown] = &[
-    Shown { figure: "iops", title: "operations a second", places: 0 },
-    Shown { figure: "guest_cpu_us", title: "CPU time of the guest for an operation, in µs", places: 0 },
-];
+pub(crate) const SHOWN: &[Shown] = &[IOPS, GUEST_CPU];
 
 /// RAM of each guest.
 pub(crate) const RAM_MIB: u32 = 1024;
@@ -103,18 +94,38 @@ fn cells(scope: Scope) -> Vec<Cell> {
 }
 
 fn in_a_guest(mode: &'static Mode, jobs: u8, part: usize, cells: Vec<Cell>) -> Work {
-    let estimate = AROUND + cells.iter().map(Cell::estimate).sum::<Duration>();
     let name = match part {
         0 => format!("{} with {jobs} jobs", mode.name),
         _ => format!("{} with {jobs} jobs, part {}", mode.name, part + 1),
     };
+    let guest = move |site: &Site, name: &str| Ok(mode.guest(site, name).memory_mib(RAM_MIB).cpus(jobs));
+    of_cells(name, mode, cells, guest, move |cell, done| row(mode, cell, done))
+}
+
+/// The work of a guest whose drive does cells of fio, each of which makes a row.
+pub(crate) fn of_cells(
+    name: String,
+    mode: &'static Mode,
+    cells: Vec<Cell>,
+    guest: impl Fn(&Site, &str) -> Result<Guest> + 'static,
+    row: impl Fn(&Cell, &Done) -> Row + 'static,
+) -> Work {
+    let estimate = estimate(&cells);
     let run = move |site: &Site, name: &str| {
-        let guest = mode.guest(site, name).memory_mib(RAM_MIB).cpus(jobs);
-        let job = format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{}", fio::job(&cells));
-        let outcome = table::run(guest.job(&job), estimate, site)?;
-        measured(&outcome, mode, &cells, |cell, done| Ok(row(mode, cell, done)))
+        let outcome = table::run(guest(site, name)?.job(&job(&fio::job(&cells))), estimate, site)?;
+        measured(&outcome, mode, &cells, |cell, done| Ok(row(cell, done)))
     };
     Work { name, estimate, run: Box::new(run) }
+}
+
+/// The job of a guest that waits for its drive and then does `fio`.
+pub(crate) fn job(fio: &str) -> String {
+    format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{fio}")
+}
+
+/// How long a guest takes that does these cells.
+pub(crate) fn estimate(cells: &[Cell]) -> Duration {
+    AROUND + cells.iter().map(Cell::estimate).sum::<Duration>()
 }
 
 /// The rows of a guest's cells, and those that failed.
@@ -124,8 +135,7 @@ pub(crate) fn measured(
     cells: &[Cell],
     row: impl Fn(&Cell, &Done) -> Result<Row>,
 ) -> Result<Measured> {
-    let versions = workload::guest_versions(outcome)?;
-    let mut measured = Measured { versions, retries: outcome.retries, ..Measured::default() };
+    let mut measured = Measured::of(outcome, Vec::new())?;
     for (cell, result) in cells.iter().zip(fio::results(outcome, cells)) {
         match result.and_then(|done| row(cell, &done)) {
             Ok(row) => measured.rows.push(row),
@@ -151,7 +161,7 @@ pub(crate) fn of(mode: &Mode, cell: &Cell) -> [(&'static str, Value); 5] {
 
 /// The row of one cell.
 pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
-    let each = |of: fn(&carom_integration::Probe) -> Duration| {
+    let each = |of: fn(&Probe) -> Duration| {
         (of(&done.after).saturating_sub(of(&done.before))).as_secs_f64() * 1e6 / done.operations
     };
     let [p50, p99, p999] = done.percentiles_us;
@@ -176,7 +186,6 @@ pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use carom_integration::Probe;
     use serde_json::json;
 
     use super::*;

@@ -9,33 +9,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use carom_integration::measure::statistics::median;
-use carom_integration::workload::{self, PRINT_VERSIONS};
+use carom_integration::workload::PRINT_VERSIONS;
 use carom_integration::{Guest, Kernel, PROBE, Site, Vmm, api};
+use carom_tools::children::KilledOnDrop;
 use carom_tools::peers::Placeholder;
 use serde_json::Value;
 
-use crate::table::{self, Measured, Row, Scope, Shown, Table, Work, figure, ms, start_ms};
+use crate::table::{self, LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Work, figure, ms, start_ms};
 
-pub(crate) const TABLE: Table = Table {
-    name: "vmm",
-    across: "vmm",
-    shown: &[
-        Shown { figure: "start_ms", title: "from the VMM's start to the guest's first program, in ms", places: 0 },
-        Shown { figure: "own_mib", title: "memory beside the guest's RAM, in MiB", places: 1 },
-        Shown { figure: "program_mib", title: "size of the program's file, in MiB", places: 1 },
-        Shown {
-            figure: "api_ready_ms",
-            title: "from the VMM's start to the first answer of its API, in ms",
-            places: 1,
-        },
-        Shown { figure: "api_us", title: "a call of the API, in µs", places: 0 },
-    ],
-    is_once_enough: false,
-    work,
-};
+const SHOWN: &[Shown] = &[
+    Shown::new("start_ms", "from the VMM's start to the guest's first program, in ms", 0),
+    Shown::new("own_mib", "memory beside the guest's RAM, in MiB", 1),
+    Shown::new("program_mib", "size of the program's file, in MiB", 1),
+    Shown::new("api_ready_ms", "from the VMM's start to the first answer of its API, in ms", 1),
+    Shown::new("api_us", "a call of the API, in µs", 0),
+];
 
-/// Memory of the guest.
-const RAM_MIB: u32 = 512;
+pub(crate) const TABLE: Table = Table::new("vmm", "vmm", SHOWN, work);
 
 /// Calls of an API of which the median counts.
 const CALLS: usize = 200;
@@ -122,13 +112,13 @@ impl Started {
             ("vmm", name(vmm.name())),
             ("devices", name(devices.name())),
             ("kernel", name(form.name())),
-            ("ram_mib", RAM_MIB.into()),
+            ("ram_mib", LITTLE_RAM_MIB.into()),
         ]
     }
 
     /// The guest, which does `job`. Files of its devices are in `dir`.
     pub(crate) fn guest(self, site: &Site, name: &str, job: &str, dir: &Path) -> Result<Guest> {
-        let guest = Guest::new(name).vmm(self.vmm).kernel(self.form.kernel()).memory_mib(RAM_MIB).job(job);
+        let guest = Guest::new(name).vmm(self.vmm).kernel(self.form.kernel()).memory_mib(LITTLE_RAM_MIB).job(job);
         let mut guest = guest.look_every(Duration::from_millis(5));
         let mut arguments = Vec::new();
         if self.vmm == Vmm::CloudHypervisor {
@@ -200,8 +190,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     if is_told_alike(vmm) && devices == Devices::None && form == Form::BzImage {
         row.figures.extend(figures_of_api(&program)?);
     }
-    let versions = workload::guest_versions(&outcome)?;
-    Ok(Measured { rows: vec![row], versions, retries: outcome.retries, ..Measured::default() })
+    Measured::of(&outcome, vec![row])
 }
 
 /// Whether a VMM has Carom's options and API.
@@ -228,17 +217,6 @@ fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     }
 }
 
-/// A process that does not outlive this value.
-struct Server(std::process::Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Fails only where it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The time from the start to the first answer, in ms, and the median time of `vmm.ping`, each by a connection of its own, in µs. Carom
 /// and Cloud Hypervisor have the same API.
 fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
@@ -248,7 +226,7 @@ fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
     command.arg("--api-socket").arg(format!("path={}", socket.display()));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let begun = Instant::now();
-    let _server = Server(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+    let _server = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", program.display()))?);
     let ping = || -> Result<f64> {
         let start = Instant::now();
         let (status, _) = api::exchange(&socket, "GET", "/api/v1/vmm.ping", None)?;
