@@ -19,6 +19,7 @@ mod initramfs;
 pub mod kunit;
 mod kvm_counters;
 pub mod measure;
+pub mod messages;
 mod probe;
 mod process;
 pub mod rig;

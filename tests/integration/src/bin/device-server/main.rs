@@ -12,11 +12,11 @@ mod ring;
 mod session;
 
 use std::fs::File;
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use carom_integration::messages;
 use clap::Parser;
 use rustix::fs::{OFlags, fcntl_setfl};
 
@@ -59,15 +59,9 @@ fn device(options: &Options) -> Result<Device> {
 }
 
 fn serve(options: &Options) -> Result<()> {
-    let listener =
-        UnixListener::bind(&options.socket).with_context(|| format!("listening on {}", options.socket.display()))?;
     let manner = Manner { iommu: options.iommu, probe: options.probe, confirms: !options.never_confirm };
-    loop {
-        let (socket, _) = listener.accept().context("taking a connection")?;
-        if let Err(error) = Session::new(socket, device(options)?, options.queues, manner).serve() {
-            eprintln!("device-server: {error:#}");
-        }
-    }
+    let new = |client| Ok(Session::new(client, device(options)?, options.queues, manner));
+    messages::serve("device-server", &options.socket, new, Session::serve)
 }
 
 fn main() -> ExitCode {

@@ -5,12 +5,11 @@
 //! wrong on both sides, and no test would notice.
 
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use carom_integration::messages;
 
 /// What the front end asks for.
 pub(crate) mod request {
@@ -59,61 +58,45 @@ pub(crate) struct Message {
 impl Message {
     /// The number of 32 bits at `offset` of the payload.
     pub(crate) fn long(&self, offset: usize) -> Result<u32> {
-        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
-        Ok(u32::from_ne_bytes(*bytes))
+        messages::long(&self.payload, offset)
     }
 
     /// The number of 64 bits at `offset` of the payload.
     pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
-        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
-        Ok(u64::from_ne_bytes(*bytes))
+        messages::quad(&self.payload, offset)
     }
 }
 
 /// Receives a message; `None` when the front end is gone.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let mut files = Vec::new();
-    let Some(header) = bytes(socket, HEADER, &mut files)? else { return Ok(None) };
-    let long = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    let size = usize::try_from(long(8))?;
+    let Some(header) = messages::receive(socket, HEADER, &mut files)? else { return Ok(None) };
+    let size = usize::try_from(messages::long(&header, 8)?)?;
     if size > LONGEST {
         bail!("the front end sends a message of {size} bytes");
     }
-    let payload = bytes(socket, size, &mut files)?.context("the front end ends in the middle of a message")?;
-    Ok(Some(Message { request: long(0), needs_reply: long(4) & NEED_REPLY != 0, payload, files }))
+    let payload =
+        messages::receive(socket, size, &mut files)?.context("the front end ends in the middle of a message")?;
+    Ok(Some(Message {
+        request: messages::long(&header, 0)?,
+        needs_reply: messages::long(&header, 4)? & NEED_REPLY != 0,
+        payload,
+        files,
+    }))
 }
 
-fn bytes(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
-    let mut bytes = vec![0; len];
-    let mut done = 0;
-    while done < len {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
-        let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                files.extend(descriptors.map(File::from));
-            }
-        }
-        if got == 0 {
-            return Ok(None);
-        }
-        done += got;
-    }
-    Ok(Some(bytes))
+fn send(mut socket: &UnixStream, request: u32, flags: u32, payload: &[u8]) -> Result<()> {
+    let size = u32::try_from(payload.len())?;
+    let header = [request, VERSION | flags, size].map(u32::to_ne_bytes);
+    Ok(socket.write_all(&[header.as_flattened(), payload].concat())?)
 }
 
 /// Answers a request.
-pub(crate) fn answer(mut socket: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    let size = u32::try_from(payload.len())?;
-    let header = [request, VERSION | REPLY, size].map(u32::to_ne_bytes);
-    socket.write_all(&[header.as_flattened(), payload].concat()).context("answering")
+pub(crate) fn answer(socket: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
+    send(socket, request, REPLY, payload).context("answering")
 }
 
 /// Asks the front end for something, and wants to know whether it was done.
-pub(crate) fn ask(mut channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    let size = u32::try_from(payload.len())?;
-    let header = [request, VERSION | NEED_REPLY, size].map(u32::to_ne_bytes);
-    channel.write_all(&[header.as_flattened(), payload].concat()).context("asking")
+pub(crate) fn ask(channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
+    send(channel, request, NEED_REPLY, payload).context("asking")
 }

@@ -9,11 +9,11 @@ mod protocol;
 mod session;
 
 use std::fs::File;
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use carom_integration::messages;
 use clap::Parser;
 
 use crate::session::{Session, Settings};
@@ -40,15 +40,9 @@ fn serve(options: &Options) -> Result<()> {
         Some(path) => File::create(path).with_context(|| format!("creating {}", path.display()))?,
         None => File::from(rustix::io::dup(rustix::stdio::stdout())?),
     };
-    let listener =
-        UnixListener::bind(&options.socket).with_context(|| format!("listening on {}", options.socket.display()))?;
     let settings = Settings { mask: u64::MAX >> (64 - options.address_bits), die_at: options.die_at };
-    loop {
-        let (socket, _) = listener.accept().context("taking a connection")?;
-        if let Err(error) = Session::new(socket, log.try_clone()?, settings).serve() {
-            eprintln!("edu-server: {error:#}");
-        }
-    }
+    let new = |client| Ok(Session::new(client, log.try_clone()?, settings));
+    messages::serve("edu-server", &options.socket, new, Session::serve)
 }
 
 fn main() -> ExitCode {

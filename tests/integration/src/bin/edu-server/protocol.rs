@@ -5,12 +5,11 @@
 //! be wrong on both sides, and no test would notice.
 
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use carom_integration::messages;
 
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const DMA_MAP: u16 = 2;
@@ -45,51 +44,28 @@ pub(crate) struct Message {
 impl Message {
     /// The number of 32 bits at `offset` of the payload.
     pub(crate) fn long(&self, offset: usize) -> Result<u32> {
-        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
-        Ok(u32::from_ne_bytes(*bytes))
+        messages::long(&self.payload, offset)
     }
 
     /// The number of 64 bits at `offset` of the payload.
     pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
-        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
-        Ok(u64::from_ne_bytes(*bytes))
+        messages::quad(&self.payload, offset)
     }
 }
 
 /// Receives a message; `None` when the client is gone.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let mut files = Vec::new();
-    let Some(header) = bytes(socket, HEADER, &mut files)? else { return Ok(None) };
+    let Some(header) = messages::receive(socket, HEADER, &mut files)? else { return Ok(None) };
     let short = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
-    let long = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    let size = usize::try_from(long(4))?;
+    let size = usize::try_from(messages::long(&header, 4)?)?;
     if !(HEADER..=LONGEST).contains(&size) {
         bail!("the client sends a message of {size} bytes");
     }
-    let payload = bytes(socket, size - HEADER, &mut files)?.context("the client ends in the middle of a message")?;
-    let (is_reply, refused) = (long(8) & 0xf == REPLY, long(8) & ERROR != 0);
+    let payload =
+        messages::receive(socket, size - HEADER, &mut files)?.context("the client ends in the middle of a message")?;
+    let (is_reply, refused) = (messages::long(&header, 8)? & 0xf == REPLY, messages::long(&header, 8)? & ERROR != 0);
     Ok(Some(Message { id: short(0), command: short(2), is_reply, refused, payload, files }))
-}
-
-fn bytes(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
-    let mut bytes = vec![0; len];
-    let mut done = 0;
-    while done < len {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
-        let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                files.extend(descriptors.map(File::from));
-            }
-        }
-        if got == 0 {
-            return Ok(None);
-        }
-        done += got;
-    }
-    Ok(Some(bytes))
 }
 
 /// Sends a message.

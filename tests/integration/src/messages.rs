@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Messages over Unix sockets that may have files with them, for the servers of devices that tests start.
+
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// Serves one client of `socket` after the other, until this process is killed. What ends a session early is printed under the
+/// name `program`.
+///
+/// # Errors
+/// The socket cannot be made, or no session can.
+pub fn serve<S>(
+    program: &str,
+    socket: &Path,
+    new_session: impl Fn(UnixStream) -> Result<S>,
+    serve: impl Fn(S) -> Result<()>,
+) -> Result<()> {
+    let listener = UnixListener::bind(socket).with_context(|| format!("listening on {}", socket.display()))?;
+    loop {
+        let (client, _) = listener.accept().context("taking a connection")?;
+        if let Err(error) = serve(new_session(client)?) {
+            eprintln!("{program}: {error:#}");
+        }
+    }
+}
+
+/// The number of 32 bits at `offset` of a message.
+///
+/// # Errors
+/// The message is too short.
+pub fn long(bytes: &[u8], offset: usize) -> Result<u32> {
+    let bytes = bytes.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+    Ok(u32::from_ne_bytes(*bytes))
+}
+
+/// The number of 64 bits at `offset` of a message.
+///
+/// # Errors
+/// The message is too short.
+pub fn quad(bytes: &[u8], offset: usize) -> Result<u64> {
+    let bytes = bytes.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+    Ok(u64::from_ne_bytes(*bytes))
+}
+
+/// Receives `len` bytes, and adds the files that came with them; `None` when the other side is gone.
+///
+/// # Errors
+/// The socket fails.
+pub fn receive(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes[done..])];
+        let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                files.extend(descriptors.map(File::from));
+            }
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        done += got;
+    }
+    Ok(Some(bytes))
+}
