@@ -35,28 +35,10 @@ pub struct Guest {
     name: String,
     vmm: Vmm,
     kernel: Kernel,
-    cmdline: String,
-    cpus: u8,
-    memory_mib: u32,
-    shared_memory: bool,
-    devices: Vec<Device>,
-    drives: Vec<Drive>,
-    emulated: Vec<Emulated>,
-    user_devices: Vec<String>,
-    disks: Vec<String>,
-    cards: Vec<String>,
-    rate_limit_groups: Vec<String>,
-    rng: Option<String>,
-    bounce: Option<String>,
-    balloon: Option<String>,
-    arguments: Vec<String>,
-    group: Option<PathBuf>,
+    /// What the VMM is told, except for the files that are made when it is started.
+    machine: Machine,
     job: String,
     extras: Vec<Extra>,
-    locked_memory: Option<u64>,
-    user: Option<u32>,
-    landlock: bool,
-    seccomp: bool,
     vcpus_apart: bool,
     poll: Duration,
     time_limit: Duration,
@@ -100,246 +82,203 @@ impl Guest {
             name: name.into(),
             vmm: Vmm::Carom,
             kernel: Kernel::Patched,
-            cmdline: String::new(),
-            cpus: 1,
-            memory_mib: 512,
-            shared_memory: false,
-            devices: Vec::new(),
-            drives: Vec::new(),
-            emulated: Vec::new(),
-            user_devices: Vec::new(),
-            disks: Vec::new(),
-            cards: Vec::new(),
-            rate_limit_groups: Vec::new(),
-            rng: None,
-            bounce: None,
-            balloon: None,
-            arguments: Vec::new(),
-            group: None,
+            machine: Machine { cpus: 1, memory_mib: 512, seccomp: true, ..Machine::default() },
             job: String::new(),
             extras: Vec::new(),
-            locked_memory: None,
-            user: None,
-            landlock: false,
-            seccomp: true,
             vcpus_apart: false,
             poll: process::POLL,
             time_limit: Duration::from_secs(90),
         }
     }
 
+    fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// Chooses the VMM.
     #[must_use]
-    pub fn vmm(mut self, vmm: Vmm) -> Self {
-        self.vmm = vmm;
-        self
+    pub fn vmm(self, vmm: Vmm) -> Self {
+        self.with(|guest| guest.vmm = vmm)
     }
 
     /// Chooses the kernel.
     #[must_use]
-    pub fn kernel(mut self, kernel: Kernel) -> Self {
-        self.kernel = kernel;
-        self
+    pub fn kernel(self, kernel: Kernel) -> Self {
+        self.with(|guest| guest.kernel = kernel)
     }
 
     /// Adds kernel parameters.
     #[must_use]
     pub fn cmdline(mut self, parameters: &str) -> Self {
-        self.cmdline.push(' ');
-        self.cmdline.push_str(parameters);
+        self.machine.cmdline.push(' ');
+        self.machine.cmdline.push_str(parameters);
         self
     }
 
     /// Sets the number of vCPUs.
     #[must_use]
-    pub fn cpus(mut self, cpus: u8) -> Self {
-        self.cpus = cpus;
-        self
+    pub fn cpus(self, cpus: u8) -> Self {
+        self.with(|guest| guest.machine.cpus = cpus)
     }
 
     /// Sets the size of the guest's memory.
     #[must_use]
-    pub fn memory_mib(mut self, mib: u32) -> Self {
-        self.memory_mib = mib;
-        self
+    pub fn memory_mib(self, mib: u32) -> Self {
+        self.with(|guest| guest.machine.memory_mib = mib)
     }
 
     /// Passes through a host device, without the IOMMU between.
     #[must_use]
-    pub fn device(mut self, address: &str) -> Self {
-        self.devices.push(Device { address: address.into(), iommu: false });
-        self
+    pub fn device(self, address: &str) -> Self {
+        self.with(|guest| guest.machine.devices.push(Device { address: address.into(), iommu: false }))
     }
 
     /// Passes through a host device behind the virtual IOMMU.
     #[must_use]
-    pub fn iommu_device(mut self, address: &str) -> Self {
-        self.devices.push(Device { address: address.into(), iommu: true });
-        self
+    pub fn iommu_device(self, address: &str) -> Self {
+        self.with(|guest| guest.machine.devices.push(Device { address: address.into(), iommu: true }))
     }
 
     /// Adds an NVMe drive that QEMU emulates, with `image` for its content, behind the virtual IOMMU. All such drives of a guest
     /// are one IOMMU group: on [`Vmm::Qemu`] as functions of one device, on [`Vmm::QemuIntel`] behind a conventional PCI bridge.
     #[must_use]
-    pub fn group_drive(mut self, image: &Path) -> Self {
-        self.drives.push(Drive { image: image.into(), metadata: false });
-        self
+    pub fn group_drive(self, image: &Path) -> Self {
+        self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: false }))
     }
 
     /// The same as [`Guest::group_drive`], with a drive that keeps 8 bytes of metadata beside each block, which protect it: drive
     /// and kernel check them.
     #[must_use]
-    pub fn metadata_drive(mut self, image: &Path) -> Self {
-        self.drives.push(Drive { image: image.into(), metadata: true });
-        self
+    pub fn metadata_drive(self, image: &Path) -> Self {
+        self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: true }))
     }
 
     /// Adds a virtio disk on a raw image, behind the virtual IOMMU or not, by whichever VMM.
     #[must_use]
-    pub fn virtio_disk(mut self, image: &Path, iommu: bool) -> Self {
-        self.emulated.push(Emulated::Disk { image: image.into(), iommu });
-        self
+    pub fn virtio_disk(self, image: &Path, iommu: bool) -> Self {
+        self.with(|guest| guest.machine.emulated.push(Emulated::Disk { image: image.into(), iommu }))
     }
 
     /// Adds a virtio network card on a tap interface that is there, behind the virtual IOMMU or not, by whichever VMM.
     #[must_use]
-    pub fn virtio_net(mut self, tap: &str, iommu: bool) -> Self {
-        self.emulated.push(Emulated::Card { tap: tap.into(), iommu });
-        self
+    pub fn virtio_net(self, tap: &str, iommu: bool) -> Self {
+        self.with(|guest| guest.machine.emulated.push(Emulated::Card { tap: tap.into(), iommu }))
     }
 
     /// Adds a device of a vfio-user server (Carom only): the value of `--user-device`.
     #[must_use]
-    pub fn user_device(mut self, value: &str) -> Self {
-        self.user_devices.push(value.into());
-        self
+    pub fn user_device(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.user_devices.push(value.into()))
     }
 
     /// Adds a disk (Carom only): the value of `--disk`.
     #[must_use]
-    pub fn disk(mut self, value: &str) -> Self {
-        self.disks.push(value.into());
-        self
+    pub fn disk(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.disks.push(value.into()))
     }
 
     /// Adds a limit on the rate that disks share (Carom only): the value of `--rate-limit-group`.
     #[must_use]
-    pub fn rate_limit_group(mut self, value: &str) -> Self {
-        self.rate_limit_groups.push(value.into());
-        self
+    pub fn rate_limit_group(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.rate_limit_groups.push(value.into()))
     }
 
     /// Adds a network device (Carom only): the value of `--net`.
     #[must_use]
-    pub fn net(mut self, value: &str) -> Self {
-        self.cards.push(value.into());
-        self
+    pub fn net(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.cards.push(value.into()))
     }
 
     /// Adds a source of random bytes (Carom only): the value of `--rng`.
     #[must_use]
-    pub fn rng(mut self, value: &str) -> Self {
-        self.rng = Some(value.into());
-        self
+    pub fn rng(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.rng = Some(value.into()))
     }
 
     /// Shares the guest's memory with other processes.
     #[must_use]
-    pub fn shared_memory(mut self) -> Self {
-        self.shared_memory = true;
-        self
+    pub fn shared_memory(self) -> Self {
+        self.with(|guest| guest.machine.shared_memory = true)
     }
 
     /// Offers bounce windows: the value of `--iommu-bounce`, such as `size=64M`.
     #[must_use]
-    pub fn bounce(mut self, value: &str) -> Self {
-        self.bounce = Some(value.into());
-        self
+    pub fn bounce(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.bounce = Some(value.into()))
     }
 
     /// Adds arguments that Carom and Cloud Hypervisor have alike.
     #[must_use]
-    pub fn arguments(mut self, arguments: &[String]) -> Self {
-        self.arguments.extend_from_slice(arguments);
-        self
+    pub fn arguments(self, arguments: &[String]) -> Self {
+        self.with(|guest| guest.machine.arguments.extend_from_slice(arguments))
     }
 
     /// Adds a balloon (Carom only): the value of `--balloon`, such as `size=0,free_page_reporting=on`.
     #[must_use]
-    pub fn balloon(mut self, value: &str) -> Self {
-        self.balloon = Some(value.into());
-        self
+    pub fn balloon(self, value: &str) -> Self {
+        self.with(|guest| guest.machine.balloon = Some(value.into()))
     }
 
     /// Has the VMM run in a control group, whose directory this is.
     #[must_use]
-    pub fn group(mut self, dir: &Path) -> Self {
-        self.group = Some(dir.into());
-        self
+    pub fn group(self, dir: &Path) -> Self {
+        self.with(|guest| guest.machine.group = Some(dir.into()))
     }
 
     /// The shell script that the guest runs as root; it powers off afterwards.
     #[must_use]
-    pub fn job(mut self, script: &str) -> Self {
-        self.job = script.into();
-        self
+    pub fn job(self, script: &str) -> Self {
+        self.with(|guest| guest.job = script.into())
     }
 
     /// Adds a program under `/bin/NAME`.
     #[must_use]
-    pub fn program(mut self, name: &str, bytes: Vec<u8>) -> Self {
-        self.extras.push(Extra { path: format!("bin/{name}"), bytes });
-        self
+    pub fn program(self, name: &str, bytes: Vec<u8>) -> Self {
+        self.with(|guest| guest.extras.push(Extra { path: format!("bin/{name}"), bytes }))
     }
 
     /// Limits the memory that the VMM may lock, in bytes (Carom only).
     #[must_use]
-    pub fn locked_memory(mut self, bytes: u64) -> Self {
-        self.locked_memory = Some(bytes);
-        self
+    pub fn locked_memory(self, bytes: u64) -> Self {
+        self.with(|guest| guest.machine.locked_memory = Some(bytes))
     }
 
     /// Has the VMM run as this user, with the group of that number, and no rights of root's (Carom only).
     #[must_use]
-    pub fn user(mut self, id: u32) -> Self {
-        self.user = Some(id);
-        self
+    pub fn user(self, id: u32) -> Self {
+        self.with(|guest| guest.machine.user = Some(id))
     }
 
     /// Has the VMM reach only the files that it is given (Carom only).
     #[must_use]
-    pub fn landlock(mut self) -> Self {
-        self.landlock = true;
-        self
+    pub fn landlock(self) -> Self {
+        self.with(|guest| guest.machine.landlock = true)
     }
 
     /// Whether the VMM's system calls are filtered, as they are unless said otherwise (Carom only).
     #[must_use]
-    pub fn seccomp(mut self, filtered: bool) -> Self {
-        self.seccomp = filtered;
-        self
+    pub fn seccomp(self, filtered: bool) -> Self {
+        self.with(|guest| guest.machine.seccomp = filtered)
     }
 
     /// Keeps the vCPUs' threads on the last CPUs and, in the rig, the interrupts of the guest's devices on the first one, for
     /// measurements of what the guest's kernel does itself.
     #[must_use]
-    pub fn vcpus_apart(mut self) -> Self {
-        self.vcpus_apart = true;
-        self
+    pub fn vcpus_apart(self) -> Self {
+        self.with(|guest| guest.vcpus_apart = true)
     }
 
     /// Sets how often the VMM and the console are looked at, every 50 ms unless said otherwise.
     #[must_use]
-    pub fn look_every(mut self, poll: Duration) -> Self {
-        self.poll = poll;
-        self
+    pub fn look_every(self, poll: Duration) -> Self {
+        self.with(|guest| guest.poll = poll)
     }
 
     /// Sets the longest time that the guest may take, 90 s unless said otherwise.
     #[must_use]
-    pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time_limit = limit;
-        self
+    pub fn time_limit(self, limit: Duration) -> Self {
+        self.with(|guest| guest.time_limit = limit)
     }
 
     /// Runs the guest to its end. Where the machine is emulated, a guest that hangs or that the emulated CPU ends is started once
@@ -351,7 +290,7 @@ impl Guest {
     pub fn run(&self, site: &Site) -> Result<Outcome> {
         ensure!(!self.job.is_empty(), "guest {} has no job", self.name);
         let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
-        ensure!(qemu || self.drives.is_empty(), "guest {} has drives that only QEMU emulates", self.name);
+        ensure!(qemu || self.machine.drives.is_empty(), "guest {} has drives that only QEMU emulates", self.name);
         tally::note_started(&site.out, &self.name)?;
         let mut retries = 0;
         let (mut finished, mut seen) = self.run_once(site, retries)?;
@@ -442,7 +381,7 @@ impl Guest {
 
     /// Whether a triple fault reset a guest of Carom, which began anew then, though its kernel was not told to restart by one.
     fn fell_over(&self, finished: &Finished) -> bool {
-        finished.stderr.contains("triple fault; the guest is reset") && !self.cmdline.contains("reboot=t")
+        finished.stderr.contains("triple fault; the guest is reset") && !self.machine.cmdline.contains("reboot=t")
     }
 
     /// Writes the guest's files, but the console, to `dir`; returns the VMM's command and what it says.
@@ -454,7 +393,7 @@ impl Guest {
         extras.push(Extra { path: "job".into(), bytes: self.job.clone().into_bytes() });
         initramfs::append(base, &extras, &initramfs)?;
         let (mut kernel, mut program) = (kernel.to_path_buf(), None);
-        if let Some(id) = self.user {
+        if let Some(id) = self.machine.user {
             // The originals may be where the user has no way to.
             let copies = [(&mut kernel, dir.join("kernel")), (program.insert(site.carom.clone()), dir.join("carom"))];
             for (file, copy) in copies {
@@ -468,30 +407,12 @@ impl Guest {
         let machine = Machine {
             kernel,
             initramfs,
-            cmdline: format!("{BASE_CMDLINE}{mitigations}{}", self.cmdline),
-            cpus: self.cpus,
-            memory_mib: self.memory_mib,
-            shared_memory: self.shared_memory,
-            devices: self.devices.clone(),
-            drives: self.drives.clone(),
-            emulated: self.emulated.clone(),
-            user_devices: self.user_devices.clone(),
-            disks: self.disks.clone(),
-            cards: self.cards.clone(),
-            rate_limit_groups: self.rate_limit_groups.clone(),
-            rng: self.rng.clone(),
-            bounce: self.bounce.clone(),
-            balloon: self.balloon.clone(),
-            arguments: self.arguments.clone(),
-            group: self.group.clone(),
+            cmdline: format!("{BASE_CMDLINE}{mitigations}{}", self.machine.cmdline),
             events: dir.join("events"),
             api: dir.join("api"),
-            locked_memory: self.locked_memory,
-            user: self.user,
-            landlock: self.landlock,
-            seccomp: self.seccomp,
             program,
             console: console.into(),
+            ..self.machine.clone()
         };
         Ok((vmm::command(site, self.vmm, &machine)?, machine))
     }
