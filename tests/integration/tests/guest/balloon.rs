@@ -12,7 +12,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put};
+use crate::hotplug::{create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
 /// Uses memory once, frees it, and works with the drive from then on; when the drive has a mark, uses memory again.
@@ -38,8 +38,7 @@ done
 fn boot(balloon: &Value, iommu: bool) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &use_memory_and_work()).unwrap();
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": iommu, "id": "drive"});
-    create(&vmm, json!({"balloon": balloon, "devices": [drive]}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"balloon": balloon, "devices": [drive]}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm
 }
@@ -82,11 +81,6 @@ fn drive_works(vmm: &ApiVmm) {
     let console = vmm.console();
     let (done, sound) = (console.matches("CAROM-ROUND").count(), console.matches("CAROM-VERIFY 0 4194304").count());
     assert!(sound >= done, "{sound} of {done} rounds are sound:\n{console}");
-}
-
-fn end(mut vmm: ApiVmm) {
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
 #[guest_test(slow = "free_pages_reach_the_host_while_an_iommu_drive_works gives RAM back in the same way")]

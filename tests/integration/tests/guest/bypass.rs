@@ -8,8 +8,8 @@ use carom_integration::harness::{guest_test, tell};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, drive, put};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, drive, payload, put};
 use crate::net::counter;
 use crate::support::{MIB, SITE};
 
@@ -21,13 +21,8 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let job =
         format!("{WAIT_FOR_NVME}cat /sys/kernel/iommu_groups/*/type\n{}sleep 1000\n", workload::fio_verify(16, 32));
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
-    let payload = json!({
-        "kernel": vmm.kernel(),
-        "initramfs": vmm.initramfs(),
-        "cmdline": format!("{} iommu=pt", command_line()),
-    });
-    create(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
-    put(&vmm, "vm.boot", &Value::Null);
+    let payload = payload(&vmm, " iommu=pt");
+    create_and_boot(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
     // Whatever the guest has asked for meanwhile.
     let (mut longest, mut pauses) = (0, 0);
     while counter(&vmm, "_iommu", "mapped_bytes") < RAM - 64 * MIB {

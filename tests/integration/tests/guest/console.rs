@@ -15,7 +15,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put};
+use crate::hotplug::{self, create_and_boot, info};
 use crate::support::SITE;
 
 /// Prints much, then does what is typed.
@@ -83,8 +83,7 @@ fn converse(parameters: &str, more: Value) -> ApiVmm {
     let cmdline = format!("console=hvc0 quiet panic=-1 oops=panic mitigations=off nmi_watchdog=0 {parameters}");
     let mut config = json!({"payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline}});
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     let mut user = User::new(&vmm);
     user.resize(100, 40);
 
@@ -106,12 +105,11 @@ fn converse(parameters: &str, more: Value) -> ApiVmm {
     vmm
 }
 
-fn end(mut vmm: ApiVmm) {
+fn end(vmm: ApiVmm) {
     let mut user = User::new(&vmm);
     user.type_line("end");
     user.wait_for("CAROM-JOB-EXIT 0\n");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    hotplug::end(vmm);
 }
 
 #[guest_test]

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
 /// Clients at once, each with a descriptor.
@@ -39,8 +39,7 @@ fn windows_leave_descriptors_to_clients_and_resets() {
         ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}\necho CAROM-READY\nsleep 2\nwhile :; do\n{verify}\ndone\n"))
             .unwrap();
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
-    create(&vmm, json!({"devices": [drive], "iommu_bounce": {"size": 64 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"devices": [drive], "iommu_bounce": {"size": 64 * MIB}}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
     let limit = leave_few(&vmm);

@@ -14,7 +14,7 @@ use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
 use crate::api::{BOOT_TIME, COUNT, command_line, ticks};
-use crate::hotplug::{create, info, put, wait_gone};
+use crate::hotplug::{create_and_boot, info, put, wait_gone};
 use crate::support::{SITE, required};
 
 /// Poisoned TLP received: an uncorrectable error that leaves the link intact (PCI Express 6.0, section 7.8.4.2, bit 12).
@@ -72,8 +72,7 @@ fn wait_running(vmm: &ApiVmm) {
 fn device_error_pauses_the_guest_until_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     let vmm = ApiVmm::start(&SITE, COUNT).unwrap();
-    create(&vmm, json!({"devices": [{"path": Site::sysfs(card), "iommu": true, "id": "card"}]}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"devices": [{"path": Site::sysfs(card), "iommu": true, "id": "card"}]}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
     inject(card, POISONED);

@@ -14,7 +14,7 @@ use carom_integration::{Guest, Outcome};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put, wait_gone};
+use crate::hotplug::{create_and_boot, end, go_on_in_another_process, info, put, wait_gone};
 use crate::support::block_device::LoopDevice;
 use crate::support::{MIB, SITE, number, run};
 
@@ -177,8 +177,7 @@ done
 fn disk_comes_works_and_goes_while_it_is_read() {
     let mut vmm = ApiVmm::start(&SITE, &use_whenever_there()).unwrap();
     let image = image(vmm.dir(), "disk.img");
-    create(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
     for (round, iommu, slot) in [(1, true, "0000:00:02.0"), (2, false, "0000:00:12.0")] {
@@ -212,8 +211,7 @@ fn disk_comes_works_and_goes_while_it_is_read() {
         assert!(info(&vmm)["config"]["disks"].as_array().is_none_or(Vec::is_empty), "{}", info(&vmm));
     }
     assert_eq!(counters(&vmm, "_iommu")["faults"], 0);
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 #[guest_test(slow = "snapshot::guest_with_a_window_goes_on_in_other_processes; unit tests have a saved disk")]
@@ -226,18 +224,11 @@ fn guest_saved_during_disk_io_goes_on_in_another_process() {
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
         "iommu_bounce": {"size": 16 * MIB},
     });
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-VERIFY 0", 1, BOOT_TIME).unwrap();
     for round in 0..2 {
-        let snapshot = format!("file://{}", vmm.dir().join(format!("snapshot-{round}")).display());
         thread::sleep(Duration::from_millis(700));
-        put(&vmm, "vm.pause", &Value::Null);
-        put(&vmm, "vm.snapshot", &json!({"destination_url": snapshot}));
-        put(&vmm, "vmm.shutdown", &Value::Null);
-        assert!(vmm.wait(BOOT_TIME).unwrap().success());
-        fs::remove_file(vmm.console_file()).unwrap();
-        vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
+        go_on_in_another_process(&mut vmm, &format!("snapshot-{round}"));
         vmm.wait_for("CAROM-VERIFY 0 4194304", 2, BOOT_TIME).unwrap();
         let counted = counters(&vmm, "_disk0");
         assert_eq!(counted["errors"], 0, "{counted}");

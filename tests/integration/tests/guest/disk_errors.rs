@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::disk::{SIZE, counters, image};
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, put};
 use crate::support::block_device::FailingDevice;
 use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, SITE};
@@ -120,8 +120,7 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         {"path": image(dir.path(), "good")},
         {"path": short},
     ]);
-    create(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     // Somebody cuts an image off while the VM has it.
     File::options().write(true).open(&short).unwrap().set_len(4 * MIB).unwrap();
     vmm.wait_for("CAROM-FULL", 1, BOOT_TIME).unwrap();
@@ -195,8 +194,7 @@ fn failing_blocks_fail_only_requests_to_them_until_mended() {
     let failing = FailingDevice::new("carom-failing", &image(dir.path(), "failing"), SIZE, bad);
     let vmm = ApiVmm::start(&SITE, &job_of_a_failing_disk()).unwrap();
     let disks = json!([{"path": failing.path(), "direct": true}, {"path": image(dir.path(), "good")}]);
-    create(&vmm, json!({"disks": disks}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"disks": disks}));
     vmm.wait_for("CAROM-TRIED", 1, BOOT_TIME).unwrap();
 
     let console = vmm.console();

@@ -87,8 +87,7 @@ fn stock_debian_works_with_its_devices_behind_the_iommu() {
     let groups =
         debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
     assert_eq!(groups, "3\nDMA\n");
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }
 
 #[guest_test(
@@ -119,8 +118,7 @@ fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
     assert!(maps < 1500, "{after}");
     assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM is not pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }
 
 #[guest_test(needs(Distribution, Package), slow = "three minutes; nothing else installs the package")]
@@ -153,8 +151,7 @@ fn stock_debian_installs_all_of_carom_from_a_repository() {
         0,
         "nothing of the package is left"
     );
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }
 
 /// Starts a machine as a service. Where the guest can run VMs itself, its API answers, and a signal ends it in order; elsewhere the

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::disk::image;
-use crate::hotplug::{create, info, pinned, put, wait_gone};
+use crate::hotplug::{create_and_boot, end, info, payload, pinned, put, wait_gone};
 use crate::support::failing_allocations::{
     Allocator, FailingAllocations, control, fail_nth, nth_has_failed, nth_left, subject, threads,
 };
@@ -58,8 +58,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
     let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}\nwhile :; do\n{verify}\ndone\n")).unwrap();
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
     let bounce = json!({"size": windows});
-    create(&vmm, json!({"platform": {"iommufd": iommufd}, "devices": [drive], "iommu_bounce": bounce}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"platform": {"iommufd": iommufd}, "devices": [drive], "iommu_bounce": bounce}));
     vmm.wait_for(VERIFIED, 1, BOOT_TIME).unwrap();
 
     let serving: Vec<_> = threads(&vmm).into_iter().filter(|(name, _)| serves_the_iommu(name)).collect();
@@ -95,8 +94,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
     assert!(counted["failed_map"] != 0 || counted["failed_window_add"] != 0, "{counted}");
     assert!(failed.iter().sum::<u32>() > MOST * 2, "{of:?}");
     assert_eq!((&counted["faults"], &counted["stuck_ranges"]), (&json!(0), &json!(0)), "{counted}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
     before.wait_until_back().unwrap();
 }
 
@@ -181,7 +179,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
     let mut vmm = ApiVmm::start(&SITE, "echo CAROM-READY\nsleep 1000\n").unwrap();
     let disk = image(vmm.dir(), "disk.img");
     let config = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": crate::api::command_line()},
+        "payload": payload(&vmm, ""),
         "memory": {"size": 256 * MIB},
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
         "serial": {"mode": "File", "file": vmm.console_file()},
@@ -256,7 +254,7 @@ fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
     let disk = image(vmm.dir(), "disk.img");
-    create(
+    create_and_boot(
         &vmm,
         json!({
             "memory": {"size": 256 * MIB},
@@ -264,7 +262,6 @@ fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
             "iommu_bounce": {"size": 16 * MIB},
         }),
     );
-    put(&vmm, "vm.boot", &Value::Null);
     let verified = || vmm.console().matches("CAROM-VERIFY 0 4194304").count();
     vmm.wait_for("CAROM-VERIFY 0 4194304", 1, BOOT_TIME).unwrap();
     let goes_on = |what: &str| {
@@ -312,7 +309,6 @@ fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
     assert!(done > 0 && refused > 0);
     let console = vmm.console();
     assert_eq!(console.matches("CAROM-VERIFY ").count(), console.matches("CAROM-VERIFY 0 ").count(), "{console}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
     before.wait_until_back().unwrap();
 }

@@ -24,8 +24,7 @@ fn disk_boots_by_its_own_loader_and_again_after_a_reboot() {
     debian.leave("systemctl reboot");
     loads(&mut debian);
     debian.log_in();
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }
 
 #[guest_test(needs(Firmware), slow = "four minutes; disk_boots_by_its_own_loader_and_again_after_a_reboot")]
@@ -36,8 +35,7 @@ fn disk_behind_the_iommu_boots_by_its_own_loader() {
     let groups =
         debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
     assert_eq!(groups, "2\nDMA\n");
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }
 
 #[guest_test(needs(Firmware), slow = "three minutes; snapshot:: has guests that boot a kernel")]
@@ -49,6 +47,5 @@ fn guest_that_firmware_booted_goes_on_in_another_process() {
     debian.go_on_in_another_process();
     assert_eq!(debian.run("cat /run/kept; nproc"), "kept\n2\n");
     debian.run("head -c 1048576 /dev/urandom >/root/written && sync");
-    debian.leave("poweroff");
-    assert!(debian.wait().success());
+    debian.power_off();
 }

@@ -2,6 +2,7 @@
 //! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is, and by Carom's own.
 
 use carom_integration::harness::guest_test;
+use std::borrow::BorrowMut;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,7 +52,7 @@ pub(crate) fn put(vmm: &ApiVmm, operation: &str, body: &Value) {
 
 pub(crate) fn create(vmm: &ApiVmm, more: Value) {
     let mut config = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "payload": payload(vmm, ""),
         "memory": {"size": 512 * MIB},
         "platform": {"iommufd": SITE.iommufd},
         "serial": {"mode": "File", "file": vmm.console_file()},
@@ -59,6 +60,42 @@ pub(crate) fn create(vmm: &ApiVmm, more: Value) {
     });
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     put(vmm, "vm.create", &config);
+}
+
+/// Creates a VM as [`create`] does, and boots it.
+pub(crate) fn create_and_boot(vmm: &ApiVmm, more: Value) {
+    create(vmm, more);
+    put(vmm, "vm.boot", &Value::Null);
+}
+
+/// Ends the VM and the VMM, which must end well.
+pub(crate) fn end(mut vmm: impl BorrowMut<ApiVmm>) {
+    let vmm = vmm.borrow_mut();
+    put(vmm, "vmm.shutdown", &Value::Null);
+    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+}
+
+/// Saves the VM in the directory `name` of the VMM's, and goes on with it in another process.
+pub(crate) fn go_on_in_another_process(vmm: &mut ApiVmm, name: &str) {
+    let snapshot = format!("file://{}", vmm.dir().join(name).display());
+    put(vmm, "vm.pause", &Value::Null);
+    put(vmm, "vm.snapshot", &json!({"destination_url": snapshot}));
+    end(&mut *vmm);
+    fs::remove_file(vmm.console_file()).unwrap();
+    vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
+}
+
+/// Kernel and initramfs of a VM. `parameters` are more kernel parameters, with a blank before each.
+pub(crate) fn payload(vmm: &ApiVmm, parameters: &str) -> Value {
+    let cmdline = command_line() + parameters;
+    json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline})
+}
+
+/// A job of guests with two drives: `nvme0` is written and verified all the time, and `nvme1` used whenever it is there.
+pub(crate) fn use_two_drives() -> String {
+    let on_the_first =
+        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
+    format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"))
 }
 
 pub(crate) fn drive(number: usize, id: &str, iommu: bool) -> DeviceConfig {
@@ -101,9 +138,7 @@ fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
 
 #[guest_test(needs(SecondDrive))]
 fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
-    let on_the_first =
-        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
-    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    let job = use_two_drives();
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
     let first = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "first"});

@@ -8,8 +8,8 @@ use carom_integration::workload;
 use carom_integration::{Guest, Site};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, put, use_whenever_there, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, payload, put, use_whenever_there, wait_gone};
 use crate::lifecycle::three_boots;
 use crate::support::{SITE, required, run};
 
@@ -90,9 +90,7 @@ fn drive_of_a_guest_without_msi_comes_goes_and_comes_again() {
         use_whenever_there("nvme0")
     );
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
-    let payload = json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": format!("{} pci=nomsi", command_line())});
-    create(&vmm, json!({"payload": payload}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"payload": payload(&vmm, " pci=nomsi")}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
     for round in 1..=2 {

@@ -5,11 +5,11 @@ use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Kernel, Site};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::api::{BOOT_TIME, command_line};
+use crate::api::BOOT_TIME;
 use crate::disk::image;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, end, payload};
 use crate::support::{MIB, SITE};
 
 /// Keeps reading the drive and the disk at depth 16. Returns once each has completed 200 reads.
@@ -35,12 +35,10 @@ fn verify_both() -> String {
 fn boot(kernel: Kernel, parameters: &str, job: &str) -> ApiVmm {
     let vmm = ApiVmm::start_with_its_kernel(&SITE, kernel, &format!("{WAIT_FOR_NVME}{LOAD}{job}")).unwrap();
     let disk = image(vmm.dir(), "disk.img");
-    let cmdline = format!("{} retain_initrd {parameters}", command_line());
-    let payload = json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline});
-    create(
+    create_and_boot(
         &vmm,
         json!({
-            "payload": payload,
+            "payload": payload(&vmm, &format!(" retain_initrd {parameters}")),
             "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
             "memory": {"size": 1024 * MIB},
             "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}],
@@ -48,7 +46,6 @@ fn boot(kernel: Kernel, parameters: &str, job: &str) -> ApiVmm {
             "iommu_bounce": {"size": 16 * MIB},
         }),
     );
-    put(&vmm, "vm.boot", &Value::Null);
     vmm
 }
 
@@ -58,8 +55,7 @@ fn finish(mut vmm: ApiVmm) {
     let console = vmm.console();
     assert_eq!(console.matches("CAROM-VERIFY 0 4194304").count(), 4, "{console}");
     assert!(!console.contains("CAROM-DAMAGED"), "{console}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 fn kexec_under_load(kernel: Kernel) {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::disk::{SIZE, counters, image};
-use crate::hotplug::{create, put};
+use crate::hotplug::{create, create_and_boot, put};
 use crate::support::{MIB, SITE, qemu_img};
 
 /// Sectors from one number to the next: two clusters of qcow2, so that each needs a new one.
@@ -61,8 +61,7 @@ pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
 
 fn boot(disks: &[Value], job: &str) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, job).unwrap();
-    create(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     vmm
 }
 

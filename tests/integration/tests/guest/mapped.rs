@@ -11,7 +11,7 @@ use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, pinned, put};
+use crate::hotplug::{create_and_boot, info, pinned, put};
 use crate::support::{MIB, SITE};
 
 /// What the guest has room for beside what it always keeps mapped: its largest request, and half of another.
@@ -45,8 +45,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     let job = format!("{WAIT_FOR_NVME}\nwhile :; do\n{round}\ndone\n");
     let vmm = ApiVmm::start_with(&SITE, kernel, &job).unwrap();
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"});
-    create(&vmm, json!({"devices": [drive], "iommu_bounce": {"size": 0, "max_mapped": 512 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"devices": [drive], "iommu_bounce": {"size": 0, "max_mapped": 512 * MIB}}));
     let rounds = |more: usize| {
         let done = vmm.console().matches("CAROM-VERIFY 0 ").count();
         vmm.wait_for("CAROM-VERIFY 0 ", done + more, BOOT_TIME * 2).unwrap();

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::{guest_test, tell};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put};
+use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
 /// File that takes a page out of use, as after a memory error (`CONFIG_MEMORY_FAILURE`). The contents are lost.
@@ -58,8 +58,7 @@ fn memory_error_of_the_host_ends_the_vm_with_a_reason() {
         return tell("CAROM-MEMORY-ERROR not tested: this kernel has no CONFIG_MEMORY_FAILURE");
     }
     let mut vmm = ApiVmm::start(&SITE, JOB).unwrap();
-    create(&vmm, json!({"memory": {"size": 512 * MIB, "thp": false}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"memory": {"size": 512 * MIB, "thp": false}}));
     vmm.wait_for("CAROM-READY\n", 1, BOOT_TIME).unwrap();
     let pages = pages_of_ram(vmm.pid());
     let failed = pages.iter().filter(|page| fs::write(HARD_OFFLINE, format!("{page:#x}")).is_ok()).count();
@@ -70,8 +69,7 @@ fn memory_error_of_the_host_ends_the_vm_with_a_reason() {
     // The program was started with --no-shutdown: only the VM ends.
     let info = info(&vmm);
     assert!(info["failure"].as_str().is_some_and(|failure| failure.contains("zone 'mem0'")), "{info}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 /// Waits for the event that the VM failed, and returns its reason.

@@ -13,8 +13,8 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, info, pinned, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, end, info, payload, pinned, put, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// Tells how much memory there is, and works with the drive whenever there is more.
@@ -75,24 +75,14 @@ fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value)
     let vmm = ApiVmm::start_with(site, kernel, &grow_and_work()).unwrap();
     let mut config = json!({
         "memory": {"size": 512 * MIB, "hotplug_size": 512 * MIB},
-        "payload": {
-            "kernel": vmm.kernel(),
-            "initramfs": vmm.initramfs(),
-            // Where it is not said, added memory waits for a user to switch it on.
-            "cmdline": format!("{} memhp_default_state=online {cmdline}", command_line()),
-        },
+        // Where it is not said, added memory waits for a user to switch it on.
+        "payload": payload(&vmm, &format!(" memhp_default_state=online {cmdline}")),
         "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": iommu, "id": "drive"}],
     });
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm
-}
-
-fn end(mut vmm: ApiVmm) {
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
 fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {

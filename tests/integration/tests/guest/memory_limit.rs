@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::disk::image;
-use crate::hotplug::{create, pinned, put};
+use crate::hotplug::{create_and_boot, pinned, put};
 use crate::killed::{counting, holds, last_told};
 use crate::support::{MIB, SITE, qemu_img};
 
@@ -50,8 +50,10 @@ fn boot(dir: &Path, job: &str, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
     ]);
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});
     let cpus = json!({"boot_vcpus": 2, "max_vcpus": 2});
-    create(&vmm, json!({"disks": disks, "cpus": cpus, "devices": [drive], "iommu_bounce": {"size": 64 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(
+        &vmm,
+        json!({"disks": disks, "cpus": cpus, "devices": [drive], "iommu_bounce": {"size": 64 * MIB}}),
+    );
     vmm
 }
 

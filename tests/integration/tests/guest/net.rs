@@ -2,7 +2,7 @@
 //! virtio-net: a real guest on a tap interface, beside the virtio-iommu, behind it through mappings, and through a window.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use carom_integration::api::ApiVmm;
@@ -11,8 +11,8 @@ use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create, create_and_boot, end, go_on_in_another_process, put, wait_gone};
 use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
@@ -114,8 +114,7 @@ done
 #[guest_test(slow = "disk:: has a device that comes and goes by the same way")]
 fn card_comes_works_and_goes_while_it_is_used() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.5", USE_WHENEVER_THERE)).unwrap();
-    create(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     for (round, iommu, slot) in [(1, true, "0000:00:02.0"), (2, false, "0000:00:12.0")] {
         let card = json!({"tap": "caromtap", "ip": "10.77.5.1", "id": "card", "iommu": iommu});
@@ -135,8 +134,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
         assert_eq!(interfaces("caromtap"), 0, "what the VMM made goes with the device");
     }
     assert_eq!(counter(&vmm, "_iommu", "faults"), 0);
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 #[guest_test(slow = "card_on_a_macvtap_interface_* has a descriptor, snapshot:: guests that go on, unit tests net_fds")]
@@ -162,7 +160,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
-    let url = source(&vmm.dir().join("snapshot"));
+    let url = format!("file://{}", vmm.dir().join("snapshot").display());
     put(&vmm, "vm.snapshot", &json!({"destination_url": url}));
     put(&vmm, "vm.delete", &Value::Null);
     let restore = |body: Value, files: &[&File]| put_with_descriptors(&vmm.socket(), "vm.restore", &body, files);
@@ -183,8 +181,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     put(&vmm, "vm.shutdown", &Value::Null);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 /// An interface of the host with an address, and another one on which a macvtap interface is that the first one reaches.
@@ -222,8 +219,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
             .unwrap();
     let refused = json!({"tap": "caromvtap", "host_mac": "02:00:00:00:00:21"});
     let card = json!({"tap": "caromvtap", "mac": "02:00:00:00:00:20", "id": "card"});
-    create(&vmm, json!({"net": [card]}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"net": [card]}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     let address = std::fs::read_to_string("/sys/class/net/caromvtap/address").unwrap();
@@ -241,13 +237,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
     drop(file);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
-}
-
-/// What a VM is restored from.
-fn source(directory: &Path) -> String {
-    format!("file://{}", directory.display())
+    end(&mut vmm);
 }
 
 #[guest_test(slow = "snapshot:: has guests that go on, and unit tests the state of the card")]
@@ -259,19 +249,11 @@ fn guest_goes_on_with_its_card_in_another_process() {
     let config = json!({
         "net": [{"tap": "caromsaved", "ip": "10.77.7.1", "iommu": true, "num_queues": 4}],
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "iommu_bounce": {"size": 32 * MIB},
     });
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-SAME ping", 1, BOOT_TIME).unwrap();
-    let directory = vmm.dir().join("snapshot");
-    put(&vmm, "vm.pause", &Value::Null);
-    put(&vmm, "vm.snapshot", &json!({"destination_url": source(&directory)}));
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
-    std::fs::remove_file(vmm.console_file()).unwrap();
-    vmm.start_again(&SITE, &["--restore", &format!("source_url={},resume=on", source(&directory))]).unwrap();
+    go_on_in_another_process(&mut vmm, "snapshot");
     vmm.wait_for("CAROM-SAME ping", 2, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     assert_eq!(counter(&vmm, "_iommu", "faults"), 0);

@@ -11,7 +11,7 @@ use carom_integration::harness::guest_test;
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put, wait_gone};
+use crate::hotplug::{create_and_boot, end, put, wait_gone};
 use crate::net::{counter, job};
 use crate::support::SITE;
 
@@ -41,8 +41,7 @@ fn time_of_threads(pid: u32) -> u64 {
 #[guest_test(slow = "the unit test device_whose_interface_is_gone_* has a file that answers the same")]
 fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
-    create(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
 
@@ -62,8 +61,7 @@ fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     put(&vmm, "vm.remove-device", &json!({"id": "card"}));
     wait_gone(&vmm, "card");
     vmm.wait_for("CAROM-LIVES 2", 1, BOOT_TIME).unwrap();
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
     // A packet may have met it when it was down, and not gone yet.
     assert!(vmm.said().matches("card: ").count() <= 2, "{}", vmm.said());
 }

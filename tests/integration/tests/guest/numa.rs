@@ -9,9 +9,9 @@ use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
+use crate::api::BOOT_TIME;
 use crate::disk::image;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
 /// CPUs of the host that the thread of this name may run on.
@@ -49,7 +49,6 @@ sleep 1000
     File::create_new(&ram).unwrap().set_len(128 * MIB).unwrap();
     let affinity = |what: &str, number: u32, cpu: u32| json!({what: number, "host_cpus": [cpu]});
     let config = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "cpus": {"boot_vcpus": 2, "max_vcpus": 2, "affinity": [affinity("vcpu", 0, 1), affinity("vcpu", 1, 0)]},
         "memory": {"size": 0, "zones": [
             {"id": "near", "size": 256 * MIB, "reserve": true},
@@ -65,8 +64,7 @@ sleep 1000
             "queue_affinity": [affinity("queue_index", 0, 1), affinity("queue_index", 1, 0)]}],
         "iommu_bounce": {"size": 32 * MIB},
     });
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-DONE", 1, BOOT_TIME * 2).unwrap();
 
     let console = vmm.console();

@@ -8,10 +8,10 @@ use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
 use carom_integration::{Guest, Kernel};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put, wait_gone};
+use crate::hotplug::{create_and_boot, end, put, wait_gone};
 use crate::support::{MIB, SITE, number, run};
 
 /// Says what each device is that comes, writes to it and flushes that, and ends when the last is gone.
@@ -52,8 +52,7 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
         {"file": kept, "iommu": true, "id": "kept"},
         {"file": discarded, "size": 8 * MIB, "discard_writes": true, "id": "discarded"},
     ]);
-    create(&vmm, json!({"memory": {"size": 1024 * MIB}, "pmem": pmem}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"memory": {"size": 1024 * MIB}, "pmem": pmem}));
     vmm.wait_for("CAROM-READY\n", 1, BOOT_TIME).unwrap();
     let (status, added) =
         vmm.call("PUT", "/api/v1/vm.add-pmem", Some(&json!({"file": plugged, "id": "plugged"}))).unwrap();
@@ -79,8 +78,7 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     assert!(count(&vmm, "kept", "flushes") > 0 && count(&vmm, "discarded", "flushes") > 0);
     assert_eq!(count(&vmm, "_iommu", "faults"), 0);
     vmm.wait_for("CAROM-JOB-EXIT 0\n", 1, BOOT_TIME).unwrap();
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }
 
 /// A job: each of these drives does direct I/O from and to pages of a file on persistent memory.

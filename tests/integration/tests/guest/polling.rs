@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::{BOOT_TIME, command_line};
+use crate::hotplug::{end, put};
 use crate::scraping::rounds;
 use crate::support::{MIB, SITE};
 
@@ -147,11 +148,7 @@ fn line(what: &str, times: &mut [Vec<Duration>; 2]) -> String {
 #[guest_test(slow = "scraping and the API's own tests ask while guests work")]
 fn many_clients_are_answered_while_the_guest_works() {
     let count = rounds(1);
-    let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
-    let put = |path: &str, body: Option<Value>| {
-        let (status, answer) = vmm.call("PUT", path, body.as_ref()).unwrap();
-        assert_eq!(status, 204, "{answer}");
-    };
+    let vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
     let config = json!({
         "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
         "platform": {"iommufd": SITE.iommufd},
@@ -159,9 +156,9 @@ fn many_clients_are_answered_while_the_guest_works() {
         "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}],
         "iommu_bounce": {"size": 64 * MIB},
     });
-    put("/api/v1/vm.create", Some(config));
+    put(&vmm, "vm.create", &config);
     let mut none = poll(&vmm, "Created");
-    put("/api/v1/vm.boot", None);
+    put(&vmm, "vm.boot", &Value::Null);
 
     let (mut idle, mut working) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 1..=count {
@@ -188,6 +185,5 @@ fn many_clients_are_answered_while_the_guest_works() {
     let [_, calm] = &working;
     assert!(calm.len() >= CLIENTS && calm.last().unwrap() < &Duration::from_secs(2), "{figures}");
 
-    put("/api/v1/vmm.shutdown", None);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(vmm);
 }

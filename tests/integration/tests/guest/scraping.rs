@@ -11,6 +11,7 @@ use carom_integration::api::ApiVmm;
 use carom_integration::workload::WAIT_FOR_NVME;
 use serde_json::{Value, json};
 
+use crate::hotplug::put;
 use crate::support::{MIB, SITE};
 
 /// Longest boot of a guest under emulation, and longest round.
@@ -64,10 +65,6 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     // Every second one is scraped.
     let count = rounds(2);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
-    let put = |path: &str, body: Option<Value>| {
-        let (status, answer) = vmm.call("PUT", path, body.as_ref()).unwrap();
-        assert_eq!(status, 204, "{answer}");
-    };
     let config = json!({
         "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(),
             "cmdline": "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0"},
@@ -75,8 +72,8 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
         "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"}],
         "iommu_bounce": {"size": 64 * MIB},
     });
-    put("/api/v1/vm.create", Some(config));
-    put("/api/v1/vm.boot", None);
+    put(&vmm, "vm.create", &config);
+    put(&vmm, "vm.boot", &Value::Null);
 
     // Scrapes while a round with an odd number runs.
     let (wanted, done, scrapes) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
@@ -144,6 +141,6 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     let pinned = sample(&metrics, "carom_iommu_endpoint_pinned_bytes{address=\"0000:00:02.0\",device=\"drive\"}");
     assert_eq!(Some(pinned), drive["pinned_bytes"].as_f64());
 
-    put("/api/v1/vmm.shutdown", None);
+    put(&vmm, "vmm.shutdown", &Value::Null);
     assert!(vmm.wait(PATIENCE).unwrap().success());
 }

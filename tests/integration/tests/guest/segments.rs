@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PCI segments: more devices than a bus has places for, hot plug on each segment, and one whose devices are behind the virtio-iommu.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 
 use carom_integration::api::ApiVmm;
@@ -9,8 +9,8 @@ use carom_integration::harness::guest_test;
 use carom_integration::workload;
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, info, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, go_on_in_another_process, info, payload, put, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// Disks on each segment when the guest boots; one more comes to the second and to the third while it runs.
@@ -74,21 +74,16 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
     // One of the third segment is written.
     let work = json!({"path": image(vmm.dir(), "work.img"), "pci_segment": 2, "id": "work"});
     *disks.last_mut().unwrap() = work;
-    create(
+    create_and_boot(
         &vmm,
         json!({
-            "payload": {
-                "kernel": vmm.kernel(),
-                "initramfs": vmm.initramfs(),
-                "cmdline": command_line() + " iommu.bounce=all",
-            },
+            "payload": payload(&vmm, " iommu.bounce=all"),
             "platform": {"num_pci_segments": 3, "iommu_segments": [2]},
             "pci_segments": [{"pci_segment": 1, "mmio32_aperture_weight": 2}],
             "iommu_bounce": {"size": 64 * MIB},
             "disks": disks,
         }),
     );
-    put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
     // Host bridges, and the virtio-iommu on the first.
@@ -139,13 +134,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
 
     // All is where it was in another process.
     let before = info(&vmm)["device_tree"].clone();
-    let snapshot = format!("file://{}", vmm.dir().join("snapshot").display());
-    put(&vmm, "vm.pause", &Value::Null);
-    put(&vmm, "vm.snapshot", &json!({"destination_url": snapshot}));
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
-    fs::remove_file(vmm.console_file()).unwrap();
-    vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
+    go_on_in_another_process(&mut vmm, "snapshot");
     assert_eq!(info(&vmm)["device_tree"], before);
     put(&vmm, "vm.remove-device", &json!({"id": "late2"}));
     vmm.wait_for("CAROM-GONE late2\n", 1, BOOT_TIME).unwrap();

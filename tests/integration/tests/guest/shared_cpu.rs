@@ -10,7 +10,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::verified;
 
@@ -52,8 +52,7 @@ fn boot(drive: &str) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &keep_memory_and_work()).unwrap();
     let drive = json!({"path": Site::sysfs(drive), "iommu": true, "id": "drive"});
     let cpus = json!({"boot_vcpus": 1, "max_vcpus": 1, "affinity": [{"vcpu": 0, "host_cpus": [0]}]});
-    create(&vmm, json!({"cpus": cpus, "devices": [drive], "iommu_bounce": {"size": 16 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"cpus": cpus, "devices": [drive], "iommu_bounce": {"size": 16 * MIB}}));
     vmm
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
 use crate::balloon::resize;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, end, put};
 use crate::support::host_memory::{Collapsing, Merging, huge_pages_cut, in_huge_pages, merged_pages};
 use crate::support::{MIB, SITE};
 
@@ -58,8 +58,7 @@ fn boot(job: &str, windows: u64, more: Value, before: impl FnOnce(&ApiVmm)) -> A
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true, "id": "drive"});
     let mut config = json!({"devices": [drive], "iommu_bounce": {"size": windows}});
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm
 }
@@ -89,11 +88,6 @@ fn iommu_is_content(vmm: &ApiVmm, windows: bool) {
     let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
     assert_eq!((&counted["faults"], &counted["failed_map"]), (&json!(0), &json!(0)), "{counted}");
     assert_eq!(counted["window_bytes"].as_u64() > Some(0), windows, "{counted}");
-}
-
-fn end(mut vmm: ApiVmm) {
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
 /// The host takes memory of the guest until much of what it keeps is on the swap device, where the guest needs it again and again.

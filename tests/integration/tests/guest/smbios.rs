@@ -4,10 +4,10 @@
 use carom_integration::Kernel;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, end};
 use crate::support::{MIB, SITE};
 
 const JOB: &str = "
@@ -27,8 +27,7 @@ fn stock_kernel_shows_what_the_machine_is_called() {
         "uuid": "00112233-4455-6677-8899-aabbccddeeff", "system_sku_number": "SKU", "system_family": "Family",
         "chassis_asset_tag": "Tag", "oem_strings": ["io.test:key=value", "other"],
     });
-    create(&vmm, json!({"memory": {"size": 1024 * MIB}, "platform": platform}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"memory": {"size": 1024 * MIB}, "platform": platform}));
     vmm.wait_for("CAROM-JOB-EXIT 0\n", 1, BOOT_TIME).unwrap();
 
     let console = vmm.console();
@@ -47,6 +46,5 @@ fn stock_kernel_shows_what_the_machine_is_called() {
     ] {
         assert!(console.contains(&format!("{line}\n")), "no {line:?}: {console}");
     }
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }

@@ -12,8 +12,7 @@ use carom_integration::harness::{guest_test, tell};
 use carom_integration::workload::WAIT_FOR_NVME;
 use serde_json::{Value, json};
 
-use crate::api::BOOT_TIME;
-use crate::hotplug::{create, put};
+use crate::hotplug::{create_and_boot, end, put};
 use crate::support::{COMPLAINTS, MIB, SITE};
 
 /// MiB to verify, unless `CAROM_SOAK_MIB` says so.
@@ -94,11 +93,10 @@ fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
         env::var("CAROM_SOAK_MIB").map_or(VERIFIED_MIB, |value| value.parse().expect("CAROM_SOAK_MIB is a number"));
     let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}complaints() {{\n{COMPLAINTS}}}\n{WORK}")).unwrap();
     let drives: Vec<Value> = SITE.nvme.iter().map(|drive| json!({"path": Site::sysfs(drive), "iommu": true})).collect();
-    create(
+    create_and_boot(
         &vmm,
         json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "devices": drives, "iommu_bounce": {"size": 64 * MIB}}),
     );
-    put(&vmm, "vm.boot", &Value::Null);
     let (mut seen, mut progress, mut reset) = (0, Instant::now(), Instant::now());
     let (mut resets, mut cuts) = (0, 0);
     let mut budgets = BUDGETS.iter().cycle();
@@ -140,6 +138,5 @@ fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     // The last line may not be whole.
     let quiet = complaints.iter().all(|line| *line == "CAROM-COMPLAINTS 0" || *line == "CAROM-COMPLAINTS ");
     assert!(quiet && count("CAROM-COMPLAINTS 0") > 0, "{console}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use carom_integration::Site;
 use carom_integration::api::ApiVmm;
 use carom_integration::events::Event;
-use carom_integration::workload::{self, WAIT_FOR_NVME};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, pinned, put, use_whenever_there, wait_gone};
+use crate::hotplug::{create_and_boot, info, pinned, put, use_two_drives, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// How often the kernel asks for a device that it waits for.
@@ -92,16 +91,13 @@ fn add(vmm: &ApiVmm, device: &Value) {
 
 #[guest_test(needs(SecondDrive), slow = "hotplug:: takes a drive away, unit tests have the host ask for it")]
 fn drive_that_the_host_wants_back_leaves_the_running_guest() {
-    let on_the_first =
-        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
-    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    let job = use_two_drives();
     // Before the VMM, so that it is there after it.
     let mut taken = HostDevice::new(&SITE.nvme[1]);
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let device = |number: usize, id: &str| json!({"path": Site::sysfs(&SITE.nvme[number]), "iommu": true, "id": id});
     let devices = [device(0, "first"), device(1, "second")];
-    create(&vmm, json!({"devices": devices.clone(), "iommu_bounce": {"size": 64 * MIB}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"devices": devices.clone(), "iommu_bounce": {"size": 64 * MIB}}));
     vmm.wait_for("CAROM-WORKED 1\n", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
     let pinned_with = pinned(&vmm);
@@ -164,14 +160,11 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
 /// Devices without a virtual IOMMU share an address space of the host, in which one comes back to the other.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* has the way with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
-    let on_the_first =
-        workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
-    let job = format!("{WAIT_FOR_NVME}\n(while :; do\n{on_the_first}\ndone) &\n{}", use_whenever_there("nvme1"));
+    let job = use_two_drives();
     let mut taken = HostDevice::new(&SITE.nvme[1]);
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let devices = [0, 1].map(|number| json!({"path": Site::sysfs(&SITE.nvme[number]), "id": format!("drive{number}")}));
-    create(&vmm, json!({"devices": devices.clone()}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"devices": devices.clone()}));
     for round in 1..=2 {
         vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
         taken.unbind();

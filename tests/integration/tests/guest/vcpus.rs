@@ -12,7 +12,7 @@ use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put};
+use crate::hotplug::{create, create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
 /// Switches vCPUs on as they come, as udev of distributions can, and prints `CAROM-VCPUS` and how many are at work when that changes.
@@ -96,8 +96,7 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start_with(&SITE, kernel, job).unwrap();
     let mut config = json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 4}});
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    create(&vmm, config);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, config);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm
 }
@@ -117,11 +116,6 @@ fn wait_verified(vmm: &ApiVmm) {
     // What is under way began before.
     let wanted = verified(vmm) + 2;
     vmm.wait_for("CAROM-VERIFY 0 4194304", wanted, BOOT_TIME).unwrap();
-}
-
-fn end(mut vmm: ApiVmm) {
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
 fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {

@@ -12,8 +12,8 @@ use carom_integration::workload;
 use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::support::server::serve;
 use crate::support::{MIB, SITE};
 
@@ -82,8 +82,7 @@ fn boot(socket: &Path) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &format!("mkdir -p /mnt\n{}", use_whenever_there())).unwrap();
     let device = json!({"tag": "share", "socket": socket, "id": "files"});
     let memory = json!({"size": 512 * MIB, "shared": true, "hotplug_size": 256 * MIB});
-    create(&vmm, json!({"fs": [device], "memory": memory}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"fs": [device], "memory": memory}));
     vmm
 }
 
@@ -167,8 +166,7 @@ sleep 1000
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let disk = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 2, "id": "disk"});
     let memory = json!({"size": 512 * MIB, "shared": true});
-    create(&vmm, json!({"disks": [disk], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"disks": [disk], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     vmm.wait_for("CAROM-WRITTEN", 1, BOOT_TIME).unwrap();
     let console = vmm.console();
     assert!(console.contains("CAROM-SECTORS 131072") && console.contains("CAROM-QUEUES 2"), "{console}");
@@ -179,9 +177,14 @@ sleep 1000
     vmm.wait_for("CAROM-SAME-AGAIN", 1, BOOT_TIME).unwrap();
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     assert_eq!((&counters["disk"]["server_connections"], &counters["disk"]["server_losses"]), (&json!(2), &json!(1)));
+    check_numbers(&image);
+}
+
+/// Fails unless the guest wrote its numbers to the image.
+fn check_numbers(image: &Path) {
     let wanted = numbers(1, COUNT);
     let mut bytes = vec![0; wanted.len()];
-    File::open(&image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
+    File::open(image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
     assert!(bytes == wanted, "what the guest wrote is not in the image");
 }
 
@@ -203,25 +206,16 @@ sleep 1000
     );
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let disk = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 2, "id": "disk", "iommu": true});
-    let cmdline = command_line() + " iommu.strict=1";
-    let mut vm = json!({
-        "disks": [disk],
-        "memory": {"size": 512 * MIB, "shared": true},
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline},
-    });
+    let mut vm = json!({"disks": [disk], "memory": {"size": 512 * MIB, "shared": true}});
     if !bounce.is_null() {
         vm["iommu_bounce"] = bounce.clone();
     }
-    create(&vmm, vm);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, vm);
     vmm.wait_for("CAROM-SAME", 1, BOOT_TIME).unwrap();
     assert!(vmm.console().contains(&format!("CAROM-VERIFY 0 {}\n", 16 * MIB)), "{}", vmm.console());
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     assert_eq!((&counters["_iommu"]["faults"], &counters["disk"]["server_losses"]), (&json!(0), &json!(0)));
-    let wanted = numbers(1, COUNT);
-    let mut bytes = vec![0; wanted.len()];
-    File::open(&image).unwrap().read_exact_at(&mut bytes, NUMBERS_AT * MIB).unwrap();
-    assert!(bytes == wanted, "what the guest wrote is not in the image");
+    check_numbers(&image);
     counters["_iommu"].clone()
 }
 

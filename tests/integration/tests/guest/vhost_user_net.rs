@@ -11,8 +11,8 @@ use carom_integration::harness::guest_test;
 use carom_tools::children::KilledOnDrop;
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::net::{counter, job, job_of};
 use crate::support::server::serve;
 use crate::support::tap::open_tap;
@@ -54,8 +54,7 @@ fn card_of_a_server_goes_on_with_the_next_and_comes_again() {
     let vmm = ApiVmm::start(&SITE, &job("10.77.8", TRAFFIC).replace("nc -w 60", "nc -w 10")).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "num_queues": 4, "id": "card"});
     let memory = json!({"size": 512 * MIB, "shared": true});
-    create(&vmm, json!({"net": [card], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"net": [card], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     wait_for_traffic(&vmm, 1);
     let (_, info) = vmm.call("GET", "/api/v1/vm.info", None).unwrap();
     let told = &info["config"]["net"][0];
@@ -98,17 +97,11 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     let script = job_of(address, BYTES, TRAFFIC).replace("nc -w 60", "nc -w 10");
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});
-    let cmdline = command_line() + " iommu.strict=1";
-    let mut vm = json!({
-        "net": [card],
-        "memory": {"size": 512 * MIB, "shared": true},
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline},
-    });
+    let mut vm = json!({"net": [card], "memory": {"size": 512 * MIB, "shared": true}});
     if !config["iommu_bounce"].is_null() {
         vm["iommu_bounce"] = config["iommu_bounce"].clone();
     }
-    create(&vmm, vm);
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, vm);
     (vmm, server)
 }
 

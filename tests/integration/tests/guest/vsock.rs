@@ -16,8 +16,8 @@ use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
-use crate::hotplug::{create, put, wait_gone};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::support::{MIB, SITE};
 
 /// Port of the guest that sends back what it gets.
@@ -33,8 +33,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
     let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
     let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "vsock", program, "vsock").unwrap();
-    create(&vmm, more(&vmm));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, more(&vmm));
     vmm.wait_for("CAROM-VSOCK ", 1, BOOT_TIME).unwrap();
     vmm
 }
@@ -45,11 +44,6 @@ fn socket(vmm: &ApiVmm) -> PathBuf {
 
 fn device(vmm: &ApiVmm, iommu: bool) -> Value {
     json!({"cid": 3, "socket": socket(vmm), "iommu": iommu})
-}
-
-/// A VM's payload with more parameters for its kernel.
-fn payload(vmm: &ApiVmm) -> Value {
-    json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()})
 }
 
 fn pattern(len: usize, seed: u32) -> Vec<u8> {
@@ -174,8 +168,7 @@ fn guest_and_host_connect_through_what_is_mapped() {
 
 #[guest_test]
 fn guest_and_host_connect_through_a_window() {
-    let mut vmm =
-        start(|vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm)}));
+    let mut vmm = start(|vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}}));
     carry(&vmm);
     let iommu = counters(&vmm, "_iommu");
     assert!(iommu["window_bytes"] > 0 && iommu["faults"] == 0, "{iommu:?}");
@@ -184,7 +177,7 @@ fn guest_and_host_connect_through_a_window() {
 
 #[guest_test]
 fn sockets_come_to_a_guest_and_go() {
-    let mut vmm = start(|vmm| json!({"iommu_bounce": {"size": 16 * MIB}, "payload": payload(vmm)}));
+    let mut vmm = start(|_| json!({"iommu_bounce": {"size": 16 * MIB}}));
     for iommu in [false, true] {
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&device(&vmm, iommu))).unwrap();
         assert_eq!((status, answer["id"].as_str()), (200, Some("_vsock")), "{answer}");
@@ -208,7 +201,7 @@ fn sockets_come_to_a_guest_and_go() {
 fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
     for more in [
         (|vmm| json!({"vsock": device(vmm, false)})) as fn(&ApiVmm) -> Value,
-        |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}, "payload": payload(vmm)}),
+        |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}}),
     ] {
         let mut vmm = start(more);
         let mut held = connect(&vmm, ECHO);

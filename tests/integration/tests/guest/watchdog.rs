@@ -6,10 +6,10 @@ use std::time::Duration;
 use carom_integration::Kernel;
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::api::BOOT_TIME;
-use crate::hotplug::{create, info, put};
+use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
 /// Reloads the watchdog for longer than it waits, and then no more. Where it was the watchdog that had the guest boot, says so and ends.
@@ -34,8 +34,7 @@ echo CAROM-STILL-HERE
 #[guest_test(slow = "unit tests have the device, lifecycle:: resets; this waits for half a minute")]
 fn guest_that_stops_to_reload_its_watchdog_is_reset_and_told_so() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
-    create(&vmm, json!({"memory": {"size": 1024 * MIB}, "watchdog": true}));
-    put(&vmm, "vm.boot", &Value::Null);
+    create_and_boot(&vmm, json!({"memory": {"size": 1024 * MIB}, "watchdog": true}));
     assert_eq!(info(&vmm)["device_tree"]["_watchdog"]["pci_bdf"], "0000:00:1f.0");
 
     vmm.wait_for("CAROM-STOPS\n", 1, BOOT_TIME).unwrap();
@@ -56,6 +55,5 @@ fn guest_that_stops_to_reload_its_watchdog_is_reset_and_told_so() {
     let at =
         |name: &str| names.iter().position(|known| known == name).unwrap_or_else(|| panic!("no {name}: {names:?}"));
     assert!(at("expired") < at("rebooting") && at("rebooting") < at("rebooted"), "{names:?}");
-    put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(BOOT_TIME).unwrap().success());
+    end(&mut vmm);
 }

@@ -239,6 +239,12 @@ impl Debian {
         self.type_line(command);
     }
 
+    /// Has the guest power off, which ends Carom well.
+    pub(crate) fn power_off(&mut self) {
+        self.leave("poweroff");
+        assert!(self.wait().success());
+    }
+
     /// Waits until carom ends by itself.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let start = Instant::now();
