@@ -141,7 +141,7 @@ impl Drop for MemoryGroup {
         // A process that has ended leaves its group a moment later.
         let start = Instant::now();
         while let Err(error) = fs::remove_dir(&self.dir) {
-            if start.elapsed() > Duration::from_secs(10) {
+            if start.elapsed() > Duration::from_secs(60) {
                 eprintln!("{} cannot be removed: {error}", self.dir.display());
                 break;
             }
@@ -191,7 +191,7 @@ impl DmaMemory {
     /// Waits until there is no more than this was. The kernel gives tables back a moment later.
     ///
     /// # Errors
-    /// When there is more still after some seconds.
+    /// When there is more still after a minute.
     pub fn wait_until_back(self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -199,7 +199,7 @@ impl DmaMemory {
             if now.pins <= self.pins && now.table_pages <= self.table_pages {
                 return Ok(());
             }
-            ensure!(start.elapsed() < Duration::from_secs(10), "there were {self:?}, and now there are {now:?}");
+            ensure!(start.elapsed() < Duration::from_secs(60), "there were {self:?}, and now there are {now:?}");
             thread::sleep(Duration::from_millis(50));
         }
     }

@@ -211,7 +211,7 @@ fn guest_follows_a_changed_budget_under_load() {
     while backed() > 4 * MIB {
         // That it follows at all, in a machine that is emulated and as slow as that may be. How long it took is printed below:
         // two seconds are wanted on real hardware.
-        assert!(start.elapsed() < Duration::from_secs(20), "the guest keeps its chunks: {}", bounce());
+        assert!(start.elapsed() < Duration::from_secs(120), "the guest keeps its chunks: {}", bounce());
         thread::sleep(Duration::from_millis(20));
     }
     println!("CAROM-BUDGET-FOLLOWED-MS {}", start.elapsed().as_millis());

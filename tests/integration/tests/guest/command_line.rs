@@ -14,7 +14,7 @@ use crate::support::{SITE, required};
 fn run(mut command: Command) -> Finished {
     let (cwd, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     command.current_dir(cwd.path()).env("TMPDIR", cwd.path());
-    let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
+    let limits = Limits { time: Duration::from_secs(120), stop_on_panic: false };
 
     let finished = run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap();
 
@@ -189,7 +189,7 @@ fn no_access_to_kvm() {
 fn run_as_nobody(mut command: Command) -> Finished {
     let logs = tempfile::tempdir().unwrap();
     command.current_dir("/");
-    let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
+    let limits = Limits { time: Duration::from_secs(120), stop_on_panic: false };
     run_limited(&mut command, &logs.path().join("console"), limits, None).unwrap()
 }
 

@@ -31,7 +31,7 @@ fn quiet(vmm: &ApiVmm) -> u64 {
         if before == after && host == after.0 {
             return host;
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "the kernel has {host} bytes, the VMM {after:?}");
+        assert!(start.elapsed() < Duration::from_secs(120), "the kernel has {host} bytes, the VMM {after:?}");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -15,7 +15,7 @@ fn string_instruction_reads_one_port_many_times() {
     let mut carom = Command::new(&SITE.carom);
     carom.arg("--kernel").arg(SITE.string_io.as_ref().expect("CAROM_STRING_IO is set"));
     carom.args(["--memory", "size=64M", "--serial", "tty", "--console", "off"]);
-    let limits = Limits { time: Duration::from_secs(30), stop_on_panic: false };
+    let limits = Limits { time: Duration::from_secs(120), stop_on_panic: false };
 
     let finished = run_limited(&mut carom, &logs.path().join("console"), limits, None).unwrap();
 
