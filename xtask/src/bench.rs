@@ -281,23 +281,19 @@ impl Tools<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::{self, assert_refused};
-
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        tools::parse(words, Options::check)
-    }
+    use crate::tools::{assert_refused, parse};
 
     #[test]
     fn options_reach_the_measuring_part() {
         let words = ["vmm", "counts", "--all-cells", "--rounds", "5", "--only", "bounce", "--only", "ch-strict"];
-        assert_eq!(parse(&words).unwrap().measurement.words(), words);
-        assert!(parse(&[]).unwrap().measurement.words().is_empty());
+        assert_eq!(parse(&words, Options::check).unwrap().measurement.words(), words);
+        assert!(parse(&[], Options::check).unwrap().measurement.words().is_empty());
     }
 
     #[test]
     fn quick_and_plain_runs_leave_tables_out_unless_they_are_named() {
         let wanted = |words: &[&str]| {
-            let measurement = parse(words).unwrap().measurement;
+            let measurement = parse(words, Options::check).unwrap().measurement;
             TABLES.into_iter().filter(|table| measurement.wants(table)).collect::<Vec<_>>()
         };
         assert_eq!(wanted(&["--all-cells"]), TABLES);
@@ -341,8 +337,11 @@ mod tests {
             (&["--icount", "counts", "io_instructions"], "name tables other than sync, map_counts"),
             (&["--icount"], "name tables other than"),
         ];
-        assert_refused(&uses, parse);
-        assert!(parse(&["--compare", "base.json", "io_instructions"]).is_ok());
-        assert!(parse(&["--icount", "--quick"]).is_ok() && parse(&["--icount", "counts"]).is_ok());
+        assert_refused(&uses, Options::check);
+        assert!(parse(&["--compare", "base.json", "io_instructions"], Options::check).is_ok());
+        assert!(
+            parse(&["--icount", "--quick"], Options::check).is_ok()
+                && parse(&["--icount", "counts"], Options::check).is_ok()
+        );
     }
 }

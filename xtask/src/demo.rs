@@ -88,17 +88,13 @@ impl Tools<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::{self, assert_refused};
-
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        tools::parse(words, Options::check)
-    }
+    use crate::tools::{assert_refused, parse};
 
     #[test]
     fn options_reach_the_measuring_part() {
         let words = ["--quick", "--patterns", "--rounds", "2", "--only", "bounce", "--only", "strict"];
-        assert_eq!(parse(&words).unwrap().measurement.words(), words);
-        assert!(parse(&[]).unwrap().measurement.words().is_empty());
+        assert_eq!(parse(&words, Options::check).unwrap().measurement.words(), words);
+        assert!(parse(&[], Options::check).unwrap().measurement.words().is_empty());
     }
 
     #[test]
@@ -112,6 +108,6 @@ mod tests {
             (&["--json", "/no/such/directory/file"], "its directory does not exist"),
             (&["--json", "/"], "or it is one"),
         ];
-        assert_refused(&uses, parse);
+        assert_refused(&uses, Options::check);
     }
 }

@@ -110,11 +110,11 @@ pub(crate) fn parse<O: clap::Args>(words: &[&str], check: impl FnOnce(&O) -> Res
     check(&options).map(|()| options).map_err(|error| format!("{error:#}"))
 }
 
-/// Checks that each of these uses of a script is refused, for its reason.
+/// Fails unless each of these uses of a script is refused for its reason, by its options or by `check`.
 #[cfg(test)]
-pub(crate) fn assert_refused<T: fmt::Debug>(uses: &[(&[&str], &str)], parse: impl Fn(&[&str]) -> Result<T, String>) {
+pub(crate) fn assert_refused<O: clap::Args + fmt::Debug>(uses: &[(&[&str], &str)], check: impl Fn(&O) -> Result<()>) {
     for (words, reason) in uses {
-        let said = parse(words).unwrap_err();
+        let said = parse(words, &check).unwrap_err();
         assert!(said.contains(reason), "{words:?}: {said}");
     }
 }

@@ -164,14 +164,11 @@ fn welcome(direct: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::{self, assert_refused, with_tools};
-
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        tools::parse(words, Options::check)
-    }
+    use crate::tools::{assert_refused, parse, with_tools};
 
     fn words(options: &[&str]) -> String {
-        let words = parse(options).unwrap().carom("/dev/vda", &Distribution::in_directory(Path::new("/d")));
+        let words =
+            parse(options, Options::check).unwrap().carom("/dev/vda", &Distribution::in_directory(Path::new("/d")));
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
@@ -195,7 +192,7 @@ mod tests {
             (&["--direct", "--rig"], "cannot be used with"),
             (&["disk"], "unexpected"),
         ];
-        assert_refused(&uses, parse);
+        assert_refused(&uses, Options::check);
     }
 
     #[test]
