@@ -30,6 +30,36 @@ pub fn serve<S>(
     }
 }
 
+/// A message, whose header a server reads.
+#[derive(Debug)]
+pub struct Message<Head> {
+    /// What the header says.
+    pub head: Head,
+    /// What comes behind it.
+    pub payload: Vec<u8>,
+    /// The files that came along.
+    pub files: Vec<File>,
+}
+
+impl<Head> Message<Head> {
+    /// The number of 32 bits at `offset` of the payload.
+    ///
+    /// # Errors
+    /// The message is too short.
+    pub fn long(&self, offset: usize) -> Result<u32> {
+        long(&self.payload, offset)
+    }
+
+    /// The number of 64 bits at `offset` of the payload.
+    ///
+    /// # Errors
+    /// The message is too short.
+    pub fn quad(&self, offset: usize) -> Result<u64> {
+        let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
+        Ok(u64::from_ne_bytes(*bytes))
+    }
+}
+
 /// The number of 32 bits at `offset` of a message.
 ///
 /// # Errors
@@ -37,15 +67,6 @@ pub fn serve<S>(
 pub fn long(bytes: &[u8], offset: usize) -> Result<u32> {
     let bytes = bytes.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
     Ok(u32::from_ne_bytes(*bytes))
-}
-
-/// The number of 64 bits at `offset` of a message.
-///
-/// # Errors
-/// The message is too short.
-pub fn quad(bytes: &[u8], offset: usize) -> Result<u64> {
-    let bytes = bytes.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
-    Ok(u64::from_ne_bytes(*bytes))
 }
 
 /// Receives `len` bytes, and adds the files that came with them; `None` when the other side is gone.

@@ -61,7 +61,7 @@ const HARD_LIMIT: u32 = 60;
 pub const AREA_MIB: u32 = 128;
 
 /// What came of a cell.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Done {
     /// Operations.
     pub operations: f64,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, FromArgMatches, ValueEnum};
 
 /// The emulated machine's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -96,28 +96,9 @@ impl Options {
     /// The defaults, without a command.
     #[must_use]
     pub fn plain() -> Self {
-        Self {
-            time_limit: Duration::from_secs(900),
-            silence_limit: Duration::ZERO,
-            memory: "4G".into(),
-            out: None,
-            env: Vec::new(),
-            nvme_size: "512M".into(),
-            more_nvme: 0,
-            null_drive: false,
-            disk: None,
-            terminal: false,
-            count_instructions: false,
-            icount: false,
-            no_bind: false,
-            kernel: Kernel::Debian,
-            qemu_args: Vec::new(),
-            accel: Accelerator::Auto,
-            keep_console: None,
-            verbose: false,
-            directory: None,
-            command: Vec::new(),
-        }
+        let words = Self::augment_args(Command::new("rig")).get_matches_from(["rig", "--", ""]);
+        let options = Self::from_arg_matches(&words).expect("each option except the command has a default");
+        Self { command: Vec::new(), ..options }
     }
 }
 

@@ -14,7 +14,8 @@ use carom_integration::harness::guest_test;
 use carom_integration::{Kernel, Site};
 use serde_json::{Value, json};
 
-use crate::api::{BOOT_TIME, command_line};
+use crate::api::BOOT_TIME;
+use crate::hotplug::{payload, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::USE_VCPUS;
 
@@ -124,11 +125,6 @@ fn ahead_of_host(line: &Line) -> i64 {
     i64::try_from(line.get("real")).unwrap() - i64::try_from(host).unwrap()
 }
 
-fn put(vmm: &ApiVmm, call: &str, body: Option<&Value>) {
-    let (status, answer) = vmm.call("PUT", &format!("/api/v1/{call}"), body).unwrap();
-    assert_eq!(status, 204, "{call}: {answer}");
-}
-
 /// What a call is refused with.
 fn refusal(vmm: &ApiVmm, call: &str, body: &Value) -> String {
     let (status, answer) = vmm.call("PUT", &format!("/api/v1/{call}"), Some(body)).unwrap();
@@ -196,11 +192,7 @@ impl Subject {
         let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "witness", program, &format!("{job}witness 16"))
             .unwrap();
         let mut body = json!({
-            "payload": {
-                "kernel": vmm.kernel(),
-                "initramfs": vmm.initramfs(),
-                "cmdline": format!("{} {cmdline}", command_line()),
-            },
+            "payload": payload(&vmm, &format!(" {cmdline}")),
             "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
             "memory": {"size": 256 * MIB},
             "serial": {"mode": "File", "file": vmm.console_file()},
@@ -208,8 +200,8 @@ impl Subject {
         for (key, value) in config {
             body[key] = value.clone();
         }
-        put(&vmm, "vm.create", Some(&body));
-        put(&vmm, "vm.boot", None);
+        put(&vmm, "vm.create", &body);
+        put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-WITNESS ", 1, BOOT_TIME).unwrap();
         let first = wait_for_line(&vmm, |_| true);
         // A line that came late makes the guest look behind.
@@ -242,8 +234,8 @@ impl Subject {
     fn save(&mut self, directory: &Path) {
         let since = self.before.clone();
         self.before = wait_for_line(&self.vmm, |line| line.is_beyond(&since));
-        put(&self.vmm, "vm.pause", None);
-        put(&self.vmm, "vm.snapshot", Some(&json!({"destination_url": url(directory)})));
+        put(&self.vmm, "vm.pause", &Value::Null);
+        put(&self.vmm, "vm.snapshot", &json!({"destination_url": url(directory)}));
         events_that_end(&self.vmm, "pausing paused snapshotting snapshotted");
         self.end();
         self.before = lines(&self.vmm).pop().unwrap();
@@ -252,14 +244,14 @@ impl Subject {
 
     /// Resets the restored VM, whose guest boots again.
     fn reboot(&self) {
-        put(&self.vmm, "vm.reboot", None);
+        put(&self.vmm, "vm.reboot", &Value::Null);
         let first = wait_for_line(&self.vmm, |line| line.id != self.before.id);
         let later = wait_for_line(&self.vmm, |line| line.is_beyond(&first));
         later.check_goes_on(&first);
     }
 
     fn end(&mut self) {
-        put(&self.vmm, "vmm.shutdown", None);
+        put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
         // The kernel compares kvmclock with the time stamp counter twice a second. It says so where it was away longer than that, and
@@ -290,14 +282,14 @@ impl Subject {
                 self.vmm.start_again(&SITE, &["--restore", &option(",prefault=on")]).unwrap();
                 assert_eq!(self.state(), "Paused");
                 fs::remove_dir_all(directory).unwrap();
-                put(&self.vmm, "vm.resume", None);
+                put(&self.vmm, "vm.resume", &Value::Null);
                 "restoring restored resuming resumed"
             }
             Way::Api => {
                 self.vmm.start_again(&SITE, &[]).unwrap();
-                put(&self.vmm, "vm.restore", Some(&body));
+                put(&self.vmm, "vm.restore", &body);
                 assert_eq!(self.state(), "Paused");
-                put(&self.vmm, "vm.resume", None);
+                put(&self.vmm, "vm.resume", &Value::Null);
                 "restoring restored resuming resumed"
             }
         };
@@ -411,9 +403,9 @@ fn guest_to_which_ram_came_goes_on_in_another_process() {
     let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
     let rng = json!({"src": "/dev/urandom"});
     let mut subject = Subject::boot("memhp_default_state=online", &[("memory", memory), ("rng", rng)]);
-    put(&subject.vmm, "vm.resize", Some(&json!({"desired_ram": 384 * MIB})));
+    put(&subject.vmm, "vm.resize", &json!({"desired_ram": 384 * MIB}));
     subject.rounds(2);
-    put(&subject.vmm, "vm.resize", Some(&json!({"desired_ram": 512 * MIB})));
+    put(&subject.vmm, "vm.resize", &json!({"desired_ram": 512 * MIB}));
     subject.before = wait_for_line(&subject.vmm, |line| line.is_beyond(&subject.before));
     subject.end();
 }
@@ -424,7 +416,7 @@ fn guest_to_which_vcpus_came_goes_on_in_another_process() {
     let config = [("cpus", json!({"boot_vcpus": 2, "max_vcpus": 4})), ("rng", json!({"src": "/dev/urandom"}))];
     let mut subject = Subject::boot_with(&job, "", &config);
     let resize = |subject: &Subject, vcpus: u32| {
-        put(&subject.vmm, "vm.resize", Some(&json!({"desired_vcpus": vcpus})));
+        put(&subject.vmm, "vm.resize", &json!({"desired_vcpus": vcpus}));
         subject.vmm.wait_for(&format!("CAROM-VCPUS {vcpus}\n"), 1, BOOT_TIME).unwrap();
     };
     resize(&subject, 4);
@@ -465,21 +457,21 @@ sleep 100000
 fn guests_restored_from_one_snapshot_have_other_random_numbers() {
     let vmm = ApiVmm::start(&SITE, TELL_FORK).unwrap();
     let body = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "payload": payload(&vmm, ""),
         "memory": {"size": 256 * MIB},
         "serial": {"mode": "File", "file": vmm.console_file()},
     });
-    put(&vmm, "vm.create", Some(&body));
-    put(&vmm, "vm.boot", None);
+    put(&vmm, "vm.create", &body);
+    put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-WAITS\n", 1, BOOT_TIME).unwrap();
-    put(&vmm, "vm.pause", None);
+    put(&vmm, "vm.pause", &Value::Null);
     let directory = vmm.dir().join("snapshot");
-    put(&vmm, "vm.snapshot", Some(&json!({"destination_url": url(&directory)})));
+    put(&vmm, "vm.snapshot", &json!({"destination_url": url(&directory)}));
     let restored = || {
-        put(&vmm, "vm.delete", None);
+        put(&vmm, "vm.delete", &Value::Null);
         // The restored VM creates the file again.
         fs::remove_file(vmm.console_file()).unwrap();
-        put(&vmm, "vm.restore", Some(&json!({"source_url": url(&directory), "resume": true})));
+        put(&vmm, "vm.restore", &json!({"source_url": url(&directory), "resume": true}));
         vmm.wait_for("CAROM-RANDOM ", 1, BOOT_TIME).unwrap();
         vmm.wait_for(" 1\n", 1, BOOT_TIME).unwrap();
         let console = vmm.console();
@@ -495,15 +487,15 @@ fn guests_restored_from_one_snapshot_have_other_random_numbers() {
 fn paused(config: &[(&str, Value)]) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, "true").unwrap();
     let mut body = json!({
-        "payload": {"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": command_line()},
+        "payload": payload(&vmm, ""),
         "memory": {"size": 128 * MIB},
     });
     for (key, value) in config {
         body[key] = value.clone();
     }
-    put(&vmm, "vm.create", Some(&body));
-    put(&vmm, "vm.boot", None);
-    put(&vmm, "vm.pause", None);
+    put(&vmm, "vm.create", &body);
+    put(&vmm, "vm.boot", &Value::Null);
+    put(&vmm, "vm.pause", &Value::Null);
     vmm
 }
 
@@ -515,7 +507,7 @@ fn vm_with_a_device_of_the_host_is_not_saved() {
     let message = refusal(&vmm, "vm.snapshot", &json!({"destination_url": url(&directory)}));
     assert!(message.contains("drive") && message.contains("cannot be saved"), "{message}");
     assert!(!directory.exists());
-    put(&vmm, "vm.resume", None);
+    put(&vmm, "vm.resume", &Value::Null);
 }
 
 /// What carom says, and with which status it ends, when it is to restore this.
@@ -534,11 +526,11 @@ fn restored_by_option(directory: &Path) -> (Option<i32>, String) {
 fn spoiled_snapshot_is_refused_and_leaves_nothing() {
     let vmm = paused(&[("rng", json!({"iommu": true}))]);
     let directory: PathBuf = vmm.dir().join("snapshot");
-    put(&vmm, "vm.snapshot", Some(&json!({"destination_url": url(&directory)})));
-    put(&vmm, "vm.delete", None);
+    put(&vmm, "vm.snapshot", &json!({"destination_url": url(&directory)}));
+    put(&vmm, "vm.delete", &Value::Null);
     let source = json!({"source_url": url(&directory)});
-    put(&vmm, "vm.restore", Some(&source));
-    put(&vmm, "vm.delete", None);
+    put(&vmm, "vm.restore", &source);
+    put(&vmm, "vm.delete", &Value::Null);
 
     let refused = |why: &str| {
         let message = refusal(&vmm, "vm.restore", &source);
@@ -572,8 +564,8 @@ fn spoiled_snapshot_is_refused_and_leaves_nothing() {
     memory.set_len(128 * MIB - 4096).unwrap();
     refused("ends behind the file");
     memory.set_len(128 * MIB).unwrap();
-    put(&vmm, "vm.restore", Some(&source));
-    put(&vmm, "vm.delete", None);
+    put(&vmm, "vm.restore", &source);
+    put(&vmm, "vm.delete", &Value::Null);
     fs::remove_file(&path).unwrap();
     refused("state.json: No such file");
 }

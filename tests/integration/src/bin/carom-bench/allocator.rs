@@ -15,7 +15,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("million_s_each", "the same for each thread that has a core, in millions", 1),
 ];
 
-pub(crate) const TABLE: Table = Table::once("allocator", "threads", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("allocator", "threads", SHOWN, work).once();
 
 fn work(_: Scope, _: &Site) -> Vec<Work> {
     let run = |_: &Site, _: &str| measure();

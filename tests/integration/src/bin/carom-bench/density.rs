@@ -27,7 +27,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("borne", "whether so many guests are borne", 0),
 ];
 
-pub(crate) const TABLE: Table = Table::once("density", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
 
 /// Where a mode's guests are added.
 struct Host {

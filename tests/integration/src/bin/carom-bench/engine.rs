@@ -15,7 +15,7 @@ use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
 const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine for a request, or for a MAP and its UNMAP, in ns", 0)];
 
-pub(crate) const TABLE: Table = Table::once("engine", "mappings", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 
 /// What is measured: the request, how many come at a time, how many mappings there are, and where the benchmark leaves its estimate.
 const CASES: [(&str, u32, u32, &str); 8] = [

@@ -16,7 +16,7 @@ use crate::throughput::of;
 
 const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole machine for an operation", 0)];
 
-pub(crate) const TABLE: Table = Table::once("io_instructions", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
 /// How long a guest takes. All of it is counted: in strict mode some seven thousand million instructions, as reckoned by those of 64k.
 const ESTIMATE: Duration = Duration::from_secs(90);
@@ -68,13 +68,9 @@ mod tests {
     fn done(operations: f64, executed: Option<u64>) -> Done {
         Done {
             operations,
-            iops: 1.0,
-            mib_s: 1.0,
-            latency_us: 1.0,
-            percentiles_us: [1.0; 3],
-            copied_bytes: 0.0,
             before: Probe { executed: Some(1000), ..Probe::default() },
             after: Probe { executed, ..Probe::default() },
+            ..Done::default()
         }
     }
 

@@ -19,7 +19,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("pages", "pages that a call touches beside data and stack", 0),
 ];
 
-pub(crate) const TABLE: Table = Table::once("map_counts", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
 /// What is mapped, which way, and how many pages it has; the first is nothing, and what that takes is taken off the others. In the order of
 /// the module's marks, of which each has one for mapping and one for unmapping.

@@ -18,7 +18,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("returned_percent", "of what the guest has freed, with the host after 5 s, in %", 1),
 ];
 
-pub(crate) const TABLE: Table = Table::once("pinning", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();
 
 /// The modes that differ in what is pinned. Without an IOMMU it is all, in each VMM.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];

@@ -19,7 +19,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("use_us", "time of one use of a buffer, in µs", 0),
 ];
 
-pub(crate) const TABLE: Table = Table::once("pools", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("pools", "mode", SHOWN, work).once();
 
 /// Without an IOMMU, and with swiotlb's pool of 64 MiB, made as the kernel starts.
 const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIOMMU };
@@ -177,16 +177,7 @@ mod tests {
     use super::*;
 
     fn done(latency_us: f64) -> Done {
-        Done {
-            operations: 1.0,
-            iops: 1.0,
-            mib_s: 7.0,
-            latency_us,
-            percentiles_us: [1.0, 2.0, 3.0],
-            copied_bytes: 0.0,
-            before: counted(10),
-            after: counted(14),
-        }
+        Done { latency_us, before: counted(10), after: counted(14), ..Done::default() }
     }
 
     fn counted(each: u32) -> Probe {

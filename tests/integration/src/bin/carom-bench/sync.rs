@@ -17,7 +17,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("ns", "time of a call while instructions are counted, in ns", 1),
 ];
 
-pub(crate) const TABLE: Table = Table::once("sync", "mode", SHOWN, work);
+pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();
 
 /// What is called, by the module's names; the first is nothing, and what that takes is taken off the others.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];

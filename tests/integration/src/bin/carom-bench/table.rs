@@ -55,14 +55,10 @@ impl Table {
         Self { name, across, shown, is_once_enough: false, work }
     }
 
-    /// One that a plain run fills once.
-    pub(crate) const fn once(
-        name: &'static str,
-        across: &'static str,
-        shown: &'static [Shown],
-        work: fn(Scope, &Site) -> Vec<Work>,
-    ) -> Self {
-        Self { is_once_enough: true, ..Self::new(name, across, shown, work) }
+    /// The same, which a plain run fills once.
+    pub(crate) const fn once(mut self) -> Self {
+        self.is_once_enough = true;
+        self
     }
 }
 

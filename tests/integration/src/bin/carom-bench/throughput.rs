@@ -221,13 +221,10 @@ mod tests {
         let cell = cells(Scope::Quick)[0];
         let done = Done {
             operations: 100.0,
-            iops: 1.0,
-            mib_s: 1.0,
-            latency_us: 1.0,
-            percentiles_us: [1.0; 3],
             copied_bytes: 409_600.0,
             before: probe(50, 7),
             after: probe(350, 107),
+            ..Done::default()
         };
         let row = row(&MODES[0], &cell, &done);
         for (figure, wanted) in [("exits", 3.0), ("map_requests", 1.0), ("copied_bytes", 4096.0)] {

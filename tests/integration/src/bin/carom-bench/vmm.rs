@@ -31,7 +31,7 @@ pub(crate) const TABLE: Table = Table::new("vmm", "vmm", SHOWN, work);
 const CALLS: usize = 200;
 
 /// How long an API may take to be there.
-const API_TIME: Duration = Duration::from_secs(20);
+const API_TIME: Duration = Duration::from_secs(120);
 
 /// A guest that is started by each VMM.
 #[derive(Debug, Clone, Copy)]

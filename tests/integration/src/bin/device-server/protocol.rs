@@ -4,7 +4,6 @@
 //! The numbers are the specification's, written down here a second time: were they the front end's, one that is wrong there would be
 //! wrong on both sides, and no test would notice.
 
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -46,26 +45,14 @@ const NEED_REPLY: u32 = 1 << 3;
 /// More than any message that comes.
 const LONGEST: usize = 4096;
 
-/// A message.
+/// What the header of a message says.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct Head {
     pub(crate) request: u32,
     pub(crate) needs_reply: bool,
-    pub(crate) payload: Vec<u8>,
-    pub(crate) files: Vec<File>,
 }
 
-impl Message {
-    /// The number of 32 bits at `offset` of the payload.
-    pub(crate) fn long(&self, offset: usize) -> Result<u32> {
-        messages::long(&self.payload, offset)
-    }
-
-    /// The number of 64 bits at `offset` of the payload.
-    pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
-        messages::quad(&self.payload, offset)
-    }
-}
+pub(crate) type Message = messages::Message<Head>;
 
 /// Receives a message; `None` when the front end is gone.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
@@ -78,8 +65,7 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let payload =
         messages::receive(socket, size, &mut files)?.context("the front end ends in the middle of a message")?;
     Ok(Some(Message {
-        request: messages::long(&header, 0)?,
-        needs_reply: messages::long(&header, 4)? & NEED_REPLY != 0,
+        head: Head { request: messages::long(&header, 0)?, needs_reply: messages::long(&header, 4)? & NEED_REPLY != 0 },
         payload,
         files,
     }))

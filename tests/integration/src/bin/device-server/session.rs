@@ -117,7 +117,7 @@ impl Session {
 
     fn answer(&mut self, message: Message) -> Result<()> {
         let number = |value: u64| Some(value.to_ne_bytes().to_vec());
-        let (request, needs_reply) = (message.request, message.needs_reply);
+        let (request, needs_reply) = (message.head.request, message.head.needs_reply);
         let payload = match request {
             request::GET_FEATURES => {
                 let translates = if self.manner.iommu { ACCESS_PLATFORM } else { 0 };
@@ -151,7 +151,7 @@ impl Session {
 
     /// Does what wants no answer but that it is done.
     fn set(&mut self, mut message: Message) -> Result<()> {
-        match message.request {
+        match message.head.request {
             request::SET_OWNER | request::SET_PROTOCOL_FEATURES => {}
             request::SET_FEATURES => {
                 self.memory.iotlb = (message.quad(0)? & ACCESS_PLATFORM != 0).then(Iotlb::default);

@@ -4,7 +4,6 @@
 //! The numbers are the specification's, written down here a second time: were they the client's, one that is wrong there would
 //! be wrong on both sides, and no test would notice.
 
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -30,28 +29,16 @@ const ERROR: u32 = 0x20;
 /// More than any message that comes.
 const LONGEST: usize = 2 << 20;
 
-/// A message.
+/// What the header of a message says.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct Head {
     pub(crate) id: u16,
     pub(crate) command: u16,
     pub(crate) is_reply: bool,
     pub(crate) refused: bool,
-    pub(crate) payload: Vec<u8>,
-    pub(crate) files: Vec<File>,
 }
 
-impl Message {
-    /// The number of 32 bits at `offset` of the payload.
-    pub(crate) fn long(&self, offset: usize) -> Result<u32> {
-        messages::long(&self.payload, offset)
-    }
-
-    /// The number of 64 bits at `offset` of the payload.
-    pub(crate) fn quad(&self, offset: usize) -> Result<u64> {
-        messages::quad(&self.payload, offset)
-    }
-}
+pub(crate) type Message = messages::Message<Head>;
 
 /// Receives a message; `None` when the client is gone.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
@@ -65,7 +52,7 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let payload =
         messages::receive(socket, size - HEADER, &mut files)?.context("the client ends in the middle of a message")?;
     let (is_reply, refused) = (messages::long(&header, 8)? & 0xf == REPLY, messages::long(&header, 8)? & ERROR != 0);
-    Ok(Some(Message { id: short(0), command: short(2), is_reply, refused, payload, files }))
+    Ok(Some(Message { head: Head { id: short(0), command: short(2), is_reply, refused }, payload, files }))
 }
 
 /// Sends a message.
@@ -84,11 +71,11 @@ pub(crate) fn ask(socket: &UnixStream, id: u16, command: u16, payload: &[u8]) ->
 
 /// Answers the client.
 pub(crate) fn answer(socket: &UnixStream, message: &Message, payload: &[u8]) -> Result<()> {
-    send(socket, message.id, message.command, REPLY, 0, payload)
+    send(socket, message.head.id, message.head.command, REPLY, 0, payload)
 }
 
 /// Refuses what the client asks for.
 pub(crate) fn refuse(socket: &UnixStream, message: &Message, error: rustix::io::Errno) -> Result<()> {
     let error = u32::try_from(error.raw_os_error())?;
-    send(socket, message.id, message.command, REPLY | ERROR, error, &[])
+    send(socket, message.head.id, message.head.command, REPLY | ERROR, error, &[])
 }

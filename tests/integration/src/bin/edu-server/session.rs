@@ -85,7 +85,7 @@ impl Session {
 
     fn handle(&mut self, mut message: Message) -> Result<()> {
         let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
-        let payload = match message.command {
+        let payload = match message.head.command {
             protocol::VERSION => {
                 let mut payload = numbers(&[1 << 16]);
                 payload.extend(b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0");
@@ -149,7 +149,7 @@ impl Session {
         }
         let mut data = vec![0; count];
         let at = usize::try_from(offset)?;
-        match (region, message.command) {
+        match (region, message.head.command) {
             (0, protocol::REGION_READ) => self.edu.read(offset, &mut data),
             (_, protocol::REGION_READ) => data.copy_from_slice(&self.edu.config[at..at + count]),
             (0, _) => {
@@ -226,12 +226,12 @@ impl Session {
         protocol::ask(&self.socket, QUESTION, command, &payload)?;
         let reply = loop {
             let message = protocol::receive(&self.socket)?.context("the client goes in the middle of a transfer")?;
-            if message.is_reply && message.id == QUESTION {
+            if message.head.is_reply && message.head.id == QUESTION {
                 break message;
             }
             self.waiting.push_back(message);
         };
-        if reply.refused {
+        if reply.head.refused {
             return Ok(false);
         }
         if !to_memory {

@@ -24,9 +24,9 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// How long a guest may take.
     const TIME_LIMIT: Duration;
     /// Whether some configurations are also measured with two jobs.
-    const TWO_JOBS: bool;
+    const TWO_JOBS: bool = false;
     /// Whether guests get a CPU for themselves ([`carom_integration::Guest::vcpus_apart`]).
-    const VCPUS_APART: bool;
+    const VCPUS_APART: bool = false;
     /// What fio does, for the report.
     const FIO: &'static str;
 

@@ -39,7 +39,6 @@ impl Form for MapTimes {
 
     const ESTIMATE: Duration = Duration::from_secs(45);
     const TIME_LIMIT: Duration = Duration::from_secs(300);
-    const TWO_JOBS: bool = false;
     const VCPUS_APART: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 

@@ -45,8 +45,6 @@ impl Form for PatternFigures {
 
     const ESTIMATE: Duration = Duration::from_secs(50);
     const TIME_LIMIT: Duration = Duration::from_secs(240);
-    const TWO_JOBS: bool = false;
-    const VCPUS_APART: bool = false;
     const FIO: &'static str = "direct, libaio, 1 job on 1 vCPU";
 
     fn is_usual(mode: &Mode, _: &Site) -> bool {

@@ -80,7 +80,6 @@ impl Form for Plain {
     const ESTIMATE: Duration = Duration::from_secs(30);
     const TIME_LIMIT: Duration = Duration::from_secs(180);
     const TWO_JOBS: bool = true;
-    const VCPUS_APART: bool = false;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
     /// Cloud Hypervisor is left out where the site has none.
