@@ -9,7 +9,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Vmm, kunit};
 
 use crate::support::edu::{FIND_EDU, TEST_EDU};
-use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, required, run};
+use crate::support::{COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, number, required, run};
 
 /// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each. None is skipped:
 /// there are two nodes.
@@ -260,15 +260,7 @@ echo "CAROM-BOUNCED-FIRST $((MIDDLE - START))"
 echo "CAROM-BOUNCED-SECOND $(($(bounced) - MIDDLE))"
 while [ ! -e /tmp/enough ]; do verify FIRST "$(drive_of "$FIRST")"; done &
 for round in 1 2; do
-    fio --name=load --filename="/dev/$(drive_of "$SECOND")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
-        --size=16M --time_based --runtime=60 >/tmp/load 2>&1 &
-    LOAD=$!
-    sleep 1
-    echo "$SECOND" >/sys/bus/pci/drivers/nvme/unbind
-    # It may take the end of the drive for the end of a file, and read on.
-    kill $LOAD
-    wait $LOAD
-    echo "$SECOND" >/sys/bus/pci/drivers/nvme/bind
+    rebind_under_load "$SECOND"
     verify SECOND "$(drive_of "$SECOND")"
 done
 touch /tmp/enough
@@ -286,7 +278,7 @@ fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
         .replace("/dev/nvme0n1", "/dev/$2")
         .replace("/tmp/verify", "/tmp/verify-$1")
         .replace("CAROM-VERIFY", "CAROM-VERIFY-$1");
-    let job = format!("verify() {{\n{verify}}}\n{DRIVES_OF_A_GROUP_WORK}{COMPLAINTS}");
+    let job = format!("verify() {{\n{verify}}}\n{REBIND_UNDER_LOAD}{DRIVES_OF_A_GROUP_WORK}{COMPLAINTS}");
     let guest = images.iter().fold(Guest::new(name), |guest, image| guest.group_drive(image.path()));
 
     let outcome = run(&guest

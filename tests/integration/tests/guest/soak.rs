@@ -13,7 +13,7 @@ use carom_integration::workload::WAIT_FOR_NVME;
 use serde_json::{Value, json};
 
 use crate::hotplug::{create_and_boot, end, put};
-use crate::support::{COMPLAINTS, MIB, SITE};
+use crate::support::{COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE};
 
 /// MiB to verify, unless `CAROM_SOAK_MIB` says so.
 const VERIFIED_MIB: u64 = 768;
@@ -47,15 +47,7 @@ while :; do
     echo 1 >"$(echo /sys/bus/pci/devices/"$FIRST"/nvme/nvme*)/reset_controller" && echo CAROM-CONTROLLER-RESET
 done &
 while :; do
-    fio --name=load --filename="/dev/$(drive_of "$SECOND")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
-        --size=16M --time_based --runtime=60 >/tmp/load 2>&1 &
-    LOAD=$!
-    sleep 1
-    echo "$SECOND" >/sys/bus/pci/drivers/nvme/unbind
-    # It may take the end of the drive for the end of a file, and read on.
-    kill $LOAD
-    wait $LOAD
-    echo "$SECOND" >/sys/bus/pci/drivers/nvme/bind
+    rebind_under_load "$SECOND"
     until [ -b "/dev/$(drive_of "$SECOND")" ]; do sleep 0.1; done
     echo CAROM-BOUND
     verify second "$(drive_of "$SECOND")" 16
@@ -91,7 +83,9 @@ fn verified(console: &str) -> (u64, Vec<&str>) {
 fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     let wanted =
         env::var("CAROM_SOAK_MIB").map_or(VERIFIED_MIB, |value| value.parse().expect("CAROM_SOAK_MIB is a number"));
-    let mut vmm = ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}complaints() {{\n{COMPLAINTS}}}\n{WORK}")).unwrap();
+    let mut vmm =
+        ApiVmm::start(&SITE, &format!("{WAIT_FOR_NVME}complaints() {{\n{COMPLAINTS}}}\n{REBIND_UNDER_LOAD}{WORK}"))
+            .unwrap();
     let drives: Vec<Value> = SITE.nvme.iter().map(|drive| json!({"path": Site::sysfs(drive), "iommu": true})).collect();
     create_and_boot(
         &vmm,

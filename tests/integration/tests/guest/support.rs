@@ -45,6 +45,21 @@ cat /tmp/complaints
 echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
 ";
 
+/// Takes the NVMe drive of a PCI device from its driver with reads in flight, and gives it back. `drive_of` prints the drive's name.
+pub(crate) const REBIND_UNDER_LOAD: &str = r#"
+rebind_under_load() {
+    fio --name=load --filename="/dev/$(drive_of "$1")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
+        --size=16M --time_based --runtime=60 >/tmp/load 2>&1 &
+    LOAD=$!
+    sleep 1
+    echo "$1" >/sys/bus/pci/drivers/nvme/unbind
+    # It may take the end of the drive for the end of a file, and read on.
+    kill $LOAD
+    wait $LOAD
+    echo "$1" >/sys/bus/pci/drivers/nvme/bind
+}
+"#;
+
 /// Fails if the kernel complained of anything; its job prints [`COMPLAINTS`].
 pub(crate) fn assert_no_complaint(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
