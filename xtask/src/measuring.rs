@@ -141,7 +141,7 @@ impl Tools<'_> {
             shown = self.run_shown(Command::new(&program).args(report).arg(&results));
         }
         self.run_shown(Command::new(&program).arg("tally").arg(out))?;
-        // What went wrong first is what is told of.
+        // The first failure is reported.
         if status == 0 {
             shown?;
         }

@@ -35,7 +35,7 @@ pub struct Guest {
     name: String,
     vmm: Vmm,
     kernel: Kernel,
-    /// What the VMM is told, except for the files that are made when it is started.
+    /// Description for the VMM, without the files that are made when it starts.
     machine: Machine,
     job: String,
     extras: Vec<Extra>,

@@ -10,8 +10,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Serves one client of `socket` after the other, until this process is killed. What ends a session early is printed under the
-/// name `program`.
+/// Serves one client of `socket` after the other, until this process is killed. An error of a session is printed under the name
+/// `program`.
 ///
 /// # Errors
 /// The socket cannot be made, or no session can.
@@ -33,11 +33,11 @@ pub fn serve<S>(
 /// A message, whose header a server reads.
 #[derive(Debug)]
 pub struct Message<Head> {
-    /// What the header says.
+    /// Contents of the header.
     pub head: Head,
-    /// What comes behind it.
+    /// Bytes after the header.
     pub payload: Vec<u8>,
-    /// The files that came along.
+    /// Files that came with the message.
     pub files: Vec<File>,
 }
 

@@ -3,9 +3,9 @@
 
 use carom_integration::harness::{guest_test, tell};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Kernel};
+use carom_integration::Kernel;
 
-use crate::support::{COMPLAINTS, SITE, assert_no_complaint, number, run};
+use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number, run};
 
 /// The most that one interrupt copies, as the patch `nvme-pci: Bound what is copied with interrupts off` has it.
 const MOST_COPIED: u64 = 256 << 10;
@@ -71,11 +71,8 @@ struct Copies {
 
 /// Verifies I/O on a guest with one CPU, and tells what its interrupts did.
 fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
-    let guest = Guest::new(name)
+    let guest = guest_with_windows(name)
         .kernel(kernel)
-        .iommu_device(&SITE.nvme[0])
-        .bounce("size=64M")
-        .cmdline("iommu.strict=1")
         .cmdline(parameters)
         .job(&format!("{WAIT_FOR_NVME}{JOB}{READ_TRACE}{COMPLAINTS}"));
 

@@ -5,7 +5,7 @@ use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome};
 
-use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, run};
+use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, run};
 
 /// `lent ENGINE` has fio verify the drive from memory that it is lent. fio removes the file that it maps: it has a link.
 /// `figures NAME` prints what the pool has counted by now as lines `CAROM-STAT-NAME-<key> <value>`, and has the VMM report.
@@ -27,12 +27,7 @@ figures() {
 "#;
 
 fn guest(name: &str, kernel: Kernel, work: &str) -> Guest {
-    Guest::new(name)
-        .kernel(kernel)
-        .iommu_device(&SITE.nvme[0])
-        .bounce("size=64M")
-        .cmdline("iommu.strict=1")
-        .job(&format!("{WAIT_FOR_NVME}{FUNCTIONS}{work}{COMPLAINTS}"))
+    guest_with_windows(name).kernel(kernel).job(&format!("{WAIT_FOR_NVME}{FUNCTIONS}{work}{COMPLAINTS}"))
 }
 
 /// How much more the guest had counted at `after` than at `before`.

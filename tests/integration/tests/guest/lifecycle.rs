@@ -8,7 +8,7 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::edu::{FIND_EDU, TEST_EDU};
-use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, number, required, run};
+use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, required, run};
 
 /// A text that no earlier run left on the drive.
 fn unique() -> String {
@@ -119,8 +119,7 @@ fn reboot_without_windows_loses_nothing() {
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
-    let guest =
-        Guest::new("reset-parks").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+    let guest = guest_with_windows("reset-parks").job(&job);
 
     let outcome = run(&guest);
 
@@ -148,8 +147,7 @@ for round in $(seq {ROUNDS}); do
 done
 "#
     );
-    let guest =
-        Guest::new("rebind-bounce").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+    let guest = guest_with_windows("rebind-bounce").job(&job);
 
     let outcome = run(&guest);
 
@@ -181,12 +179,7 @@ done
 "#
     );
     let program = std::fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).unwrap();
-    let guest = Guest::new("domain-switch-bounce")
-        .iommu_device(&SITE.nvme[0])
-        .bounce("size=64M")
-        .cmdline("iommu.strict=1")
-        .program("edu-dma", program)
-        .job(&job);
+    let guest = guest_with_windows("domain-switch-bounce").program("edu-dma", program).job(&job);
 
     let outcome = run(&guest);
 
@@ -237,13 +230,7 @@ done
 {COMPLAINTS}"#,
         verify = workload::fio_verify(8, 32)
     );
-    let guest = Guest::new(name)
-        .kernel(kernel)
-        .iommu_device(&SITE.nvme[0])
-        .bounce("size=64M")
-        .cmdline("iommu.strict=1")
-        .locked_memory(256 * MIB)
-        .job(&job);
+    let guest = guest_with_windows(name).kernel(kernel).locked_memory(256 * MIB).job(&job);
 
     let outcome = refused(&guest, 2);
 

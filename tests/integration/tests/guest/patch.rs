@@ -9,7 +9,9 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 use carom_integration::{Guest, Kernel, Vmm, kunit};
 
 use crate::support::edu::{FIND_EDU, TEST_EDU};
-use crate::support::{COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, number, required, run};
+use crate::support::{
+    COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, guest_with_windows, number, required, run,
+};
 
 /// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each. None is skipped:
 /// there are two nodes.
@@ -104,12 +106,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n{}sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats\n{COMPLAINTS}",
         workload::fio_verify(16, 64)
     );
-    let guest = Guest::new("patch-newer")
-        .kernel(Kernel::Newer)
-        .iommu_device(&SITE.nvme[0])
-        .bounce("size=64M")
-        .cmdline("iommu.strict=1")
-        .job(&job);
+    let guest = guest_with_windows("patch-newer").kernel(Kernel::Newer).job(&job);
 
     let outcome = run(&guest);
 
@@ -159,7 +156,7 @@ start=$(large)
 "#
     );
 
-    let guest = Guest::new("patch-sysfs").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1");
+    let guest = guest_with_windows("patch-sysfs");
     let outcome = run(&guest.job(&job));
 
     assert_eq!(outcome.values("CAROM-TAKEN").collect::<Vec<_>>(), [""; 0]);
@@ -341,8 +338,7 @@ sleep 0.5
         verify = workload::fio_verify(8, 32)
     );
     // Nothing is in flight once the drive is idle, so that all chunks become idle.
-    let guest =
-        Guest::new("patch-idle").iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1").job(&job);
+    let guest = guest_with_windows("patch-idle").job(&job);
 
     let outcome = run(&guest);
 

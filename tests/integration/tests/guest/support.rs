@@ -21,6 +21,11 @@ use carom_integration::{Guest, Outcome, Site};
 /// The site; the tests cannot run without one.
 pub(crate) static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
 
+/// A guest in strict mode with the drive behind windows of 64 MiB.
+pub(crate) fn guest_with_windows(name: &str) -> Guest {
+    Guest::new(name).iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1")
+}
+
 /// Runs a guest whose job must end with status 0.
 pub(crate) fn run(guest: &Guest) -> Outcome {
     let outcome = guest.run(&SITE).unwrap_or_else(|error| panic!("{error:#}"));

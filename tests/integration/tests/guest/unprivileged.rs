@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::{Guest, Site};
+use carom_integration::Site;
 
-use crate::support::{MIB, SITE, number, run};
+use crate::support::{MIB, SITE, guest_with_windows, number, run};
 
 /// Nobody else has this ID.
 const USER: u32 = 64_000;
@@ -49,10 +49,7 @@ fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();
     fs::write(image.path(), [b'x'; 4096]).unwrap();
     let guest = |name: &str| {
-        Guest::new(name)
-            .iommu_device(&SITE.nvme[0])
-            .bounce("size=64M")
-            .cmdline("iommu.strict=1")
+        guest_with_windows(name)
             .disk(&format!("path={},image_type=raw", image.path().display()))
             .user(USER)
             .locked_memory(128 * MIB)

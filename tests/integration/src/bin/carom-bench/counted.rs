@@ -21,13 +21,13 @@ pub(crate) const FIRST_END: usize = 16;
 /// Medians by the number of their mark and what is counted.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// A table's guests, each of which gives the edu device to a module.
+/// Guests of a table. Each gives the edu device to a module.
 pub(crate) struct Guests {
     /// The modes, each with its kernel.
     pub(crate) modes: [(Mode, Kernel); 3],
     pub(crate) cpus: u8,
     pub(crate) module: &'static str,
-    /// What a guest does before it gives the device to the module, and what it does then. The device is at `$edu` in both.
+    /// Shell commands before the module gets the device, and those afterwards. The device is at `$edu` in both.
     pub(crate) jobs: [&'static str; 2],
     /// How long a guest takes. All of it is counted.
     pub(crate) estimate: Duration,
@@ -52,7 +52,7 @@ impl Guests {
         let image = if kernel == Kernel::Modular { &site.modular } else { &site.modular_stock };
         let image = image.as_ref().context("there is no kernel with modules; start this by scripts/bench")?;
         let file = format!("{}.ko", self.module);
-        // Modules are beside the kernels that they are built for.
+        // A module is in the directory of its kernel.
         let path = image.with_file_name(&file);
         let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;

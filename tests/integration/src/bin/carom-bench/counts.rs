@@ -45,7 +45,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-/// The work of a guest that does cells, the first of which is [`EMPTY`]: `row` makes one of each other cell, by both.
+/// Returns the work of a guest that does [`EMPTY`] and then other cells. `row` gets each other cell's figures and the empty one's.
 pub(crate) fn against_empty(
     mode: &'static Mode,
     cells: Vec<Cell>,

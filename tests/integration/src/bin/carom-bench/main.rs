@@ -128,13 +128,13 @@ enum Demo {
     },
 }
 
-/// What a run says of its machine, and where its figures go.
+/// Description of a run's machine, and the files of its figures.
 #[derive(Debug, Args)]
 struct Files {
-    /// What to say of the machine.
+    /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File in which what is measured is noted at once, and found by a later call that is to go on.
+    /// File that notes each measurement at once. A later call continues from it.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
     /// File to write.

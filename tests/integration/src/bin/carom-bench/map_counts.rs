@@ -40,8 +40,8 @@ const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
 const PAGE: f64 = 4096.0;
 const LINE: f64 = 64.0;
 
-/// What strict mode executes depends on how long the host takes, so that it is not among them. With one CPU the kernel takes the prefixes away
-/// that lock.
+/// Strict mode is not among them: what it executes depends on the host's speed. The guests have two CPUs, because with one the kernel
+/// replaces the prefixes of locked instructions.
 static GUESTS: Guests = Guests {
     modes: [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)],
     cpus: 2,

@@ -25,7 +25,7 @@ const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_
 /// What is said of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// With windows, the drive bounces beside the device.
+/// With windows, the drive of the same guest bounces.
 static GUESTS: Guests = Guests {
     modes: [
         (Mode { name: "stock", ..STRICT }, Kernel::ModularStock),

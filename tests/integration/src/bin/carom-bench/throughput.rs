@@ -102,7 +102,7 @@ fn in_a_guest(mode: &'static Mode, jobs: u8, part: usize, cells: Vec<Cell>) -> W
     of_cells(name, mode, cells, guest, move |cell, done| row(mode, cell, done))
 }
 
-/// The work of a guest whose drive does cells of fio, each of which makes a row.
+/// Returns the work of a guest whose drive does cells of fio. `row` makes a row of each.
 pub(crate) fn of_cells(
     name: String,
     mode: &'static Mode,

@@ -45,7 +45,7 @@ const NEED_REPLY: u32 = 1 << 3;
 /// More than any message that comes.
 const LONGEST: usize = 4096;
 
-/// What the header of a message says.
+/// Header of a message.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) request: u32,

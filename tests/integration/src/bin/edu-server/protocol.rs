@@ -29,7 +29,7 @@ const ERROR: u32 = 0x20;
 /// More than any message that comes.
 const LONGEST: usize = 2 << 20;
 
-/// What the header of a message says.
+/// Header of a message.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) id: u16,

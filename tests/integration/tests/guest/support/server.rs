@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Servers of devices: processes beside the VMM.
+//! Processes that serve devices to a VMM.
 
 use std::path::Path;
 use std::process::Command;
