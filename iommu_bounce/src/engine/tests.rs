@@ -156,6 +156,12 @@ impl Rig {
         u64::from_le_bytes(*reply.first_chunk().expect("there is an offset"))
     }
 
+    /// Resets the device, which must leave everything of the host as at the start.
+    fn assert_reset_cleans_host(&mut self) {
+        self.engine.reset();
+        self.assert_host_is_clean();
+    }
+
     /// Everything of the host is as at the start.
     fn assert_host_is_clean(&self) {
         assert!(self.mappers.values().all(MapperProbe::is_empty));

@@ -156,8 +156,7 @@ fn reset_forgets_everything() {
     rig.all_ok([attach(1, 1), attach(2, 1), attach(3, 2), map(1, 0, 0xfff, 0, READ), map(2, 0, 0xfff, 0, READ)]);
     rig.add_chunk(1, APERTURE);
     rig.add_chunk(2, APERTURE);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), UNSUPP);
     assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), UNSUPP);
     rig.engine.accept_features(rig.engine.features());

@@ -34,8 +34,7 @@ fn bypass_domain_reaches_all_ram_and_nothing_when_left() {
     assert!(rig.mapper(1).is_empty());
     rig.all_ok([attach(2, 2), map(2, 0, 0xfff, 0, READ)]);
     assert_eq!(rig.mapper(2).mappings().len(), 1);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]
@@ -245,8 +244,7 @@ fn ram_that_comes_is_reached_in_bypass_and_nowhere_else() {
     rig.all_ok([detach(2, 2), detach(1, 1), attach_bypass(3, 3)]);
     assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [(); 3].map(|()| vec![0, LATER.0]));
     rig.engine.write_bypass(0);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]

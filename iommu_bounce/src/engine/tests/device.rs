@@ -112,8 +112,7 @@ fn endpoints_get_and_lose_device_memory_with_the_domain() {
     assert_eq!(rig.mapper(2).mappings().len(), 1);
     rig.all_ok([detach(2, 1)]);
     assert!(rig.mapper(2).is_empty());
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]

@@ -35,8 +35,7 @@ fn long_mapping_is_made_in_pieces_that_end_where_large_pages_do() {
     assert_eq!(before.mappings, 1, "it is one of the guest's");
     rig.all_ok([unmap(1, first, last)]);
     assert_eq!(rig.engine.counters().host_unmaps, before.host_unmaps + 1, "it goes at once");
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]
@@ -65,8 +64,7 @@ fn long_map_and_attach_are_left_undone_until_nobody_waits() {
     }
     assert_eq!(rig.engine.counters().requests.attach, counted.attach + 2);
     assert_eq!(rig.engine.report().endpoints[0].domain, Some(2));
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]
@@ -140,8 +138,7 @@ fn detach_into_bypass_maps_no_ram_while_interrupt_is_wanted() {
     assert_eq!(rig.status(&detach(1, 1)), INVAL);
     assert_eq!(rig.mapper(1).mapped_bytes(), SECOND_REGION + 0x20_0000);
     rig.engine.write_bypass(0);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]

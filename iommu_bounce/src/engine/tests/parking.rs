@@ -131,13 +131,11 @@ fn other_permissions_take_a_new_chunk() {
 #[test]
 fn bare_reset_of_the_device_unmaps_at_once() {
     let mut rig = windowed();
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
     // Also what was parked before the driver came that is reset now.
     let mut rig = windowed();
     reboot(&mut rig);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]
@@ -243,8 +241,7 @@ fn parked_chunk_that_the_host_keeps_is_not_reused() {
     assert!(rig.engine.set_budget(0).expect("it fits"));
     assert_eq!((rig.chunks.backed(), rig.engine.counters().stuck_ranges), (1, 1));
     rig.mapper(1).heal();
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
 }
 
 #[test]

@@ -125,8 +125,7 @@ fn nobody_moves_to_where_something_is_stuck() {
 fn reset_leaves_endpoints_together_and_attach_parts_them() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), attach(13, 1), map(1, 0, 0xfff, 0, READ)]);
-    rig.engine.reset();
-    rig.assert_host_is_clean();
+    rig.assert_reset_cleans_host();
     rig.engine.accept_features(u64::MAX);
     rig.all_ok([attach(11, 1), attach(12, 2), attach(13, 3), map(1, 0, 0xfff, 0, READ)]);
     assert!(reaches(&group, 11, 0) && !reaches(&group, 12, 0) && !reaches(&group, 13, 0));
