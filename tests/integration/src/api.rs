@@ -192,6 +192,14 @@ impl ApiVmm {
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
+    /// Complete lines on the guest's console now, without a last line that has not ended yet.
+    #[must_use]
+    pub fn whole_lines(&self) -> String {
+        let mut console = self.console();
+        console.truncate(console.rfind('\n').unwrap_or(0));
+        console
+    }
+
     /// Waits until the console has `text` `times` times.
     ///
     /// # Errors

@@ -86,9 +86,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
     let of: Vec<_> = serving.iter().zip(&failed).map(|((name, _), failed)| format!("{name} {failed}")).collect();
     tell(&format!("iommufd {iommufd}, {windows} bytes of windows: {of:?} failed, {done} rounds: {counted}"));
     vmm.wait_for(VERIFIED, done + 2, BOOT_TIME).unwrap();
-    let console = vmm.console();
-    // The last line may not be whole.
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let whole = vmm.whole_lines();
     let wrong = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && *line != VERIFIED);
     assert_eq!(wrong, None);
     assert!(counted["failed_map"] != 0 || counted["failed_window_add"] != 0, "{counted}");

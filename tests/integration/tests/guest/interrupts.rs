@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the guest's kernel copies with interrupts off when reads of a drive bounce, by its trace events.
 
+use carom_integration::Kernel;
 use carom_integration::harness::{guest_test, tell};
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::Kernel;
 
 use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number, run};
 

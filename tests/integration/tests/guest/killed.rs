@@ -53,10 +53,9 @@ done
 
 /// The number in the last line of this kind that is whole.
 pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
-    let console = vmm.console();
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let whole = vmm.whole_lines();
     let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
-    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{console}"))
+    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{whole}"))
 }
 
 fn boot(disks: &[Value], job: &str) -> ApiVmm {

@@ -42,8 +42,7 @@ done
 
 /// MiB of memory, as each line of this kind tells it that is printed whole.
 fn told(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
-    let console = vmm.console();
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let whole = vmm.whole_lines();
     let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
     numbers.map(|kib| kib >> 10).collect()
 }

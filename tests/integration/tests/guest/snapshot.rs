@@ -101,8 +101,7 @@ impl Line {
 
 /// All whole lines of `witness` on the console.
 fn lines(vmm: &ApiVmm) -> Vec<Line> {
-    let console = vmm.console();
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let whole = vmm.whole_lines();
     assert!(!whole.contains("CAROM-WITNESS-FAILED"), "{whole}");
     whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-WITNESS ")?)).collect()
 }

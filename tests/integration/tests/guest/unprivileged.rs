@@ -5,9 +5,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
+use carom_integration::Site;
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
-use carom_integration::Site;
 
 use crate::support::{MIB, SITE, guest_with_windows, number, run};
 

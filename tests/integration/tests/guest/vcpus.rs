@@ -103,12 +103,10 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
 
 /// How often the drive was written and verified, each time without an error.
 pub(crate) fn verified(vmm: &ApiVmm) -> usize {
-    let console = vmm.console();
-    // The last line may not be whole yet.
-    let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let whole = vmm.whole_lines();
     let bad = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0"));
-    assert!(bad.is_none(), "{console}");
-    console.matches("CAROM-VERIFY 0 4194304").count()
+    assert!(bad.is_none(), "{whole}");
+    whole.matches("CAROM-VERIFY 0 4194304").count()
 }
 
 /// Waits until the drive was verified once more from the beginning.
