@@ -71,6 +71,15 @@ struct Common {
     program: Vec<PathBuf>,
 }
 
+impl Common {
+    /// The filter as an argument of the tests. At least one test must have a name with it.
+    fn filter_for(&self, tests: &Program) -> Result<Option<OsString>> {
+        let Some(filter) = &self.filter else { return Ok(None) };
+        ensure!(tests.has_test(filter)?, "no test's name contains {filter:?}");
+        Ok(Some(filter.into()))
+    }
+}
+
 fn main() -> ExitCode {
     let progress = Progress::new("guest-tests");
     match act(Arguments::parse().action, &progress) {
@@ -89,7 +98,8 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     };
     let passed = match action {
         Action::Integration { common, all, skip, iommufd, direct } => {
-            let place = if direct { Place::Here } else { Place::Rig(kernel(iommufd)) };
+            let kernel = if iommufd { Kernel::Iommufd } else { Kernel::Debian };
+            let place = if direct { Place::Here } else { Place::Rig(kernel) };
             integration(&common, all, skip, place, &signals, progress)
         }
         Action::Debug { common } => debug(&common, &signals, progress),
@@ -99,10 +109,6 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
         (Some(signal), _) => Ok(ExitCode::from(128 + signal)),
         (None, passed) => Ok(if passed? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
     }
-}
-
-fn kernel(iommufd: bool) -> Kernel {
-    if iommufd { Kernel::Iommufd } else { Kernel::Debian }
 }
 
 /// The guests' tests, and before them those of VFIO itself; in a whole run in the rig some of both by IOMMUFD as well.
@@ -119,10 +125,7 @@ fn integration(
     if all || common.filter.is_some() {
         arguments.push(OsString::from("--include-ignored"));
     }
-    if let Some(filter) = &common.filter {
-        ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
-        arguments.push(filter.into());
-    }
+    arguments.extend(common.filter_for(&guests)?);
     let limits = match (&common.filter, all) {
         (Some(_), _) => NAMED,
         (None, true) => ALL,
@@ -159,10 +162,7 @@ const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration
 fn debug(common: &Common, signals: &Signals, progress: &Progress) -> Result<bool> {
     let guests = Program::find(&common.program, "debug")?;
     let mut arguments = vec![OsString::from("--nocapture")];
-    if let Some(filter) = &common.filter {
-        ensure!(guests.has_test(filter)?, "no test's name contains {filter:?}");
-        arguments.push(filter.into());
-    }
+    arguments.extend(common.filter_for(&guests)?);
     let mut suites = Suites::new(&common.out, SLOW, signals, progress);
     suites.run(&guests, Place::Rig(Kernel::Debian), &arguments, false)?;
     Ok(suites.passed())
