@@ -174,7 +174,7 @@ mod tests {
                 nudged.iter().take(3).for_each(drop);
                 assert!(!thread.wait_to_run(|| ()));
             });
-            handshake.wait_parked_nudging(Duration::from_millis(1), || drop(nudge.send(())));
+            handshake.wait_parked_nudging(Duration::from_millis(1), || nudge.send(()).unwrap_or_default());
             handshake.give(Order::Stop);
         });
     }
