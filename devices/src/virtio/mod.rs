@@ -4,6 +4,8 @@
 
 pub mod balloon;
 pub mod block;
+#[cfg(any(test, feature = "fuzzing"))]
+mod byte_driver;
 mod chain;
 pub mod console;
 mod device;
@@ -15,6 +17,7 @@ pub mod pmem;
 mod queue;
 #[cfg(feature = "fuzzing")]
 mod queue_load;
+mod queue_table;
 mod queue_worker;
 pub mod rng;
 #[cfg(test)]

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::byte_driver::{queue_at, silent_driver};
 use super::chain::walk;
 use super::queue::DeviceQueue;
-use super::{DeviceError, Driver, Interrupt, LastRequests};
-use crate::dma::{DeviceMemory, NearMemory};
+use super::{Driver, LastRequests};
+use crate::dma::NearMemory;
 use crate::ram::Ram;
 
 /// Elements of the queue, each a chain of two buffers.
@@ -18,14 +18,6 @@ const SIZE: u16 = 256;
 const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
-
-struct Silent;
-
-impl Interrupt for Silent {
-    fn queue_used(&self, _: u16) {}
-    fn config_changed(&self, _: bool) {}
-    fn failed(&self, _: &DeviceError) {}
-}
 
 /// A queue that is served, and its driver.
 pub struct QueueLoad {
@@ -53,19 +45,9 @@ impl QueueLoad {
             put(at + 14, &next.to_le_bytes());
             put(AVAILABLE + 4 + 2 * u64::from(index), &(index % half).to_le_bytes());
         }
-        let mut queue = Queue::new(SIZE).expect("it is a power of two");
-        queue.set_desc_table_address(u32::try_from(DESCRIPTORS).ok(), Some(0));
-        queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
-        queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
-        queue.set_size(SIZE);
-        queue.set_ready(true);
+        let queue = queue_at(SIZE, [DESCRIPTORS, AVAILABLE, USED]);
         let requests = if with_ring { LastRequests::new("load", 1, 1) } else { LastRequests::default() };
-        let driver = Driver {
-            memory: DeviceMemory::all_ram(ram.clone()),
-            interrupt: Arc::new(Silent),
-            features: 0,
-            requests: Arc::new(requests),
-        };
+        let driver = Driver { requests: Arc::new(requests), ..silent_driver(&ram, 0) };
         Self { queue: DeviceQueue::new(0, queue, &driver), ram, added: 0 }
     }
 

@@ -15,7 +15,7 @@ use super::state::{BalloonState, STATE};
 use super::traffic::{QUEUES, Traffic};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
-use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the thread that gives memory of the guest back to the host.
@@ -32,7 +32,7 @@ pub struct VirtioBalloon {
     wanted: AtomicU32,
     /// Pages that it has, as the driver says.
     actual: AtomicU32,
-    queues: QueueWorker<Traffic>,
+    queues: TableWorker<Traffic>,
 }
 
 fn pages(bytes: u64) -> u32 {
@@ -46,18 +46,14 @@ impl VirtioBalloon {
         let feature = |offered, bit| if offered { bit } else { 0 };
         let (reclaim, counts) = (params.reclaim.clone(), Arc::<Counts>::default());
         let of_traffic = counts.clone();
-        let make = move |driver, index, queue| {
-            let mut traffic = Traffic::new(driver, reclaim.clone(), of_traffic.clone());
-            traffic.put(index, queue);
-            Ok(traffic)
-        };
+        let make = move || Ok(Traffic::new(reclaim.clone(), of_traffic.clone()));
         Ok(Self {
             features: feature(params.deflate_on_oom, feature::DEFLATE_ON_OOM)
                 | feature(params.free_page_reporting, feature::REPORTING),
             counts,
             wanted: AtomicU32::new(pages(params.size)),
             actual: AtomicU32::new(0),
-            queues: QueueWorker::new(params.id.clone(), ROLE, QUEUES, make)?,
+            queues: TableWorker::serving(params.id.clone(), ROLE, QUEUES, make)?,
         })
     }
 

@@ -5,19 +5,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{Address, Bytes};
 
 use super::counters::Counts;
 use super::spec::{PAGE, feature, queue};
 use crate::dma::DmaView;
 use crate::reclaim::Reclaim;
+use crate::virtio::DeviceError;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
-use crate::virtio::queue::DeviceQueue;
-use crate::virtio::queue_worker::QueueTask;
-use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::virtio::queue_table::{QueueService, QueueTable};
+use crate::worker::{Orders, Wait};
 
 /// Queues of a device, those among them that no driver uses.
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
@@ -32,67 +30,28 @@ const PIECE: usize = 256;
 
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
-    driver: Driver,
     reclaim: Arc<Reclaim>,
     counts: Arc<Counts>,
-    queues: [Option<DeviceQueue>; QUEUES],
     numbers: Vec<u32>,
-    failed: bool,
 }
 
 impl Traffic {
-    pub(super) fn new(driver: Driver, reclaim: Arc<Reclaim>, counts: Arc<Counts>) -> Self {
-        let queues = std::array::from_fn(|_| None);
-        Self { driver, reclaim, counts, queues, numbers: Vec::with_capacity(PIECE), failed: false }
-    }
-
-    /// Serves all requests that there are.
-    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        let all = 0..=*queue::REPORTING.end();
-        for index in all.clone() {
-            if let Some(queue) = &self.queues[usize::from(index)] {
-                ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))?;
-            }
-        }
-        loop {
-            let mut some = false;
-            for index in all.clone() {
-                some |= self.batch(index, orders)?;
-            }
-            if orders.call() || !some {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Serves some requests of a queue, and tells the driver of them; `true` if there were any.
-    fn batch(&mut self, index: u16, orders: &Orders) -> Result<bool, DeviceError> {
-        let mut some = false;
-        for _ in 0..BATCH {
-            if orders.call() || !self.step(index)? {
-                break;
-            }
-            some = true;
-        }
-        let Some(queue) = self.queues[usize::from(index)].as_mut().filter(|_| some) else { return Ok(some) };
-        if wants_interrupt(queue, &self.driver.memory.view()).map_err(ring_error(index))? {
-            self.driver.interrupt.queue_used(index);
-        }
-        Ok(some)
+    pub(super) fn new(reclaim: Arc<Reclaim>, counts: Arc<Counts>) -> Self {
+        Self { reclaim, counts, numbers: Vec::with_capacity(PIECE) }
     }
 
     /// Serves a request; `false` if there is none.
-    fn step(&mut self, index: u16) -> Result<bool, DeviceError> {
+    fn step(&mut self, queues: &mut QueueTable, index: u16) -> Result<bool, DeviceError> {
         let (ring, broken) = (ring_error(index), broken(index));
-        let memory = &self.driver.memory.view();
-        let Some(queue) = &mut self.queues[usize::from(index)] else { return Ok(false) };
+        let Some((driver, queue)) = queues.get(index) else { return Ok(false) };
+        let memory = &driver.memory.view();
         let size = queue.size();
         let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
         let head = chain.head_index();
         let pages = Pages { reclaim: &self.reclaim, counts: &self.counts, numbers: &mut self.numbers };
         let buffers = walk(chain, size);
         let served = if queue::REPORTING.contains(&index) {
-            if self.driver.features & feature::REPORTING == 0 {
+            if driver.features & feature::REPORTING == 0 {
                 return Err(broken("free pages are reported, and the driver did not accept the feature"));
             }
             pages.report(buffers)
@@ -102,6 +61,26 @@ impl Traffic {
         served.map_err(&broken)?;
         queue.add_used(memory, head, 0).map_err(&ring)?;
         Ok(true)
+    }
+}
+
+impl QueueService for Traffic {
+    const PANIC_QUEUE: u16 = queue::INFLATE;
+
+    fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
+        let all = 0..=*queue::REPORTING.end();
+        for index in all.clone() {
+            queues.ask(index)?;
+        }
+        loop {
+            let mut some = false;
+            for index in all.clone() {
+                some |= queues.batch(index, BATCH, orders, |queues| self.step(queues, index))?;
+            }
+            if orders.call() || !some {
+                return Ok(Wait::Doorbell);
+            }
+        }
     }
 }
 
@@ -170,42 +149,5 @@ impl Pages<'_> {
             }
         }
         Ok(())
-    }
-}
-
-impl QueueTask for Traffic {
-    fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
-        }
-    }
-
-    fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
-    }
-}
-
-impl Task for Traffic {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if !self.failed
-            && let Err(error) = self.serve(orders)
-        {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-        }
-        Wait::Doorbell
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: queue::INFLATE });
     }
 }

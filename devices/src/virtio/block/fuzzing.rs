@@ -10,8 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::Counts;
@@ -24,41 +22,18 @@ use super::io::plain::Plain;
 use super::queue::requests::Requests;
 use super::queue::transfer::{IoBuffer, list as list_of};
 use super::spec::ID_BYTES;
-use crate::dma::DeviceMemory;
-use crate::ram::Ram;
 use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
-use crate::virtio::{DeviceError, Driver, Interrupt};
-use crate::worker::{Orders, Task};
+use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
+use crate::worker::Task;
 
-const RAM: usize = 0x1_0000;
-const SIZE: u16 = 16;
-/// Descriptors, available ring, used ring.
-const RINGS: [u32; 3] = [0x0, 0x200, 0x400];
 /// Bytes of the image.
 const IMAGE: u64 = 64 << 10;
-
-/// A driver that is told nothing.
-struct Silent;
-
-impl Interrupt for Silent {
-    fn queue_used(&self, _: u16) {}
-    fn config_changed(&self, _: bool) {}
-    fn failed(&self, _: &DeviceError) {}
-}
 
 /// Fills rings, descriptors and buffers with `bytes` and has them served: first all at once, then after each further piece. The first
 /// byte says what the device and its driver are.
 pub fn run(bytes: &[u8]) {
-    let (first, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
+    let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
-    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
-    let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
-    let mut queue = Queue::new(SIZE).expect("a power of two");
-    queue.set_desc_table_address(Some(RINGS[0]), Some(0));
-    queue.set_avail_ring_address(Some(RINGS[1]), Some(0));
-    queue.set_used_ring_address(Some(RINGS[2]), Some(0));
-    queue.set_event_idx(is(0));
-    queue.set_ready(true);
     let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
     file.set_len(IMAGE).expect("a little memory");
     let content = file.try_clone().expect("a descriptor");
@@ -76,22 +51,13 @@ pub fn run(bytes: &[u8]) {
         limiter: is(5).then(|| Arc::new(RateLimiter::new(limits, Instant::now()))),
         affinity: BTreeMap::new(),
     };
-    let driver = Driver {
-        requests: Arc::default(),
-        memory,
-        interrupt: Arc::new(Silent),
-        features: if is(4) { u64::MAX } else { 0 },
-    };
+    let guest = ByteDriver::new(Layout::ONE_QUEUE);
+    let driver = guest.driver(if is(4) { u64::MAX } else { 0 });
+    let queue = guest.queue(0, is(0));
     let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
     let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
     requests.begin();
-    let mut place = 0;
-    for piece in bytes.chunks(0x500) {
-        // Memory that is not there is no matter.
-        let _ = ram.write_slice(piece, GuestAddress(place));
-        let _ = requests.run(&orders);
-        place = (place + 0x500) % 0x1000;
-    }
+    guest.feed(bytes, |_, orders| _ = requests.run(orders));
     requests.settle();
     assert_eq!(content.metadata().expect("it is open").len(), IMAGE, "no request changes the image's size");
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::time::{ClockId, clock_gettime};
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -22,9 +21,9 @@ use super::image::disk_image::Image;
 use super::io::engine::IoMode;
 use super::queue::requests::Requests;
 use super::spec::{ID_BYTES, request, status};
-use crate::dma::DeviceMemory;
 use crate::ram::Ram;
-use crate::virtio::{DeviceError, Driver, Interrupt, LastRequests};
+use crate::virtio::byte_driver::{queue_at, silent_driver};
+use crate::virtio::{Driver, LastRequests};
 use crate::worker::{Orders, Task};
 
 /// Elements of the queue. A request takes three descriptors.
@@ -40,14 +39,6 @@ const DATA: u64 = 0x10_0000;
 const BYTES: u32 = 4096;
 /// Most requests at a time.
 const MOST: u16 = 64;
-
-struct Silent;
-
-impl Interrupt for Silent {
-    fn queue_used(&self, _: u16) {}
-    fn config_changed(&self, _: bool) {}
-    fn failed(&self, _: &DeviceError) {}
-}
 
 /// A disk in the host's page cache, and a driver that reads from it.
 pub struct ReadLoad {
@@ -83,12 +74,7 @@ impl ReadLoad {
         for place in 0..SIZE {
             put(AVAILABLE + 4 + 2 * u64::from(place), &(place % MOST).to_le_bytes());
         }
-        let mut queue = Queue::new(SIZE).expect("it is a power of two");
-        queue.set_desc_table_address(u32::try_from(DESCRIPTORS).ok(), Some(0));
-        queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
-        queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
-        queue.set_size(SIZE);
-        queue.set_ready(true);
+        let queue = queue_at(SIZE, [DESCRIPTORS, AVAILABLE, USED]);
         let bytes = u64::from(BYTES) * u64::from(MOST);
         // Not a file in memory: Linux 6.18 hands what is read of such to threads of its own.
         let (flags, mode) = (OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
@@ -103,12 +89,8 @@ impl ReadLoad {
             limiter: None,
             affinity: BTreeMap::new(),
         };
-        let driver = Driver {
-            memory: DeviceMemory::all_ram(ram.clone()),
-            interrupt: Arc::new(Silent),
-            features: 0,
-            requests: Arc::new(LastRequests::new("load", 1, 1)),
-        };
+        let requests = Arc::new(LastRequests::new("load", 1, 1));
+        let driver = Driver { requests, ..silent_driver(&ram, 0) };
         let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
         let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
         requests.begin();

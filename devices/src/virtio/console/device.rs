@@ -16,7 +16,7 @@ use super::traffic::{MOST_PRINTED, QUEUES, Traffic};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceQueues, Driver, VirtioDevice};
 
 /// Role of the thread that carries bytes between the guest's console and the host.
@@ -28,7 +28,7 @@ const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 /// A virtio-console device.
 pub struct VirtioConsole {
     ends: Arc<Ends>,
-    queues: QueueWorker<Traffic>,
+    queues: TableWorker<Traffic>,
 }
 
 impl VirtioConsole {
@@ -39,12 +39,8 @@ impl VirtioConsole {
     pub(super) fn new(id: &str, output: Box<dyn Write + Send>) -> io::Result<Self> {
         let ends = Arc::new(Ends::new(output));
         let of_traffic = ends.clone();
-        let make = move |driver, index, queue| {
-            let mut traffic = Traffic::new(of_traffic.clone(), driver);
-            traffic.put(index, queue);
-            Ok(traffic)
-        };
-        Ok(Self { ends, queues: QueueWorker::new(id.to_string(), ROLE, QUEUES, make)? })
+        let make = move || Ok(Traffic::new(of_traffic.clone()));
+        Ok(Self { ends, queues: TableWorker::serving(id.to_string(), ROLE, QUEUES, make)? })
     }
 
     /// What it has done.
@@ -73,9 +69,9 @@ impl VirtioConsole {
 
     /// The work of its thread with a driver that there is from now on, without the thread.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn traffic(&self, driver: Driver) -> Traffic {
+    pub(super) fn traffic(&self) -> Traffic {
         lock(&self.ends.incoming).driver = true;
-        Traffic::new(self.ends.clone(), driver)
+        Traffic::new(self.ends.clone())
     }
 
     /// Bytes of input that wait for the driver.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use log::warn;
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::ends::Ends;
@@ -16,11 +16,9 @@ use crate::dma::DmaView;
 use crate::sync::lock;
 use crate::throttle::Throttle;
 use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
-use crate::virtio::queue::DeviceQueue;
-use crate::virtio::queue_worker::QueueTask;
-use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::virtio::queue_table::{QueueService, QueueTable};
+use crate::virtio::{DeviceError, Driver};
+use crate::worker::{Orders, Wait};
 
 /// Queues of a device.
 pub(super) const QUEUES: usize = 2;
@@ -34,38 +32,20 @@ const PIECE: usize = 256;
 
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
-    driver: Driver,
     ends: Arc<Ends>,
-    queues: [Option<DeviceQueue>; QUEUES],
     /// Of the request at hand.
     buffers: Vec<(GuestAddress, usize)>,
-    failed: bool,
     throttle: Throttle,
 }
 
 impl Traffic {
-    pub(super) fn new(ends: Arc<Ends>, driver: Driver) -> Self {
-        let (queues, buffers) = ([None, None], Vec::new());
-        Self { driver, ends, queues, buffers, failed: false, throttle: Throttle::default() }
-    }
-
-    /// Carries all that there is, either way.
-    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        self.tell_of_size();
-        self.ask(queue::TX)?;
-        self.ask(queue::RX)?;
-        loop {
-            let printed = self.batch(queue::TX, orders, |traffic| traffic.print(orders))?;
-            let typed = self.batch(queue::RX, orders, Self::give_input)?;
-            if orders.call() || !(printed || typed) {
-                return Ok(());
-            }
-        }
+    pub(super) fn new(ends: Arc<Ends>) -> Self {
+        Self { ends, buffers: Vec::new(), throttle: Throttle::default() }
     }
 
     /// Tells the driver of the size that the terminal has now.
-    fn tell_of_size(&mut self) {
-        if self.driver.features & feature::SIZE == 0 {
+    fn tell_of_size(&self, driver: &Driver) {
+        if driver.features & feature::SIZE == 0 {
             return;
         }
         let mut incoming = lock(&self.ends.incoming);
@@ -73,56 +53,27 @@ impl Traffic {
         incoming.told = Some(size);
         drop(incoming);
         self.ends.counts.resizes.fetch_add(1, Ordering::Relaxed);
-        self.driver.interrupt.config_changed(true);
-    }
-
-    /// Has the driver tell of buffers that it adds from now on.
-    fn ask(&self, index: u16) -> Result<(), DeviceError> {
-        let Some(queue) = &self.queues[usize::from(index)] else { return Ok(()) };
-        ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))
-    }
-
-    /// Takes `step` for some buffers of a queue, and tells the driver of them; `true` if there were any. Once there are orders, takes
-    /// none.
-    fn batch(
-        &mut self,
-        index: u16,
-        orders: &Orders,
-        step: impl Fn(&mut Self) -> Result<bool, DeviceError>,
-    ) -> Result<bool, DeviceError> {
-        let mut some = false;
-        for _ in 0..BATCH {
-            if orders.call() || !step(self)? {
-                break;
-            }
-            some = true;
-        }
-        let Some(queue) = self.queues[usize::from(index)].as_mut().filter(|_| some) else { return Ok(some) };
-        if wants_interrupt(queue, &self.driver.memory.view()).map_err(ring_error(index))? {
-            self.driver.interrupt.queue_used(index);
-        }
-        Ok(some)
+        driver.interrupt.config_changed(true);
     }
 
     /// Prints what one request has; `false` if there is none, or it was not printed to its end because of orders. Then it stays in the
     /// queue.
-    fn print(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
+    fn print(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(false) };
+        let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         let head = {
-            let memory = &self.driver.memory.view();
+            let memory = &driver.memory.view();
             let size = queue.size();
             let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
             let head = chain.head_index();
             readable_buffers(chain, size, &mut self.buffers).map_err(&broken)?;
             head
         };
-        let whole = self.print_buffers(orders).map_err(broken)?;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(false) };
+        let whole = self.print_buffers(driver, orders).map_err(broken)?;
         if whole {
             self.ends.printed.store(0, Ordering::Relaxed);
-            queue.add_used(&self.driver.memory.view(), head, 0).map_err(ring)?;
+            queue.add_used(&driver.memory.view(), head, 0).map_err(ring)?;
         } else {
             queue.put_back(1);
         }
@@ -133,7 +84,7 @@ impl Traffic {
     ///
     /// # Errors
     /// A buffer is not in the memory that the device sees.
-    fn print_buffers(&self, orders: &Orders) -> Result<bool, &'static str> {
+    fn print_buffers(&self, driver: &Driver, orders: &Orders) -> Result<bool, &'static str> {
         let mut scratch = [0; PIECE];
         let mut before = self.ends.printed.load(Ordering::Relaxed);
         for (address, len) in &self.buffers {
@@ -146,7 +97,7 @@ impl Traffic {
                 let piece = &mut scratch[..PIECE.min(len - done)];
                 let address = address.checked_add(done as u64).ok_or(OUTSIDE)?;
                 // The view ends here: an UNMAP does not wait for the output.
-                self.driver.memory.view().read_slice(piece, address).map_err(|_| OUTSIDE)?;
+                driver.memory.view().read_slice(piece, address).map_err(|_| OUTSIDE)?;
                 if let Err(error) = lock(&self.ends.output).write_all(piece)
                     && self.throttle.pass()
                 {
@@ -161,15 +112,15 @@ impl Traffic {
     }
 
     /// Fills a buffer with input; `false` if there is none of either.
-    fn give_input(&mut self) -> Result<bool, DeviceError> {
+    fn give_input(&self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::RX;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(false) };
+        let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
         let mut incoming = lock(&self.ends.incoming);
         if incoming.input.is_empty() {
             return Ok(false);
         }
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
-        let memory = &self.driver.memory.view();
+        let memory = &driver.memory.view();
         let size = queue.size();
         let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
         let head = chain.head_index();
@@ -224,39 +175,20 @@ fn readable_buffers(
     Ok(())
 }
 
-impl QueueTask for Traffic {
-    fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
+impl QueueService for Traffic {
+    const PANIC_QUEUE: u16 = queue::TX;
+
+    /// Carries all that there is, either way.
+    fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
+        self.tell_of_size(queues.driver());
+        queues.ask(queue::TX)?;
+        queues.ask(queue::RX)?;
+        loop {
+            let printed = queues.batch(queue::TX, BATCH, orders, |queues| self.print(queues, orders))?;
+            let typed = queues.batch(queue::RX, BATCH, orders, |queues| self.give_input(queues))?;
+            if orders.call() || !(printed || typed) {
+                return Ok(Wait::Doorbell);
+            }
         }
-    }
-
-    fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
-    }
-}
-
-impl Task for Traffic {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if !self.failed
-            && let Err(error) = self.serve(orders)
-        {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-        }
-        Wait::Doorbell
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: queue::TX });
     }
 }

@@ -10,34 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16};
 use std::time::{Duration, Instant};
 
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
-
 use super::carrier::{Carrier, Offloads};
 use super::control::Control;
 use super::counters::Counts;
 use super::link::Link;
 use super::pair::Pair;
 use super::spec::MRG_RXBUF;
-use crate::dma::DeviceMemory;
-use crate::ram::Ram;
 use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
-use crate::virtio::{DeviceError, Driver, Interrupt};
+use crate::virtio::byte_driver::{ByteDriver, Layout};
 use crate::worker::{Orders, Task};
-
-const RAM: usize = 0x1_0000;
-const SIZE: u16 = 16;
-/// Descriptors, available ring, used ring.
-const RINGS: [u32; 3] = [0x0, 0x200, 0x400];
-
-/// A driver that is told nothing.
-struct Silent;
-
-impl Interrupt for Silent {
-    fn queue_used(&self, _: u16) {}
-    fn config_changed(&self, _: bool) {}
-    fn failed(&self, _: &DeviceError) {}
-}
 
 /// An interface to a socket.
 struct Socket(File);
@@ -58,14 +39,8 @@ impl Carrier for Socket {
 /// after each further piece, which is also a packet that comes.
 pub fn run(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
-    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
-    let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
-    let mut queue = Queue::new(SIZE).expect("a power of two");
-    queue.set_desc_table_address(Some(RINGS[0]), Some(0));
-    queue.set_avail_ring_address(Some(RINGS[1]), Some(0));
-    queue.set_used_ring_address(Some(RINGS[2]), Some(0));
-    queue.set_event_idx(first & 1 != 0);
-    queue.set_ready(true);
+    let guest = ByteDriver::new(Layout::ONE_QUEUE);
+    let queue = guest.queue(0, first & 1 != 0);
     let (ours, host) = UnixDatagram::pair().expect("descriptors");
     for socket in [&ours, &host] {
         socket.set_nonblocking(true).expect("a socket");
@@ -85,30 +60,23 @@ pub fn run(bytes: &[u8]) {
         gone: AtomicBool::default(),
     };
     let link = Arc::new(link);
-    let driver = Driver {
-        requests: Arc::default(),
-        memory,
-        interrupt: Arc::new(Silent),
-        features: if first & 2 != 0 { MRG_RXBUF } else { 0 },
-    };
-    let mut task: Box<dyn FnMut()> = match first >> 2 & 3 {
+    let driver = guest.driver(if first & 2 != 0 { MRG_RXBUF } else { 0 });
+    let mut task: Box<dyn FnMut(&Orders)> = match first >> 2 & 3 {
         0 => {
             let mut control = Control::new(2, queue, driver, link, 2, Arc::new(AtomicU16::new(1)));
-            Box::new(move || _ = control.run(&orders))
+            Box::new(move |orders| _ = control.run(orders))
         }
         kind => {
             let mut pair = Pair::new(driver, link);
             pair.put(u16::from(kind == 1), queue);
-            Box::new(move || _ = pair.run(&orders))
+            Box::new(move |orders| _ = pair.run(orders))
         }
     };
-    let (mut place, mut sent) = (0, [0; 2048]);
-    for piece in bytes.chunks(0x500) {
-        // Memory that is not there is no matter, nor is a packet that cannot be sent.
-        let _ = ram.write_slice(piece, GuestAddress(place));
+    let mut sent = [0; 2048];
+    guest.feed(bytes, |piece, orders| {
+        // A packet that cannot be sent is no matter.
         let _ = host.send(&piece[..piece.len().min(0x400)]);
-        task();
+        task(orders);
         while host.recv(&mut sent).is_ok() {}
-        place = (place + 0x500) % 0x1000;
-    }
+    });
 }

@@ -17,7 +17,7 @@ use super::state::{PmemState, STATE};
 use crate::platform::MemorySlots;
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
-use crate::virtio::queue_worker::QueueWorker;
+use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceQueues, SharedRegion, TransportError, VirtioDevice};
 
 /// Role of the thread that serves the queue: flushes the file.
@@ -33,7 +33,7 @@ pub struct VirtioPmem {
     memory: Memory,
     size: u64,
     counts: Arc<Counts>,
-    queues: QueueWorker<Requests>,
+    queues: TableWorker<Requests>,
 }
 
 impl VirtioPmem {
@@ -53,11 +53,11 @@ impl VirtioPmem {
         let memory = Memory::map(&file, name, size, discard_writes, slots).map_err(PmemError::Map)?;
         let (file, counts) = ((!discard_writes).then_some(file), Arc::<Counts>::default());
         let of_requests = (file.clone(), counts.clone());
-        let make = move |driver, _, queue| {
+        let make = move || {
             let (file, counts) = of_requests.clone();
-            Ok(Requests::new(queue, driver, file, counts))
+            Ok(Requests::new(file, counts))
         };
-        let queues = QueueWorker::new(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make);
+        let queues = TableWorker::serving(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make);
         Ok(Self { file, memory, size, counts, queues: queues.map_err(TransportError::Descriptors)? })
     }
 

@@ -6,29 +6,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
-
 use super::counters::Counts;
 use super::requests::Requests;
-use crate::dma::DeviceMemory;
-use crate::ram::Ram;
-use crate::virtio::{DeviceError, Driver, Interrupt};
-use crate::worker::{Orders, Task};
-
-const RAM: usize = 0x1_0000;
-const SIZE: u16 = 16;
-/// Descriptors, available ring, used ring.
-const RINGS: [u32; 3] = [0x0, 0x200, 0x400];
-
-/// A driver that is told nothing.
-struct Silent;
-
-impl Interrupt for Silent {
-    fn queue_used(&self, _: u16) {}
-    fn config_changed(&self, _: bool) {}
-    fn failed(&self, _: &DeviceError) {}
-}
+use crate::virtio::byte_driver::{ByteDriver, Layout};
+use crate::virtio::queue_table::TableTask;
+use crate::worker::Task;
 
 /// Fills rings, descriptors and buffers with `bytes` and has them served: first all at once, then after each further piece. The file
 /// is one that can be flushed, or not.
@@ -36,28 +18,14 @@ impl Interrupt for Silent {
 /// # Panics
 /// There were more flushes than there can be requests.
 pub fn run(bytes: &[u8]) {
-    let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("a small range"));
-    let (memory, orders) = (DeviceMemory::all_ram(ram.clone()), Orders::none().expect("a descriptor"));
-    let mut queue = Queue::new(SIZE).expect("a power of two");
-    queue.set_desc_table_address(Some(RINGS[0]), Some(0));
-    queue.set_avail_ring_address(Some(RINGS[1]), Some(0));
-    queue.set_used_ring_address(Some(RINGS[2]), Some(0));
     let choice = bytes.first().copied().unwrap_or(0);
-    queue.set_event_idx(choice & 1 != 0);
-    queue.set_ready(true);
     // A device of characters cannot be flushed.
     let file = (choice & 2 != 0).then(|| Arc::new(File::open("/dev/zero").expect("every host has it")));
+    let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let counts = Arc::new(Counts::default());
-    let driver = Driver { requests: Arc::default(), memory, interrupt: Arc::new(Silent), features: 0 };
-    let mut requests = Requests::new(queue, driver, file, counts.clone());
-    let (mut place, mut rounds) = (0, 0);
-    for piece in bytes.chunks(0x500) {
-        // Memory that is not there is no matter.
-        let _ = ram.write_slice(piece, GuestAddress(place));
-        let _ = requests.run(&orders);
-        place = (place + 0x500) % 0x1000;
-        rounds += 1;
-    }
+    let mut requests = TableTask::new(Requests::new(file, counts.clone()), guest.driver(0), 1);
+    guest.start_queues(&mut requests, 1, choice & 1 != 0);
+    let rounds = guest.feed(bytes, |_, orders| _ = requests.run(orders));
     let flushes = counts.flushes.load(Ordering::Relaxed) + counts.errors.load(Ordering::Relaxed);
     assert!(flushes <= 0x1_0000 * rounds);
 }

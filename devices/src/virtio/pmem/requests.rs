@@ -7,19 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use log::warn;
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::counters::Counts;
 use super::spec::{FLUSH, REQUEST_BYTES, REQUEST_QUEUE, status};
 use crate::dma::DmaView;
 use crate::throttle::Throttle;
+use crate::virtio::DeviceError;
 use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
-use crate::virtio::queue::DeviceQueue;
-use crate::virtio::queue_worker::QueueTask;
-use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::virtio::notification::wants_interrupt;
+use crate::virtio::queue_table::{QueueService, QueueTable};
+use crate::worker::{Orders, Wait};
 
 const QUEUE: u16 = REQUEST_QUEUE;
 /// Most buffers of a request: none has more than bytes.
@@ -27,12 +26,9 @@ const MOST_BUFFERS: usize = 2 * REQUEST_BYTES;
 
 /// The work of the thread that serves the queue.
 pub(super) struct Requests {
-    queue: DeviceQueue,
-    driver: Driver,
     /// `None` where writes are discarded: there is nothing to flush.
     file: Option<Arc<File>>,
     counts: Arc<Counts>,
-    failed: bool,
     throttle: Throttle,
 }
 
@@ -43,39 +39,32 @@ struct Request {
 }
 
 impl Requests {
-    pub(super) fn new(queue: Queue, driver: Driver, file: Option<Arc<File>>, counts: Arc<Counts>) -> Self {
-        let queue = DeviceQueue::new(QUEUE, queue, &driver);
-        Self { queue, driver, file, counts, failed: false, throttle: Throttle::default() }
-    }
-
-    /// Serves all requests that there are.
-    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(QUEUE))?;
-        while !orders.call() && self.step()? {}
-        Ok(())
+    pub(super) fn new(file: Option<Arc<File>>, counts: Arc<Counts>) -> Self {
+        Self { file, counts, throttle: Throttle::default() }
     }
 
     /// Serves the next request; `false` if there is none.
-    fn step(&mut self) -> Result<bool, DeviceError> {
-        let (ring, size) = (ring_error(QUEUE), self.queue.size());
+    fn step(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
+        let Some((driver, queue)) = queues.get(QUEUE) else { return Ok(false) };
+        let (ring, size) = (ring_error(QUEUE), queue.size());
         let (head, request) = {
-            let memory = &self.driver.memory.view();
-            let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
+            let memory = &driver.memory.view();
+            let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(false) };
             let head = chain.head_index();
             (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
         };
-        self.queue.note(head, (0, request.kind.into()));
+        queue.note(head, (0, request.kind.into()));
         // Without the view: nothing that the guest unmaps meanwhile is waited for as long as the disk takes.
         let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
-        self.queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
-        let memory = &self.driver.memory.view();
+        queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
+        let memory = &driver.memory.view();
         for (address, byte) in request.answer.iter().zip(status.to_le_bytes()) {
             memory.write_obj(byte, *address).map_err(|_| broken(QUEUE)(OUTSIDE))?;
         }
         let len = u32::try_from(REQUEST_BYTES).expect("a few bytes");
-        self.queue.add_used(memory, head, len).map_err(&ring)?;
-        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
-            self.driver.interrupt.queue_used(QUEUE);
+        queue.add_used(memory, head, len).map_err(&ring)?;
+        if wants_interrupt(queue, memory).map_err(&ring)? {
+            driver.interrupt.queue_used(QUEUE);
         }
         Ok(true)
     }
@@ -123,37 +112,12 @@ impl Request {
     }
 }
 
-impl QueueTask for Requests {
-    fn put(&mut self, index: u16, queue: Queue) {
-        self.queue = DeviceQueue::new(index, queue, &self.driver);
-    }
+impl QueueService for Requests {
+    const PANIC_QUEUE: u16 = QUEUE;
 
-    fn take(&mut self, index: u16) -> Option<QueueState> {
-        self.state(index)
-    }
-
-    fn state(&self, index: u16) -> Option<QueueState> {
-        (index == REQUEST_QUEUE).then(|| QueueState::of(&self.queue))
-    }
-
-    /// There is one queue, which was taken.
-    fn is_idle(&self) -> bool {
-        true
-    }
-}
-
-impl Task for Requests {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if !self.failed
-            && let Err(error) = self.serve(orders)
-        {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-        }
-        Wait::Doorbell
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: QUEUE });
+    fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
+        queues.ask(QUEUE)?;
+        while !orders.call() && self.step(queues)? {}
+        Ok(Wait::Doorbell)
     }
 }

@@ -14,7 +14,7 @@ use super::spec::{DEVICE_TYPE, PCI_CLASS, REQUEST_QUEUE};
 use super::state::{self, STATE};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
-use crate::virtio::queue_worker::QueueWorker;
+use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the thread that reads random bytes from a file for a guest.
@@ -26,7 +26,7 @@ const QUEUE_SIZES: [u16; 1] = [256];
 /// A virtio-rng device.
 pub struct VirtioRng {
     counts: Arc<Counts>,
-    queues: QueueWorker<Requests>,
+    queues: TableWorker<Requests>,
 }
 
 impl VirtioRng {
@@ -37,9 +37,9 @@ impl VirtioRng {
     pub(super) fn new(id: &str, source: File) -> io::Result<Self> {
         let (source, counts) = (Arc::new(source), Arc::<Counts>::default());
         let of_requests = counts.clone();
-        let make = move |driver, _, queue| Ok(Requests::new(queue, driver, source.clone(), of_requests.clone()));
+        let make = move || Ok(Requests::new(source.clone(), of_requests.clone()));
         // As in Cloud Hypervisor, the name of the device and of the queue.
-        let queues = QueueWorker::new(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make)?;
+        let queues = TableWorker::serving(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make)?;
         Ok(Self { counts, queues })
     }
 

@@ -10,19 +10,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use log::warn;
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::Counts;
 use super::spec::REQUEST_QUEUE;
 use crate::dma::DmaView;
 use crate::throttle::Throttle;
+use crate::virtio::DeviceError;
 use crate::virtio::chain::{Chain, OUTSIDE, broken, ring_error, walk};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
-use crate::virtio::queue::DeviceQueue;
-use crate::virtio::queue_worker::QueueTask;
-use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::virtio::notification::wants_interrupt;
+use crate::virtio::queue_table::{QueueService, QueueTable};
+use crate::worker::{Orders, Wait};
 
 /// Most bytes that one request gets. A device may use less than the buffer (section 5.4.6.1).
 pub(super) const MOST_BYTES: usize = 64 << 10;
@@ -31,15 +30,12 @@ const SOURCE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The work of the thread that serves the queue.
 pub(super) struct Requests {
-    queue: DeviceQueue,
-    driver: Driver,
     source: Arc<File>,
     counts: Arc<Counts>,
     /// Bytes of the source that no request has got yet. None is given out twice.
     random: Vec<u8>,
     /// The buffers of the request at hand.
     buffers: Vec<(GuestAddress, usize)>,
-    failed: bool,
     throttle: Throttle,
 }
 
@@ -54,48 +50,22 @@ enum Step {
 }
 
 impl Requests {
-    pub(super) fn new(queue: Queue, driver: Driver, source: Arc<File>, counts: Arc<Counts>) -> Self {
-        let queue = DeviceQueue::new(REQUEST_QUEUE, queue, &driver);
+    pub(super) fn new(source: Arc<File>, counts: Arc<Counts>) -> Self {
         let (random, buffers, throttle) = (Vec::new(), Vec::new(), Throttle::default());
-        Self { queue, driver, source, counts, random, buffers, failed: false, throttle }
-    }
-
-    /// Serves all requests that there are, or goes as far as the source does.
-    fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
-        {
-            let memory = self.driver.memory.view();
-            ask_for_notifications(&self.queue, &memory).map_err(ring_error(REQUEST_QUEUE))?;
-        }
-        while !orders.call() {
-            match self.step()? {
-                Step::Served => {}
-                Step::Empty => break,
-                Step::Needs(bytes) => match self.read_source(bytes) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Wait::Source),
-                    Err(error) => {
-                        self.counts.source_errors.fetch_add(1, Ordering::Relaxed);
-                        if self.throttle.pass() {
-                            warn!("virtio-rng: reading the source: {error}; requests wait");
-                        }
-                        return Ok(Wait::Time(SOURCE_AGAIN));
-                    }
-                },
-            }
-        }
-        Ok(Wait::Doorbell)
+        Self { source, counts, random, buffers, throttle }
     }
 
     /// Serves the next request, if the bytes that it wants are there. Otherwise it stays in the queue.
-    fn step(&mut self) -> Result<Step, DeviceError> {
-        let memory = &self.driver.memory.view();
+    fn step(&mut self, queues: &mut QueueTable) -> Result<Step, DeviceError> {
+        let Some((driver, queue)) = queues.get(REQUEST_QUEUE) else { return Ok(Step::Empty) };
+        let memory = &driver.memory.view();
         let ring = ring_error(REQUEST_QUEUE);
-        let size = self.queue.size();
-        let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
+        let size = queue.size();
+        let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
         let wanted = writable_buffers(chain, size, &mut self.buffers).map_err(broken(REQUEST_QUEUE))?;
         if self.random.is_empty() {
-            self.queue.put_back(1);
+            queue.put_back(1);
             return Ok(Step::Needs(wanted));
         }
         let mut used = 0;
@@ -105,11 +75,11 @@ impl Requests {
             used += bytes.len();
         }
         let len = u32::try_from(used).expect("no request gets more than MOST_BYTES");
-        self.queue.add_used(memory, head, len).map_err(&ring)?;
+        queue.add_used(memory, head, len).map_err(&ring)?;
         self.counts.requests.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(len.into(), Ordering::Relaxed);
-        if wants_interrupt(&mut self.queue, memory).map_err(&ring)? {
-            self.driver.interrupt.queue_used(REQUEST_QUEUE);
+        if wants_interrupt(queue, memory).map_err(&ring)? {
+            driver.interrupt.queue_used(REQUEST_QUEUE);
         }
         Ok(Step::Served)
     }
@@ -148,42 +118,33 @@ fn writable_buffers(
     if room == 0 { Err("a request has no room for a byte") } else { Ok(room) }
 }
 
-impl QueueTask for Requests {
-    fn put(&mut self, index: u16, queue: Queue) {
-        self.queue = DeviceQueue::new(index, queue, &self.driver);
-    }
+impl QueueService for Requests {
+    const PANIC_QUEUE: u16 = REQUEST_QUEUE;
 
-    fn take(&mut self, index: u16) -> Option<QueueState> {
-        self.state(index)
-    }
-
-    fn state(&self, index: u16) -> Option<QueueState> {
-        (index == REQUEST_QUEUE).then(|| QueueState::of(&self.queue))
-    }
-
-    /// There is one queue, which was taken.
-    fn is_idle(&self) -> bool {
-        true
-    }
-}
-
-impl Task for Requests {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if self.failed {
-            return Wait::Doorbell;
+    /// Serves all requests that there are, or goes as far as the source does.
+    fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
+        queues.ask(REQUEST_QUEUE)?;
+        while !orders.call() {
+            match self.step(queues)? {
+                Step::Served => {}
+                Step::Empty => break,
+                Step::Needs(bytes) => match self.read_source(bytes) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Wait::Source),
+                    Err(error) => {
+                        self.counts.source_errors.fetch_add(1, Ordering::Relaxed);
+                        if self.throttle.pass() {
+                            warn!("virtio-rng: reading the source: {error}; requests wait");
+                        }
+                        return Ok(Wait::Time(SOURCE_AGAIN));
+                    }
+                },
+            }
         }
-        self.serve(orders).unwrap_or_else(|error| {
-            self.failed = true;
-            self.driver.interrupt.failed(&error);
-            Wait::Doorbell
-        })
+        Ok(Wait::Doorbell)
     }
 
     fn source(&self) -> Option<BorrowedFd<'_>> {
         Some(self.source.as_fd())
-    }
-
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: REQUEST_QUEUE });
     }
 }

@@ -15,7 +15,7 @@ use super::state::{STATE, VsockState};
 use super::traffic::{QUEUES, Traffic};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
-use crate::virtio::queue_worker::{QueueTask, QueueWorker};
+use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceQueues, VirtioDevice};
 
 /// Role of the thread that carries bytes between sockets of the guest and of the host.
@@ -27,7 +27,7 @@ const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 /// A vsock device. One thread serves all its queues, as what comes by one goes by another.
 pub struct VirtioVsock {
     ends: Arc<Ends>,
-    queues: QueueWorker<Traffic>,
+    queues: TableWorker<Traffic>,
     /// The guest was restored: the connections that it knows of are gone.
     restored: Arc<AtomicBool>,
 }
@@ -38,13 +38,11 @@ impl VirtioVsock {
     pub(super) fn new(id: &str, ends: Ends) -> io::Result<Self> {
         let (ends, restored) = (Arc::new(ends), Arc::new(AtomicBool::new(false)));
         let of_traffic = (ends.clone(), restored.clone());
-        let make = move |driver, index, queue| {
+        let make = move || {
             let (ends, restored) = &of_traffic;
-            let mut traffic = Traffic::new(ends.clone(), driver, restored.load(Ordering::Relaxed))?;
-            traffic.put(index, queue);
-            Ok(traffic)
+            Traffic::new(ends.clone(), restored.load(Ordering::Relaxed))
         };
-        Ok(Self { ends, queues: QueueWorker::new(id.to_string(), ROLE, QUEUES, make)?, restored })
+        Ok(Self { ends, queues: TableWorker::serving(id.to_string(), ROLE, QUEUES, make)?, restored })
     }
 
     /// What it has done.

@@ -6,19 +6,17 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 
 use super::connection::MOST_DATA;
 use super::credit::BUF_ALLOC;
 use super::hub::{Ends, Hub};
 use super::packet::{Buffers, Header};
 use super::spec::{EVENT, EVENT_TRANSPORT_RESET, HEADER, queue};
+use crate::virtio::DeviceError;
 use crate::virtio::chain::{broken, ring_error};
-use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
-use crate::virtio::queue::DeviceQueue;
-use crate::virtio::queue_worker::QueueTask;
-use crate::virtio::{DeviceError, Driver, QueueState};
-use crate::worker::{Orders, Task, Wait};
+use crate::virtio::queue_table::{QueueService, QueueTable};
+use crate::worker::{Orders, Wait};
 
 /// Queues of a device.
 pub(super) const QUEUES: usize = 3;
@@ -36,87 +34,46 @@ enum Step {
 
 /// The work of the thread that serves the queues.
 pub(super) struct Traffic {
-    driver: Driver,
-    queues: [Option<DeviceQueue>; QUEUES],
-    hub: Hub,
+    pub(super) hub: Hub,
     /// The guest is to be told that connections that it knows of are gone, if it has an event queue. No client is taken before: it could
     /// be taken for one of them.
     reset_due: bool,
     buffers: Buffers,
     /// Bytes of a packet.
     scratch: Vec<u8>,
-    failed: bool,
 }
 
 impl Traffic {
     /// # Errors
     /// The process can have no more descriptors.
-    pub(super) fn new(ends: Arc<Ends>, driver: Driver, reset_due: bool) -> io::Result<Self> {
+    pub(super) fn new(ends: Arc<Ends>, reset_due: bool) -> io::Result<Self> {
         let mut hub = Hub::new(ends)?;
         if reset_due {
             hub.forget_ports();
         }
-        Ok(Self {
-            driver,
-            queues: [None, None, None],
-            hub,
-            reset_due,
-            buffers: Buffers::default(),
-            scratch: vec![0; BUF_ALLOC.max(MOST_DATA)],
-            failed: false,
-        })
-    }
-
-    /// Carries all that there is, either way.
-    fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
-        self.ask(queue::TX)?;
-        self.tell_of_reset()?;
-        loop {
-            let noticed = self.hub.notice();
-            let accepted = !self.reset_due && self.hub.accept();
-            let sent = self.serve_tx()?;
-            let received = self.serve_rx()?;
-            if orders.call() || !(noticed || accepted || sent || received) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Has the driver tell of buffers that it adds from now on.
-    fn ask(&self, index: u16) -> Result<(), DeviceError> {
-        let Some(queue) = &self.queues[usize::from(index)] else { return Ok(()) };
-        ask_for_notifications(queue, &self.driver.memory.view()).map_err(ring_error(index))
-    }
-
-    /// Tells the driver of used buffers, if it wants that.
-    fn interrupt(&mut self, index: u16) -> Result<(), DeviceError> {
-        let Some(queue) = &mut self.queues[usize::from(index)] else { return Ok(()) };
-        if wants_interrupt(queue, &self.driver.memory.view()).map_err(ring_error(index))? {
-            self.driver.interrupt.queue_used(index);
-        }
-        Ok(())
+        Ok(Self { hub, reset_due, buffers: Buffers::default(), scratch: vec![0; BUF_ALLOC.max(MOST_DATA)] })
     }
 
     /// Takes packets of the guest; `true` if there were any.
-    fn serve_tx(&mut self) -> Result<bool, DeviceError> {
+    fn serve_tx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let mut some = false;
         for _ in 0..BATCH {
-            if self.hub.is_full() || !matches!(self.take_packet()?, Step::Done) {
+            if self.hub.is_full() || !matches!(self.take_packet(queues)?, Step::Done) {
                 break;
             }
             some = true;
         }
         if some {
-            self.interrupt(queue::TX)?;
+            queues.interrupt(queue::TX)?;
         }
         Ok(some)
     }
 
-    fn take_packet(&mut self) -> Result<Step, DeviceError> {
+    fn take_packet(&mut self, queues: &mut QueueTable) -> Result<Step, DeviceError> {
         const INDEX: u16 = queue::TX;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(Step::Empty) };
+        let Some((driver, queue)) = queues.get(INDEX) else { return Ok(Step::Empty) };
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
-        let memory = &self.driver.memory.view();
+        let memory = &driver.memory.view();
         let size = queue.size();
         let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
@@ -141,33 +98,33 @@ impl Traffic {
     }
 
     /// Gives the guest packets; `true` if there were any.
-    fn serve_rx(&mut self) -> Result<bool, DeviceError> {
+    fn serve_rx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let (mut some, mut asked) = (false, false);
         for _ in 0..BATCH {
-            match self.give_packet()? {
+            match self.give_packet(queues)? {
                 Step::Done => some = true,
                 // The driver need not tell of buffers while there are enough.
                 Step::Empty if !asked => {
                     asked = true;
-                    self.ask(queue::RX)?;
+                    queues.ask(queue::RX)?;
                 }
                 Step::Empty | Step::Idle => break,
             }
         }
         if some {
-            self.interrupt(queue::RX)?;
+            queues.interrupt(queue::RX)?;
         }
         Ok(some)
     }
 
-    fn give_packet(&mut self) -> Result<Step, DeviceError> {
+    fn give_packet(&mut self, queues: &mut QueueTable) -> Result<Step, DeviceError> {
         const INDEX: u16 = queue::RX;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else { return Ok(Step::Idle) };
+        let Some((driver, queue)) = queues.get(INDEX) else { return Ok(Step::Idle) };
         if !self.hub.has_output() {
             return Ok(Step::Idle);
         }
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
-        let memory = &self.driver.memory.view();
+        let memory = &driver.memory.view();
         let size = queue.size();
         let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(Step::Empty) };
         let head = chain.head_index();
@@ -190,13 +147,13 @@ impl Traffic {
     }
 
     /// Tells the guest that its connections are gone, once it has given a buffer for that.
-    fn tell_of_reset(&mut self) -> Result<(), DeviceError> {
+    fn tell_of_reset(&mut self, queues: &mut QueueTable) -> Result<(), DeviceError> {
         const INDEX: u16 = queue::EVENT;
         if !self.reset_due {
             return Ok(());
         }
-        self.ask(INDEX)?;
-        let Some(queue) = &mut self.queues[usize::from(INDEX)] else {
+        queues.ask(INDEX)?;
+        let Some((driver, queue)) = queues.get(INDEX) else {
             // A driver without this queue cannot be told, and has set up all its queues before the first run. Clients come with
             // ports of their own, and a packet of an old connection is answered with a reset.
             self.reset_due = false;
@@ -204,7 +161,7 @@ impl Traffic {
         };
         let (ring, broken) = (ring_error(INDEX), broken(INDEX));
         {
-            let memory = &self.driver.memory.view();
+            let memory = &driver.memory.view();
             let size = queue.size();
             let Some(chain) = queue.next_chain(memory).map_err(&ring)? else { return Ok(()) };
             let head = chain.head_index();
@@ -217,55 +174,33 @@ impl Traffic {
             queue.add_used(memory, head, used).map_err(&ring)?;
         }
         self.reset_due = false;
-        self.interrupt(INDEX)
-    }
-
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn hub(&self) -> &Hub {
-        &self.hub
+        queues.interrupt(INDEX)
     }
 }
 
-impl QueueTask for Traffic {
-    fn put(&mut self, index: u16, queue: Queue) {
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(DeviceQueue::new(index, queue, &self.driver));
+impl QueueService for Traffic {
+    const PANIC_QUEUE: u16 = queue::RX;
+
+    /// Carries all that there is, either way.
+    fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
+        queues.ask(queue::TX)?;
+        self.tell_of_reset(queues)?;
+        loop {
+            let noticed = self.hub.notice();
+            let accepted = !self.reset_due && self.hub.accept();
+            let sent = self.serve_tx(queues)?;
+            let received = self.serve_rx(queues)?;
+            if orders.call() || !(noticed || accepted || sent || received) {
+                return Ok(Wait::Source);
+            }
         }
-    }
-
-    fn take(&mut self, index: u16) -> Option<QueueState> {
-        let queue = self.queues.get_mut(usize::from(index))?.take()?;
-        Some(QueueState::of(&queue))
-    }
-
-    fn state(&self, index: u16) -> Option<QueueState> {
-        self.queues.get(usize::from(index))?.as_ref().map(|queue| QueueState::of(queue))
-    }
-
-    fn is_idle(&self) -> bool {
-        self.queues.iter().all(Option::is_none)
-    }
-}
-
-impl Task for Traffic {
-    fn run(&mut self, orders: &Orders) -> Wait {
-        if self.failed {
-            return Wait::Doorbell;
-        }
-        if let Err(error) = self.serve(orders) {
-            self.failed = true;
-            self.hub.close();
-            self.driver.interrupt.failed(&error);
-            return Wait::Doorbell;
-        }
-        Wait::Source
     }
 
     fn source(&self) -> Option<BorrowedFd<'_>> {
         Some(self.hub.source())
     }
 
-    fn panicked(&self) {
-        self.driver.interrupt.failed(&DeviceError::Panicked { queue: queue::RX });
+    fn failed(&mut self) {
+        self.hub.close();
     }
 }

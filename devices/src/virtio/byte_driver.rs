@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Drivers without a guest: for fuzzing, benchmarks and tests.
+
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::queue_worker::QueueTask;
+use super::{DeviceError, Driver, Interrupt};
+use crate::dma::DeviceMemory;
+use crate::ram::Ram;
+use crate::worker::Orders;
+
+/// Interrupts of a driver that ignores them.
+pub(super) struct Silent;
+
+impl Interrupt for Silent {
+    fn queue_used(&self, _: u16) {}
+    fn config_changed(&self, _: bool) {}
+    fn failed(&self, _: &DeviceError) {}
+}
+
+/// A driver that ignores interrupts. Its device may access all of `ram`.
+pub(super) fn silent_driver(ram: &Arc<Ram>, features: u64) -> Driver {
+    let memory = DeviceMemory::all_ram(ram.clone());
+    Driver { memory, interrupt: Arc::new(Silent), features, requests: Arc::default() }
+}
+
+/// A queue that is ready, with its descriptors, available ring and used ring at `rings`.
+pub(super) fn queue_at(size: u16, rings: [u64; 3]) -> Queue {
+    let [descriptors, available, used] = rings.map(GuestAddress);
+    let mut queue = Queue::new(size).expect("the size is a power of two");
+    queue.try_set_desc_table_address(descriptors).expect("the table is aligned");
+    queue.try_set_avail_ring_address(available).expect("the ring is aligned");
+    queue.try_set_used_ring_address(used).expect("the ring is aligned");
+    queue.set_ready(true);
+    queue
+}
+
+/// Number of elements of a queue of a [`ByteDriver`].
+const SIZE: u16 = 16;
+
+/// RAM of a [`ByteDriver`].
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Bytes of RAM.
+    pub(super) ram: usize,
+    /// Descriptors, available ring and used ring of the first queue.
+    pub(super) rings: [u64; 3],
+    /// Bytes from a queue's rings to the next one's.
+    pub(super) stride: u64,
+    /// Bytes that are written at a time.
+    pub(super) piece: usize,
+    /// Bytes of RAM that are written: the rings, and buffers behind them. Then pieces start at 0 again.
+    pub(super) written: u64,
+}
+
+impl Layout {
+    /// RAM with one queue.
+    pub(super) const ONE_QUEUE: Self =
+        Self { ram: 0x1_0000, rings: [0, 0x200, 0x400], stride: 0, piece: 0x500, written: 0x1000 };
+    /// RAM with several queues that are written in `written` bytes.
+    pub(super) const fn queues(ram: usize, written: u64) -> Self {
+        Self { ram, rings: [0, 0x100, 0x180], stride: 0x400, piece: 0x400, written }
+    }
+}
+
+/// Splits off the first byte, which chooses what the device and its driver are.
+pub(super) fn split_choice(bytes: &[u8]) -> (u8, &[u8]) {
+    bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest))
+}
+
+/// A driver whose rings, descriptors and buffers are bytes of a fuzzer.
+pub(super) struct ByteDriver {
+    pub(super) ram: Arc<Ram>,
+    layout: Layout,
+}
+
+impl ByteDriver {
+    pub(super) fn new(layout: Layout) -> Self {
+        let ram = Ram::from_ranges(&[(GuestAddress(0), layout.ram)]).expect("the range is small");
+        Self { ram: Arc::new(ram), layout }
+    }
+
+    /// The driver as its device sees it.
+    pub(super) fn driver(&self, features: u64) -> Driver {
+        silent_driver(&self.ram, features)
+    }
+
+    /// A queue, with `EVENT_IDX` or without.
+    pub(super) fn queue(&self, index: u16, event_idx: bool) -> Queue {
+        let mut queue = queue_at(SIZE, self.layout.rings.map(|ring| ring + self.layout.stride * u64::from(index)));
+        queue.set_event_idx(event_idx);
+        queue
+    }
+
+    /// Starts the first `count` queues in `task`.
+    pub(super) fn start_queues(&self, task: &mut impl QueueTask, count: usize, event_idx: bool) {
+        for index in 0..u16::try_from(count).expect("a device has few queues") {
+            task.put(index, self.queue(index, event_idx));
+        }
+    }
+
+    /// Writes `bytes` to RAM piece by piece, and has `serve` serve the queues after each piece. Returns the number of pieces.
+    ///
+    /// # Panics
+    /// The process can have no more descriptors.
+    pub(super) fn feed(&self, bytes: &[u8], mut serve: impl FnMut(&[u8], &Orders)) -> u64 {
+        let orders = Orders::none().expect("a descriptor is free");
+        let (mut place, mut pieces) = (0, 0);
+        for piece in bytes.chunks(self.layout.piece) {
+            self.ram.write_slice(piece, GuestAddress(place)).expect("all that is written is in RAM");
+            serve(piece, &orders);
+            place = (place + self.layout.piece as u64) % self.layout.written;
+            pieces += 1;
+        }
+        pieces
+    }
+}
