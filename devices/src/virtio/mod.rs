@@ -21,6 +21,8 @@ mod queue_table;
 mod queue_worker;
 pub mod rng;
 #[cfg(test)]
+mod test_driver;
+#[cfg(test)]
 pub(crate) mod test_support;
 mod transport;
 mod used_batch;

@@ -18,6 +18,7 @@ use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER};
 use crate::platform::{Doorbells, HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVectors, Space};
 use crate::ram::Ram;
 use crate::sync::lock;
+use crate::virtio::byte_driver::queue_at;
 use crate::virtio::{DeviceError, Interrupt, VirtioPciDevice};
 
 /// Wait that is long enough for a device to do what a test forbids.
@@ -255,21 +256,15 @@ pub(super) struct BusyDriver {
 impl BusyDriver {
     /// A queue with `EVENT_IDX`: descriptors at 0x1000, the rings at 0x2000 and 0x3000.
     pub(super) fn queue(size: u16) -> Queue {
-        let mut queue = Queue::new(size).unwrap();
-        queue.set_desc_table_address(Some(0x1000), Some(0));
-        queue.set_avail_ring_address(Some(0x2000), Some(0));
-        queue.set_used_ring_address(Some(0x3000), Some(0));
+        let mut queue = queue_at(size, [0x1000, 0x2000, 0x3000]);
         queue.set_event_idx(true);
-        queue.set_ready(true);
         queue
     }
 
     /// Of `queue`, in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
         // Another view of the same rings: nothing is taken by it.
-        let mut view = Queue::new(queue.size()).unwrap();
-        view.try_set_avail_ring_address(GuestAddress(queue.avail_ring())).unwrap();
-        view.try_set_used_ring_address(GuestAddress(queue.used_ring())).unwrap();
+        let view = queue_at(queue.size(), [0, queue.avail_ring(), queue.used_ring()]);
         Self {
             ram,
             queue: view,

@@ -3,7 +3,6 @@
 //! The device behind its transport, with a driver that the tests play.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use iommu_bounce::test_utils::RecordingMapper;
 use iommu_bounce::{DmaMapper, Permissions};
@@ -12,108 +11,53 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::spec::{DEVICE_TYPE, PAGE, queue};
 use super::{BalloonParams, VirtioBalloon, create};
-use crate::dma::DeviceMemory;
 use crate::pci::PciDevice;
-use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::platform::DeviceEvent;
-use crate::platform::test_support::Witness;
-use crate::ram::Ram;
 use crate::reclaim::{PinningMapper, Reclaim};
-use crate::virtio::test_support::{FakeDoorbells, FakeMsi, SOON, set_bus_master, spoil};
-use crate::virtio::{VirtioDevice, VirtioPciDevice};
+use crate::virtio::VirtioDevice;
+use crate::virtio::test_driver::*;
+use crate::virtio::test_support::{FakeMsi, SOON, set_bus_master};
 
-/// Descriptors, available ring and used ring of the first queue, and bytes to those of the next.
-const RINGS: [u64; 3] = [0x1000, 0x1400, 0x1800];
-const STRIDE: u64 = 0x1000;
+const RINGS: Rings = Rings { first: [0x1000, 0x1400, 0x1800], stride: 0x1000, size: 16 };
 const NUMBERS: u64 = 0x8000;
-const NOTIFY_PORT: u64 = 0xc000;
 const READ: u16 = 0;
-const WRITE: u16 = 2;
 const MARK: u64 = 0x6d61_726b;
 
-struct Harness {
-    ram: Arc<Ram>,
+struct Memory {
     reclaim: Arc<Reclaim>,
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioBalloon>,
-    witness: Arc<Witness>,
-    added: [u16; 5],
 }
+
+type Harness = TestDriver<VirtioBalloon, Memory>;
 
 impl Harness {
     fn new() -> Self {
-        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 8 << 20)]).unwrap());
-        let reclaim = Arc::new(Reclaim::new(ram.clone(), PAGE));
-        let witness = Arc::new(Witness::default());
+        let platform = TestPlatform::new(8 << 20, false);
+        let reclaim = Arc::new(Reclaim::new(platform.ram.clone(), PAGE));
         let params = BalloonParams {
             id: "_balloon".into(),
             size: 2 << 20,
             deflate_on_oom: true,
             free_page_reporting: true,
             reclaim: reclaim.clone(),
-            memory: DeviceMemory::all_ram(ram.clone()),
+            memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
-            doorbells: Some(Arc::new(FakeDoorbells::default())),
-            observer: Some(witness.clone()),
+            doorbells: Some(platform.doorbells.clone()),
+            observer: Some(platform.witness.clone()),
         };
-        let (function, device) = create(params).unwrap();
-        let command = COMMAND_BUS_MASTER | COMMAND_MEMORY | COMMAND_IO;
-        function.assign_bar(1, NOTIFY_PORT);
-        function.write_config(COMMAND, &command.to_le_bytes());
-        Self { ram, reclaim, function, device, witness, added: [0; 5] }
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        self.function.write_bar(0, offset, data);
-    }
-
-    fn status(&self) -> u8 {
-        let mut status = [0];
-        self.function.read_bar(0, 20, &mut status);
-        status[0]
-    }
-
-    /// Sets the device up as a driver does that has these queues, and accepts these features.
-    fn start(&mut self, queues: &[u16], features: u32) {
-        self.write(20, &[1]);
-        self.write(20, &[3]);
-        self.write(8, &0u32.to_le_bytes());
-        self.write(12, &features.to_le_bytes());
-        self.write(8, &1u32.to_le_bytes());
-        self.write(12, &1u32.to_le_bytes());
-        self.write(20, &[11]);
-        assert_eq!(self.status(), 11, "features are accepted");
-        for index in queues {
-            self.write(22, &index.to_le_bytes());
-            self.write(24, &16u16.to_le_bytes());
-            for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
-                self.write(place, &(ring + STRIDE * u64::from(*index)).to_le_bytes());
-            }
-            self.write(28, &1u16.to_le_bytes());
-        }
-        self.write(20, &[15]);
+        platform.drive(create(params).unwrap(), RINGS, Memory { reclaim })
     }
 
     /// As Linux does, whose queue of free pages is the third.
     fn linux() -> Self {
-        let mut harness = Self::new();
-        harness.start(&[0, 1, 2], 0b10_0100);
+        let harness = Self::new();
+        harness.set_up(0b10_0100, [0, 1, 2]);
         harness
     }
 
     /// Puts a request of one buffer into a queue.
     fn add(&mut self, queue: u16, address: u64, len: u32, flags: u16) {
-        let base = STRIDE * u64::from(queue);
-        let added = &mut self.added[usize::from(queue)];
-        let slot = u64::from(*added % 16);
-        let descriptor = GuestAddress(base + RINGS[0] + 16 * slot);
-        self.ram.write_obj(address, descriptor).unwrap();
-        self.ram.write_obj(len, GuestAddress(descriptor.0 + 8)).unwrap();
-        self.ram.write_obj(flags, GuestAddress(descriptor.0 + 12)).unwrap();
-        self.ram.write_obj(*added % 16, GuestAddress(base + RINGS[1] + 4 + 2 * slot)).unwrap();
-        *added += 1;
-        self.ram.write_obj(*added, GuestAddress(base + RINGS[1] + 2)).unwrap();
-        self.function.write_bar(1, 0, &queue.to_le_bytes());
+        self.chain(queue, &[(address, len, flags)]);
+        self.ring(queue);
     }
 
     /// Puts pages into a queue by their numbers.
@@ -122,14 +66,6 @@ impl Harness {
             self.ram.write_obj(*page, GuestAddress(place)).unwrap();
         }
         self.add(queue, NUMBERS, u32::try_from(4 * pages.len()).unwrap(), READ);
-    }
-
-    fn used(&self, queue: u16) -> u16 {
-        self.ram.read_obj(GuestAddress(STRIDE * u64::from(queue) + RINGS[2] + 2)).unwrap()
-    }
-
-    fn served(&self, queue: u16) {
-        wait_until(|| self.used(queue) == self.added[usize::from(queue)]);
     }
 
     fn mark(&self, pages: impl IntoIterator<Item = u64>) {
@@ -142,19 +78,9 @@ impl Harness {
         pages.into_iter().filter(is_kept).collect()
     }
 
-    fn config(&self) -> [u32; 2] {
-        let mut bytes = [0; 8];
-        self.device.read_config(0, &mut bytes);
-        [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()))
-    }
-}
-
-#[track_caller]
-fn wait_until(done: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it takes too long");
-        std::thread::sleep(Duration::from_millis(1));
+    /// Pages that the balloon should have and has.
+    fn sizes(&self) -> [u32; 2] {
+        [0, 4].map(|offset| u32::from_le_bytes(self.config(offset)))
     }
 }
 
@@ -208,7 +134,7 @@ fn pages_that_a_device_of_the_host_has_mapped_stay() {
 fn free_pages_go_whichever_queue_they_are_reported_in() {
     for queue in queue::REPORTING {
         let mut harness = Harness::new();
-        harness.start(&[0, 1, queue], 0b10_0100);
+        harness.set_up(0b10_0100, [0, 1, queue]);
         harness.mark(512..1536);
         harness.add(queue, 1024 * PAGE, 2 << 20, WRITE);
         harness.served(queue);
@@ -247,7 +173,7 @@ fn requests_that_no_driver_may_make_have_it_reset_the_device() {
     }
     // Without the feature.
     let mut harness = Harness::new();
-    harness.start(&[0, 1, 2], 0);
+    harness.set_up(0, [0, 1, 2]);
     harness.add(2, 1024 * PAGE, 4096, WRITE);
     wait_until(|| harness.status() == 15 | 64);
 }
@@ -255,21 +181,16 @@ fn requests_that_no_driver_may_make_have_it_reset_the_device() {
 #[test]
 fn driver_learns_of_a_new_size_and_says_what_the_balloon_has() {
     let harness = Harness::linux();
-    assert_eq!((harness.config(), harness.device.actual_size()), ([512, 0], 0));
-    let generation = || {
-        let mut generation = [0];
-        harness.function.read_bar(0, 21, &mut generation);
-        generation[0]
-    };
-    let before = generation();
+    assert_eq!((harness.sizes(), harness.device.actual_size()), ([512, 0], 0));
+    let before = harness.generation();
     harness.device.resize(4 << 20);
-    assert_eq!((harness.config(), generation()), ([1024, 0], before + 1));
+    assert_eq!((harness.sizes(), harness.generation()), ([1024, 0], before + 1));
     harness.device.write_config(4, &100u32.to_le_bytes());
     harness.device.write_config(0, &7u32.to_le_bytes());
     harness.device.write_config(4, &[1, 2]);
-    assert_eq!((harness.config(), harness.device.actual_size()), ([1024, 100], 100 * PAGE));
+    assert_eq!((harness.sizes(), harness.device.actual_size()), ([1024, 100], 100 * PAGE));
     harness.write(20, &[0]);
-    assert_eq!(harness.config(), [1024, 0], "another driver begins with an empty one");
+    assert_eq!(harness.sizes(), [1024, 0], "another driver begins with an empty one");
     assert_eq!(harness.device.device_type(), DEVICE_TYPE);
 }
 
@@ -282,17 +203,10 @@ fn restored_device_goes_on_with_the_next_request() {
     old.served(queue::INFLATE);
     old.function.pause();
     old.number(queue::INFLATE, &[601]);
-    let state = old.function.save().unwrap();
-    let text = serde_json::to_string(&state).unwrap();
     let mut new = Harness::new();
-    let mut all = vec![0; 512 * 4096];
-    old.ram.read_slice(&mut all, GuestAddress(0)).unwrap();
-    new.ram.write_slice(&all, GuestAddress(0)).unwrap();
-    new.added = old.added;
+    new.restore_from(&old);
     new.mark(600..603);
-    new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
-    assert_eq!(new.function.save().unwrap(), state);
-    assert_eq!((new.config(), new.used(queue::INFLATE)), ([768, 5], 1));
+    assert_eq!((new.sizes(), new.used(queue::INFLATE)), ([768, 5], 1));
     new.function.resume();
     new.served(queue::INFLATE);
     assert_eq!(new.kept(600..603), [600, 602]);
@@ -302,24 +216,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(
-        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
-    ) {
+    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
         let old = Harness::linux();
         old.function.pause();
-        let mut value = serde_json::to_value(old.function.save().unwrap()).unwrap();
-        for (place, with) in changes {
-            spoil(&mut value, place, with);
-        }
-        let new = Harness::new();
-        new.function.pause();
-        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
-            new.function.save().unwrap();
-            new.function.resume();
-            new.function.pause();
-        }
-        new.function.reset().unwrap();
-        prop_assert_eq!(new.status(), 0);
+        Harness::new().survives(&old.function.save().unwrap(), changes);
     }
 
     #[test]

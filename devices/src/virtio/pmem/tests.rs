@@ -4,42 +4,30 @@
 
 use std::fs::{self, File};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use iommu_bounce::{DmaMapper, Permissions};
 use proptest::prelude::*;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::spec::{DEVICE_TYPE, GRANULE};
 use super::{PmemParams, VirtioPmem, create};
-use crate::dma::{DeviceMemory, DmaTable, TableMapper, fault_relay};
 use crate::pci::PciDevice;
-use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
-use crate::ram::Ram;
+use crate::virtio::VirtioDevice;
+use crate::virtio::test_driver::*;
 use crate::virtio::test_support::{FakeMsi, FakeSlots, SOON, set_bus_master};
-use crate::virtio::{VirtioDevice, VirtioPciDevice};
 
-const ACCESS_PLATFORM: u32 = 1 << 1;
-const VERSION_1: u32 = 1 << 0;
-const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
+const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0, size: 16 };
 /// The request, and behind it its answer.
 const REQUEST: u64 = 0x4000;
 const ANSWER: u64 = 0x4800;
-/// How far IOVAs are from guest-physical addresses where the device is behind an IOMMU.
-const OFFSET: u64 = 0x1000_0000;
 /// Where the memory is shown.
 const PLACE: u64 = 0x10_0000_0000;
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
 
-struct Harness {
+struct Memory {
     dir: tempfile::TempDir,
-    ram: Arc<Ram>,
     slots: Arc<FakeSlots>,
-    function: Arc<VirtioPciDevice>,
-    device: Arc<VirtioPmem>,
-    mapper: Option<TableMapper>,
 }
+
+type Harness = TestDriver<VirtioPmem, Memory>;
 
 impl Harness {
     fn new(discard_writes: bool, translated: bool) -> Self {
@@ -47,10 +35,7 @@ impl Harness {
         let path = dir.path().join("memory");
         File::create(&path).unwrap().set_len(GRANULE).unwrap();
         let file = File::options().read(true).write(!discard_writes).open(&path).unwrap();
-        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
-        let (sender, _) = fault_relay();
-        let table = translated.then(|| Arc::new(DmaTable::new("pmem", ram.clone(), Some((8, sender)))));
-        let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram.clone()), DeviceMemory::mapped);
+        let platform = TestPlatform::new(0x1_0000, translated);
         let slots = Arc::new(FakeSlots::default());
         let params = PmemParams {
             id: "_pmem0".into(),
@@ -59,80 +44,36 @@ impl Harness {
             size: GRANULE,
             discard_writes,
             slots: slots.clone(),
-            memory,
+            memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
             doorbells: None,
             observer: None,
         };
-        let (function, device) = create(params).unwrap();
-        let command = COMMAND_BUS_MASTER | COMMAND_MEMORY | COMMAND_IO;
-        function.write_config(COMMAND, &command.to_le_bytes());
-        function.bar_moved(2, PLACE).unwrap();
-        Self { dir, ram, slots, function, device, mapper: table.map(TableMapper::new) }
-    }
-
-    fn offset(&self) -> u64 {
-        if self.mapper.is_some() { OFFSET } else { 0 }
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        self.function.write_bar(0, offset, data);
-    }
-
-    fn status(&self) -> u8 {
-        let mut status = [0];
-        self.function.read_bar(0, 20, &mut status);
-        status[0]
+        let harness = platform.drive(create(params).unwrap(), RINGS, Memory { dir, slots });
+        harness.function.bar_moved(2, PLACE).unwrap();
+        harness
     }
 
     fn start(&mut self) {
-        for page in [RINGS[0], RINGS[1], RINGS[2], REQUEST] {
-            let slice = self.ram.get_slice(GuestAddress(page), 0x1000).unwrap();
-            if let Some(mapper) = &mut self.mapper {
-                mapper.map(page + OFFSET, slice, Permissions::READ | Permissions::WRITE).unwrap();
-            }
-        }
-        let high = VERSION_1 | if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
-        self.write(20, &[3]);
-        self.write(8, &1u32.to_le_bytes());
-        self.write(12, &high.to_le_bytes());
-        self.write(20, &[11]);
-        assert_eq!(self.status(), 11, "features are accepted");
-        self.write(22, &0u16.to_le_bytes());
-        self.write(24, &16u16.to_le_bytes());
-        for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
-            self.write(place, &(ring + self.offset()).to_le_bytes());
-        }
-        self.write(28, &1u16.to_le_bytes());
-        self.write(20, &[15]);
+        self.map_pages(RINGS.first.into_iter().chain([REQUEST]));
+        self.set_up(0, [0]);
     }
 
     /// Puts a request of this kind into the empty queue.
-    fn request(&self, kind: u32, parts: &[(u64, u32, u16)]) {
+    fn request(&mut self, kind: u32, parts: &[Part]) {
         self.ram.write_obj(kind, GuestAddress(REQUEST)).unwrap();
         self.ram.write_obj(0xffu32, GuestAddress(ANSWER)).unwrap();
-        for (index, (address, len, flags)) in (0u16..).zip(parts) {
-            let descriptor = RINGS[0] + 16 * u64::from(index);
-            self.ram.write_obj(*address, GuestAddress(descriptor)).unwrap();
-            self.ram.write_obj(*len, GuestAddress(descriptor + 8)).unwrap();
-            self.ram.write_obj(*flags, GuestAddress(descriptor + 12)).unwrap();
-            self.ram.write_obj(index + 1, GuestAddress(descriptor + 14)).unwrap();
-        }
-        self.ram.write_obj(1u16, GuestAddress(RINGS[1] + 2)).unwrap();
-        self.function.write_bar(1, 0, &0u16.to_le_bytes());
-    }
-
-    fn used(&self) -> u16 {
-        self.ram.read_obj(GuestAddress(RINGS[2] + 2)).unwrap()
+        self.chain(0, parts);
+        self.ring(0);
     }
 
     fn answer(&self) -> u32 {
-        wait_until(|| self.used() == 1);
+        self.served(0);
         self.ram.read_obj(GuestAddress(ANSWER)).unwrap()
     }
 
     /// A request as Linux makes it.
-    fn flush(&self, kind: u32) -> u32 {
+    fn flush(&mut self, kind: u32) -> u32 {
         self.request(kind, &[(REQUEST + self.offset(), 4, NEXT), (ANSWER + self.offset(), 4, WRITE)]);
         self.answer()
     }
@@ -142,24 +83,11 @@ impl Harness {
     }
 }
 
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn file_is_the_guests_memory_and_a_flush_is_answered() {
     let mut harness = Harness::new(false, false);
-    let mut id = [0; 4];
-    harness.function.read_config(0, &mut id);
-    assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
-    let mut config = [0; 16];
-    harness.function.read_bar(0, 0x2000, &mut config[..8]);
-    harness.function.read_bar(0, 0x2008, &mut config[8..]);
-    assert_eq!((&config[..8], &config[8..]), (&PLACE.to_le_bytes()[..], &GRANULE.to_le_bytes()[..]));
+    harness.check_id(DEVICE_TYPE);
+    assert_eq!([0, 8].map(|offset| u64::from_le_bytes(harness.config(offset))), [PLACE, GRANULE]);
     harness.start();
     harness.slots.store(PLACE, 7);
     assert_eq!(harness.flush(0), 0);
@@ -185,7 +113,7 @@ fn request_is_not_answered_while_bus_mastering_is_off() {
         harness.request(0, &[(REQUEST + offset, 4, NEXT), (ANSWER + offset, 4, WRITE)]);
         harness.device.notify(0).unwrap();
         std::thread::sleep(SOON);
-        assert_eq!((harness.used(), harness.ram.read_obj::<u32>(GuestAddress(ANSWER)).unwrap()), (0, 0xff));
+        assert_eq!((harness.used(0), harness.ram.read_obj::<u32>(GuestAddress(ANSWER)).unwrap()), (0, 0xff));
         set_bus_master(&harness.function, true);
         assert_eq!(harness.answer(), 0);
     }
@@ -219,8 +147,8 @@ fn unknown_requests_fail_and_malformed_ones_need_a_reset() {
         let mut harness = Harness::new(false, false);
         harness.start();
         harness.request(0, parts);
-        wait_until(|| harness.status() & 64 != 0);
-        assert_eq!(harness.used(), 0);
+        harness.broken();
+        assert_eq!(harness.used(0), 0);
     }
 }
 
@@ -234,7 +162,7 @@ fn memory_moves_with_its_bar_and_goes_with_it() {
     harness.function.bar_released(2).unwrap();
     assert_eq!(harness.slots.len(), 0);
     harness.function.bar_moved(2, PLACE).unwrap();
-    let Harness { slots, function, device, .. } = harness;
+    let Harness { more: Memory { slots, .. }, function, device, .. } = harness;
     drop((function, device));
     assert_eq!(slots.len(), 0);
 }

@@ -15,7 +15,7 @@ use crate::platform::DeviceEvent;
 use crate::state::DeviceState;
 use crate::virtio::VirtioDevice;
 use crate::virtio::block::spec::{request, status};
-use crate::virtio::test_support::{SOON, set_bus_master, spoil};
+use crate::virtio::test_support::{SOON, set_bus_master};
 
 const BYTES: usize = 1 << 20;
 
@@ -159,7 +159,7 @@ fn unmap_ends_what_a_failed_disk_has_under_way() {
     // More requests than the queue holds.
     disk.fill(RINGS[1] + 2, &0x7fffu16.to_le_bytes());
     disk.ring(0);
-    wait_until(|| disk.status() & 64 != 0);
+    disk.broken();
     disk.unmap(DATA, 0x1000);
 }
 
@@ -172,15 +172,10 @@ fn restored_disk_goes_on_with_the_next_request() {
         old.function.pause();
         // It comes while the device is paused.
         let late = old.add(1, request::IN, 1, &[(DATA, 512)]);
-        let state = old.function.save().unwrap();
-        let text = serde_json::to_string(&state).unwrap();
         let content = old.content.try_clone().unwrap();
         let mut new = Harness::silent(kind, content, BYTES as u64);
-        new.fill(0, &old.bytes(0, RAM));
         new.map_all();
-        new.added.clone_from(&old.added);
-        new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(new.function.save().unwrap(), state);
+        new.restore_from(&old);
         thread::sleep(Duration::from_millis(5));
         assert_eq!((new.used(0), new.used(1)), (1, 0), "it is paused");
         new.function.resume();
@@ -210,33 +205,14 @@ fn state_of_another_disk_is_refused() {
         ("/common/queues/0/size", serde_json::json!(128)),
         ("/common/driver_features", serde_json::json!(1)),
     ] {
-        let mut state = state.clone();
-        *state.payload.pointer_mut(pointer).unwrap() = value.clone();
-        let new = Harness::silent(RING, file(&[]), BYTES as u64);
-        assert!(new.function.restore(&state).is_err(), "{pointer} {value}");
-        new.function.reset().unwrap();
-        assert_eq!(new.status(), 0);
+        Harness::silent(RING, file(&[]), BYTES as u64).refuses(&state, pointer, &value);
     }
 }
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(
-        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
-    ) {
-        let mut value = serde_json::to_value(saved()).unwrap();
-        for (place, with) in changes {
-            spoil(&mut value, place, with);
-        }
-        let new = Harness::silent(RING, file(&pattern(BYTES, 0)), BYTES as u64);
-        new.function.pause();
-        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
-            new.function.save().unwrap();
-            new.function.resume();
-            new.function.pause();
-        }
-        new.function.reset().unwrap();
-        prop_assert_eq!(new.status(), 0);
+    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+        Harness::silent(RING, file(&pattern(BYTES, 0)), BYTES as u64).survives(&saved(), changes);
     }
 
     #[test]

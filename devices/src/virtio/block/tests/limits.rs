@@ -39,12 +39,9 @@ fn held_request_stays_queued_and_blocks_no_pause_reset_or_unmap() {
         old.function.pause();
         assert_eq!((old.used(0), old.byte(held)), (1, 0xff));
         // A saved one is begun by the disk that is made of it, whose bucket is full.
-        let state = old.function.save().unwrap();
         let mut new = Harness::silent(kind, old.content.try_clone().unwrap(), BYTES as u64);
-        new.fill(0, &old.bytes(0, RAM));
         new.map_all();
-        new.added.clone_from(&old.added);
-        new.function.restore(&state).unwrap();
+        new.restore_from(&old);
         new.function.resume();
         new.served(0);
         assert_eq!(

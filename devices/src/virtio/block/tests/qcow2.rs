@@ -342,9 +342,8 @@ fn saved_disk_restores_from_its_image_in_another_process() {
     let copy = dir.path().join("copy.qcow2");
     fs::copy(&path, &copy).unwrap();
     let mut new = Harness::of_image(RING, Image::open(&copy, WRITTEN).unwrap(), file(&[]));
-    new.fill(0, &old.bytes(0, RAM));
     new.map_all();
-    new.added.clone_from(&old.added);
+    new.continue_from(&old);
     new.function.restore(&state).unwrap();
     new.function.resume();
     let read = new.add(0, request::IN, 8, &[(DATA + 0x8000, 4096)]);

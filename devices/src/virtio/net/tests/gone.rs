@@ -8,8 +8,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::thread;
 use std::time::Duration;
 
-use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, frame};
 use crate::pci::PciDevice;
+use crate::virtio::test_driver::{WRITE, wait_until};
 
 fn gone() -> Option<File> {
     match OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun") {

@@ -5,9 +5,10 @@
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::harness::{BUFFERS, Harness, NEXT, RECEIVE, TRANSMIT, WRITE, frame, rings, wait_until};
+use super::harness::{BUFFERS, Harness, RECEIVE, RINGS, TRANSMIT, frame};
 use crate::platform::DeviceEvent;
 use crate::virtio::net::fuzzing;
+use crate::virtio::test_driver::{NEXT, WRITE};
 
 #[test]
 fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
@@ -23,10 +24,10 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
         harness.start(true);
         harness.add(queue, &[(address, len, flags)]);
         // The next descriptor that it names is out of the table.
-        harness.ram.write_obj(99u16, GuestAddress(rings(queue)[0] + 14)).unwrap();
+        harness.ram.write_obj(99u16, GuestAddress(RINGS.of(queue)[0] + 14)).unwrap();
         harness.ring(queue);
         harness.give(0, &frame(100));
-        wait_until(|| harness.status() & 64 != 0);
+        harness.broken();
         assert_eq!(harness.used(queue), 0);
         harness.write(20, &[0]);
         assert_eq!(harness.status(), 0);
@@ -40,11 +41,11 @@ fn ring_that_names_the_same_chain_again_and_again_ends() {
     harness.start(true);
     // A circle of descriptors without an end.
     harness.add(TRANSMIT, &[(BUFFERS, 64, 0)]);
-    let table = rings(TRANSMIT)[0];
+    let table = RINGS.of(TRANSMIT)[0];
     harness.ram.write_obj(NEXT, GuestAddress(table + 12)).unwrap();
     harness.ram.write_obj(0u16, GuestAddress(table + 14)).unwrap();
     harness.ring(TRANSMIT);
-    wait_until(|| harness.status() & 64 != 0);
+    harness.broken();
 }
 
 #[test]
@@ -52,10 +53,10 @@ fn index_that_is_further_than_the_queue_is_long_is_refused() {
     for queue in [RECEIVE, TRANSMIT] {
         let mut harness = Harness::new(1, false);
         harness.start(true);
-        harness.ram.write_obj(17u16, GuestAddress(rings(queue)[1] + 2)).unwrap();
+        harness.ram.write_obj(17u16, GuestAddress(RINGS.of(queue)[1] + 2)).unwrap();
         harness.ring(queue);
         harness.give(0, &frame(100));
-        wait_until(|| harness.status() & 64 != 0);
+        harness.broken();
     }
 }
 

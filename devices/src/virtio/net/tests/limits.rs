@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, frame};
 use crate::pci::PciDevice;
 use crate::rate_limit::{BucketParams, RateLimits};
+use crate::virtio::test_driver::{WRITE, wait_until};
 
 fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
     Some(RateLimits { ops: None, bandwidth: Some(BucketParams { size, one_time_burst: 0, refill_time }) })

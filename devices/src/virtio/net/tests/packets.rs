@@ -4,19 +4,17 @@
 
 use std::time::Duration;
 
-use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
-use crate::pci::PciDevice;
+use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, frame};
 use crate::virtio::VirtioDevice;
 use crate::virtio::net::spec::{DEVICE_TYPE, HEADER_BYTES, MAX_PACKET};
+use crate::virtio::test_driver::{WRITE, wait_until};
 use crate::virtio::test_support::{SOON, set_bus_master};
 
 #[test]
 fn packet_of_the_host_reaches_the_guest_with_its_header() {
     for (merges, translated) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut harness = Harness::new(1, translated);
-        let mut id = [0; 4];
-        harness.function.read_config(0, &mut id);
-        assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
+        harness.check_id(DEVICE_TYPE);
         harness.start(merges);
         harness.add(RECEIVE, &[(BUFFERS + harness.offset(), 2048, WRITE)]);
         harness.ring(RECEIVE);
@@ -175,7 +173,7 @@ fn gpa_buffer_behind_the_iommu_faults_and_needs_a_reset() {
     harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
     harness.ring(RECEIVE);
     harness.give(0, &frame(100));
-    wait_until(|| harness.status() & 64 != 0);
+    harness.broken();
     let (faults, _) = harness.relay.take();
     assert_eq!(faults[0].iova, BUFFERS);
 }

@@ -4,13 +4,14 @@
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::harness::{BUFFERS, Harness, MAC_ADDRESS, RECEIVE, TRANSMIT, WRITE, frame, wait_until};
+use super::harness::{BUFFERS, Harness, MAC_ADDRESS, RECEIVE, TRANSMIT, frame};
 use crate::pci::PciDevice;
 use crate::state::DeviceState;
 use crate::sync::lock;
 use crate::virtio::VirtioDevice;
 use crate::virtio::net::Offloads;
 use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK, CTRL_VQ, MAC};
+use crate::virtio::test_driver::{WRITE, wait_until};
 
 /// Tells the device how many pairs of queues there are to be; its answer.
 fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
@@ -73,7 +74,7 @@ fn queue_pair_count_is_validated_and_passed_to_the_host() {
 fn control_queue_without_mq_is_the_third() {
     for pairs in [2, 3] {
         let mut harness = Harness::new(pairs, false);
-        harness.start_with(MAC | CTRL_VQ, &[0, 1, 2]);
+        harness.set_up(MAC | CTRL_VQ, 0..3);
         // It was not told of the command, which is refused, and nothing is broken.
         assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
         assert_eq!(harness.status(), 15);
@@ -100,7 +101,7 @@ fn control_queue_without_mq_is_the_third() {
 #[test]
 fn queues_of_no_driver_do_no_harm() {
     let mut harness = Harness::new(2, false);
-    harness.start_with(MAC | CTRL_VQ, &[0, 1, 2, 3, 4]);
+    harness.set_up(MAC | CTRL_VQ, 0..5);
     harness.function.pause();
     for queue in 0..5 {
         assert!(harness.device.queue_state(queue).is_some(), "{queue}");

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::harness::{Host, RECEIVE, TRANSMIT, WRITE, frame};
+use super::harness::{Host, RECEIVE, TRANSMIT, frame};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
 use crate::virtio::Driver;
@@ -18,6 +18,7 @@ use crate::virtio::net::counters::Counts;
 use crate::virtio::net::link::Link;
 use crate::virtio::net::pair::Pair;
 use crate::virtio::net::spec::{HEADER_BYTES, MRG_RXBUF};
+use crate::virtio::test_driver::WRITE;
 use crate::virtio::test_support::BusyDriver;
 use crate::worker::{Orders, Task, Wait};
 

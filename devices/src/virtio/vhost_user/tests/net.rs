@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::device::VhostUserDevice;
@@ -14,6 +13,7 @@ use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
 use super::support::{RINGS, SHORT, Told, card, connect, connect_with, ram, reset, start, start_as, wait};
 use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
+use crate::virtio::byte_driver::queue_at;
 
 /// Queues that the server is told to turn on (`true`) or off, in this order.
 fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
@@ -31,13 +31,8 @@ fn start_control(device: &VhostUserDevice) {
 
 /// The same as queue `index`.
 fn start_control_as(device: &VhostUserDevice, index: u16) {
-    let mut queue = Queue::new(64).unwrap();
-    let [descriptors, available, used] = [0, 1, 2].map(|ring| u32::try_from(CONTROL[ring]).unwrap());
-    queue.set_desc_table_address(Some(descriptors), Some(0));
-    queue.set_avail_ring_address(Some(available), Some(0));
-    queue.set_used_ring_address(Some(used), Some(0));
-    queue.set_ready(true);
-    device.start_queue(index, queue).unwrap();
+    let [descriptors, available, used, ..] = CONTROL;
+    device.start_queue(index, queue_at(64, [descriptors, available, used])).unwrap();
 }
 
 /// Has the driver's command number `number` ask for so many pairs; the answer.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::QueueT;
 use vm_memory::{FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -20,6 +20,7 @@ use super::server::Server;
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
 use crate::sync::lock;
+use crate::virtio::byte_driver::queue_at;
 use crate::virtio::{DeviceError, Driver, Interrupt, VirtioDevice};
 
 /// Bytes of a region of RAM.
@@ -133,14 +134,8 @@ pub(super) fn start_as(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told
 }
 
 pub(super) fn start_queue(device: &VhostUserDevice, index: u16, next: u16) {
-    let mut queue = Queue::new(64).unwrap();
-    let place = u32::from(index) * 0x4000;
-    let [descriptors, available, used] = RINGS.map(|ring| u32::try_from(ring).unwrap() + place);
-    queue.set_desc_table_address(Some(descriptors), Some(0));
-    queue.set_avail_ring_address(Some(available), Some(0));
-    queue.set_used_ring_address(Some(used), Some(0));
+    let mut queue = queue_at(64, RINGS.map(|ring| ring + u64::from(index) * 0x4000));
     queue.set_next_avail(next);
-    queue.set_ready(true);
     device.start_queue(index, queue).unwrap();
 }
 

@@ -9,30 +9,23 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::guest::{CID, Guest, Ports};
-use super::harness::{CHAINS, Harness, NEXT, Part, RAM, WRITE, wait_until};
+use super::harness::{CHAINS, Harness, RAM};
 use crate::pci::PciDevice;
 use crate::platform::DeviceEvent;
 use crate::virtio::VirtioDevice;
-use crate::virtio::test_support::{SOON, set_bus_master, spoil};
+use crate::virtio::test_driver::{NEXT, Part, WRITE, changes, wait_until};
+use crate::virtio::test_support::{SOON, set_bus_master};
 use crate::virtio::vsock::packet::Header;
 use crate::virtio::vsock::spec::{DEVICE_TYPE, op, queue, shutdown};
 
 const PORTS: Ports = Ports { guest: 1025, host: 52 };
-/// Where the device configuration is in the first BAR.
-const DEVICE: u64 = 0x2000;
-
 #[test]
 fn driver_finds_the_device_and_the_guests_cid() {
     let harness = Harness::new(false);
-    let mut id = [0; 4];
-    harness.function.read_config(0, &mut id);
-    assert_eq!(u32::from_le_bytes(id), (u32::from(DEVICE_TYPE) + 0x1040) << 16 | 0x1af4);
-    let mut cid = [0; 8];
-    harness.function.read_bar(0, DEVICE, &mut cid);
-    assert_eq!(u64::from_le_bytes(cid), CID);
+    harness.check_id(DEVICE_TYPE);
+    assert_eq!(u64::from_le_bytes(harness.config(0)), CID);
     // Bytes behind it are none.
-    harness.function.read_bar(0, DEVICE + 6, &mut cid);
-    assert_eq!(u64::from_le_bytes(cid), 0);
+    assert_eq!(u64::from_le_bytes(harness.config(6)), 0);
 }
 
 #[test]
@@ -135,7 +128,7 @@ fn guest_that_gives_no_buffers_is_not_served_without_end() {
 fn doorbells_of_all_queues_are_connected() {
     let mut harness = Harness::started(false);
     assert_eq!(harness.doorbells.count(), 3);
-    harness.reset();
+    harness.stop();
     assert_eq!(harness.doorbells.count(), 0);
 }
 
@@ -165,10 +158,10 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
         served.write_all(b"for a buffer").unwrap();
         harness.ram.write_slice(&header, GuestAddress(0x8_0000)).unwrap();
         harness.add(queue, parts);
-        wait_until(|| harness.status() & 64 != 0);
+        harness.broken();
         // Whoever was connected finds out.
         assert!(matches!(served.read(&mut [0; 8]), Ok(0) | Err(_)));
-        harness.reset();
+        harness.stop();
         assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
         harness.start();
         harness.give_all();
@@ -181,7 +174,7 @@ fn access_that_is_not_mapped_is_reported() {
     let mut harness = Harness::started(true);
     // A guest-physical address is no IOVA.
     harness.add(queue::TX, &[(0x8_0000, 44, 0)]);
-    wait_until(|| harness.status() & 64 != 0);
+    harness.broken();
     assert_eq!(harness.relay.take().0[0].iova, 0x8_0000);
 }
 
@@ -190,7 +183,7 @@ fn reset_ends_connections_and_the_next_driver_gets_new_ones() {
     let mut harness = Harness::started(false);
     harness.give_all();
     let (_, mut client) = harness.connected(1);
-    harness.reset();
+    harness.stop();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     // It waits for the next driver.
     let mut early = harness.client(2);
@@ -226,15 +219,7 @@ fn restored_guest_gets_transport_reset_before_new_connections() {
         let (ports, _client) = old.connected(1);
         let place = old.place(queue::EVENT) + old.offset();
         old.function.pause();
-        let state = old.function.save().unwrap();
-        let text = serde_json::to_string(&state).unwrap();
-        let mut new = Harness::new(translated);
-        let mut page = vec![0; RAM];
-        old.ram.read_slice(&mut page, GuestAddress(0)).unwrap();
-        new.ram.write_slice(&page, GuestAddress(0)).unwrap();
-        new.continue_from(&old);
-        new.function.restore(&serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(new.function.save().unwrap(), state);
+        let mut new = Harness::restored(&old);
         let mut client = new.client(2);
         new.function.resume();
         let before = new.used(queue::RX);
@@ -258,17 +243,11 @@ fn restored_guest_gets_transport_reset_before_new_connections() {
 #[test]
 fn restored_guest_without_event_queue_gets_new_connections() {
     let mut old = Harness::new(false);
-    old.start_queues(2);
+    old.set_up(0, 0..2);
     old.give_all();
     let (ports, _client) = old.connected(1);
     old.function.pause();
-    let state = old.function.save().unwrap();
-    let mut new = Harness::new(false);
-    let mut page = vec![0; RAM];
-    old.ram.read_slice(&mut page, GuestAddress(0)).unwrap();
-    new.ram.write_slice(&page, GuestAddress(0)).unwrap();
-    new.continue_from(&old);
-    new.function.restore(&state).unwrap();
+    let mut new = Harness::restored(&old);
     new.function.resume();
     let (other, mut client) = new.connected(2);
     assert_ne!(other.host, ports.host, "the guest may know that one still");
@@ -291,34 +270,16 @@ fn state_of_something_else_is_refused() {
         ("/device/payload", serde_json::json!({"cid": 3})),
         ("/common/queues", serde_json::json!([])),
     ] {
-        let mut state = state.clone();
-        *state.payload.pointer_mut(pointer).unwrap() = value;
-        let new = Harness::new(false);
-        assert!(new.function.restore(&state).is_err(), "{pointer}");
-        new.function.reset().unwrap();
+        Harness::new(false).refuses(&state, pointer, &value);
     }
 }
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(
-        changes in prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
-    ) {
+    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
         let mut old = Harness::started(false);
         (0..CHAINS).for_each(|_| old.give());
         old.function.pause();
-        let mut value = serde_json::to_value(old.function.save().unwrap()).unwrap();
-        for (place, with) in changes {
-            spoil(&mut value, place, with);
-        }
-        let new = Harness::new(false);
-        new.function.pause();
-        if let Ok(state) = serde_json::from_value(value) && new.function.restore(&state).is_ok() {
-            new.function.save().unwrap();
-            new.function.resume();
-            new.function.pause();
-        }
-        new.function.reset().unwrap();
-        prop_assert_eq!(new.status(), 0);
+        Harness::new(false).survives(&old.function.save().unwrap(), changes);
     }
 }
