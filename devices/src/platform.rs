@@ -197,10 +197,30 @@ pub trait HostListener: Send + Sync {
 
 #[cfg(test)]
 pub(crate) mod test_support {
-    use std::sync::Mutex;
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
 
-    use super::{DeviceEvent, DeviceObserver};
+    use super::{DeviceEvent, DeviceObserver, InterruptLine};
     use crate::sync::lock;
+
+    /// An interrupt line that keeps its level.
+    #[derive(Clone, Default)]
+    pub(crate) struct FakeLine(Arc<AtomicBool>);
+
+    impl FakeLine {
+        /// True if the line is active.
+        pub(crate) fn is_up(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    impl InterruptLine for FakeLine {
+        fn set(&self, active: bool) -> io::Result<()> {
+            self.0.store(active, Ordering::Relaxed);
+            Ok(())
+        }
+    }
 
     /// An observer that keeps what it sees.
     #[derive(Default)]

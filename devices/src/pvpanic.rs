@@ -6,15 +6,14 @@
 //! specification's events the third, a regular shutdown, is not offered: ACPI tells of that.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, Identity, PciDevice};
+use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, FunctionConfig, Identity, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
 
 /// Vendor and device ID, class and revision, as in the specification and QEMU.
 const IDENTITY: Identity = Identity {
@@ -47,9 +46,7 @@ struct PvPanicState {
 /// The device.
 pub struct PvPanic {
     id: String,
-    config: Mutex<ConfigSpace>,
-    /// What `config` is at power-on, with the address that the VMM assigned.
-    pristine: Mutex<ConfigSpace>,
+    config: FunctionConfig,
     observer: Arc<dyn DeviceObserver>,
     /// Events that were told since the last reset: a kernel panics once, and one that writes in a loop is not to be heard as
     /// often.
@@ -61,7 +58,7 @@ impl PvPanic {
     pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
         let mut config = ConfigSpace::new(IDENTITY);
         config.add_bar(BAR);
-        Self { id, config: Mutex::new(config.clone()), pristine: Mutex::new(config), observer, told: AtomicU8::new(0) }
+        Self { id, config: FunctionConfig::new(config), observer, told: AtomicU8::new(0) }
     }
 }
 
@@ -70,29 +67,8 @@ impl PciDevice for PvPanic {
         &self.id
     }
 
-    fn read_config(&self, offset: u16, data: &mut [u8]) {
-        lock(&self.config).read(offset, data);
-    }
-
-    fn write_config(&self, offset: u16, data: &[u8]) {
-        lock(&self.config).write(offset, data);
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        vec![BAR]
-    }
-
-    fn assign_bar(&self, index: u8, address: u64) {
-        lock(&self.pristine).assign_bar(index, address);
-        lock(&self.config).assign_bar(index, address);
-    }
-
-    fn bar_address(&self, index: u8) -> Option<u64> {
-        lock(&self.config).bar_address(index)
-    }
-
-    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
-        Ok(())
+    fn config(&self) -> Option<&FunctionConfig> {
+        Some(&self.config)
     }
 
     fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
@@ -112,19 +88,18 @@ impl PciDevice for PvPanic {
 
     fn reset(&self) -> io::Result<()> {
         self.told.store(0, Ordering::Relaxed);
-        let pristine = lock(&self.pristine).clone();
-        *lock(&self.config) = pristine;
+        self.config.reset();
         Ok(())
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
-        let state = PvPanicState { config: lock(&self.config).state(), told: self.told.load(Ordering::Relaxed) };
+        let state = PvPanicState { config: self.config.state(), told: self.told.load(Ordering::Relaxed) };
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let state: PvPanicState = state.payload(STATE.0, STATE.1)?;
-        lock(&self.config).restore(&state.config)?;
+        self.config.restore(&state.config)?;
         self.told.store(state.told, Ordering::Relaxed);
         Ok(())
     }

@@ -237,33 +237,23 @@ impl BusDevice for CpuHotplug {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Line(Arc<AtomicBool>);
-
-    impl InterruptLine for Line {
-        fn set(&self, active: bool) -> io::Result<()> {
-            self.0.store(active, Ordering::Relaxed);
-            Ok(())
-        }
-    }
+    use crate::platform::test_support::FakeLine;
 
     struct Rig {
         registers: CpuHotplug,
-        line: Line,
+        line: FakeLine,
         left: Arc<AtomicUsize>,
     }
 
     fn rig_of(wanted: u32, present: Numbers) -> Rig {
-        let (line, left) = (Line::default(), Arc::new(AtomicUsize::new(0)));
+        let (line, left) = (FakeLine::default(), Arc::new(AtomicUsize::new(0)));
         let count = left.clone();
         let called = Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
@@ -287,7 +277,7 @@ mod tests {
         }
 
         fn is_up(&self) -> bool {
-            self.line.0.load(Ordering::Relaxed)
+            self.line.is_up()
         }
 
         fn present(&self) -> Vec<u32> {

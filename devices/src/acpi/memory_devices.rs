@@ -157,27 +157,14 @@ impl BusDevice for MemoryDevices {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Line(Arc<AtomicBool>);
-
-    impl InterruptLine for Line {
-        fn set(&self, active: bool) -> io::Result<()> {
-            self.0.store(active, Ordering::Relaxed);
-            Ok(())
-        }
-    }
+    use crate::platform::test_support::FakeLine;
 
     const FIRST: MemoryDevice = MemoryDevice { gpa: 0x1_4000_0000, len: 0x800_0000 };
     const SECOND: MemoryDevice = MemoryDevice { gpa: 0x1_4800_0000, len: 0x2_0000_0000 };
 
-    fn registers(devices: &[MemoryDevice]) -> (MemoryDevices, Line) {
-        let line = Line::default();
+    fn registers(devices: &[MemoryDevice]) -> (MemoryDevices, FakeLine) {
+        let line = FakeLine::default();
         (MemoryDevices::new(devices.to_vec(), Box::new(line.clone())), line)
     }
 
@@ -191,9 +178,9 @@ mod tests {
     fn guest_learns_once_of_ram_that_came_and_always_where_it_is() {
         let (registers, line) = registers(&[]);
         assert!(registers.announce(FIRST) && registers.announce(SECOND));
-        assert!(line.0.load(Ordering::Relaxed));
+        assert!(line.is_up());
         assert_eq!(read(&registers, CAME), 0b11);
-        assert!(!line.0.load(Ordering::Relaxed));
+        assert!(!line.is_up());
         assert_eq!(read(&registers, CAME), 0);
         let words: Vec<u32> = (0..10).map(|word| read(&registers, word * 4)).collect();
         assert_eq!(words, [0x4000_0000, 1, 0x800_0000, 0, 0x4800_0000, 1, 0, 2, 0, 0]);
@@ -213,7 +200,7 @@ mod tests {
             registers.write(offset, &[0xff; 4]);
         }
         registers.write(CAME, &[0xff; 4]);
-        assert!(line.0.load(Ordering::Relaxed));
+        assert!(line.is_up());
         assert_eq!((read(&registers, CAME), registers.devices()), (1, vec![FIRST]));
     }
 
@@ -231,7 +218,7 @@ mod tests {
         let (registers, line) = registers(&[]);
         registers.announce(FIRST);
         registers.reset();
-        assert!(!line.0.load(Ordering::Relaxed));
+        assert!(!line.is_up());
         assert_eq!((read(&registers, CAME), registers.devices()), (0, vec![FIRST]));
     }
 
@@ -242,7 +229,7 @@ mod tests {
         let state = old.save().unwrap();
         let (new, line) = registers(&[FIRST, SECOND]);
         new.restore(&state).unwrap();
-        assert!(line.0.load(Ordering::Relaxed));
+        assert!(line.is_up());
         assert_eq!(new.save().unwrap(), state);
         assert_eq!(read(&new, CAME), 0b10);
         let (other, line) = registers(&[FIRST]);
@@ -250,6 +237,6 @@ mod tests {
         let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
         let refused = other.restore(&wrong).unwrap_err().to_string();
         assert_eq!(refused, "came: names devices that are not there (0x2)");
-        assert!(!line.0.load(Ordering::Relaxed));
+        assert!(!line.is_up());
     }
 }

@@ -38,7 +38,7 @@ pub use self::faults::{FAULTS_ROLE, FaultRelay, FaultReporter, FaultSender, Stop
 pub use self::host_io::{HostIo, IO_DEADLINE, IoOwner};
 pub use self::memory::DeviceMemory;
 pub(crate) use self::near_memory::NearMemory;
-pub(crate) use self::table::RemoveError;
 pub use self::table::{Backing, DmaTable};
 pub use self::table_mapper::TableMapper;
+pub(crate) use self::table_mapper::table_limits;
 pub use self::view::DmaView;

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use iommu_bounce::{DeviceMemoryKind, EndpointId, MapError, Permissions};
+use iommu_bounce::{DeviceMemoryKind, EndpointId, MapError, Permissions, UnmapError};
 use log::warn;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
@@ -82,6 +82,15 @@ pub(crate) enum RemoveError {
     /// The host's kernel still reads or writes there, for longer than is waited for. The mappings are still there, but
     /// nothing can be accessed by them anew.
     Busy,
+}
+
+impl From<RemoveError> for UnmapError {
+    fn from(error: RemoveError) -> Self {
+        match error {
+            RemoveError::NotWhole => Self::NotMapped,
+            RemoveError::Busy => Self::Host(io::ErrorKind::TimedOut.into()),
+        }
+    }
 }
 
 /// The mappings.

@@ -2,20 +2,20 @@
 
 //! The I/O address space of an emulated device behind the virtio-iommu.
 
-use std::io;
 use std::sync::Arc;
 
 use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
 use vm_memory::VolatileSlice;
 
-use super::table::{DmaTable, RemoveError};
+use super::table::DmaTable;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
 
-/// Granule of what is mapped: the guest's smallest page.
-const PAGE: u64 = 4096;
-/// What can be mapped at most: what page tables of most hosts' IOMMUs can translate, as for other endpoints.
-const LAST_IOVA: u64 = (1 << 48) - 1;
+/// Limits of what can be mapped for a device whose accesses go through a [`DmaTable`].
+pub(crate) fn table_limits() -> MapperLimits {
+    // Granule: the guest's smallest page. Most hosts' page tables can translate as many bits, as for other endpoints.
+    MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
+}
 
 /// Fills the table of a device that this process emulates.
 ///
@@ -44,10 +44,7 @@ impl DmaMapper for TableMapper {
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
-        self.table.remove(iova, len, |_, _| {}).map_err(|error| match error {
-            RemoveError::NotWhole => UnmapError::NotMapped,
-            RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
-        })
+        Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
     /// The table names the place in this process, which shows other memory while the guest does not see the chunk.
@@ -60,7 +57,7 @@ impl DmaMapper for TableMapper {
     }
 
     fn limits(&self) -> MapperLimits {
-        MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=LAST_IOVA], max_mappings: None }
+        table_limits()
     }
 }
 

@@ -19,10 +19,10 @@ pub const REGISTERS_LEN: u64 = 8;
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("serial", 1);
 
-/// The registers and the receiver's FIFO, as `vm-superio` has them.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SerialPortState {
+/// The registers and the receiver's FIFO in the saved state, of `vm-superio`'s [`SerialState`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SerialState", deny_unknown_fields)]
+struct SerialFields {
     baud_divisor_low: u8,
     baud_divisor_high: u8,
     interrupt_enable: u8,
@@ -32,42 +32,14 @@ struct SerialPortState {
     modem_control: u8,
     modem_status: u8,
     scratch: u8,
-    received: Vec<u8>,
+    #[serde(rename = "received")]
+    in_buffer: Vec<u8>,
 }
 
-impl From<SerialState> for SerialPortState {
-    fn from(state: SerialState) -> Self {
-        Self {
-            baud_divisor_low: state.baud_divisor_low,
-            baud_divisor_high: state.baud_divisor_high,
-            interrupt_enable: state.interrupt_enable,
-            interrupt_identification: state.interrupt_identification,
-            line_control: state.line_control,
-            line_status: state.line_status,
-            modem_control: state.modem_control,
-            modem_status: state.modem_status,
-            scratch: state.scratch,
-            received: state.in_buffer,
-        }
-    }
-}
-
-impl From<SerialPortState> for SerialState {
-    fn from(state: SerialPortState) -> Self {
-        Self {
-            baud_divisor_low: state.baud_divisor_low,
-            baud_divisor_high: state.baud_divisor_high,
-            interrupt_enable: state.interrupt_enable,
-            interrupt_identification: state.interrupt_identification,
-            line_control: state.line_control,
-            line_status: state.line_status,
-            modem_control: state.modem_control,
-            modem_status: state.modem_status,
-            scratch: state.scratch,
-            in_buffer: state.received,
-        }
-    }
-}
+/// Saved state of a port.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+struct SerialPortState(#[serde(with = "SerialFields")] SerialState);
 
 /// The event that raises the port's interrupt line. A UART that takes another's place has the same.
 #[derive(Clone)]
@@ -112,7 +84,7 @@ impl SerialPort {
     /// # Errors
     /// None of today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
-        DeviceState::new(STATE.0, STATE.1, &SerialPortState::from(self.lock().state()))
+        DeviceState::new(STATE.0, STATE.1, &SerialPortState(self.lock().state()))
     }
 
     /// Makes the port what `state` says, and raises its interrupt if one waits: the interrupt controllers must be restored by
@@ -121,11 +93,11 @@ impl SerialPort {
     /// # Errors
     /// What of the state is refused. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        let state: SerialPortState = state.payload(STATE.0, STATE.1)?;
+        let SerialPortState(state) = state.payload(STATE.0, STATE.1)?;
         let host = |source| StateError::Host { what: "raising the serial port's interrupt".into(), source };
         let mut uart = self.lock();
         let event = uart.interrupt_evt().clone();
-        let restored: Result<Uart, _> = Serial::from_state(&state.into(), event, NoEvents, Box::new(io::sink()));
+        let restored: Result<Uart, _> = Serial::from_state(&state, event, NoEvents, Box::new(io::sink()));
         let restored = restored.map_err(|error| match error {
             serial::Error::FullFifo => StateError::rule("received", "holds more bytes than the port's FIFO"),
             serial::Error::Trigger(source) | serial::Error::IOError(source) => host(source),

@@ -3,11 +3,9 @@
 //! The host bridge of a segment, at `ssss:00:00.0`.
 
 use std::io;
-use std::sync::Mutex;
 
-use super::{Bar, ConfigSpace, Identity, PciDevice};
+use super::{ConfigSpace, FunctionConfig, Identity, PciDevice};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
 
 /// What a host bridge says that it is: firmware knows the machine by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,19 +36,15 @@ const STATE: (&str, u32) = ("host-bridge", 1);
 /// A host bridge with no register of its own beyond the standard header.
 pub(super) struct HostBridge {
     id: String,
-    kind: HostBridgeKind,
-    config: Mutex<ConfigSpace>,
+    config: FunctionConfig,
 }
 
 impl HostBridge {
     pub(super) fn new(kind: HostBridgeKind, segment: u16) -> Self {
         let id = if segment == 0 { "_host_bridge".to_string() } else { format!("_host_bridge{segment}") };
-        Self { id, kind, config: Mutex::new(Self::power_on(kind)) }
-    }
-
-    fn power_on(kind: HostBridgeKind) -> ConfigSpace {
         let (vendor, device) = kind.identity();
-        ConfigSpace::new(Identity { vendor, device, subsystem_vendor: 0, subsystem: 0, class: CLASS, revision: 0 })
+        let identity = Identity { vendor, device, subsystem_vendor: 0, subsystem: 0, class: CLASS, revision: 0 };
+        Self { id, config: FunctionConfig::new(ConfigSpace::new(identity)) }
     }
 }
 
@@ -58,32 +52,17 @@ impl PciDevice for HostBridge {
     fn id(&self) -> &str {
         &self.id
     }
-    fn read_config(&self, offset: u16, data: &mut [u8]) {
-        lock(&self.config).read(offset, data);
+    fn config(&self) -> Option<&FunctionConfig> {
+        Some(&self.config)
     }
-    fn write_config(&self, offset: u16, data: &[u8]) {
-        lock(&self.config).write(offset, data);
-    }
-    fn bars(&self) -> Vec<Bar> {
-        Vec::new()
-    }
-    fn assign_bar(&self, _: u8, _: u64) {}
-    fn bar_address(&self, _: u8) -> Option<u64> {
-        None
-    }
-    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn read_bar(&self, _: u8, _: u64, _: &mut [u8]) {}
-    fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
     fn reset(&self) -> io::Result<()> {
-        *lock(&self.config) = Self::power_on(self.kind);
+        self.config.reset();
         Ok(())
     }
     fn save(&self) -> Result<DeviceState, StateError> {
-        DeviceState::new(STATE.0, STATE.1, &lock(&self.config).state())
+        DeviceState::new(STATE.0, STATE.1, &self.config.state())
     }
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        lock(&self.config).restore(&state.payload(STATE.0, STATE.1)?)
+        self.config.restore(&state.payload(STATE.0, STATE.1)?)
     }
 }

@@ -238,33 +238,23 @@ impl BusDevice for HotplugBank {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::pci::tests::{Function, machine};
-
-    #[derive(Clone, Default)]
-    struct Line(Arc<AtomicBool>);
-
-    impl InterruptLine for Line {
-        fn set(&self, active: bool) -> io::Result<()> {
-            self.0.store(active, Ordering::Relaxed);
-            Ok(())
-        }
-    }
+    use crate::platform::test_support::FakeLine;
 
     struct Rig {
         registers: Arc<HotplugRegisters>,
         root: Arc<PciRoot>,
-        line: Line,
+        line: FakeLine,
         left: Arc<AtomicUsize>,
     }
 
     fn rig() -> Rig {
-        let (line, left) = (Line::default(), Arc::new(AtomicUsize::new(0)));
+        let (line, left) = (FakeLine::default(), Arc::new(AtomicUsize::new(0)));
         let root = machine().root;
         let count = left.clone();
         let called = Box::new(move || {
@@ -309,7 +299,7 @@ mod tests {
         }
 
         fn is_up(&self) -> bool {
-            self.line.0.load(Ordering::Relaxed)
+            self.line.is_up()
         }
 
         /// Devices on the bus beside the host bridge.

@@ -9,6 +9,7 @@ mod config_space;
 mod device;
 mod ecam;
 mod error;
+mod function_config;
 mod host_bridge;
 mod hotplug;
 mod msix;
@@ -25,6 +26,7 @@ pub use config_space::{Capability, ConfigSpace, ConfigState, Identity, WrittenBy
 pub use device::PciDevice;
 pub use ecam::{ConfigPorts, Ecam};
 pub use error::PciError;
+pub use function_config::FunctionConfig;
 pub use host_bridge::HostBridgeKind;
 pub use hotplug::{HotplugBank, HotplugRegisters};
 pub use msix::{CONTROL_ENABLE, CONTROL_FUNCTION_MASK, ENTRY_SIZE, MsixError, MsixState, MsixTable, MsixVectorState};

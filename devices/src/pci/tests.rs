@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::{
-    Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, HostBridgeKind, Identity, PciAddress, PciDevice,
-    PciError, PciRoot, regs,
+    Bar, BarKind, BarWindows, ConfigPorts, ConfigSpace, Ecam, FunctionConfig, HostBridgeKind, Identity, PciAddress,
+    PciDevice, PciError, PciRoot, regs,
 };
 use crate::platform::{AddressSpace, BusDevice, Space};
 use crate::state::{DeviceState, StateError};
@@ -64,7 +64,7 @@ impl AddressSpace for Map {
 /// A function whose BARs read as its tag, and which records where they were moved to.
 pub(super) struct Function {
     tag: u8,
-    config: Mutex<ConfigSpace>,
+    config: FunctionConfig,
     moves: Mutex<Vec<(u8, Option<u64>)>>,
     stubborn: bool,
 }
@@ -82,7 +82,7 @@ impl Function {
         for bar in bars {
             config.add_bar(*bar);
         }
-        Self { tag, config: Mutex::new(config), moves: Mutex::default(), stubborn: false }
+        Self { tag, config: FunctionConfig::new(config), moves: Mutex::default(), stubborn: false }
     }
 
     fn moves(&self) -> Vec<(u8, Option<u64>)> {
@@ -94,20 +94,8 @@ impl PciDevice for Function {
     fn id(&self) -> &str {
         "function"
     }
-    fn read_config(&self, offset: u16, data: &mut [u8]) {
-        self.config.lock().unwrap().read(offset, data);
-    }
-    fn write_config(&self, offset: u16, data: &[u8]) {
-        self.config.lock().unwrap().write(offset, data);
-    }
-    fn bars(&self) -> Vec<Bar> {
-        self.config.lock().unwrap().bars().to_vec()
-    }
-    fn assign_bar(&self, index: u8, address: u64) {
-        self.config.lock().unwrap().assign_bar(index, address);
-    }
-    fn bar_address(&self, index: u8) -> Option<u64> {
-        self.config.lock().unwrap().bar_address(index)
+    fn config(&self) -> Option<&FunctionConfig> {
+        Some(&self.config)
     }
     fn bar_moved(&self, index: u8, address: u64) -> io::Result<()> {
         self.moves.lock().unwrap().push((index, Some(address)));
@@ -123,16 +111,15 @@ impl PciDevice for Function {
     fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
         data.fill(self.tag + offset.to_le_bytes()[0]);
     }
-    fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
     fn reset(&self) -> io::Result<()> {
-        self.config.lock().unwrap().write(regs::COMMAND, &[0, 0]);
+        self.config.write(regs::COMMAND, &[0, 0]);
         Ok(())
     }
     fn save(&self) -> Result<DeviceState, StateError> {
-        DeviceState::new("function", 1, &self.config.lock().unwrap().state())
+        DeviceState::new("function", 1, &self.config.state())
     }
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        self.config.lock().unwrap().restore(&state.payload("function", 1)?)
+        self.config.restore(&state.payload("function", 1)?)
     }
 }
 
@@ -158,6 +145,18 @@ pub(super) fn machine() -> Machine {
     };
     let root = Arc::new(PciRoot::new(map.clone(), vec![windows, others], HostBridgeKind::Generic).unwrap());
     Machine { map, ecam: Ecam::new(root.clone()), root }
+}
+
+/// A machine with two functions, at 5 and 6. Both have one BAR and decode it, side by side.
+fn neighbours() -> (Machine, [Arc<Function>; 2]) {
+    let m = machine();
+    let functions = [1, 2].map(|tag| Function::new(tag, &[SMALL]));
+    for (device, function) in (5..).zip(&functions) {
+        m.add(device, function);
+    }
+    m.decode(5, true);
+    m.decode(6, true);
+    (m, functions)
 }
 
 impl Machine {
@@ -373,14 +372,9 @@ fn forbidden_place_is_refused() {
 
 #[test]
 fn place_of_a_bar_that_is_off_can_be_had() {
-    let m = machine();
-    let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
-    m.add(5, &one);
-    m.add(6, &two);
-    for device in [5, 6] {
-        m.decode(device, true);
-        m.decode(device, false);
-    }
+    let (m, [one, two]) = neighbours();
+    m.decode(5, false);
+    m.decode(6, false);
     one.moves();
     two.moves();
     // The guest swaps the two.
@@ -395,12 +389,7 @@ fn place_of_a_bar_that_is_off_can_be_had() {
 
 #[test]
 fn bars_that_decode_all_the_time_can_be_swapped() {
-    let m = machine();
-    let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
-    m.add(5, &one);
-    m.add(6, &two);
-    m.decode(5, true);
-    m.decode(6, true);
+    let (m, _) = neighbours();
     m.set_bar(5, 0, MEM32 + 0x1000);
     assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (1, 2), "the other one is there");
     m.set_bar(6, 0, MEM32);
@@ -418,12 +407,7 @@ fn refused_bar_moves_when_its_place_becomes_free() {
         },
     ];
     for leave in leave {
-        let m = machine();
-        let (one, two) = (Function::new(1, &[SMALL]), Function::new(2, &[SMALL]));
-        m.add(5, &one);
-        m.add(6, &two);
-        m.decode(5, true);
-        m.decode(6, true);
+        let (m, [one, _]) = neighbours();
         m.set_bar(5, 0, MEM32 + 0x1000);
         one.moves();
         leave(&m);

@@ -16,17 +16,16 @@ pub mod fuzzing;
 mod tests;
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use self::registers::{Registers, RegistersState, Timing};
 pub use self::timer::ROLE;
 use self::timer::Timer;
-use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, Identity, PciDevice};
+use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, FunctionConfig, Identity, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver};
 use crate::state::{DeviceState, StateError};
-use crate::sync::lock;
 
 /// Vendor and device ID and class of the 6300ESB's watchdog.
 const IDENTITY: Identity = Identity {
@@ -57,9 +56,7 @@ struct WatchdogState {
 /// The device.
 pub struct Watchdog {
     id: String,
-    config: Mutex<ConfigSpace>,
-    /// What `config` is at power-on, with the address that the VMM assigned.
-    pristine: Mutex<ConfigSpace>,
+    config: FunctionConfig,
     timer: Timer,
 }
 
@@ -82,7 +79,7 @@ impl Watchdog {
             expired();
         };
         let timer = Timer::start(id.clone(), Box::new(expire))?;
-        Ok(Self { id, config: Mutex::new(config.clone()), pristine: Mutex::new(config), timer })
+        Ok(Self { id, config: FunctionConfig::new(config), timer })
     }
 
     fn with_registers<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
@@ -95,31 +92,18 @@ impl PciDevice for Watchdog {
         &self.id
     }
 
+    fn config(&self) -> Option<&FunctionConfig> {
+        Some(&self.config)
+    }
+
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        lock(&self.config).read(offset, data);
+        self.config.read(offset, data);
         self.with_registers(|registers| (registers.read_config(offset, data), Timing::GoesOn));
     }
 
     fn write_config(&self, offset: u16, data: &[u8]) {
-        lock(&self.config).write(offset, data);
+        self.config.write(offset, data);
         self.with_registers(|registers| ((), registers.write_config(offset, data)));
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        vec![BAR]
-    }
-
-    fn assign_bar(&self, index: u8, address: u64) {
-        lock(&self.pristine).assign_bar(index, address);
-        lock(&self.config).assign_bar(index, address);
-    }
-
-    fn bar_address(&self, index: u8) -> Option<u64> {
-        lock(&self.config).bar_address(index)
-    }
-
-    fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
-        Ok(())
     }
 
     fn read_bar(&self, _: u8, offset: u64, data: &mut [u8]) {
@@ -132,8 +116,7 @@ impl PciDevice for Watchdog {
 
     /// That it expired stays known: the driver of the guest that starts anew asks for it.
     fn reset(&self) -> io::Result<()> {
-        let pristine = lock(&self.pristine).clone();
-        *lock(&self.config) = pristine;
+        self.config.reset();
         self.with_registers(|registers| ((), registers.reset()));
         Ok(())
     }
@@ -148,12 +131,12 @@ impl PciDevice for Watchdog {
 
     fn save(&self) -> Result<DeviceState, StateError> {
         let (registers, left_ns) = self.timer.state();
-        DeviceState::new(STATE.0, STATE.1, &WatchdogState { config: lock(&self.config).state(), registers, left_ns })
+        DeviceState::new(STATE.0, STATE.1, &WatchdogState { config: self.config.state(), registers, left_ns })
     }
 
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let WatchdogState { config, registers, left_ns } = state.payload(STATE.0, STATE.1)?;
-        lock(&self.config).restore(&config)?;
+        self.config.restore(&config)?;
         self.timer.restore(&registers, left_ns)
     }
 }

@@ -109,19 +109,6 @@ fn function_that_cannot_be_saved_is_named() {
         fn read_config(&self, offset: u16, data: &mut [u8]) {
             self.0.read_config(offset, data);
         }
-        fn write_config(&self, _: u16, _: &[u8]) {}
-        fn bars(&self) -> Vec<Bar> {
-            Vec::new()
-        }
-        fn assign_bar(&self, _: u8, _: u64) {}
-        fn bar_address(&self, _: u8) -> Option<u64> {
-            None
-        }
-        fn bar_moved(&self, _: u8, _: u64) -> io::Result<()> {
-            Ok(())
-        }
-        fn read_bar(&self, _: u8, _: u64, _: &mut [u8]) {}
-        fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
         fn reset(&self) -> io::Result<()> {
             Ok(())
         }

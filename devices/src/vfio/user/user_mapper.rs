@@ -19,7 +19,7 @@ use vm_memory::VolatileSlice;
 
 use super::client::Client;
 use super::connection::{CallError, DmaTarget};
-use crate::dma::{Backing, DmaTable, RemoveError};
+use crate::dma::{Backing, DmaTable};
 use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
@@ -87,10 +87,7 @@ impl DmaMapper for UserMapper {
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let mut removed = Vec::new();
-        self.table.remove(iova, len, |iova, len| removed.push((iova, len))).map_err(|error| match error {
-            RemoveError::NotWhole => UnmapError::NotMapped,
-            RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
-        })?;
+        self.table.remove(iova, len, |iova, len| removed.push((iova, len)))?;
         let _operation = Operation::begin();
         for (iova, len) in removed {
             // Each DMA_UNMAP is for exactly one DMA_MAP.

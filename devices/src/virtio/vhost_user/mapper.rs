@@ -19,15 +19,10 @@ use vm_memory::VolatileSlice;
 use super::error::ServerError;
 use super::translation::{FilePart, RegionName};
 use super::watcher::Shared;
-use crate::dma::{Backing, DmaTable, RemoveError};
+use crate::dma::{Backing, DmaTable, table_limits};
 use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
-
-/// Granule of what is mapped: the guest's smallest page.
-const PAGE: u64 = 4096;
-/// What can be mapped at most: what page tables of most hosts' IOMMUs can translate, as for other endpoints.
-const LAST_IOVA: u64 = (1 << 48) - 1;
 
 /// Fills the table that translations are taken of.
 ///
@@ -112,13 +107,9 @@ impl DmaMapper for VhostUserMapper {
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
-        let refused = |error| match error {
-            RemoveError::NotWhole => UnmapError::NotMapped,
-            RemoveError::Busy => UnmapError::Host(io::ErrorKind::TimedOut.into()),
-        };
         let mut chunks = Vec::new();
         // From here on the server gets no translation of it.
-        self.table.block(iova, len, |chunk| chunks.push(chunk)).map_err(refused)?;
+        self.table.block(iova, len, |chunk| chunks.push(chunk))?;
         let (_operation, begin) = (Operation::begin(), Instant::now());
         let mut session = self.shared.session_first();
         session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
@@ -128,7 +119,7 @@ impl DmaMapper for VhostUserMapper {
             session.take_region(RegionName::Device(range));
         }
         drop(session);
-        self.table.remove(iova, len, |_, _| {}).map_err(refused)
+        Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
     /// No chunk stays with the server over a reset of the VM.
@@ -141,7 +132,7 @@ impl DmaMapper for VhostUserMapper {
     }
 
     fn limits(&self) -> MapperLimits {
-        MapperLimits { page_size_mask: !(PAGE - 1), iova_ranges: vec![0..=LAST_IOVA], max_mappings: None }
+        table_limits()
     }
 }
 

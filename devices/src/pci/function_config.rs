@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The configuration space of a function that this process emulates, and how a reset restores it.
+
+use std::sync::Mutex;
+
+use super::{Bar, ConfigSpace, ConfigState};
+use crate::state::StateError;
+use crate::sync::lock;
+
+/// Configuration space of a function, now and at power-on.
+pub struct FunctionConfig {
+    current: Mutex<ConfigSpace>,
+    /// At power-on, with the addresses that the VMM assigned.
+    power_on: Mutex<ConfigSpace>,
+}
+
+impl FunctionConfig {
+    /// Configuration space that is `config` at power-on.
+    pub fn new(config: ConfigSpace) -> Self {
+        Self { current: Mutex::new(config.clone()), power_on: Mutex::new(config) }
+    }
+
+    pub(super) fn bars(&self) -> Vec<Bar> {
+        lock(&self.current).bars().to_vec()
+    }
+
+    pub(super) fn assign_bar(&self, index: u8, address: u64) {
+        lock(&self.power_on).assign_bar(index, address);
+        lock(&self.current).assign_bar(index, address);
+    }
+
+    pub(super) fn bar_address(&self, index: u8) -> Option<u64> {
+        lock(&self.current).bar_address(index)
+    }
+
+    /// Reads as the guest does.
+    pub fn read(&self, offset: u16, data: &mut [u8]) {
+        lock(&self.current).read(offset, data);
+    }
+
+    /// Writes as the guest does.
+    pub fn write(&self, offset: u16, data: &[u8]) {
+        lock(&self.current).write(offset, data);
+    }
+
+    /// Puts all back to power-on.
+    pub fn reset(&self) {
+        let power_on = lock(&self.power_on).clone();
+        *lock(&self.current) = power_on;
+    }
+
+    /// What the guest has written.
+    pub fn state(&self) -> ConfigState {
+        lock(&self.current).state()
+    }
+
+    /// Restores what a guest has written.
+    ///
+    /// # Errors
+    /// The function has no such registers. Nothing has changed then.
+    pub fn restore(&self, state: &ConfigState) -> Result<(), StateError> {
+        lock(&self.current).restore(state)
+    }
+}
