@@ -148,25 +148,54 @@ pub trait DeviceQueues: Send + Sync {
     fn resume(&self);
 }
 
+/// Fixed properties of a virtio device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceProperties<'d> {
+    /// The device type (virtio 1.3, section 5), such as 23 for an IOMMU.
+    pub device_type: u16,
+    /// PCI class, subclass and programming interface, as 24 bits.
+    pub pci_class: u32,
+    /// The features that the device offers: bits of its own type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if
+    /// it keeps to them. The transport adds `VERSION_1`.
+    pub features: u64,
+    /// The largest size of each queue, powers of two.
+    pub queue_sizes: &'d [u16],
+    /// The size of the device configuration in bytes.
+    pub config_len: usize,
+}
+
+impl<'d> DeviceProperties<'d> {
+    /// Properties of a device of this type and class.
+    pub fn new(device_type: u16, pci_class: u32, features: u64, queue_sizes: &'d [u16], config_len: usize) -> Self {
+        Self { device_type, pci_class, features, queue_sizes, config_len }
+    }
+}
+
+/// Copies what `config` has from `offset` on to `data`. Bytes beyond its end stay as they are.
+pub(super) fn read_bytes(config: &[u8], offset: usize, data: &mut [u8]) {
+    for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
+        *value = *byte;
+    }
+}
+
 /// A virtio device, whatever the transport.
 ///
 /// All calls may come from any vCPU at any time; the device locks what it must.
 pub trait VirtioDevice: Send + Sync {
-    /// The device type (virtio 1.3, section 5), such as 23 for an IOMMU.
-    fn device_type(&self) -> u16;
-    /// PCI class, subclass and programming interface, as 24 bits.
-    fn pci_class(&self) -> u32;
-    /// The features that the device offers: bits of its own type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if
-    /// it keeps to them. The transport adds `VERSION_1`.
-    fn features(&self) -> u64;
-    /// The largest size of each queue, powers of two.
-    fn queue_sizes(&self) -> &[u16];
-    /// The size of the device configuration in bytes; it does not change.
-    fn config_len(&self) -> usize;
+    /// Fixed properties of the device.
+    fn properties(&self) -> DeviceProperties<'_>;
+    /// Features that the device offers, without those of the transport.
+    fn features(&self) -> u64 {
+        self.properties().features
+    }
+    /// The largest size of each queue.
+    fn queue_sizes(&self) -> &[u16] {
+        self.properties().queue_sizes
+    }
     /// Reads the device configuration at `offset`. Bytes beyond its end stay as they are.
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`; read-only fields stay as they are.
-    fn write_config(&self, offset: usize, data: &[u8]);
+    fn write_config(&self, _offset: usize, _data: &[u8]) {}
     /// Queues of a device with one thread for all of them. `None` if the device overrides all methods that use this one.
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         None

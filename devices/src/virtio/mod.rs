@@ -29,7 +29,9 @@ mod used_batch;
 pub mod vhost_user;
 pub mod vsock;
 
-pub use self::device::{DeviceError, DeviceQueues, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice};
+pub use self::device::{
+    DeviceError, DeviceProperties, DeviceQueues, Driver, Interrupt, QueueState, SharedRegion, VirtioDevice,
+};
 pub use self::last_requests::LastRequests;
 #[cfg(feature = "fuzzing")]
 pub use self::queue_load::QueueLoad;

@@ -15,8 +15,9 @@ use super::state::{BalloonState, STATE};
 use super::traffic::{QUEUES, Traffic};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
-use crate::virtio::{DeviceQueues, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
 /// Role of the thread that gives memory of the guest back to the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "balloon", calls: &[] };
@@ -74,39 +75,17 @@ impl VirtioBalloon {
             driver.interrupt.config_changed(true);
         }
     }
-
-    fn config(&self) -> [u8; CONFIG_BYTES] {
-        let field = |pages: &AtomicU32| pages.load(Ordering::Relaxed).to_le_bytes();
-        let [wanted, actual] = [field(&self.wanted), field(&self.actual)];
-        std::array::from_fn(|index| if index < 4 { wanted[index] } else { actual[index - 4] })
-    }
 }
 
 impl VirtioDevice for VirtioBalloon {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        self.features | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        let features = self.features | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, features, &QUEUE_SIZES, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(self.config().into_iter().skip(offset)) {
-            *value = byte;
-        }
+        let config = [&self.wanted, &self.actual].map(|pages| pages.load(Ordering::Relaxed).to_le_bytes());
+        read_bytes(config.as_flattened(), offset, data);
     }
 
     /// The driver says how many pages there are: the second field. It writes it whole.

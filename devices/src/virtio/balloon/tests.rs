@@ -191,7 +191,7 @@ fn driver_learns_of_a_new_size_and_says_what_the_balloon_has() {
     assert_eq!((harness.sizes(), harness.device.actual_size()), ([1024, 100], 100 * PAGE));
     harness.write(20, &[0]);
     assert_eq!(harness.sizes(), [1024, 0], "another driver begins with an empty one");
-    assert_eq!(harness.device.device_type(), DEVICE_TYPE);
+    assert_eq!(harness.device.properties().device_type, DEVICE_TYPE);
 }
 
 #[test]

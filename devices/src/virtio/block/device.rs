@@ -14,8 +14,9 @@ use super::spec::{CONFIG_BYTES, DEVICE_TYPE, PCI_CLASS};
 use super::state::{BlockState, STATE};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_worker::{QueueWorker, Thread};
-use crate::virtio::{DeviceQueues, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
 /// Role of the threads that serve a queue each: read and write the image.
 pub const ROLE: ThreadRole =
@@ -71,36 +72,16 @@ impl VirtioBlock {
 }
 
 impl VirtioDevice for VirtioBlock {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, self.features, &self.queue_sizes, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let mut config = self.config;
         let capacity = config_space::capacity(&self.disk.image);
         config[..capacity.len()].copy_from_slice(&capacity);
-        for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
-            *value = *byte;
-        }
+        read_bytes(&config, offset, data);
     }
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         Some(&self.queues)

@@ -16,8 +16,9 @@ use super::traffic::{MOST_PRINTED, QUEUES, Traffic};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
-use crate::virtio::{DeviceQueues, Driver, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, Driver, VirtioDevice};
 
 /// Role of the thread that carries bytes between the guest's console and the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "console", calls: &[] };
@@ -82,35 +83,15 @@ impl VirtioConsole {
 }
 
 impl VirtioDevice for VirtioConsole {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        feature::SIZE | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        let features = feature::SIZE | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, features, &QUEUE_SIZES, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let Size { columns, rows } = lock(&self.ends.incoming).size;
-        let config = columns.to_le_bytes().into_iter().chain(rows.to_le_bytes());
-        for (value, byte) in data.iter_mut().zip(config.skip(offset)) {
-            *value = byte;
-        }
+        read_bytes([columns, rows].map(u16::to_le_bytes).as_flattened(), offset, data);
     }
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn activate(&self, driver: Driver) {
         self.queues.activate(driver);

@@ -15,7 +15,8 @@ use super::queues::Queues;
 use super::{RingFeatures, state};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, VirtioDevice};
+use crate::virtio::device::read_bytes;
+use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, SharedRegion, VirtioDevice};
 use crate::windows::WindowMemory;
 
 /// Device type (virtio 1.3, section 5).
@@ -80,31 +81,13 @@ impl VirtioIommu {
 }
 
 impl VirtioDevice for VirtioIommu {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        self.config_len
+    fn properties(&self) -> DeviceProperties<'_> {
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, self.features, &QUEUE_SIZES, self.config_len)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let space = lock(self.queues.engine()).config_space();
-        for (value, byte) in data.iter_mut().zip(space.iter().take(self.config_len).skip(offset)) {
-            *value = *byte;
-        }
+        read_bytes(&space[..self.config_len], offset, data);
     }
 
     /// Only `bypass` is writable.

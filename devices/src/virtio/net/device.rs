@@ -20,8 +20,9 @@ use super::state::{NetState, STATE};
 use super::threads::{Work, threads};
 use crate::state::{DeviceState, StateError};
 use crate::throttle::Throttle;
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_worker::QueueWorker;
-use crate::virtio::{DeviceQueues, Driver, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, Driver, VirtioDevice};
 
 /// What a driver is told of the host's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,33 +126,13 @@ impl VirtioNet {
 }
 
 impl VirtioDevice for VirtioNet {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, self.features, &self.queue_sizes, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(self.config.iter().skip(offset)) {
-            *value = *byte;
-        }
+        read_bytes(&self.config, offset, data);
     }
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         Some(&self.queues)

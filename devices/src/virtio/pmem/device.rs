@@ -17,8 +17,9 @@ use super::state::{PmemState, STATE};
 use crate::platform::MemorySlots;
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
-use crate::virtio::{DeviceQueues, SharedRegion, TransportError, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, SharedRegion, TransportError, VirtioDevice};
 
 /// Role of the thread that serves the queue: flushes the file.
 pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACES] };
@@ -68,35 +69,15 @@ impl VirtioPmem {
 }
 
 impl VirtioDevice for VirtioPmem {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        feature::SHMEM_REGION | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        let features = feature::SHMEM_REGION | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, features, &QUEUE_SIZES, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         let start = self.memory.address().unwrap_or(0);
-        let config = start.to_le_bytes().into_iter().chain(self.size.to_le_bytes());
-        for (value, byte) in data.iter_mut().zip(config.skip(offset)) {
-            *value = byte;
-        }
+        read_bytes([start, self.size].map(u64::to_le_bytes).as_flattened(), offset, data);
     }
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn shared_region(&self) -> Option<SharedRegion> {
         Some(SharedRegion { id: SHMID, size: self.size })

@@ -15,7 +15,7 @@ use super::state::{self, STATE};
 use crate::sandbox::ThreadRole;
 use crate::state::{DeviceState, StateError};
 use crate::virtio::queue_table::TableWorker;
-use crate::virtio::{DeviceQueues, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
 /// Role of the thread that reads random bytes from a file for a guest.
 pub const ROLE: ThreadRole = ThreadRole { name: "rng", calls: &[] };
@@ -50,29 +50,12 @@ impl VirtioRng {
 }
 
 impl VirtioDevice for VirtioRng {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        0
+    fn properties(&self) -> DeviceProperties<'_> {
+        let features = 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, features, &QUEUE_SIZES, 0)
     }
 
     fn read_config(&self, _: usize, _: &mut [u8]) {}
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         Some(&self.queues)

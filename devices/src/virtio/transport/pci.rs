@@ -28,7 +28,7 @@ use crate::pci::{Bar, ConfigSpace, MsixTable, PciDevice};
 use crate::platform::{DeviceEvent, DeviceObserver, Doorbells, MsiAllocator};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, Interrupt, LastRequests, VirtioDevice};
+use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastRequests, VirtioDevice};
 
 /// Why a virtio device could not be put on PCI.
 #[derive(Debug, Error)]
@@ -166,25 +166,21 @@ impl VirtioPciDevice {
     /// The device does not fit the transport, or the platform has no vectors.
     pub fn new(params: VirtioPciParams) -> Result<Self, TransportError> {
         let VirtioPciParams { id, device, memory, msi, doorbells, observer } = params;
-        let sizes = device.queue_sizes();
+        let DeviceProperties { device_type, pci_class: class, features, queue_sizes: sizes, config_len } =
+            device.properties();
         let queues = u16::try_from(sizes.len()).ok().filter(|count| usize::from(*count) <= MAX_QUEUES);
         let queues = queues.ok_or(TransportError::Queues(sizes.len()))?;
-        let config_len = u32::try_from(device.config_len()).ok().filter(|len| u64::from(*len) <= PAGE);
-        let config_len = config_len.ok_or(TransportError::Config(device.config_len()))?;
+        let shown = u32::try_from(config_len).ok().filter(|len| u64::from(*len) <= PAGE);
+        let config_len = shown.ok_or(TransportError::Config(config_len))?;
         let count = queues + 1;
         let vectors = msi.allocate(count).map_err(|source| TransportError::Vectors { count, source })?;
-        let space = layout::build(&Shape {
-            device_type: device.device_type(),
-            class: device.pci_class(),
-            queues,
-            config_len,
-            shared: device.shared_region(),
-        });
-        let requests = LastRequests::new(&id, device.device_type(), sizes.len());
+        let shared = device.shared_region();
+        let space = layout::build(&Shape { device_type, class, queues, config_len, shared });
+        let requests = LastRequests::new(&id, device_type, sizes.len());
         let state = State {
             id,
             interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
-            common: Mutex::new(CommonConfig::new(device.features(), memory.is_translated(), sizes)),
+            common: Mutex::new(CommonConfig::new(features, memory.is_translated(), sizes)),
             life: Life::default(),
             activated: AtomicBool::new(false),
             complained: AtomicBool::new(false),

@@ -22,7 +22,8 @@ use crate::dma::DmaTable;
 use crate::ram::RamRegion;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, VirtioDevice};
+use crate::virtio::device::read_bytes;
+use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, VirtioDevice};
 
 /// Why there is no saved state.
 const NO_STATE: &str = "a process of the host has it (vhost-user); remove the device first";
@@ -88,31 +89,13 @@ impl VhostUserDevice {
 }
 
 impl VirtioDevice for VhostUserDevice {
-    fn device_type(&self) -> u16 {
-        self.model.device_type
-    }
-
-    fn pci_class(&self) -> u32 {
-        self.model.pci_class
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
-    }
-
-    fn config_len(&self) -> usize {
-        self.model.config_len()
+    fn properties(&self) -> DeviceProperties<'_> {
+        let Model { device_type, pci_class, .. } = self.model;
+        DeviceProperties::new(device_type, pci_class, self.features, &self.queue_sizes, self.model.config_len())
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        let config = lock(&self.shared.config);
-        for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
-            *value = *byte;
-        }
+        read_bytes(&lock(&self.shared.config), offset, data);
     }
 
     fn write_config(&self, offset: usize, data: &[u8]) {

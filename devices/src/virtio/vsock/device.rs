@@ -15,8 +15,9 @@ use super::state::{STATE, VsockState};
 use super::traffic::{QUEUES, Traffic};
 use crate::sandbox::{ThreadRole, calls};
 use crate::state::{DeviceState, StateError};
+use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
-use crate::virtio::{DeviceQueues, VirtioDevice};
+use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
 /// Role of the thread that carries bytes between sockets of the guest and of the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGES, calls::SOCKETS, calls::WAITING] };
@@ -52,33 +53,14 @@ impl VirtioVsock {
 }
 
 impl VirtioDevice for VirtioVsock {
-    fn device_type(&self) -> u16 {
-        DEVICE_TYPE
-    }
-
-    fn pci_class(&self) -> u32 {
-        PCI_CLASS
-    }
-
-    fn features(&self) -> u64 {
-        feature::STREAM | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config_len(&self) -> usize {
-        CONFIG_BYTES
+    fn properties(&self) -> DeviceProperties<'_> {
+        let features = feature::STREAM | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        DeviceProperties::new(DEVICE_TYPE, PCI_CLASS, features, &QUEUE_SIZES, CONFIG_BYTES)
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(self.ends.cid.to_le_bytes().into_iter().skip(offset)) {
-            *value = byte;
-        }
+        read_bytes(&self.ends.cid.to_le_bytes(), offset, data);
     }
-
-    fn write_config(&self, _: usize, _: &[u8]) {}
 
     fn reset(&self) {
         self.queues.reset();

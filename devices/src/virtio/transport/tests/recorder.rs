@@ -10,7 +10,8 @@ use virtio_queue::Queue;
 use super::FEATURE;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
-use crate::virtio::{DeviceError, Driver, QueueState, SharedRegion, VirtioDevice};
+use crate::virtio::device::read_bytes;
+use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, SharedRegion, VirtioDevice};
 
 #[derive(Default)]
 pub(super) struct Recorder {
@@ -28,25 +29,11 @@ pub(super) struct Recorder {
 }
 
 impl VirtioDevice for Recorder {
-    fn device_type(&self) -> u16 {
-        23
-    }
-    fn pci_class(&self) -> u32 {
-        0x08_8000
-    }
-    fn features(&self) -> u64 {
-        FEATURE
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 8]
-    }
-    fn config_len(&self) -> usize {
-        8
+    fn properties(&self) -> DeviceProperties<'_> {
+        DeviceProperties::new(23, 0x08_8000, FEATURE, &[16, 8], 8)
     }
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        for (value, byte) in data.iter_mut().zip(lock(&self.config).iter().skip(offset)) {
-            *value = *byte;
-        }
+        read_bytes(&*lock(&self.config), offset, data);
     }
     fn write_config(&self, offset: usize, data: &[u8]) {
         for (byte, value) in lock(&self.config).iter_mut().skip(offset).zip(data) {

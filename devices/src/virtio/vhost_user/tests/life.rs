@@ -38,7 +38,7 @@ fn server_gets_memory_and_queues_only_on_activation() {
     let first =
         [SET_OWNER, GET_FEATURES, GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
     assert_eq!(server.requests(), first);
-    assert_eq!((device.device_type(), device.features()), (26, 1 << 28 | 1 << 29));
+    assert_eq!((device.properties().device_type, device.features()), (26, 1 << 28 | 1 << 29));
     let mut tag = [0; 4];
     device.read_config(0, &mut tag);
     assert_eq!(&tag, b"t\0\0\0");
