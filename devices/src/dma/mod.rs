@@ -40,5 +40,5 @@ pub use self::memory::DeviceMemory;
 pub(crate) use self::near_memory::NearMemory;
 pub use self::table::{Backing, DmaTable};
 pub use self::table_mapper::TableMapper;
-pub(crate) use self::table_mapper::table_limits;
+pub(crate) use self::table_mapper::{MapperTable, table_limits};
 pub use self::view::DmaView;

@@ -2,6 +2,7 @@
 
 //! The I/O address space of an emulated device behind the virtio-iommu.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
@@ -17,18 +18,35 @@ pub(crate) fn table_limits() -> MapperLimits {
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 
+/// The table that a mapper fills. It is cleared with the mapper: the endpoint is gone, and reaches nothing any more.
+pub(crate) struct MapperTable(pub(crate) Arc<DmaTable>);
+
+impl Deref for MapperTable {
+    type Target = DmaTable;
+
+    fn deref(&self) -> &DmaTable {
+        &self.0
+    }
+}
+
+impl Drop for MapperTable {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// Fills the table of a device that this process emulates.
 ///
 /// An UNMAP that returns leaves no copy and no I/O under way. One that the host's kernel holds up for too long fails: the
 /// guest is told so, and nothing of the range can be accessed by the device anew.
 pub struct TableMapper {
-    table: Arc<DmaTable>,
+    table: MapperTable,
 }
 
 impl TableMapper {
     /// A mapper for the device that sees `table`. There is to be one for each table.
     pub fn new(table: Arc<DmaTable>) -> Self {
-        Self { table }
+        Self { table: MapperTable(table) }
     }
 
     /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
@@ -58,12 +76,5 @@ impl DmaMapper for TableMapper {
 
     fn limits(&self) -> MapperLimits {
         table_limits()
-    }
-}
-
-impl Drop for TableMapper {
-    fn drop(&mut self) {
-        // The endpoint is gone, and reaches nothing any more.
-        self.table.clear();
     }
 }

@@ -19,7 +19,7 @@ use vm_memory::VolatileSlice;
 
 use super::client::Client;
 use super::connection::{CallError, DmaTarget};
-use crate::dma::{Backing, DmaTable};
+use crate::dma::{Backing, DmaTable, MapperTable};
 use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
@@ -33,13 +33,14 @@ const LAST_IOVA: u64 = (1 << 48) - 1;
 /// server that refuses the UNMAP ends. When a server is gone, mappings are only kept in the table: nobody uses them, and the
 /// other devices of the domain go on.
 pub struct UserMapper {
+    /// First, so that it is cleared while the client exists.
+    table: MapperTable,
     client: Arc<Client>,
-    table: Arc<DmaTable>,
 }
 
 impl UserMapper {
     pub(super) fn new(client: Arc<Client>, table: Arc<DmaTable>) -> Self {
-        Self { client, table }
+        Self { table: MapperTable(table), client }
     }
 
     /// Makes chunks of `windows`, and the memory that the guest sees of `devices`, mappable. Call it before the virtio-iommu has the mapper.
@@ -125,12 +126,5 @@ impl DmaTarget for DmaTable {
 
     fn write(&self, iova: u64, data: &[u8]) -> bool {
         self.write(iova, data)
-    }
-}
-
-impl Drop for UserMapper {
-    fn drop(&mut self) {
-        // The server may live on. From now on it reaches nothing.
-        self.table.clear();
     }
 }

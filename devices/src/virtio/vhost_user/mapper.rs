@@ -19,7 +19,7 @@ use vm_memory::VolatileSlice;
 use super::error::ServerError;
 use super::translation::{FilePart, RegionName};
 use super::watcher::Shared;
-use crate::dma::{Backing, DmaTable, table_limits};
+use crate::dma::{Backing, DmaTable, MapperTable, table_limits};
 use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
@@ -29,15 +29,15 @@ use crate::windows::WindowMemory;
 /// An UNMAP that returns has had the server forget the mapping. One that the server does not confirm in time fails, and the device
 /// with it.
 pub struct VhostUserMapper {
+    table: MapperTable,
     shared: Arc<Shared>,
-    table: Arc<DmaTable>,
     /// First IOVAs of mappings of devices' memory that the server has, and the address in this process of what they lead to.
     devices: BTreeMap<u64, usize>,
 }
 
 impl VhostUserMapper {
     pub(super) fn new(shared: Arc<Shared>, table: Arc<DmaTable>) -> Self {
-        Self { shared, table, devices: BTreeMap::new() }
+        Self { table: MapperTable(table), shared, devices: BTreeMap::new() }
     }
 
     /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
@@ -133,12 +133,5 @@ impl DmaMapper for VhostUserMapper {
 
     fn limits(&self) -> MapperLimits {
         table_limits()
-    }
-}
-
-impl Drop for VhostUserMapper {
-    fn drop(&mut self) {
-        // The device has left the bus, and its server has no queue any more.
-        self.table.clear();
     }
 }
