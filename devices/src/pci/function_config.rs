@@ -50,12 +50,12 @@ impl FunctionConfig {
         *lock(&self.current) = power_on;
     }
 
-    /// What the guest has written.
+    /// Returns the registers that the guest has written.
     pub fn state(&self) -> ConfigState {
         lock(&self.current).state()
     }
 
-    /// Restores what a guest has written.
+    /// Restores registers that a guest has written.
     ///
     /// # Errors
     /// The function has no such registers. Nothing has changed then.

@@ -16,6 +16,7 @@ use super::test_support::{FakeDoorbells, spoil};
 use crate::dma::{DeviceMemory, DmaTable, FaultRelay, TableMapper, fault_relay};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
+use crate::platform::DeviceEvent;
 use crate::platform::test_support::Witness;
 use crate::ram::Ram;
 use crate::state::DeviceState;
@@ -79,7 +80,7 @@ impl TestPlatform {
         Self { ram, memory, witness: Arc::default(), doorbells: Arc::default(), mapper, relay }
     }
 
-    /// Drives `device`, whose queues have these rings. `more` is what the tests of the device need besides.
+    /// Drives `device`, whose queues have these rings. `more` is what only the tests of this device need.
     pub(super) fn drive<D, M>(
         self,
         (function, device): (Arc<VirtioPciDevice>, Arc<D>),
@@ -95,7 +96,7 @@ impl TestPlatform {
     }
 }
 
-/// A device `D` with its driver. It dereferences to what the tests of the device need besides.
+/// A device `D` with its driver. It dereferences to what only the tests of this device need.
 pub(super) struct TestDriver<D, M = ()> {
     pub(super) function: Arc<VirtioPciDevice>,
     pub(super) device: Arc<D>,
@@ -181,7 +182,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(u32::from_le_bytes(id), (u32::from(device_type) + 0x1040) << 16 | 0x1af4);
     }
 
-    /// Sets the device up as a driver does that accepts `features`, besides those of the transport, and uses these queues.
+    /// Sets the device up as a driver does that accepts `features` in addition to those of the transport, and uses these queues.
     pub(super) fn set_up(&self, features: u64, queues: impl IntoIterator<Item = u16>) {
         self.set_up_at(self.rings, features, queues);
     }
@@ -245,6 +246,13 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_obj(*added, GuestAddress(available + 2)).unwrap();
     }
 
+    /// Puts a buffer into a queue. If its flags name a next descriptor, that is not in the table.
+    pub(super) fn chain_to_nowhere(&mut self, queue: u16, part: Part) {
+        let head = self.chain(queue, &[part]);
+        let next = self.rings.of(queue)[0] + 16 * u64::from(head) + 14;
+        self.ram.write_obj(99u16, GuestAddress(next)).unwrap();
+    }
+
     /// Notifies the device of a queue.
     pub(super) fn ring(&self, queue: u16) {
         self.function.write_bar(1, 4 * u64::from(queue), &queue.to_le_bytes());
@@ -278,6 +286,16 @@ impl<D, M> TestDriver<D, M> {
         wait_until(|| self.status() & 64 != 0);
     }
 
+    /// Checks that the device needs a reset, has used no chain of `queue`, and can be reset.
+    #[track_caller]
+    pub(super) fn fails_until_reset(&self, queue: u16) {
+        self.broken();
+        assert_eq!(self.used(queue), 0);
+        self.write(20, &[0]);
+        assert_eq!(self.status(), 0);
+        assert_eq!(self.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+    }
+
     /// Writes to guest RAM.
     pub(super) fn fill(&self, address: u64, bytes: &[u8]) {
         self.ram.write_slice(bytes, GuestAddress(address)).unwrap();
@@ -296,7 +314,7 @@ impl<D, M> TestDriver<D, M> {
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// The same with the state of the device of `old`, which is paused. What `old` has mapped must be mapped here.
+    /// The same with the state of the device of `old`, which is paused. The mappings of `old` must exist here.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();

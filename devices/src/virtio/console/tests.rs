@@ -18,7 +18,6 @@ use super::spec::{DEVICE_TYPE, queue};
 use super::traffic::MOST_PRINTED;
 use super::{ConsoleParams, Size, VirtioConsole, create};
 use crate::pci::PciDevice;
-use crate::platform::DeviceEvent;
 use crate::sync::lock;
 use crate::virtio::VirtioDevice;
 use crate::virtio::test_driver::*;
@@ -252,15 +251,9 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
         let mut harness = Harness::new(false);
         harness.start();
         harness.device.receive(b"typed");
-        harness.chain(index, &[(address, len, flags)]);
-        // The next descriptor that it names is out of the table.
-        harness.ram.write_obj(99u16, GuestAddress(RINGS.of(index)[0] + 14)).unwrap();
+        harness.chain_to_nowhere(index, (address, len, flags));
         harness.ring(index);
-        harness.broken();
-        assert_eq!(harness.used(index), 0);
-        harness.write(20, &[0]);
-        assert_eq!(harness.status(), 0);
-        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        harness.fails_until_reset(index);
     }
 }
 

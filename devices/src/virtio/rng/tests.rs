@@ -15,7 +15,6 @@ use super::spec::DEVICE_TYPE;
 use super::{RngParams, VirtioRng, create};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
-use crate::platform::DeviceEvent;
 use crate::virtio::VirtioDevice;
 use crate::virtio::test_driver::*;
 use crate::virtio::test_support::{FakeMsi, SOON, set_bus_master};
@@ -126,15 +125,9 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
     for (address, len, flags) in [(BUFFER, 64, 0), (BUFFER, 0, WRITE), (1 << 40, 64, WRITE), (BUFFER, 64, WRITE | 1)] {
         let mut harness = Harness::endless(false);
         harness.start();
-        harness.add(address, len, flags);
-        // The next descriptor that it names is out of the table.
-        harness.ram.write_obj(99u16, GuestAddress(RINGS.first[0] + 14)).unwrap();
+        harness.chain_to_nowhere(0, (address, len, flags));
         harness.ring(0);
-        harness.broken();
-        assert_eq!(harness.used(0), 0);
-        harness.write(20, &[0]);
-        assert_eq!(harness.status(), 0);
-        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        harness.fails_until_reset(0);
     }
 }
 

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::harness::{BUFFERS, Harness, RECEIVE, RINGS, TRANSMIT, frame};
-use crate::platform::DeviceEvent;
 use crate::virtio::net::fuzzing;
 use crate::virtio::test_driver::{NEXT, WRITE};
 
@@ -22,16 +21,10 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
     ] {
         let mut harness = Harness::new(1, false);
         harness.start(true);
-        harness.add(queue, &[(address, len, flags)]);
-        // The next descriptor that it names is out of the table.
-        harness.ram.write_obj(99u16, GuestAddress(RINGS.of(queue)[0] + 14)).unwrap();
+        harness.chain_to_nowhere(queue, (address, len, flags));
         harness.ring(queue);
         harness.give(0, &frame(100));
-        harness.broken();
-        assert_eq!(harness.used(queue), 0);
-        harness.write(20, &[0]);
-        assert_eq!(harness.status(), 0);
-        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        harness.fails_until_reset(queue);
     }
 }
 
