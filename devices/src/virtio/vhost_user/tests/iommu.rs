@@ -330,7 +330,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);
         assert!(matches!(outcome, Err(UnmapError::Host(_))), "{outcome:?}");
-        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert!(begin.elapsed() < Duration::from_secs(60), "the server is waited for without an end");
         let failures = card.told.failures();
         let wanted = format!("the vhost-user server does not forget what was unmapped: {reason}");
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");

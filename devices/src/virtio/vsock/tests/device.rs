@@ -3,7 +3,6 @@
 //! The device with its queues and its thread.
 
 use std::io::{Read, Write};
-use std::time::Duration;
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -100,7 +99,7 @@ fn packets_wait_for_buffers() {
     let mut harness = Harness::started(false);
     let mut client = harness.client(3);
     client.write_all(b"x").unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    harness.looked();
     assert_eq!(harness.used(queue::RX), 0);
     harness.give();
     assert_eq!(harness.receive().0.op, op::REQUEST);
@@ -117,7 +116,7 @@ fn guest_that_gives_no_buffers_is_not_served_without_end() {
     let place = harness.place(queue::TX);
     harness.ram.write_slice(&Guest::header(PORTS, op::RW).encode(), GuestAddress(place)).unwrap();
     harness.add(queue::TX, &[(place, 44, 0)]);
-    std::thread::sleep(Duration::from_millis(20));
+    std::thread::sleep(SOON);
     assert_eq!(harness.used(queue::TX), before);
     harness.give();
     assert_eq!(harness.receive().0.op, op::RST);
@@ -203,7 +202,7 @@ fn paused_device_carries_nothing_and_goes_on_afterwards() {
     harness.function.pause();
     let before = harness.used(queue::RX);
     client.write_all(b"later").unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    std::thread::sleep(SOON);
     assert_eq!(harness.used(queue::RX), before);
     harness.function.resume();
     assert_eq!(harness.receive().1, b"later");
@@ -223,7 +222,7 @@ fn restored_guest_gets_transport_reset_before_new_connections() {
         let mut client = new.client(2);
         new.function.resume();
         let before = new.used(queue::RX);
-        std::thread::sleep(Duration::from_millis(20));
+        new.looked();
         assert_eq!(new.used(queue::RX), before, "the guest does not know yet");
         new.add(queue::EVENT, &[(place, 4, WRITE)]);
         assert_eq!(new.wait_used(queue::EVENT).1, 4);

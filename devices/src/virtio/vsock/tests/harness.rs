@@ -50,7 +50,7 @@ impl Harness {
             observer: Some(platform.witness.clone()),
         };
         let mut harness = platform.drive(create(params).unwrap(), RINGS, Host { dir, seen: [0; 3] });
-        // Page by page, so that nothing of it lies together for the device.
+        // Page by page: the device sees no two pages as one range.
         harness.map_pages((0..RAM as u64).step_by(0x1000));
         harness
     }
@@ -142,6 +142,12 @@ impl Harness {
 
     pub(super) fn say(&mut self, ports: Ports, op: u16) {
         self.send(&Guest::header(ports, op), &[]);
+    }
+
+    /// Waits until the device has looked at all that the host and the guest had for it. The pass that takes the first packet is over
+    /// when the second one is taken. The device answers neither.
+    pub(super) fn looked(&mut self) {
+        (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }
 
     pub(super) fn write_data(&mut self, ports: Ports, data: &[u8]) {
