@@ -8,8 +8,9 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::queue_worker::QueueTask;
-use super::{DeviceError, Driver, Interrupt};
+use super::{DeviceError, Driver, Interrupt, VirtioPciDevice};
 use crate::dma::DeviceMemory;
+use crate::pci::PciDevice;
 use crate::ram::Ram;
 use crate::worker::Orders;
 
@@ -37,6 +38,38 @@ pub(super) fn queue_at(size: u16, rings: [u64; 3]) -> Queue {
     queue.try_set_used_ring_address(used).expect("the ring is aligned");
     queue.set_ready(true);
     queue
+}
+
+/// A feature of the transport.
+pub(super) const VERSION_1: u64 = 1 << 32;
+
+/// Sets a function up as a driver does that accepts `features` and `VERSION_1`. Each queue has a number, a size, and places of its
+/// descriptors, available ring and used ring. Returns false if the device refuses the features.
+pub(super) fn set_up(
+    function: &VirtioPciDevice,
+    features: u64,
+    queues: impl IntoIterator<Item = (u16, u16, [u64; 3])>,
+) -> bool {
+    let write = |offset, data: &[u8]| function.write_bar(0, offset, data);
+    write(20, &[1]);
+    write(20, &[3]);
+    for (select, half) in (0u32..).zip((features | VERSION_1).to_le_bytes().chunks(4)) {
+        write(8, &select.to_le_bytes());
+        write(12, half);
+    }
+    write(20, &[11]);
+    let mut status = [0];
+    function.read_bar(0, 20, &mut status);
+    for (queue, size, rings) in queues {
+        write(22, &queue.to_le_bytes());
+        write(24, &size.to_le_bytes());
+        for (place, ring) in [32, 40, 48].into_iter().zip(rings) {
+            write(place, &ring.to_le_bytes());
+        }
+        write(28, &1u16.to_le_bytes());
+    }
+    write(20, &[15]);
+    status == [11]
 }
 
 /// Number of elements of a queue of a [`ByteDriver`].

@@ -12,6 +12,7 @@ use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::VirtioPciDevice;
+use super::byte_driver::set_up;
 use super::test_support::{FakeDoorbells, spoil};
 use crate::dma::{DeviceMemory, DmaTable, FaultRelay, TableMapper, fault_relay};
 use crate::pci::PciDevice;
@@ -29,8 +30,7 @@ pub(super) const NOTIFY_PORT: u64 = 0xc000;
 const CONFIG: u64 = 0x2000;
 /// Maximum number of queues of a device.
 const QUEUES: usize = 8;
-/// Features of the transport.
-pub(super) const VERSION_1: u64 = 1 << 32;
+/// A feature of the transport.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// Flags of a descriptor.
@@ -189,24 +189,10 @@ impl<D, M> TestDriver<D, M> {
 
     /// As [`set_up`](Self::set_up), with other rings.
     pub(super) fn set_up_at(&self, rings: Rings, features: u64, queues: impl IntoIterator<Item = u16>) {
-        let features = features | VERSION_1 | if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
-        self.write(20, &[1]);
-        self.write(20, &[3]);
-        for (select, half) in (0u32..).zip(features.to_le_bytes().chunks(4)) {
-            self.write(8, &select.to_le_bytes());
-            self.write(12, half);
-        }
-        self.write(20, &[11]);
-        assert_eq!(self.status(), 11, "features are accepted");
-        for queue in queues {
-            self.write(22, &queue.to_le_bytes());
-            self.write(24, &rings.size.to_le_bytes());
-            for (place, ring) in [32, 40, 48].into_iter().zip(rings.of(queue)) {
-                self.write(place, &(ring + self.offset()).to_le_bytes());
-            }
-            self.write(28, &1u16.to_le_bytes());
-        }
-        self.write(20, &[15]);
+        let features = features | if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
+        let queues =
+            queues.into_iter().map(|queue| (queue, rings.size, rings.of(queue).map(|ring| ring + self.offset())));
+        assert!(set_up(&self.function, features, queues), "features are accepted");
     }
 
     /// Takes the device away from its driver, and clears its rings.

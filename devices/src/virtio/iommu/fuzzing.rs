@@ -19,6 +19,7 @@ use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVecto
 use crate::ram::Ram;
 use crate::state::DeviceState;
 use crate::virtio::VirtioPciDevice;
+use crate::virtio::byte_driver::set_up;
 
 const RAM: usize = 0x2_0000;
 const CHUNK: u64 = 0x4000;
@@ -26,7 +27,6 @@ const APERTURE: u64 = 0xe000_0000;
 const ENDPOINT: u32 = 8;
 const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
-const VERSION_1: u64 = 1 << 32;
 /// All that the device offers.
 const ALL: u64 = feature::INPUT_RANGE
     | feature::DOMAIN_RANGE
@@ -129,21 +129,8 @@ impl Machine {
         self.available = 0;
         self.memory.write_slice(&[0; 0x6000], GuestAddress(0x1000)).expect("it is RAM");
         self.register(20, &[0]);
-        self.register(20, &[3]);
-        for (select, half) in [0u32, 1].into_iter().zip((features | VERSION_1).to_le_bytes().chunks(4)) {
-            self.register(8, &select.to_le_bytes());
-            self.register(12, half);
-        }
-        self.register(20, &[11]);
-        for (queue, rings) in [0u16, 1].into_iter().zip(RINGS) {
-            self.register(22, &queue.to_le_bytes());
-            self.register(24, &16u16.to_le_bytes());
-            for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
-                self.register(offset, &ring.to_le_bytes());
-            }
-            self.register(28, &1u16.to_le_bytes());
-        }
-        self.register(20, &[15]);
+        // The driver continues even if the device refuses the features.
+        set_up(&self.function, features, [0, 1].map(|queue| (queue, 16, RINGS[usize::from(queue)])));
     }
 
     /// Puts a request into the queue as a driver does, with so many bytes for the reply; its descriptors may be in a table

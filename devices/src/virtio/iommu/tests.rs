@@ -27,6 +27,7 @@ use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::ram::Ram;
 use crate::virtio::VirtioPciDevice;
+use crate::virtio::byte_driver::set_up;
 use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
 const RAM: usize = 4 << 20;
@@ -37,7 +38,6 @@ const APERTURE: u64 = 0xd000_0000;
 const BAR: u64 = 0x80_0000_0000;
 const ENDPOINT: u32 = 0x28;
 const NEEDS_RESET: u8 = 64;
-const VERSION_1: u64 = 1 << 32;
 
 /// Offsets in BAR 0.
 const STATUS: u64 = 20;
@@ -156,28 +156,11 @@ impl Guest {
         self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
         // No interrupt is wanted, as with Linux's driver.
         self.memory.write_obj(1u16, GuestAddress(AVAILABLE)).unwrap();
-        self.write(STATUS, &[3]);
-        for (select, half) in (features | VERSION_1).to_le_bytes().chunks(4).enumerate() {
-            self.write(8, &u32::try_from(select).unwrap().to_le_bytes());
-            self.write(12, half);
-        }
-        self.write(STATUS, &[11]);
+        // The vector of the request queue.
         self.write(22, &0u16.to_le_bytes());
-        self.write(24, &QUEUE_SIZE.to_le_bytes());
         self.write(26, &1u16.to_le_bytes());
-        for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
-            self.write(offset, &ring.to_le_bytes());
-        }
-        self.write(28, &1u16.to_le_bytes());
-        if let Some(rings) = events {
-            self.write(22, &1u16.to_le_bytes());
-            self.write(24, &4u16.to_le_bytes());
-            for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
-                self.write(offset, &ring.to_le_bytes());
-            }
-            self.write(28, &1u16.to_le_bytes());
-        }
-        self.write(STATUS, &[15]);
+        let events = events.map(|rings| (1, 4, rings));
+        set_up(&self.function, features, [(0, QUEUE_SIZE, rings)].into_iter().chain(events));
         assert_eq!(self.status(), 15);
     }
 

@@ -11,12 +11,13 @@ use super::server::{Asked, Manner, Server};
 use super::support::{RINGS, card, connect, fs, ram, wait};
 use crate::dma::DeviceMemory;
 use crate::pci::PciDevice;
+use crate::virtio::byte_driver::set_up;
 use crate::virtio::test_support::{FakeDoorbells, FakeMsi, set_bus_master};
 use crate::virtio::{VirtioDevice, VirtioPciDevice, VirtioPciParams};
 
 /// Puts a device on PCI and sets it up as a driver with two queues does.
 fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
-    let features = device.features() | 1 << 32;
+    let features = device.features();
     let params = VirtioPciParams {
         id: "d".into(),
         device,
@@ -27,22 +28,8 @@ fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
     };
     let function = VirtioPciDevice::new(params).unwrap();
     set_bus_master(&function, true);
-    let write = |offset, data: &[u8]| function.write_bar(0, offset, data);
-    write(20, &[3]);
-    for half in [0u32, 1] {
-        write(8, &half.to_le_bytes());
-        write(12, &(features >> (32 * half)).to_le_bytes()[..4]);
-    }
-    write(20, &[11]);
-    for queue in 0..2u16 {
-        write(22, &queue.to_le_bytes());
-        write(24, &64u16.to_le_bytes());
-        for (place, ring) in [32, 40, 48].into_iter().zip(RINGS) {
-            write(place, &(ring + 0x4000 * u64::from(queue)).to_le_bytes());
-        }
-        write(28, &1u16.to_le_bytes());
-    }
-    write(20, &[15]);
+    let rings = |queue: u16| RINGS.map(|ring| ring + 0x4000 * u64::from(queue));
+    assert!(set_up(&function, features, [0, 1].map(|queue| (queue, 64, rings(queue)))), "features are accepted");
     function
 }
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::super::model::Model;
 use super::server::request::*;
 use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
-use super::support::{TIMES, Told, connect, connect_briefly, fs, ram, reset, start, wait};
+use super::support::{Running, TIMES, Told, connect_briefly, fs, ram, reset, start, wait};
 use crate::patience::Operation;
 use crate::virtio::VirtioDevice;
 
@@ -60,10 +60,7 @@ fn server_that_misbehaves_at_once_gives_no_device() {
 
 #[test]
 fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
-    let server = Server::start(with(SET_VRING_ADDR, Vice::Refuse));
-    let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server: _server, device, told, .. } = Running::briefly(with(SET_VRING_ADDR, Vice::Refuse), fs(), 2);
     assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
     assert_eq!((device.counters().server_refusals, device.counters().server_losses), (1, 0));
     reset(&device, 2);
@@ -89,10 +86,8 @@ fn server_that_falls_silent_holds_nothing_up_for_long() {
 fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
     let all = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::ZERO))).into();
-    let server = Server::start(Manner { vices, ..Manner::default() });
-    let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server: _server, device, told, .. } =
+        Running::briefly(Manner { vices, ..Manner::default() }, fs(), 2);
     device.pause();
     device.resume();
     reset(&device, 2);
@@ -106,10 +101,7 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));
     assert_eq!(error, "the vhost-user server takes more than 200 ms for GET_FEATURES");
-    let server = Server::start(with(SET_VRING_KICK, slow));
-    let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server: _server, device, told, .. } = Running::briefly(with(SET_VRING_KICK, slow), fs(), 2);
     wait(|| !told.failures().is_empty());
     assert_eq!(told.failures(), ["the vhost-user server takes more than 200 ms for SET_VRING_KICK"]);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
@@ -138,10 +130,8 @@ fn server_slow_at_every_request_is_limited_per_operation() {
 #[test]
 fn server_flooding_config_changes_does_not_hold_up_pauses() {
     // About 50 ms for each, which is free.
-    let server = Server::start(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))));
-    let device = connect(&server, Model::block(1, 64)).unwrap();
-    let told = Told::with_events(1);
-    start(&device, &ram(1), &told, 1);
+    let Running { server, device, .. } =
+        Running::new(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))), Model::block(1, 64), 1);
     let asked = server.take();
     let given = asked.iter().find(|one| one.request == SET_BACKEND_REQ_FD).unwrap();
     let mut channel = UnixStream::from(given.files[0].try_clone().unwrap());
@@ -184,10 +174,7 @@ fn event_that_a_server_has_block_holds_nobody_up() {
 
 #[test]
 fn silent_server_of_a_device_with_running_queues_fails_it() {
-    let server = Server::start(with(GET_VRING_BASE, Vice::Silent));
-    let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server: _server, device, told, .. } = Running::briefly(with(GET_VRING_BASE, Vice::Silent), fs(), 2);
     device.pause();
     wait(|| !told.failures().is_empty());
     assert_eq!(told.failures(), ["the vhost-user server takes more than 300 ms for GET_VRING_BASE"]);
@@ -195,10 +182,8 @@ fn silent_server_of_a_device_with_running_queues_fails_it() {
 
 #[test]
 fn impossible_place_in_a_ring_ends_the_connection() {
-    let server = Server::start(Manner { base: 0x1_0000, ..Manner::default() });
-    let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 1);
+    let Running { server: _server, device, told, .. } =
+        Running::briefly(Manner { base: 0x1_0000, ..Manner::default() }, fs(), 1);
     device.pause();
     wait(|| device.counters().server_losses == 1);
     assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536"]);

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, Manner, REPLY_ACK, Server};
-use super::support::{REGION, RINGS, Told, connect, fs, ram, reset, start, start_queue, wait};
+use super::support::{REGION, RINGS, Running, Told, connect, fs, ram, reset, start, start_queue, wait};
 use crate::state::StateError;
 use crate::virtio::{QueueState, VirtioDevice};
 
@@ -61,10 +61,7 @@ fn server_gets_memory_and_queues_only_on_activation() {
 
 #[test]
 fn kick_and_call_bypass_the_front_end() {
-    let server = Server::start(Manner::default());
-    let device = connect(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server, device, told, .. } = Running::new(Manner::default(), fs(), 2);
     let asked = server.take();
     let kick = &of(&asked, SET_VRING_KICK)[1].files[0];
     // What was there before is looked for.
@@ -91,10 +88,7 @@ fn driver_without_such_an_interrupt_is_told_by_the_front_end() {
 
 #[test]
 fn error_of_a_queue_fails_the_device() {
-    let server = Server::start(Manner::default());
-    let device = connect(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server, device: _device, told, .. } = Running::new(Manner::default(), fs(), 2);
     ring(&of(&server.take(), SET_VRING_ERR)[0].files[0]);
     wait(|| !told.failures().is_empty());
     assert_eq!(told.failures(), ["the vhost-user server reports an error in a queue"]);
@@ -102,10 +96,7 @@ fn error_of_a_queue_fails_the_device() {
 
 #[test]
 fn paused_device_stops_its_queues_and_resumes_at_their_base() {
-    let server = Server::start(Manner { base: 7, ..Manner::default() });
-    let device = connect(&server, fs()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
-    start(&device, &ram, &told, 1);
+    let Running { server, device, ram, .. } = Running::new(Manner { base: 7, ..Manner::default() }, fs(), 1);
     server.take();
     ram.write_obj(5u16, GuestAddress(RINGS[2] + 2)).unwrap();
     device.pause();
@@ -123,10 +114,7 @@ fn paused_device_stops_its_queues_and_resumes_at_their_base() {
 
 #[test]
 fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
-    let server = Server::start(Manner { base: 7, ..Manner::default() });
-    let device = connect(&server, fs()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
-    start(&device, &ram, &told, 2);
+    let Running { server, device, ram, told } = Running::new(Manner { base: 7, ..Manner::default() }, fs(), 2);
     server.take();
     reset(&device, 2);
     let stop = [SET_VRING_ENABLE, GET_VRING_BASE];
@@ -164,10 +152,7 @@ fn added_ram_is_sent_once_and_only_while_a_driver_runs() {
 #[test]
 fn queues_stop_for_a_new_memory_table_without_add_mem_reg() {
     let manner = Manner { protocol: REPLY_ACK, ..Manner::default() };
-    let server = Server::start(manner);
-    let device = connect(&server, fs()).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 1);
+    let Running { server, device, .. } = Running::new(manner, fs(), 1);
     server.take();
     device.add_ram(ram(3).iter().last().unwrap()).unwrap();
     let asked = server.take();

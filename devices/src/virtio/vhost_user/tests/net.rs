@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::device::VhostUserDevice;
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
-use super::support::{RINGS, SHORT, Told, card, connect, connect_with, ram, reset, start, start_as, wait};
+use super::support::{RINGS, Running, SHORT, Told, card, connect, ram, reset, start, start_as, wait};
 use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
 use crate::virtio::byte_driver::queue_at;
@@ -113,10 +113,7 @@ fn control_queue_without_mq_is_the_third() {
 #[test]
 fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
     let refuses = Manner { vices: [(SET_VRING_ENABLE, Vice::Refuse)].into(), ..Manner::default() };
-    let server = Server::start(refuses);
-    let device = connect(&server, card(2)).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(5));
-    start(&device, &ram, &told, 1);
+    let Running { server: _server, device, ram, .. } = Running::new(refuses, card(2), 1);
     start_control(&device);
     assert_eq!(use_pairs(&device, &ram, 0, 2), 1);
 }
@@ -126,10 +123,7 @@ fn server_slow_at_each_queue_is_limited_per_control_command() {
     // More than 200 ms for each of four queues, of 500 ms that there are for all.
     let slow =
         Manner { vices: [(SET_VRING_ENABLE, Vice::Dribble(Duration::from_millis(10)))].into(), ..Manner::default() };
-    let server = Server::start(slow);
-    let device = connect_with(&server, card(2), SHORT).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(5));
-    start(&device, &ram, &told, 4);
+    let Running { server, device, ram, .. } = Running::within(SHORT, slow, card(2), 4);
     start_control(&device);
     server.take();
     assert_eq!(use_pairs(&device, &ram, 0, 2), 0, "the next server is told");
@@ -150,10 +144,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
 
 #[test]
 fn net_card_continues_from_its_used_index_on_reconnect() {
-    let server = Server::start(Manner::default());
-    let device = connect(&server, card(1)).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
-    start(&device, &ram, &told, 2);
+    let Running { server, device, ram, told } = Running::new(Manner::default(), card(1), 2);
     // Seven buffers were used, two are with the server.
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();

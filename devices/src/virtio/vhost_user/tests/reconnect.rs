@@ -13,15 +13,14 @@ use super::super::connection::Times;
 use super::super::model::Model;
 use super::server::request::*;
 use super::server::{Asked, CONFIG, INFLIGHT, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
-use super::support::{RINGS, SHORT, TIMES, Told, address, card, connect, connect_with, fs, ram, reset, start, wait};
+use super::support::{
+    RINGS, Running, SHORT, TIMES, Told, address, card, connect, connect_with, fs, ram, reset, start, wait,
+};
 use crate::virtio::VirtioDevice;
 
 #[test]
 fn lost_server_fails_file_system_until_the_next_driver() {
-    let server = Server::start(Manner::default());
-    let device = connect(&server, fs()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
-    start(&device, &ram, &told, 2);
+    let Running { server, device, ram, told } = Running::new(Manner::default(), fs(), 2);
     server.take();
     server.close();
     wait(|| !told.failures().is_empty());
@@ -70,10 +69,7 @@ fn of(asked: &[Asked], request: u32) -> &Asked {
 
 #[test]
 fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
-    let server = Server::start(disk_server(0));
-    let device = connect(&server, disk()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(1));
-    start(&device, &ram, &told, 1);
+    let Running { server, device, ram, told } = Running::new(disk_server(0), disk(), 1);
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(9u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();
@@ -88,10 +84,7 @@ fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
 #[test]
 fn busy_disk_reconnects_only_with_an_inflight_buffer() {
     for (account, fails) in [(0, true), (INFLIGHT, false)] {
-        let server = Server::start(disk_server(account));
-        let device = connect(&server, disk()).unwrap();
-        let (ram, told) = (ram(1), Told::with_events(1));
-        start(&device, &ram, &told, 1);
+        let Running { server, device, ram, told } = Running::new(disk_server(account), disk(), 1);
         ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
         ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
         server.take();
@@ -112,10 +105,7 @@ fn busy_disk_reconnects_only_with_an_inflight_buffer() {
 
 #[test]
 fn next_server_with_fewer_features_fails_the_disk() {
-    let server = Server::start(disk_server(0));
-    let device = connect(&server, disk()).unwrap();
-    let told = Told::with_events(1);
-    start(&device, &ram(1), &told, 1);
+    let Running { server, device, told, .. } = Running::new(disk_server(0), disk(), 1);
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
@@ -160,10 +150,7 @@ fn at(requests: &[u32], vice: &Vice) -> Manner {
 
 #[test]
 fn slow_next_server_delays_pause_by_at_most_one_operation() {
-    let server = Server::start(Manner::default());
-    let device = connect_with(&server, card(1), SHORT).unwrap();
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let Running { server, device, told, .. } = Running::within(SHORT, Manner::default(), card(1), 2);
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.take();

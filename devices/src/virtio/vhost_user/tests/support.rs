@@ -16,7 +16,7 @@ use super::super::error::ServerError;
 use super::super::link::Address;
 use super::super::model::Model;
 use super::super::net::ServedNet;
-use super::server::Server;
+use super::server::{Manner, Server};
 use crate::dma::DeviceMemory;
 use crate::ram::Ram;
 use crate::sync::lock;
@@ -112,6 +112,35 @@ pub(super) fn connect_briefly(server: &Server, model: Model) -> Result<VhostUser
 /// The same, to one that has these times.
 pub(super) fn connect_with(server: &Server, model: Model, times: Times) -> Result<VhostUserDevice, ServerError> {
     VhostUserDevice::connect(address(server, model, times), None)
+}
+
+/// A device with its server and a driver that is ready.
+pub(super) struct Running {
+    pub(super) server: Server,
+    pub(super) device: VhostUserDevice,
+    pub(super) ram: Arc<Ram>,
+    pub(super) told: Arc<Told>,
+}
+
+impl Running {
+    /// A device of `model` whose driver has started the first `queues` queues. Each queue has an interrupt.
+    pub(super) fn new(manner: Manner, model: Model, queues: u16) -> Self {
+        Self::within(Times::default(), manner, model, queues)
+    }
+
+    /// The same, with a server that has [`TIMES`] only.
+    pub(super) fn briefly(manner: Manner, model: Model, queues: u16) -> Self {
+        Self::within(TIMES, manner, model, queues)
+    }
+
+    /// The same, with a server that has these times.
+    pub(super) fn within(times: Times, manner: Manner, model: Model, queues: u16) -> Self {
+        let server = Server::start(manner);
+        let device = connect_with(&server, model, times).unwrap();
+        let (ram, told) = (ram(1), Told::with_events(device.queue_sizes().len()));
+        start(&device, &ram, &told, queues);
+        Self { server, device, ram, told }
+    }
 }
 
 /// Where the server of a device is, and what it has.
