@@ -51,6 +51,16 @@ impl Field {
         self.json
     }
 
+    /// The key on the command line; empty where the option itself says it.
+    pub(crate) const fn option_key(self) -> &'static str {
+        self.option_key
+    }
+
+    /// The key in JSON.
+    pub(crate) const fn json_key(self) -> &'static str {
+        self.json_key
+    }
+
     /// The whole path: `--memory size` or `memory.size`.
     pub fn name(self, terms: Terms) -> String {
         let (head, separator, key) = match terms {
@@ -76,6 +86,17 @@ impl Field {
         }
     }
 }
+
+/// Declares the fields of some keys of `Self::OPTION`. Each key has the name of a field of the type.
+macro_rules! keys {
+    ($($name:ident = $key:literal),* $(,)?) => {
+        $(
+            #[doc = concat!("[`Self::", $key, "`].")]
+            pub const $name: $crate::field::Field = Self::OPTION.key($key);
+        )*
+    };
+}
+pub(crate) use keys;
 
 #[cfg(test)]
 mod tests {

@@ -2,15 +2,20 @@
 
 //! `key=value,key=value` arguments, in Cloud Hypervisor's syntax.
 
+mod deserializer;
 mod grammar;
 mod unsupported_keys;
 
 use std::str::FromStr;
 
+use serde::Deserialize;
+
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::size::parse_size;
+use deserializer::Reader;
 use grammar::Malformed;
+
+pub(crate) use deserializer::{FromOption, Special, defaults, from_option, from_str, read};
 
 /// The parsed parts of one argument. A value may stand in double quotes to hold commas; an empty value counts as not given.
 #[derive(Debug)]
@@ -42,7 +47,7 @@ impl OptionList {
     ///
     /// # Errors
     /// The text is none of these.
-    pub fn parse_with_words(
+    fn parse_with_words(
         option: Field,
         text: &str,
         words: &[&'static str],
@@ -110,111 +115,43 @@ impl OptionList {
         self.get(key).ok_or_else(|| ConfigError::new(self.option, format!("'{key}=' is needed")))
     }
 
-    /// Whether `key` is on; `default` where it was not given.
-    ///
-    /// # Errors
-    /// It is neither on nor off.
-    pub fn toggle(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
-        self.get(key).map_or(Ok(default), |value| on_or_off(self.option.key(key), value))
+    /// Gives `key` this value in place of any other.
+    pub(crate) fn set(&mut self, key: &'static str, text: String) {
+        self.values.retain(|(known, _)| *known != key);
+        self.values.push((key, Value { raw: text.clone(), text }));
     }
 
-    /// The one of `choices` that `key` names in upper or lower case, if it was given.
-    ///
-    /// # Errors
-    /// It names none of them.
-    pub fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let lower = value.to_lowercase();
-        if let Some((_, chosen)) = choices.iter().find(|(name, _)| *name == lower) {
-            return Ok(Some(*chosen));
+    /// The same if `key` was not given.
+    pub(crate) fn set_default(&mut self, key: &'static str, text: String) {
+        if self.get(key).is_none() {
+            self.set(key, text);
         }
-        let names: Vec<String> = choices.iter().map(|(name, _)| format!("'{name}'")).collect();
-        let rule = match names.as_slice() {
-            [one] => format!("'{value}' is not {one}"),
-            [one, other] => format!("'{value}' is neither {one} nor {other}"),
-            [first @ .., last] => format!("'{value}' is none of {} and {last}", first.join(", ")),
-            [] => format!("'{value}' is not known"),
-        };
-        Err(ConfigError::new(self.option.key(key), rule))
     }
 
-    /// The PCI segment that `pci_segment` says; the first where it was not given.
+    /// The value of `key`, if it was given and is not empty: a size if it is an `u64`, see [`deserializer`].
     ///
     /// # Errors
-    /// It is no number that fits.
-    pub fn segment(&self) -> Result<u16, ConfigError> {
-        self.number("pci_segment").map(|segment| segment.unwrap_or(0))
+    /// It is no value of this type.
+    pub(crate) fn read<'de, T: Deserialize<'de>>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
+        self.reader(key).map(T::deserialize).transpose()
     }
 
     /// The number that `key` says, if it was given.
     ///
     /// # Errors
     /// It is none that fits.
-    pub fn number<T: FromStr>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
-        let number = self.get(key).map(str::parse).transpose();
-        number.map_err(|_| ConfigError::new(self.option.key(key), "is no number that fits"))
+    pub(crate) fn number<T: FromStr>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
+        self.reader(key).map(Reader::number).transpose()
     }
 
-    /// The numbers that `key` says, if it was given: `2`, or `[0,2-4]`.
-    ///
-    /// # Errors
-    /// It is none of these.
-    pub fn numbers(&self, key: &'static str) -> Result<Option<Vec<u16>>, ConfigError> {
-        let numbers = self.get(key).map(parse_numbers).transpose();
-        numbers.map_err(|rule| ConfigError::new(self.option.key(key), rule))
-    }
-
-    /// The pairs that `key` lists, if it was given: `[0@[2,3],1@4]` is `0` with `[2,3]` and `1` with `4`. The first of a pair may
-    /// stand in double quotes.
-    ///
-    /// # Errors
-    /// It is no such list.
-    pub fn pairs(&self, key: &'static str) -> Result<Option<Vec<(String, &str)>>, ConfigError> {
-        let Some(Value { raw, .. }) = self.value(key).filter(|value| !value.raw.is_empty()) else { return Ok(None) };
-        let wrong = || {
-            let rule = format!("'{raw}' is no list of pairs, such as [0@[2,3],1@[4]]");
-            ConfigError::new(self.option.key(key), rule)
-        };
-        let mut pairs = Vec::new();
-        for element in grammar::elements(raw).and_then(Result::ok).ok_or_else(wrong)? {
-            let (first, second) = grammar::split_at_sign(element.trim()).ok_or_else(wrong)?;
-            let first = grammar::unquoted(first).map_err(|_| wrong())?;
-            if first.is_empty() || second.is_empty() {
-                return Err(wrong());
-            }
-            pairs.push((first, second));
-        }
-        Ok(Some(pairs))
-    }
-
-    /// The texts that `key` says: `one`, or `[one,"two, or more"]`. None where it was not given.
-    ///
-    /// # Errors
-    /// A double quote encloses only a part of a text.
-    pub fn texts(&self, key: &'static str) -> Result<Vec<String>, ConfigError> {
-        let Some(Value { raw, text }) = self.value(key).filter(|value| !value.text.is_empty()) else {
-            return Ok(Vec::new());
-        };
-        let elements = match grammar::elements(raw) {
-            None => return Ok(vec![text.clone()]),
-            Some(elements) => elements,
-        };
-        let texts = elements.and_then(|elements| elements.into_iter().map(grammar::unquoted).collect());
-        texts.map_err(|error: Malformed| ConfigError::new(self.option.key(key), error.to_string()))
-    }
-
-    /// The number of bytes that `key` says, if it was given.
-    ///
-    /// # Errors
-    /// It is no size.
-    pub fn size(&self, key: &'static str) -> Result<Option<u64>, ConfigError> {
-        let bytes = self.get(key).map(parse_size).transpose();
-        bytes.map_err(|rule| ConfigError::new(self.option.key(key), rule))
+    fn reader(&self, key: &'static str) -> Option<Reader<'_>> {
+        let value = self.value(key).filter(|value| !value.text.is_empty())?;
+        Some(Reader::new(self.option.key(key), value))
     }
 }
 
 /// The numbers of a list without spaces, `[0,2-4]`, or a single one.
-pub(crate) fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
+fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
     let wrong = || format!("'{text}' is no number and no list of them, such as [0,2-4]");
     let inner = match text.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
@@ -247,8 +184,29 @@ pub(crate) fn on_or_off(field: Field, value: &str) -> Result<bool, ConfigError> 
     }
 }
 
+/// The one of `choices` that `value` of `field` names in upper or lower case.
+///
+/// # Errors
+/// It names none of them.
+fn choice<T: Copy>(field: Field, value: &str, choices: &[(String, T)]) -> Result<T, ConfigError> {
+    let lower = value.to_lowercase();
+    if let Some((_, chosen)) = choices.iter().find(|(name, _)| *name == lower) {
+        return Ok(*chosen);
+    }
+    let names: Vec<String> = choices.iter().map(|(name, _)| format!("'{name}'")).collect();
+    let rule = match names.as_slice() {
+        [one] => format!("'{value}' is not {one}"),
+        [one, other] => format!("'{value}' is neither {one} nor {other}"),
+        [first @ .., last] => format!("'{value}' is none of {} and {last}", first.join(", ")),
+        [] => format!("'{value}' is not known"),
+    };
+    Err(ConfigError::new(field, rule))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     const OPTION: Field = Field::new("--device", "devices");
@@ -257,11 +215,12 @@ mod tests {
     fn values_are_found_by_key() {
         let list = OptionList::parse(OPTION, "path=/a,iommu=on,size=2K", &["path", "iommu", "id", "size"]).unwrap();
         assert_eq!(list.required("path"), Ok("/a"));
-        assert_eq!(list.toggle("iommu", false), Ok(true));
-        assert_eq!(list.size("size"), Ok(Some(2048)));
+        assert_eq!(list.read("iommu"), Ok(Some(true)));
+        assert_eq!(list.read("size"), Ok(Some(2048u64)));
         assert_eq!(list.get("id"), None);
         assert_eq!(list.required("id").unwrap_err().to_string(), "--device: 'id=' is needed");
-        assert_eq!(list.toggle("path", true).unwrap_err().to_string(), "--device path: '/a' is neither 'on' nor 'off'");
+        let refused = list.read::<bool>("path").unwrap_err().to_string();
+        assert_eq!(refused, "--device path: '/a' is neither 'on' nor 'off'");
     }
 
     #[test]
@@ -273,7 +232,9 @@ mod tests {
     #[test]
     fn list_may_hold_commas_and_spans() {
         let numbers = |text: &str| {
-            OptionList::parse(OPTION, text, &["a", "b"]).and_then(|list| list.numbers("a")).map_err(|e| e.to_string())
+            OptionList::parse(OPTION, text, &["a", "b"])
+                .and_then(|list| list.read::<Vec<u16>>("a"))
+                .map_err(|e| e.to_string())
         };
         assert_eq!(numbers("a=[0,2-4],b=1"), Ok(Some(vec![0, 2, 3, 4])));
         assert_eq!((numbers("a=7"), numbers("a=[]"), numbers("b=x")), (Ok(Some(vec![7])), Ok(Some(vec![])), Ok(None)));
@@ -288,16 +249,24 @@ mod tests {
     #[test]
     fn list_may_hold_pairs_whose_second_is_a_list() {
         let parse = |text: &str| OptionList::parse(OPTION, text, &["a", "b"]);
-        let list = parse("a=[0@[2,3],x@4],b=on").unwrap();
-        assert_eq!(list.pairs("a"), Ok(Some(vec![("0".into(), "[2,3]"), ("x".into(), "4")])));
-        assert_eq!(list.toggle("b", false), Ok(true));
-        assert_eq!(parse("a=[]").unwrap().pairs("a"), Ok(Some(Vec::new())));
-        assert_eq!(parse("b=on").unwrap().pairs("a"), Ok(None));
-        let spaced = parse(r#"a=["x@y"@1, z@[2,3]]"#).unwrap();
-        assert_eq!(spaced.pairs("a"), Ok(Some(vec![("x@y".into(), "1"), ("z".into(), "[2,3]")])));
+        let pairs = |text: &str| parse(text)?.read::<Vec<BTreeMap<u64, String>>>("a");
+        let pair = |first: &str, second: &str| BTreeMap::from([(0, first.into()), (1, second.into())]);
+        assert_eq!(pairs("a=[0@[2,3],x@4],b=on"), Ok(Some(vec![pair("0", "[2,3]"), pair("x", "4")])));
+        assert_eq!(parse("a=[0@[2,3],x@4],b=on").unwrap().read("b"), Ok(Some(true)));
+        assert_eq!((pairs("a=[]"), pairs("b=on")), (Ok(Some(Vec::new())), Ok(None)));
+        assert_eq!(pairs(r#"a=["x@y"@1, z@[2,3]]"#), Ok(Some(vec![pair("x@y", "1"), pair("z", "[2,3]")])));
+        let lists =
+            parse("a=[0@[2-4],1@7]").unwrap().read::<Vec<BTreeMap<u64, Vec<u32>>>>("a").map_err(|e| e.to_string());
+        assert_eq!(
+            lists,
+            Ok(Some(vec![
+                BTreeMap::from([(0, vec![0]), (1, vec![2, 3, 4])]),
+                BTreeMap::from([(0, vec![1]), (1, vec![7])])
+            ]))
+        );
         assert!(parse("a=[0@[1,2]").unwrap_err().to_string().contains("not closed"));
         for wrong in ["a=0@[1,2]", "a=0@1", "a=[1]", "a=[@1]", "a=[1@]", "a=[1@2,]", "a=[1@2,,1@3]"] {
-            let refused = parse(wrong).unwrap().pairs("a").unwrap_err().to_string();
+            let refused = pairs(wrong).unwrap_err().to_string();
             assert!(refused.starts_with("--device a: '") && refused.contains("no list of pairs"), "{refused}");
         }
     }
@@ -318,34 +287,37 @@ mod tests {
         let keys = ["path", "size", "on", "list", "pairs"];
         for text in ["path=,size=,on=,list=,pairs=", "path= ,size= ", "", "  ", "path=\"\""] {
             let list = OptionList::parse(OPTION, text, &keys).unwrap();
-            assert_eq!((list.get("path"), list.size("size"), list.number::<u8>("size")), (None, Ok(None), Ok(None)));
-            assert_eq!((list.toggle("on", true), list.toggle("on", false)), (Ok(true), Ok(false)));
             assert_eq!(
-                (list.numbers("list"), list.pairs("pairs"), list.texts("list")),
-                (Ok(None), Ok(None), Ok(vec![]))
+                (list.get("path"), list.read::<u64>("size"), list.number::<u8>("size")),
+                (None, Ok(None), Ok(None))
             );
+            assert_eq!((list.read::<bool>("on"), list.read::<Vec<u16>>("list")), (Ok(None), Ok(None)));
+            assert_eq!((list.read::<Vec<String>>("pairs"), list.read::<Vec<String>>("list")), (Ok(None), Ok(None)));
             assert_eq!(list.required("path").unwrap_err().to_string(), "--device: 'path=' is needed");
         }
     }
 
     #[test]
     fn toggle_takes_four_words_in_any_case() {
-        let toggle = |value: &str| OptionList::parse(OPTION, &format!("a={value}"), &["a"]).unwrap().toggle("a", false);
+        let toggle = |value: &str| OptionList::parse(OPTION, &format!("a={value}"), &["a"]).unwrap().read::<bool>("a");
         for (value, on) in [("on", true), ("TRUE", true), ("True", true), ("Off", false), ("false", false)] {
-            assert_eq!(toggle(value), Ok(on), "{value}");
+            assert_eq!(toggle(value), Ok(Some(on)), "{value}");
         }
         assert_eq!(toggle("yes").unwrap_err().to_string(), "--device a: 'yes' is neither 'on' nor 'off'");
     }
 
     #[test]
     fn quoted_element_with_a_comma_is_one_text() {
-        let texts =
-            |value: &str| OptionList::parse(OPTION, &format!("a={value}"), &["a"]).and_then(|list| list.texts("a"));
-        assert_eq!(texts(r#"["a,b",c]"#), Ok(vec!["a,b".into(), "c".into()]));
-        assert_eq!(texts(r#"["say ""hi""",[x]]"#), Ok(vec!["say \"hi\"".into(), "[x]".into()]));
-        assert_eq!(texts(r#""a,b""#), Ok(vec!["a,b".into()]));
-        assert_eq!(texts("one"), Ok(vec!["one".into()]));
-        assert_eq!(texts("[]"), Ok(vec![]));
+        for (value, texts) in [
+            (r#"["a,b",c]"#, &["a,b", "c"][..]),
+            (r#"["say ""hi""",[x]]"#, &["say \"hi\"", "[x]"]),
+            (r#""a,b""#, &["a,b"]),
+            ("one", &["one"]),
+            ("[]", &[]),
+        ] {
+            let list = OptionList::parse(OPTION, &format!("a={value}"), &["a"]).unwrap();
+            assert_eq!(list.read::<Vec<String>>("a").unwrap().unwrap(), texts);
+        }
     }
 
     #[test]
@@ -364,17 +336,20 @@ mod tests {
 
     #[test]
     fn choice_is_read_in_any_case() {
-        let choice = |value: &str, choices: &[(&str, u8)]| {
-            OptionList::parse(OPTION, &format!("a={value}"), &["a"])
-                .unwrap()
-                .choice("a", choices)
-                .map_err(|e| e.to_string())
+        #[derive(Debug, PartialEq, Deserialize)]
+        enum Two {
+            One,
+            Two,
+        }
+        let list = |value: &str| OptionList::parse(OPTION, &format!("a={value}"), &["a"]).unwrap();
+        assert_eq!((list("ONE").read("a"), list("two").read("a")), (Ok(Some(Two::One)), Ok(Some(Two::Two))));
+        assert_eq!(list("").read::<Two>("a"), Ok(None));
+        let refused = |names: &[&str]| {
+            let choices: Vec<_> = names.iter().map(|name| (name.to_string(), ())).collect();
+            choice(OPTION.key("a"), "x", &choices).unwrap_err().to_string()
         };
-        assert_eq!(choice("ONE", &[("one", 1), ("two", 2)]), Ok(Some(1)));
-        assert_eq!(choice("", &[("one", 1)]), Ok(None));
-        assert_eq!(choice("x", &[("one", 1)]).unwrap_err(), "--device a: 'x' is not 'one'");
-        assert_eq!(choice("x", &[("one", 1), ("two", 2)]).unwrap_err(), "--device a: 'x' is neither 'one' nor 'two'");
-        let three = [("one", 1), ("two", 2), ("three", 3)];
-        assert_eq!(choice("x", &three).unwrap_err(), "--device a: 'x' is none of 'one', 'two' and 'three'");
+        assert_eq!(refused(&["one"]), "--device a: 'x' is not 'one'");
+        assert_eq!(list("x").read::<Two>("a").unwrap_err().to_string(), "--device a: 'x' is neither 'one' nor 'two'");
+        assert_eq!(refused(&["one", "two", "three"]), "--device a: 'x' is none of 'one', 'two' and 'three'");
     }
 }

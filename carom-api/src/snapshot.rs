@@ -13,7 +13,7 @@ use crate::config::MemoryZoneConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, Special, from_str};
 use crate::tap_files::TapFiles;
 use crate::vm_config::VmConfig;
 
@@ -115,7 +115,7 @@ pub struct RestoreConfig {
     #[serde(default)]
     pub resume: bool,
     /// How RAM gets its bytes; as `prefault` says if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_restore_mode: Option<MemoryRestoreMode>,
     /// Network devices that get other descriptors in place of a client's that they were saved with: all of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
@@ -215,30 +215,11 @@ impl RestoreConfig {
     }
 }
 
-impl FromStr for RestoreConfig {
-    type Err = ConfigError;
-
-    /// Parses `source_url=file:///PATH[,prefault=on|off][,memory_restore_mode=copy|ondemand][,resume=on|off][,zone_updates=[ID@NODE,…]]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["source_url", "prefault", "memory_restore_mode", "resume", "zone_updates"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let url = list.required("source_url")?.parse();
-        let source_url = url.map_err(|rule: String| ConfigError::new(Self::OPTION.key("source_url"), rule))?;
-        let modes = [("copy", MemoryRestoreMode::Copy), ("ondemand", MemoryRestoreMode::OnDemand)];
-        let updates = list.pairs("zone_updates")?.unwrap_or_default().into_iter().map(|(id, node)| {
-            let wrong = || ConfigError::new(Self::ZONE_UPDATES, format!("'{node}' is no number that fits"));
-            Ok(VmMemoryZoneUpdateData { id, host_numa_node: node.parse().map_err(|_| wrong())? })
-        });
-        Ok(Self {
-            source_url,
-            prefault: list.toggle("prefault", false)?,
-            resume: list.toggle("resume", false)?,
-            memory_restore_mode: list.choice("memory_restore_mode", &modes)?,
-            net_fds: Vec::new(),
-            zone_updates: updates.collect::<Result<_, ConfigError>>()?,
-        })
-    }
+impl FromOption for RestoreConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[Special::By("net_fds", &[])];
 }
+from_str!(RestoreConfig);
 
 #[cfg(test)]
 mod tests {

@@ -57,7 +57,7 @@ pub struct VmInfo {
     /// Its devices by ID, while it is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
     /// Reason why the last guest failed, with `--no-shutdown`, until the VM is booted again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
@@ -91,13 +91,10 @@ pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 pub struct VmResize {
     /// Number of vCPUs wanted, 1 to `max_vcpus`. While the VM is booted, those that are missing come, and the guest is asked to let go of the
     /// last ones of those that are too many.
-    #[serde(default)]
     pub desired_vcpus: Option<u32>,
     /// Bytes of RAM wanted. While the VM is booted it can grow by up to `hotplug_size` in steps of 128 MiB, and does not shrink.
-    #[serde(default)]
     pub desired_ram: Option<u64>,
     /// Bytes of the balloon wanted, of a VM that has one: those that the guest is to give back. Otherwise 0.
-    #[serde(default)]
     pub desired_balloon: Option<u64>,
 }
 
@@ -128,7 +125,6 @@ pub struct IommuBounce {
     #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
     pub threshold: u32,
     /// The most bytes of RAM that the guest may have mapped beside the windows; `null` without a limit.
-    #[serde(default)]
     pub max_mapped: Option<u64>,
     /// Bytes of a chunk.
     pub chunk_size: u64,
@@ -251,16 +247,16 @@ pub struct BounceWindow {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceChange {
     /// Bytes that all windows together may use: a positive multiple of the chunk size, at most `max`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 2_097_152, multiple_of = 2_097_152)]
     pub budget: Option<u64>,
     /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
     /// The most bytes of RAM that the guest may have mapped beside the windows, a multiple of 4096; 0 lifts the limit. Where more is mapped, that
     /// stays, and requests that map get NOMEM until it is less.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(multiple_of = 4096)]
     pub max_mapped: Option<u64>,
 }

@@ -34,7 +34,9 @@ impl Subcommand for AddVerb {
     fn augment_subcommands(command: Command) -> Command {
         command.subcommands(verbs().map(|(kind, add)| {
             let value = Arg::new("device").help("The device").required(true).value_name("DEVICE");
-            Command::new(add.verb).about(add.about).arg(value.value_parser(move |text: &str| parse(kind, text)))
+            Command::new(add.verb())
+                .about(kind.help_of_verb(add))
+                .arg(value.value_parser(move |text: &str| parse(kind, text)))
         }))
     }
 
@@ -43,14 +45,14 @@ impl Subcommand for AddVerb {
     }
 
     fn has_subcommand(name: &str) -> bool {
-        verbs().any(|(_, add)| add.verb == name)
+        verbs().any(|(_, add)| add.verb() == name)
     }
 }
 
 impl FromArgMatches for AddVerb {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let given = matches.subcommand().and_then(|(name, arguments)| {
-            let (_, add) = verbs().find(|(_, add)| add.verb == name)?;
+            let (_, add) = verbs().find(|(_, add)| add.verb() == name)?;
             let device = Box::new(arguments.get_one::<PartConfig>("device")?.clone());
             Some(Self { operation: add.operation, device })
         });

@@ -39,9 +39,9 @@ fn argument(kind: &'static Kind) -> Arg {
         Arg::new(kind.name).long(option).value_name(kind.value).value_parser(move |text: &str| kind.parse(text));
     let argument = match kind.number {
         Number::Many => {
-            argument.help(format!("{}; several may be given", kind.help)).action(ArgAction::Append).num_args(1..)
+            argument.help(format!("{}; several may be given", kind.help())).action(ArgAction::Append).num_args(1..)
         }
-        Number::One => argument.help(kind.help),
+        Number::One => argument.help(kind.help()),
     };
     match kind.bare {
         Some(bare) => argument.num_args(0..=1).default_missing_value(bare),

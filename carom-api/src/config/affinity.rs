@@ -10,7 +10,6 @@ use utoipa::ToSchema;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::limits::MAX_HOST_CPU;
-use crate::option_list::{OptionList, parse_numbers};
 
 /// The CPUs of the host that a vCPU runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -31,12 +30,6 @@ pub struct VirtQueueAffinity {
 }
 
 impl CpuAffinity {
-    /// Reads the key of `field`, `affinity`.
-    pub(super) fn parse(list: &OptionList, field: Field) -> Result<Vec<Self>, ConfigError> {
-        let pairs = parse(list, field, "affinity")?;
-        Ok(pairs.into_iter().map(|(vcpu, host_cpus)| Self { vcpu, host_cpus }).collect())
-    }
-
     /// Checks those of a VM that can have `vcpus` vCPUs.
     pub(super) fn check_all(all: &[Self], field: Field, vcpus: u32) -> Result<(), ConfigError> {
         check(field, "vCPU", vcpus, all.iter().map(|of| (of.vcpu, &of.host_cpus)))
@@ -44,31 +37,10 @@ impl CpuAffinity {
 }
 
 impl VirtQueueAffinity {
-    /// Reads the key of `field`, `queue_affinity`.
-    pub(crate) fn parse(list: &OptionList, field: Field) -> Result<Vec<Self>, ConfigError> {
-        let pairs = parse(list, field, "queue_affinity")?;
-        Ok(pairs.into_iter().map(|(queue_index, host_cpus)| Self { queue_index, host_cpus }).collect())
-    }
-
     /// Checks those of a device that has `queues` queues.
     pub(crate) fn check_all(all: &[Self], field: Field, queues: u16) -> Result<(), ConfigError> {
         check(field, "queue", queues.into(), all.iter().map(|of| (of.queue_index.into(), &of.host_cpus)))
     }
-}
-
-/// Parses `[NUMBER@[CPU,CPU-CPU],…]`.
-fn parse<N: std::str::FromStr>(
-    list: &OptionList,
-    field: Field,
-    key: &'static str,
-) -> Result<Vec<(N, Vec<u32>)>, ConfigError> {
-    let pairs = list.pairs(key)?.unwrap_or_default();
-    let read = pairs.into_iter().map(|(number, cpus)| {
-        let of = number.parse().map_err(|_| ConfigError::new(field, format!("'{number}' is no number that fits")))?;
-        let cpus = parse_numbers(cpus).map_err(|rule| ConfigError::new(field, rule))?;
-        Ok((of, cpus.into_iter().map(u32::from).collect()))
-    });
-    read.collect()
 }
 
 /// Checks a list for `what`, of which there are `count`.
@@ -99,13 +71,12 @@ fn check<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::CpusConfig;
 
-    const OPTION: Field = Field::new("--cpus", "cpus");
-    const FIELD: Field = OPTION.key("affinity");
+    const FIELD: Field = CpusConfig::AFFINITY;
 
     fn parsed(text: &str) -> Result<Vec<CpuAffinity>, String> {
-        let list = OptionList::parse(OPTION, text, &["affinity"]).map_err(|error| error.to_string())?;
-        CpuAffinity::parse(&list, FIELD).map_err(|error| error.to_string())
+        text.parse().map(|cpus: CpusConfig| cpus.affinity).map_err(|error| error.to_string())
     }
 
     #[test]

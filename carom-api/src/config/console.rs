@@ -3,14 +3,13 @@
 //! Where a console goes, and the guest's first serial port, which is one.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, OptionList, Special, from_str};
 
 /// Where a console goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -71,40 +70,26 @@ impl ConsoleTarget<'_> {
     }
 }
 
-/// The target of a console as an option names it.
-pub(crate) struct ReadTarget {
-    pub(crate) mode: ConsoleMode,
-    pub(crate) file: Option<PathBuf>,
-    pub(crate) socket: Option<PathBuf>,
-    /// The rest of the option.
-    pub(crate) list: OptionList,
-}
+impl ConsoleMode {
+    /// The modes that are words on the command line. The others are keys, which name a path.
+    pub(crate) const WORDS: &'static [&'static str] = &["off", "null", "tty", "pty"];
+    /// The mode has no key of its own.
+    pub(crate) const KEYS: Special = Special::By("mode", &[]);
 
-impl ReadTarget {
-    /// The modes that are words on the command line.
-    pub(crate) const WORDS: [(&'static str, ConsoleMode); 4] =
-        [("off", ConsoleMode::Off), ("null", ConsoleMode::Null), ("tty", ConsoleMode::Tty), ("pty", ConsoleMode::Pty)];
-
-    /// Parses `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`, with any others of `keys`.
+    /// Sets the mode of `option`, which is given as `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
     ///
     /// # Errors
-    /// The text has none of these, or several.
-    pub(crate) fn parse(option: Field, text: &str, keys: &[&'static str]) -> Result<Self, ConfigError> {
-        let words = Self::WORDS.map(|(word, _)| word);
-        let list = OptionList::parse_with_words(option, text, &words, keys)?;
-        let path = |key| list.get(key).map(PathBuf::from);
-        let (file, socket) = (path("file"), path("socket"));
-        let of_paths = [(&file, ConsoleMode::File), (&socket, ConsoleMode::Socket)];
-        let of_paths = of_paths.into_iter().filter_map(|(path, mode)| path.as_ref().map(|_| mode));
-        let of_words = Self::WORDS.into_iter().filter(|(word, _)| list.has(word)).map(|(_, mode)| mode);
-        let modes: Vec<ConsoleMode> = of_words.chain(of_paths).collect();
-        match modes[..] {
-            [mode] => Ok(Self { mode, file, socket, list }),
-            _ => {
-                let rule = format!("'{text}' has not one of off, null, tty, pty, file=PATH, socket=PATH");
-                Err(ConfigError::new(option, rule))
-            }
-        }
+    /// The option has none of these, or several.
+    pub(crate) fn set(option: Field, list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
+        let words = Self::WORDS.iter().filter(|word| list.has(word));
+        let keys = ["file", "socket"].iter().filter(|key| list.get(key).is_some());
+        let modes: Vec<&str> = words.chain(keys).copied().collect();
+        let [mode] = modes[..] else {
+            let rule = format!("'{text}' has not one of off, null, tty, pty, file=PATH, socket=PATH");
+            return Err(ConfigError::new(option, rule));
+        };
+        list.set("mode", mode.into());
+        Ok(())
     }
 }
 
@@ -114,11 +99,9 @@ pub struct SerialConfig {
     /// Where it goes.
     pub mode: ConsoleMode,
     /// The file of [`ConsoleMode::File`]; in answers, also the path of the pseudoterminal of [`ConsoleMode::Pty`].
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
     /// The socket of [`ConsoleMode::Socket`].
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
 }
@@ -158,15 +141,16 @@ impl Default for SerialConfig {
     }
 }
 
-impl FromStr for SerialConfig {
-    type Err = ConfigError;
+impl FromOption for SerialConfig {
+    const OPTION: Field = Self::OPTION;
+    const WORDS: &'static [&'static str] = ConsoleMode::WORDS;
+    const SPECIAL: &'static [Special] = &[ConsoleMode::KEYS];
 
-    /// Parses `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let ReadTarget { mode, file, socket, .. } = ReadTarget::parse(Self::OPTION, text, &["file", "socket"])?;
-        Ok(Self { mode, file, socket })
+    fn prepare(list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
+        ConsoleMode::set(Self::OPTION, list, text)
     }
 }
+from_str!(SerialConfig);
 
 #[cfg(test)]
 mod tests {

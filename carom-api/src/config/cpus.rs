@@ -9,10 +9,10 @@ use utoipa::ToSchema;
 
 use super::{CpuAffinity, MemoryConfig};
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
 
 /// vCPUs of a VM that does not say how many it has.
 const DEFAULT_VCPUS: u32 = 1;
@@ -76,23 +76,11 @@ impl CpusConfig {
     pub const BOOT: Field = Self::OPTION.keys("boot", "boot_vcpus");
     /// [`Self::max_vcpus`].
     pub const MAX: Field = Self::OPTION.keys("max", "max_vcpus");
-    /// [`Self::topology`].
-    pub const TOPOLOGY: Field = Self::OPTION.key("topology");
-    /// [`Self::max_phys_bits`].
-    pub const MAX_PHYS_BITS: Field = Self::OPTION.key("max_phys_bits");
-    /// [`Self::affinity`].
-    pub const AFFINITY: Field = Self::OPTION.key("affinity");
+    keys! { TOPOLOGY = "topology", MAX_PHYS_BITS = "max_phys_bits", AFFINITY = "affinity" }
 
     /// `count` vCPUs and nothing special.
     pub fn with_count(count: u32) -> Self {
-        Self {
-            boot_vcpus: count,
-            max_vcpus: count,
-            topology: None,
-            max_phys_bits: default_max_phys_bits(),
-            nested: default_nested(),
-            affinity: Vec::new(),
-        }
+        Self { boot_vcpus: count, max_vcpus: count, ..Self::default() }
     }
 
     /// Fills in what follows from the rest.
@@ -154,32 +142,33 @@ impl CpuTopology {
 
 impl Default for CpusConfig {
     fn default() -> Self {
-        Self::with_count(DEFAULT_VCPUS)
+        defaults()
     }
 }
 
-impl FromStr for CpusConfig {
-    type Err = ConfigError;
+impl FromOption for CpusConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[
+        Special::Name(Self::BOOT),
+        Special::Rule("boot_vcpus", |text| format!("'{text}' is no number of CPUs")),
+        Special::Name(Self::MAX),
+        Special::Rule("max_vcpus", |text| format!("'{text}' is no number of CPUs")),
+        Special::By("topology", &["topology"]),
+        Special::Rule("max_phys_bits", |text| format!("'{text}' is no number of bits")),
+    ];
 
-    /// Parses `[boot=N][,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=N][,nested=on|off]
-    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["boot", "max", "topology", "max_phys_bits", "nested", "affinity"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let number = |field, key: &str| {
-            let wrong = |text| ConfigError::new(field, format!("'{text}' is no number of CPUs"));
-            list.get(key).map(|text| text.parse().map_err(|_| wrong(text))).transpose()
-        };
-        let boot_vcpus = number(Self::BOOT, "boot")?.unwrap_or(DEFAULT_VCPUS);
-        let max_vcpus = number(Self::MAX, "max")?.unwrap_or(boot_vcpus);
-        let max_phys_bits = list.get("max_phys_bits").map_or(Ok(default_max_phys_bits()), |bits| {
-            bits.parse().map_err(|_| ConfigError::new(Self::MAX_PHYS_BITS, format!("'{bits}' is no number of bits")))
-        })?;
-        let topology = list.get("topology").map(str::parse).transpose()?;
-        let affinity = CpuAffinity::parse(&list, Self::AFFINITY)?;
-        Ok(Self { boot_vcpus, max_vcpus, topology, max_phys_bits, nested: list.toggle("nested", true)?, affinity })
+    fn prepare(list: &mut OptionList, _: &str) -> Result<(), ConfigError> {
+        list.set_default("boot", DEFAULT_VCPUS.to_string());
+        Ok(())
+    }
+
+    fn finish(&mut self, list: &OptionList) -> Result<(), ConfigError> {
+        self.topology = list.get("topology").map(str::parse).transpose()?;
+        self.complete();
+        Ok(())
     }
 }
+from_str!(CpusConfig);
 
 impl FromStr for CpuTopology {
     type Err = ConfigError;

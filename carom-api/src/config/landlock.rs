@@ -9,9 +9,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::ConfigError;
-use crate::field::Field;
-use crate::option_list::OptionList;
+use crate::field::{Field, keys};
+use crate::option_list::from_option;
 
 /// A file or directory of the host that the program may reach, with all that is below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -39,23 +38,10 @@ impl LandlockConfig {
     pub const ENABLE: Field = Field::new("--landlock", "landlock_enable");
     /// The option.
     pub const OPTION: Field = Field::new("--landlock-rules", "landlock_rules");
-    /// [`Self::path`].
-    pub const PATH: Field = Self::OPTION.key("path");
-    /// [`Self::access`].
-    pub const ACCESS: Field = Self::OPTION.key("access");
+    keys! { PATH = "path", ACCESS = "access" }
 }
 
-impl FromStr for LandlockConfig {
-    type Err = ConfigError;
-
-    /// Parses `path=PATH,access=r|w|rw`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let list = OptionList::parse(Self::OPTION, text, &["path", "access"])?;
-        let path = list.required("path")?.into();
-        let access = list.required("access")?.parse().map_err(|rule: String| ConfigError::new(Self::ACCESS, rule))?;
-        Ok(Self { path, access })
-    }
-}
+from_option!(LandlockConfig);
 
 impl FromStr for FileAccess {
     type Err = String;

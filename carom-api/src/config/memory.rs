@@ -2,17 +2,15 @@
 
 //! The guest's RAM.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::MemoryZoneConfig;
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
 
 /// Bytes of RAM of a VM that does not say how many it has.
 const DEFAULT_SIZE: u64 = 512 * MIB;
@@ -30,7 +28,7 @@ pub struct MemoryConfig {
     #[serde(default)]
     pub hugepages: bool,
     /// Bytes of one of these: 2 MiB or 1 GiB, of which `size` is a multiple; 2 MiB unless said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
     /// The host is asked for transparent huge pages. Of no meaning with `hugepages`.
     #[serde(default = "default_thp")]
@@ -60,34 +58,17 @@ fn default_thp() -> bool {
 impl MemoryConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--memory", "memory");
-    /// [`Self::size`].
-    pub const SIZE: Field = Self::OPTION.key("size");
-    /// [`Self::shared`].
-    pub const SHARED: Field = Self::OPTION.key("shared");
+    keys! {
+        SIZE = "size", SHARED = "shared", HUGEPAGE_SIZE = "hugepage_size", HOTPLUG_SIZE = "hotplug_size",
+        MERGEABLE = "mergeable",
+    }
 
-    /// [`Self::hugepage_size`].
-    pub const HUGEPAGE_SIZE: Field = Self::OPTION.key("hugepage_size");
-    /// [`Self::hotplug_size`].
-    pub const HOTPLUG_SIZE: Field = Self::OPTION.key("hotplug_size");
-    /// [`Self::mergeable`].
-    pub const MERGEABLE: Field = Self::OPTION.key("mergeable");
     /// [`Self::zones`].
     pub const ZONES: Field = MemoryZoneConfig::OPTION;
 
     /// `size` bytes and nothing special.
     pub fn with_size(size: u64) -> Self {
-        Self {
-            size,
-            shared: false,
-            hugepages: false,
-            hugepage_size: None,
-            thp: true,
-            prefault: false,
-            mergeable: false,
-            hotplug_size: 0,
-            reserve: false,
-            zones: Vec::new(),
-        }
+        Self { size, ..Self::default() }
     }
 
     /// Bytes that the guest has.
@@ -203,33 +184,20 @@ impl MemoryConfig {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self::with_size(DEFAULT_SIZE)
+        defaults()
     }
 }
 
-impl FromStr for MemoryConfig {
-    type Err = ConfigError;
+impl FromOption for MemoryConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[Special::By("zones", &[])];
 
-    /// Parses `[size=SIZE][,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,thp=on|off][,prefault=on|off]
-    /// [,mergeable=on|off][,reserve=on|off][,hotplug_size=SIZE][,hotplug_method=acpi]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys =
-            ["size", "shared", "hugepages", "hugepage_size", "thp", "prefault", "mergeable", "reserve", "hotplug_size"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        Ok(Self {
-            size: list.size("size")?.unwrap_or(DEFAULT_SIZE),
-            shared: list.toggle("shared", false)?,
-            hugepages: list.toggle("hugepages", false)?,
-            hugepage_size: list.size("hugepage_size")?,
-            thp: list.toggle("thp", true)?,
-            prefault: list.toggle("prefault", false)?,
-            mergeable: list.toggle("mergeable", false)?,
-            hotplug_size: list.size("hotplug_size")?.unwrap_or_default(),
-            reserve: list.toggle("reserve", false)?,
-            zones: Vec::new(),
-        })
+    fn prepare(list: &mut OptionList, _: &str) -> Result<(), ConfigError> {
+        list.set_default("size", DEFAULT_SIZE.to_string());
+        Ok(())
     }
 }
+from_str!(MemoryConfig);
 
 #[cfg(test)]
 mod tests {

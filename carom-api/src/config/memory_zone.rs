@@ -4,15 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::{GIB, LOW_MEMORY, MAX_HOST_NODE, MAX_MEMORY_ZONES, MEMORY_GRANULE, MIB};
-use crate::option_list::OptionList;
+use crate::option_list::from_option;
 
 /// A zone of the guest's RAM. Zones lie behind one another in the order in which they are given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -23,7 +22,7 @@ pub struct MemoryZoneConfig {
     #[schema(minimum = 2_097_152, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
     /// File that holds it, of as many bytes at least, or directory in which one without a name is made for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
     /// Other processes can map it. Of a file: what is written to it goes there, as opposed to memory of this process alone.
@@ -33,10 +32,10 @@ pub struct MemoryZoneConfig {
     #[serde(default)]
     pub hugepages: bool,
     /// Bytes of one of these: 2 MiB or 1 GiB; 2 MiB unless said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
     /// Node of the host whose memory it is made of; any if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1023)]
     pub host_numa_node: Option<u32>,
     /// The host gives all of it when the VM is built, and not each page when it is touched first.
@@ -53,20 +52,10 @@ pub struct MemoryZoneConfig {
 impl MemoryZoneConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--memory-zone", "memory.zones");
-    /// [`Self::id`].
-    pub const ID: Field = Self::OPTION.key("id");
-    /// [`Self::size`].
-    pub const SIZE: Field = Self::OPTION.key("size");
-    /// [`Self::file`].
-    pub const FILE: Field = Self::OPTION.key("file");
-    /// [`Self::hugepages`].
-    pub const HUGEPAGES: Field = Self::OPTION.key("hugepages");
-    /// [`Self::hugepage_size`].
-    pub const HUGEPAGE_SIZE: Field = Self::OPTION.key("hugepage_size");
-    /// [`Self::host_numa_node`].
-    pub const HOST_NUMA_NODE: Field = Self::OPTION.key("host_numa_node");
-    /// [`Self::mergeable`].
-    pub const MERGEABLE: Field = Self::OPTION.key("mergeable");
+    keys! {
+        ID = "id", SIZE = "size", FILE = "file", HUGEPAGES = "hugepages", HUGEPAGE_SIZE = "hugepage_size",
+        HOST_NUMA_NODE = "host_numa_node", MERGEABLE = "mergeable",
+    }
 
     /// Bytes of a reserved huge page.
     pub fn huge_page(&self) -> u64 {
@@ -158,39 +147,7 @@ impl MemoryZoneConfig {
     }
 }
 
-impl FromStr for MemoryZoneConfig {
-    type Err = ConfigError;
-
-    /// Parses `id=NAME,size=SIZE` with any of the other keys.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = [
-            "id",
-            "size",
-            "file",
-            "shared",
-            "hugepages",
-            "hugepage_size",
-            "host_numa_node",
-            "prefault",
-            "reserve",
-            "mergeable",
-        ];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        list.required("size")?;
-        Ok(Self {
-            id: list.required("id")?.into(),
-            size: list.size("size")?.unwrap_or_default(),
-            file: list.get("file").map(PathBuf::from),
-            shared: list.toggle("shared", false)?,
-            hugepages: list.toggle("hugepages", false)?,
-            hugepage_size: list.size("hugepage_size")?,
-            host_numa_node: list.number("host_numa_node")?,
-            prefault: list.toggle("prefault", false)?,
-            reserve: list.toggle("reserve", false)?,
-            mergeable: list.toggle("mergeable", false)?,
-        })
-    }
-}
+from_option!(MemoryZoneConfig);
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,6 @@ mod platform;
 mod rate_limit;
 
 pub use affinity::{CpuAffinity, VirtQueueAffinity};
-pub(crate) use console::ReadTarget;
 pub use console::{ConsoleMode, ConsoleTarget, SerialConfig};
 pub use cpus::{CpuTopology, CpusConfig};
 pub use landlock::{FileAccess, LandlockConfig};
@@ -25,5 +24,4 @@ pub use numa::{NumaConfig, NumaDistance};
 pub use payload::PayloadConfig;
 pub use pci_segment::PciSegmentConfig;
 pub use platform::{IommuPoll, PlatformConfig};
-pub(crate) use rate_limit::RATE_KEYS;
 pub use rate_limit::{RateLimitGroupConfig, RateLimiterConfig, TokenBucket};

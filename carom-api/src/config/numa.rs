@@ -4,17 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{CpusConfig, MemoryConfig, PlatformConfig};
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::MAX_NODE;
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::from_option;
 
 /// Distance of a node to itself (ACPI 6.5, section 5.2.17).
 const LOCAL_DISTANCE: u8 = 10;
@@ -78,16 +77,10 @@ impl<T: Ord + Clone + Display> Owners<T> {
 impl NumaConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--numa", "numa");
-    /// [`Self::guest_numa_id`].
-    pub const ID: Field = Self::OPTION.key("guest_numa_id");
-    /// [`Self::cpus`].
-    pub const CPUS: Field = Self::OPTION.key("cpus");
-    /// [`Self::distances`].
-    pub const DISTANCES: Field = Self::OPTION.key("distances");
-    /// [`Self::memory_zones`].
-    pub const MEMORY_ZONES: Field = Self::OPTION.key("memory_zones");
-    /// [`Self::pci_segments`].
-    pub const PCI_SEGMENTS: Field = Self::OPTION.key("pci_segments");
+    keys! {
+        ID = "guest_numa_id", CPUS = "cpus", DISTANCES = "distances", MEMORY_ZONES = "memory_zones",
+        PCI_SEGMENTS = "pci_segments",
+    }
 
     /// Checks all nodes of a VM beside each other and beside what they are made of.
     ///
@@ -179,30 +172,7 @@ impl NumaConfig {
     }
 }
 
-impl FromStr for NumaConfig {
-    type Err = ConfigError;
-
-    /// Parses `guest_numa_id=N[,cpus=LIST][,distances=[NODE@DISTANCE,…]][,memory_zones=LIST][,pci_segments=LIST]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["guest_numa_id", "cpus", "distances", "memory_zones", "pci_segments"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        list.required("guest_numa_id")?;
-        let distances = list.pairs("distances")?.unwrap_or_default().into_iter().map(|(destination, distance)| {
-            let wrong = |text: &str| ConfigError::new(Self::DISTANCES, format!("'{text}' is no number that fits"));
-            Ok(NumaDistance {
-                destination: destination.parse().map_err(|_| wrong(&destination))?,
-                distance: distance.parse().map_err(|_| wrong(distance))?,
-            })
-        });
-        Ok(Self {
-            guest_numa_id: list.number("guest_numa_id")?.unwrap_or_default(),
-            cpus: list.numbers("cpus")?.unwrap_or_default().into_iter().map(u32::from).collect(),
-            distances: distances.collect::<Result<_, _>>()?,
-            memory_zones: list.texts("memory_zones")?,
-            pci_segments: list.numbers("pci_segments")?.unwrap_or_default(),
-        })
-    }
-}
+from_option!(NumaConfig);
 
 #[cfg(test)]
 mod tests {

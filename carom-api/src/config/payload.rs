@@ -15,15 +15,12 @@ use crate::limits::CMDLINE_MAX;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PayloadConfig {
     /// bzImage, or ELF image with a PVH entry point. This or `firmware` is needed.
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
     /// Firmware, by which the guest boots from a disk: ELF image with a PVH entry point.
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub firmware: Option<PathBuf>,
     /// Initial RAM file system of `kernel`.
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Command line of `kernel`.

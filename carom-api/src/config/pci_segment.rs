@@ -2,15 +2,13 @@
 
 //! How much of the addresses for BARs a PCI segment has.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::PlatformConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::option_list::OptionList;
+use crate::option_list::from_option;
 
 /// How much of the addresses for BARs a PCI segment has. Those of all segments are as their weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -63,21 +61,7 @@ impl PciSegmentConfig {
     }
 }
 
-impl FromStr for PciSegmentConfig {
-    type Err = ConfigError;
-
-    /// Parses `pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["pci_segment", "mmio32_aperture_weight", "mmio64_aperture_weight"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        list.required("pci_segment")?;
-        Ok(Self {
-            pci_segment: list.segment()?,
-            mmio32_aperture_weight: list.number("mmio32_aperture_weight")?.unwrap_or(DEFAULT_WEIGHT),
-            mmio64_aperture_weight: list.number("mmio64_aperture_weight")?.unwrap_or(DEFAULT_WEIGHT),
-        })
-    }
-}
+from_option!(PciSegmentConfig);
 
 #[cfg(test)]
 mod tests {

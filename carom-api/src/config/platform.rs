@@ -2,16 +2,14 @@
 
 //! What the VM uses of the host.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::MAX_PCI_SEGMENTS;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, Special, defaults, from_str};
 
 /// What the VM uses of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -38,34 +36,24 @@ pub struct PlatformConfig {
     #[serde(default = "default_vmgenid")]
     pub vmgenid: bool,
     /// The machine's manufacturer, as its SMBIOS tables have it.
-    #[serde(default)]
     pub system_manufacturer: Option<String>,
     /// Its name, likewise.
-    #[serde(default)]
     pub system_product_name: Option<String>,
     /// Its version, likewise.
-    #[serde(default)]
     pub system_version: Option<String>,
     /// Its serial number, likewise.
-    #[serde(default)]
     pub system_serial_number: Option<String>,
     /// The same by an older name.
-    #[serde(default)]
     pub serial_number: Option<String>,
     /// Its UUID, likewise.
-    #[serde(default)]
     pub system_uuid: Option<String>,
     /// The same by an older name.
-    #[serde(default)]
     pub uuid: Option<String>,
     /// Number of the product in the manufacturer's list, likewise.
-    #[serde(default)]
     pub system_sku_number: Option<String>,
     /// The family that the product belongs to, likewise.
-    #[serde(default)]
     pub system_family: Option<String>,
     /// Asset tag of its chassis, likewise.
-    #[serde(default)]
     pub chassis_asset_tag: Option<String>,
     /// Strings for the guest's own use, likewise, 255 at most.
     #[serde(default)]
@@ -102,18 +90,13 @@ pub enum IommuPoll {
 impl PlatformConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--platform", "platform");
-    /// [`Self::iommufd`].
-    pub const IOMMUFD: Field = Self::OPTION.key("iommufd");
-    /// [`Self::oem_strings`].
-    pub const OEM_STRINGS: Field = Self::OPTION.key("oem_strings");
-    /// [`Self::num_pci_segments`].
-    pub const NUM_PCI_SEGMENTS: Field = Self::OPTION.key("num_pci_segments");
+    keys! {
+        IOMMUFD = "iommufd", OEM_STRINGS = "oem_strings", NUM_PCI_SEGMENTS = "num_pci_segments",
+        IOMMU_SEGMENTS = "iommu_segments",
+    }
 
     /// Most bytes of all strings of the SMBIOS tables together, with a byte of each for its end. The manufacturer is there twice.
     pub const MAX_STRINGS: usize = 60 << 10;
-
-    /// [`Self::iommu_segments`].
-    pub const IOMMU_SEGMENTS: Field = Self::OPTION.key("iommu_segments");
 
     /// [`Self::iommu_address_width_bits`].
     pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
@@ -234,70 +217,18 @@ impl PlatformConfig {
 
 impl Default for PlatformConfig {
     fn default() -> Self {
-        Self {
-            iommufd: false,
-            iommu_poll: IommuPoll::Auto,
-            num_pci_segments: default_num_pci_segments(),
-            iommu_segments: Vec::new(),
-            iommu_address_width_bits: default_iommu_address_width_bits(),
-            vmgenid: default_vmgenid(),
-            system_manufacturer: None,
-            system_product_name: None,
-            system_version: None,
-            system_serial_number: None,
-            serial_number: None,
-            system_uuid: None,
-            uuid: None,
-            system_sku_number: None,
-            system_family: None,
-            chassis_asset_tag: None,
-            oem_strings: Vec::new(),
-        }
+        defaults()
     }
 }
 
-impl FromStr for PlatformConfig {
-    type Err = ConfigError;
-
-    /// Parses `[iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]`,
-    /// `[,vmgenid=on|off]`. The strings of the SMBIOS tables follow, `[,uuid=UUID]` and so on, with `[,oem_strings=[TEXT,TEXT]]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let none = Self::default();
-        let mut keys =
-            vec!["iommufd", "iommu_poll", "num_pci_segments", "iommu_segments", "iommu_address_width", "vmgenid"];
-        keys.push("oem_strings");
-        keys.extend(none.smbios_strings().map(|(key, _)| key));
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let text_of = |key| list.get(key).map(str::to_string);
-        let iommufd = list.toggle("iommufd", false)?;
-        let polls = [("auto", IommuPoll::Auto), ("on", IommuPoll::On), ("off", IommuPoll::Off)];
-        let num_pci_segments = list.get("num_pci_segments").map_or(Ok(default_num_pci_segments()), |number| {
-            let rule = |_| ConfigError::new(Self::NUM_PCI_SEGMENTS, format!("'{number}' is no number of segments"));
-            number.parse().map_err(rule)
-        })?;
-        let iommu_segments = list.numbers("iommu_segments")?.unwrap_or_default();
-        let width: Option<u8> = list.number("iommu_address_width")?;
-        Ok(Self {
-            iommufd,
-            iommu_poll: list.choice("iommu_poll", &polls)?.unwrap_or_default(),
-            num_pci_segments,
-            iommu_segments,
-            iommu_address_width_bits: width.unwrap_or_else(default_iommu_address_width_bits),
-            vmgenid: list.toggle("vmgenid", default_vmgenid())?,
-            system_manufacturer: text_of("system_manufacturer"),
-            system_product_name: text_of("system_product_name"),
-            system_version: text_of("system_version"),
-            system_serial_number: text_of("system_serial_number"),
-            serial_number: text_of("serial_number"),
-            system_uuid: text_of("system_uuid"),
-            uuid: text_of("uuid"),
-            system_sku_number: text_of("system_sku_number"),
-            system_family: text_of("system_family"),
-            chassis_asset_tag: text_of("chassis_asset_tag"),
-            oem_strings: list.texts("oem_strings")?,
-        })
-    }
+impl FromOption for PlatformConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[
+        Special::Name(Self::IOMMU_ADDRESS_WIDTH),
+        Special::Rule("num_pci_segments", |text| format!("'{text}' is no number of segments")),
+    ];
 }
+from_str!(PlatformConfig);
 
 #[cfg(test)]
 mod tests {

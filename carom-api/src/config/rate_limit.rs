@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::error::ConfigError;
 use crate::field::Field;
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::{OptionList, Special};
 
 /// Longest time in which a bucket fills, in ms.
 const MAX_REFILL_TIME: u64 = u32::MAX as u64;
@@ -21,7 +21,6 @@ pub struct TokenBucket {
     /// Tokens that it holds: bytes, or requests.
     pub size: u64,
     /// Tokens that are there at the start beside those, and do not come back.
-    #[serde(default)]
     pub one_time_burst: Option<u64>,
     /// The time in which it fills, in ms.
     #[schema(maximum = 4_294_967_295u64)]
@@ -40,14 +39,14 @@ pub struct RateLimiterConfig {
 }
 
 /// Keys of a limit, of whichever option.
-pub(crate) const RATE_KEYS: [&str; 6] =
+const RATE_KEYS: [&str; 6] =
     ["bw_size", "bw_one_time_burst", "bw_refill_time", "ops_size", "ops_one_time_burst", "ops_refill_time"];
 
 impl TokenBucket {
     fn parse(list: &OptionList, option: Field, keys: &[&'static str]) -> Result<Option<Self>, ConfigError> {
         let [size_key, burst_key, refill_key] = *keys else { return Ok(None) };
         let (size, one_time_burst, refill_time) =
-            (list.size(size_key)?, list.size(burst_key)?, list.number(refill_key)?);
+            (list.read(size_key)?, list.read(burst_key)?, list.number(refill_key)?);
         match (size, refill_time) {
             (Some(size), Some(refill_time)) => Ok(Some(Self { size, one_time_burst, refill_time })),
             (None, None) if one_time_burst.is_none() => Ok(None),
@@ -66,6 +65,9 @@ impl TokenBucket {
 }
 
 impl RateLimiterConfig {
+    /// The keys of the limit of a device.
+    pub(crate) const KEYS: Special = Special::By("rate_limiter_config", &RATE_KEYS);
+
     /// Reads the keys of a limit; `None` where there are none.
     pub(crate) fn parse(list: &OptionList, option: Field) -> Result<Option<Self>, ConfigError> {
         let (bandwidth, ops) = RATE_KEYS.split_at(3);

@@ -2,79 +2,51 @@
 
 //! The virtio-balloon device: RAM that the guest gives back while it runs.
 
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{Kind, KindConfig, Number, PartConfig, usual_methods};
-use crate::body;
+use super::{Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
-use crate::field::{Field, Terms};
-use crate::option_list::OptionList;
+use crate::field::{Field, Terms, keys};
+use crate::option_list::from_option;
 
 /// Bytes of the pages that a balloon has.
 const PAGE: u64 = 4096;
 
-/// RAM that the guest gives back while it runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct BalloonConfig {
-    /// Bytes that the guest is to give back, a multiple of 4096 and no more than it has.
-    #[schema(multiple_of = 4096)]
-    pub size: u64,
-    /// Whether a guest that is out of memory may take some of them itself.
-    #[serde(default)]
-    pub deflate_on_oom: bool,
-    /// Whether the guest gives pages back that are free, beside those.
-    #[serde(default)]
-    pub free_page_reporting: bool,
-    /// Must be false: drivers give a balloon addresses that are not translated.
-    #[serde(default)]
-    pub iommu: bool,
-    /// PCI segment that the device is on.
-    #[serde(default)]
-    #[schema(maximum = 15)]
-    pub pci_segment: u16,
-    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 31)]
-    pub pci_device_id: Option<u8>,
-    /// Name in logs and the API, as that of other devices.
-    #[serde(default)]
-    pub id: Option<String>,
+device_config! {
+    /// RAM that the guest gives back while it runs.
+    pub struct BalloonConfig {
+        /// Bytes that the guest is to give back, a multiple of 4096 and no more than it has.
+        #[schema(multiple_of = 4096)]
+        pub size: u64,
+        /// Whether a guest that is out of memory may take some of them itself.
+        #[serde(default)]
+        pub deflate_on_oom: bool,
+        /// Whether the guest gives pages back that are free, beside those.
+        #[serde(default)]
+        pub free_page_reporting: bool,
+        /// Must be false: drivers give a balloon addresses that are not translated.
+        #[serde(default)]
+        pub iommu: bool,
+    }
 }
 
 impl BalloonConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--balloon", "balloon");
-    /// [`Self::size`].
-    pub const SIZE: Field = Self::OPTION.key("size");
-    /// [`Self::iommu`].
-    pub const IOMMU: Field = Self::OPTION.key("iommu");
+    keys! { SIZE = "size", IOMMU = "iommu" }
 
     /// The kind.
     pub const KIND: Kind = Kind {
-        name: "balloon",
-        field: Self::OPTION,
-        number: Number::One,
         value: "size=SIZE,…",
-        help: "RAM that the guest gives back: size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,pci_segment=N][,pci_device_id=N][,id=NAME]",
-        bare: None,
-        id: "_balloon",
-        takes_slot: true,
-        passed_through: false,
+        help: "RAM that the guest gives back",
+        keys: "size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off]",
         iommu: None,
-        default_for_clients: false,
-        add: None,
-        parse: |text| text.parse().map(PartConfig::Balloon),
-        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Balloon),
+        ..Kind::of::<Self>("balloon", "_balloon", Number::One)
     };
 }
 
 impl KindConfig for BalloonConfig {
     // It cannot be behind the virtio-iommu, which its check says.
-    usual_methods!(Balloon);
+    usual_methods!();
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         if self.iommu {
@@ -99,25 +71,7 @@ impl KindConfig for BalloonConfig {
     }
 }
 
-impl FromStr for BalloonConfig {
-    type Err = ConfigError;
-
-    /// Parses `size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off][,iommu=off][,pci_segment=N][,pci_device_id=N][,id=NAME]`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["size", "deflate_on_oom", "free_page_reporting", "iommu", "pci_segment", "pci_device_id", "id"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        list.required("size")?;
-        Ok(Self {
-            size: list.size("size")?.unwrap_or_default(),
-            deflate_on_oom: list.toggle("deflate_on_oom", false)?,
-            free_page_reporting: list.toggle("free_page_reporting", false)?,
-            iommu: list.toggle("iommu", false)?,
-            pci_segment: list.segment()?,
-            pci_device_id: list.number("pci_device_id")?,
-            id: list.get("id").map(str::to_string),
-        })
-    }
-}
+from_option!(BalloonConfig);
 
 #[cfg(test)]
 mod tests {
@@ -128,23 +82,6 @@ mod tests {
 
     fn balloon(text: &str) -> BalloonConfig {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn balloon_parses_as_cloud_hypervisor_spells_it() {
-        assert_eq!(balloon("size=1G"), serde_json::from_str(r#"{"size": 1073741824}"#).unwrap());
-        let text = "size=0,deflate_on_oom=on,free_page_reporting=on,id=b,pci_segment=1";
-        let json = r#"{"size": 0, "deflate_on_oom": true, "free_page_reporting": true, "id": "b", "pci_segment": 1}"#;
-        assert_eq!(balloon(text), serde_json::from_str(json).unwrap());
-    }
-
-    #[test]
-    fn malformed_balloons_name_option_and_rule() {
-        let refused = |text: &str| text.parse::<BalloonConfig>().unwrap_err().to_string();
-        assert_eq!(refused("deflate_on_oom=on"), "--balloon: 'size=' is needed");
-        assert!(refused("size=much").starts_with("--balloon size: "));
-        assert_eq!(refused("size=0,deflate_on_oom=yes"), "--balloon deflate_on_oom: 'yes' is neither 'on' nor 'off'");
-        assert!(refused("size=0,statistics=on").starts_with("--balloon: unknown key 'statistics'"));
     }
 
     #[test]

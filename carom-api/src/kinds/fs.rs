@@ -3,54 +3,39 @@
 //! File systems of the host that another process serves (virtio-fs by vhost-user).
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::vhost_user::{check_memory, check_queue_size, check_socket};
-use super::{Add, Kind, KindConfig, Number, PartConfig, usual_methods};
-use crate::body;
+use super::{Add, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
-use crate::field::Field;
-use crate::option_list::OptionList;
+use crate::field::{Field, keys};
+use crate::option_list::from_option;
 
 /// Bytes of a tag, as virtio has it.
 const TAG_BYTES: usize = 36;
 /// Most queues for requests.
 const MAX_QUEUES: u16 = 63;
 
-/// A file system of the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct FsConfig {
-    /// The name by which the guest mounts it, 1 to 36 bytes.
-    pub tag: String,
-    /// Socket that the server listens on: virtiofsd, or another one of vhost-user. It is given all guest RAM, which must be shared.
-    #[schema(value_type = String)]
-    pub socket: PathBuf,
-    /// Queues for requests, 1 to 63; there is one more, for urgent ones.
-    #[serde(default = "default_queues")]
-    #[schema(value_type = u64, minimum = 1, maximum = 63)]
-    pub num_queues: u16,
-    /// Size of each queue, a power of two from 4 to 1024.
-    #[serde(default = "default_queue_size")]
-    #[schema(value_type = u64, minimum = 4, maximum = 1024)]
-    pub queue_size: u16,
-    /// Must be off: servers of file systems take guest-physical addresses.
-    #[serde(default)]
-    pub iommu: bool,
-    /// PCI segment that the device is on.
-    #[serde(default)]
-    #[schema(maximum = 15)]
-    pub pci_segment: u16,
-    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 31)]
-    pub pci_device_id: Option<u8>,
-    /// Name in logs and the API, as that of other devices.
-    #[serde(default)]
-    pub id: Option<String>,
+device_config! {
+    /// A file system of the host.
+    pub struct FsConfig {
+        /// The name by which the guest mounts it, 1 to 36 bytes.
+        pub tag: String,
+        /// Socket that the server listens on: virtiofsd, or another one of vhost-user. It is given all guest RAM, which must be shared.
+        #[schema(value_type = String)]
+        pub socket: PathBuf,
+        /// Queues for requests, 1 to 63; there is one more, for urgent ones.
+        #[serde(default = "default_queues")]
+        #[schema(value_type = u64, minimum = 1, maximum = 63)]
+        pub num_queues: u16,
+        /// Size of each queue, a power of two from 4 to 1024.
+        #[serde(default = "default_queue_size")]
+        #[schema(value_type = u64, minimum = 4, maximum = 1024)]
+        pub queue_size: u16,
+        /// Must be off: servers of file systems take guest-physical addresses.
+        #[serde(default)]
+        pub iommu: bool,
+    }
 }
 
 fn default_queues() -> u16 {
@@ -64,45 +49,28 @@ fn default_queue_size() -> u16 {
 impl FsConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--fs", "fs");
-    /// [`Self::tag`].
-    pub const TAG: Field = Self::OPTION.key("tag");
-    /// [`Self::socket`].
-    pub const SOCKET: Field = Self::OPTION.key("socket");
-    /// [`Self::num_queues`].
-    pub const NUM_QUEUES: Field = Self::OPTION.key("num_queues");
-    /// [`Self::queue_size`].
-    pub const QUEUE_SIZE: Field = Self::OPTION.key("queue_size");
-    /// [`Self::iommu`].
-    pub const IOMMU: Field = Self::OPTION.key("iommu");
+    keys! { TAG = "tag", SOCKET = "socket", NUM_QUEUES = "num_queues", QUEUE_SIZE = "queue_size", IOMMU = "iommu" }
 
     /// The kind.
     pub const KIND: Kind = Kind {
-        name: "fs",
-        field: Self::OPTION,
-        number: Number::Many,
         value: "tag=NAME,socket=FILE,…",
-        help: "File system of the host, by a vhost-user server such as virtiofsd: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,pci_device_id=N][,id=NAME]",
-        bare: None,
-        id: "_fs",
-        takes_slot: true,
-        passed_through: false,
+        help: "File system of the host, by a vhost-user server such as virtiofsd",
+        keys: "tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024]",
         iommu: None,
-        default_for_clients: false,
         add: Some(Add {
             operation: "vm.add-fs",
             id: "addFsVM",
             summary: "Adds a file system of the host that a vhost-user server serves, to a running VM too.",
             schema: "FsConfig",
-            verb: "add-fs",
-            about: "Add a file system of the host, to a running guest too: tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024][,pci_segment=N][,pci_device_id=N][,id=NAME]",
+            about: "Add a file system of the host, to a running guest too",
+            few_keys: None,
         }),
-        parse: |text| text.parse().map(PartConfig::Fs),
-        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Fs),
+        ..Kind::of::<Self>("fs", "_fs", Number::Many)
     };
 }
 
 impl KindConfig for FsConfig {
-    usual_methods!(Fs);
+    usual_methods!();
 
     fn source(&self) -> Option<&Path> {
         Some(&self.socket)
@@ -132,25 +100,7 @@ impl KindConfig for FsConfig {
     }
 }
 
-impl FromStr for FsConfig {
-    type Err = ConfigError;
-
-    /// Parses `tag=NAME,socket=PATH` with any of the other keys.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["tag", "socket", "num_queues", "queue_size", "iommu", "pci_segment", "pci_device_id", "id"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        Ok(Self {
-            tag: list.required("tag")?.into(),
-            socket: list.required("socket")?.into(),
-            num_queues: list.number("num_queues")?.unwrap_or_else(default_queues),
-            queue_size: list.number("queue_size")?.unwrap_or_else(default_queue_size),
-            iommu: list.toggle("iommu", false)?,
-            pci_segment: list.segment()?,
-            pci_device_id: list.number("pci_device_id")?,
-            id: list.get("id").map(str::to_string),
-        })
-    }
-}
+from_option!(FsConfig);
 
 #[cfg(test)]
 mod tests {
@@ -164,25 +114,6 @@ mod tests {
 
     fn shared() -> MemoryConfig {
         MemoryConfig { shared: true, ..MemoryConfig::default() }
-    }
-
-    #[test]
-    fn file_system_parses_as_cloud_hypervisor_spells_it() {
-        let plain = fs("tag=t,socket=/s");
-        assert_eq!(plain, serde_json::from_str(r#"{"tag": "t", "socket": "/s"}"#).unwrap());
-        assert_eq!((plain.num_queues, plain.queue_size, plain.iommu), (1, 1024, false));
-        let text = "tag=t,socket=/s,num_queues=2,queue_size=512,pci_segment=1,id=f";
-        let json = r#"{"tag": "t", "socket": "/s", "num_queues": 2, "queue_size": 512, "pci_segment": 1, "id": "f"}"#;
-        assert_eq!(fs(text), serde_json::from_str(json).unwrap());
-    }
-
-    #[test]
-    fn malformed_file_systems_name_option_and_rule() {
-        let refused = |text: &str| text.parse::<FsConfig>().unwrap_err().to_string();
-        assert_eq!(refused("socket=/s"), "--fs: 'tag=' is needed");
-        assert_eq!(refused("tag=t"), "--fs: 'socket=' is needed");
-        assert_eq!(refused("tag=t,socket=/s,num_queues=x"), "--fs num_queues: is no number that fits");
-        assert!(refused("tag=t,socket=/s,dax=on").starts_with("--fs: unknown key 'dax'"));
     }
 
     #[test]

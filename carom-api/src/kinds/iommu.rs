@@ -3,18 +3,15 @@
 //! The virtio-iommu with its bounce windows. A VM has one where a device is behind it, or is to come there: only the windows
 //! are configured.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Kind, KindConfig, Number, PartConfig};
-use crate::body;
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::limits::{CHUNK_SIZE, DEFAULT_BOUNCE_SIZE, MAX_BOUNCE_SIZE, MIB};
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, OptionList, Special, from_str};
 
 /// The least that the guest can map.
 const PAGE_SIZE: u64 = 4096;
@@ -31,12 +28,10 @@ pub struct IommuBounceConfig {
     #[schema(multiple_of = 2_097_152)]
     pub max: u64,
     /// Size in bytes at or below which a DMA is bounced; `None` lets the guest's driver decide.
-    #[serde(default)]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
     /// The most bytes of RAM that the guest may have mapped for devices, beside the windows: a positive multiple of 4096. A request beyond
     /// it gets NOMEM. `None`: no limit but the host's.
-    #[serde(default)]
     #[schema(minimum = 4096, multiple_of = 4096)]
     pub max_mapped: Option<u64>,
     /// Whether windows are backed by huge pages of the host.
@@ -68,31 +63,21 @@ fn default_size() -> u64 {
 impl IommuBounceConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--iommu-bounce", "iommu_bounce");
-    /// [`Self::size`].
-    pub const SIZE: Field = Self::OPTION.key("size");
-    /// [`Self::max`].
-    pub const MAX: Field = Self::OPTION.key("max");
-    /// [`Self::max_mapped`].
-    pub const MAX_MAPPED: Field = Self::OPTION.key("max_mapped");
+    keys! { SIZE = "size", MAX = "max", MAX_MAPPED = "max_mapped" }
+
     /// ID of the virtio-iommu.
     pub const ID: &'static str = "_iommu";
 
     /// The kind.
     pub const KIND: Kind = Kind {
-        name: "iommu",
-        field: Self::OPTION,
-        number: Number::One,
         value: "size=SIZE,…",
-        help: "Bounce windows: [size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
+        help: "Bounce windows",
+        keys: "[size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
         bare: Some(""),
-        id: Self::ID,
         takes_slot: false,
-        passed_through: false,
         iommu: None,
         default_for_clients: true,
-        add: None,
-        parse: |text| text.parse().map(PartConfig::Iommu),
-        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Iommu),
+        ..Kind::of::<Self>("iommu", Self::ID, Number::One)
     };
 }
 
@@ -150,35 +135,28 @@ impl KindConfig for IommuBounceConfig {
     }
 
     fn to_part(&self) -> PartConfig {
-        PartConfig::Iommu(self.clone())
+        self.clone().into()
     }
 }
 
-impl FromStr for IommuBounceConfig {
-    type Err = ConfigError;
+impl FromOption for IommuBounceConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[Special::By("threshold", &["threshold"])];
 
-    /// Parses `[size=SIZE][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]`; the text may be empty.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = ["size", "max", "threshold", "max_mapped", "hugepages", "aperture"];
-        let list = OptionList::parse(Self::OPTION, text, &keys)?;
-        let size = list.size("size")?.unwrap_or(DEFAULT_BOUNCE_SIZE);
-        let threshold = match list.get("threshold") {
-            None | Some("auto") => None,
-            Some(value) => match list.size("threshold")?.and_then(|bytes| u32::try_from(bytes).ok()) {
-                Some(bytes) if bytes > 0 => Some(bytes),
-                _ => {
-                    let rule = format!("'{value}' is neither 'auto' nor 1 to 4294967295");
-                    return Err(ConfigError::new(Self::OPTION.key("threshold"), rule));
-                }
-            },
-        };
-        let max = list.size("max")?.unwrap_or(size);
-        let (max_mapped, hugepages) = (list.size("max_mapped")?, list.toggle("hugepages", false)?);
-        let apertures = [("auto", Aperture::Auto), ("low", Aperture::Low), ("high", Aperture::High)];
-        let aperture = list.choice("aperture", &apertures)?.unwrap_or_default();
-        Ok(Self { size, max, threshold, max_mapped, hugepages, aperture })
+    fn finish(&mut self, list: &OptionList) -> Result<(), ConfigError> {
+        if let Some(value) = list.get("threshold").filter(|value| *value != "auto") {
+            let bytes = list.read("threshold")?.and_then(|bytes: u64| u32::try_from(bytes).ok());
+            self.threshold = bytes.filter(|bytes| *bytes > 0);
+            if self.threshold.is_none() {
+                let rule = format!("'{value}' is neither 'auto' nor 1 to 4294967295");
+                return Err(ConfigError::new(Self::OPTION.key("threshold"), rule));
+            }
+        }
+        self.complete();
+        Ok(())
     }
 }
+from_str!(IommuBounceConfig);
 
 #[cfg(test)]
 mod tests {
@@ -193,8 +171,6 @@ mod tests {
         assert_eq!(bounce.max_mapped, Some(96 * MIB));
         assert_eq!((bounce.size, bounce.max, bounce.threshold), (32 * MIB, 1 << 30, Some(65536)));
         assert!(bounce.hugepages);
-        let refused = "threshold=0".parse::<IommuBounceConfig>().unwrap_err().to_string();
-        assert!(refused.starts_with("--iommu-bounce threshold: '0'"), "{refused}");
     }
 
     #[test]
@@ -203,10 +179,6 @@ mod tests {
             let bounce: IommuBounceConfig = text.parse().unwrap();
             assert_eq!(bounce.aperture, side, "{text}");
         }
-        let json: IommuBounceConfig = serde_json::from_str(r#"{"aperture": "high"}"#).unwrap();
-        assert_eq!(json.aperture, Aperture::High);
-        let refused = "aperture=4G".parse::<IommuBounceConfig>().unwrap_err().to_string();
-        assert_eq!(refused, "--iommu-bounce aperture: '4G' is none of 'auto', 'low' and 'high'");
     }
 
     #[test]
@@ -232,8 +204,6 @@ mod tests {
         bounce.complete();
         bounce.check(&MemoryConfig::default()).unwrap();
         assert_eq!((bounce.has_windows(), bounce.max_mapped), (false, Some(96 * MIB)));
-        let json: IommuBounceConfig = serde_json::from_str(r#"{"size": 0, "max_mapped": 100663296}"#).unwrap();
-        assert_eq!(json, bounce);
         assert!("".parse::<IommuBounceConfig>().unwrap().has_windows());
     }
 }

@@ -15,7 +15,7 @@ mod iommu;
 mod net;
 mod pmem;
 mod rng;
-mod usual_methods;
+mod usual;
 mod vfio;
 mod vfio_user;
 mod vhost_user;
@@ -26,9 +26,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::body;
 use crate::config::MemoryConfig;
 use crate::error::{ConfigError, Explain};
 use crate::field::{Field, Terms};
+use crate::option_list::{self, FromOption};
 
 pub use balloon::BalloonConfig;
 pub use block::{DiskConfig, ImageType, LockGranularity};
@@ -39,7 +41,7 @@ pub use iommu::{Aperture, IommuBounceConfig};
 pub use net::{NetConfig, VhostMode};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;
-use usual_methods::usual_methods;
+use usual::{device_config, usual_methods};
 pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
 pub use vsock::VsockConfig;
@@ -100,7 +102,9 @@ pub struct Kind {
     /// The value of its option in a few words, for the help.
     pub value: &'static str,
     /// What its option does, for the help.
-    pub help: &'static str,
+    help: &'static str,
+    /// The keys of its option, for the help, except those that every device has.
+    keys: &'static str,
     /// What the option stands for without a value, where it may have none.
     pub bare: Option<&'static str>,
     /// What IDs begin with that are made up. Where there is one device, this is its ID.
@@ -131,16 +135,59 @@ pub struct Add {
     pub summary: &'static str,
     /// Schema of the body.
     pub schema: &'static str,
+    /// What the client's verb does, for its help.
+    about: &'static str,
+    /// The keys that this help shows, if the kind has too many to show all.
+    few_keys: Option<&'static str>,
+}
+
+impl Add {
     /// The client's verb.
-    pub verb: &'static str,
-    /// What that does, for its help.
-    pub about: &'static str,
+    pub fn verb(&self) -> &'static str {
+        self.operation.trim_start_matches("vm.")
+    }
 }
 
 impl Kind {
     /// The key that says which slot a device is in.
     pub const fn slot_field(&self) -> Field {
         self.field.key("pci_device_id")
+    }
+
+    /// A kind with this name, IDs that are made up and number, and what most kinds have.
+    const fn of<T: FromOption + Into<PartConfig>>(name: &'static str, id: &'static str, number: Number) -> Self {
+        Self {
+            name,
+            field: T::OPTION,
+            number,
+            value: "",
+            help: "",
+            keys: "",
+            bare: None,
+            id,
+            takes_slot: true,
+            passed_through: false,
+            iommu: Some(T::OPTION.key("iommu")),
+            default_for_clients: false,
+            add: None,
+            parse: |text| option_list::read::<T>(text).map(Into::into),
+            read: |bytes| body::parse_device::<T>(bytes, T::OPTION).map(Into::into),
+        }
+    }
+
+    /// The help of its option.
+    pub(crate) fn help(&self) -> String {
+        self.with_keys(self.help, self.keys)
+    }
+
+    /// The help of the client's verb that adds one.
+    pub fn help_of_verb(&self, add: &Add) -> String {
+        self.with_keys(add.about, add.few_keys.unwrap_or(self.keys))
+    }
+
+    fn with_keys(&self, help: &str, keys: &str) -> String {
+        let of_all = if self.takes_slot { "[,pci_segment=N][,pci_device_id=N][,id=NAME]" } else { "" };
+        format!("{help}: {keys}{of_all}")
     }
 
     /// Reads the value of its option.
@@ -295,6 +342,22 @@ macro_rules! define_part_config {
             $($(#[$single_doc])* $single_variant($single_config),)*
         }
 
+        $(
+            impl From<$list_config> for PartConfig {
+                fn from(config: $list_config) -> Self {
+                    Self::$list_variant(config)
+                }
+            }
+        )*
+
+        $(
+            impl From<$single_config> for PartConfig {
+                fn from(config: $single_config) -> Self {
+                    Self::$single_variant(config)
+                }
+            }
+        )*
+
         impl Deref for PartConfig {
             type Target = dyn KindConfig;
 
@@ -319,49 +382,4 @@ macro_rules! define_part_config {
 for_each_kind!(define_part_config);
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn kinds_have_names_options_and_ids_of_their_own() {
-        for name in [
-            |kind: &Kind| kind.name,
-            |kind: &Kind| kind.field.option(),
-            |kind: &Kind| kind.field.json(),
-            |kind: &Kind| kind.id,
-        ] {
-            let names: BTreeSet<_> = KINDS.iter().map(|kind| name(kind)).collect();
-            assert_eq!(names.len(), KINDS.len(), "{names:?}");
-        }
-        for kind in KINDS {
-            assert!(kind.field.option().starts_with("--") && kind.id.starts_with('_'), "{}", kind.name);
-            assert_eq!(kind.name, kind.name.to_lowercase());
-            assert!(kind.takes_slot || kind.add.is_none(), "{}: what comes needs a slot", kind.name);
-            assert!(!kind.passed_through || kind.iommu.is_some(), "{}: windows are for it", kind.name);
-        }
-    }
-
-    #[test]
-    fn name_of_the_users_is_checked_however_it_is_given() {
-        for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
-            let (option, json) = match kind.name {
-                "vfio-user" => ("socket=/x", r#""socket": "/x""#),
-                "fs" => ("tag=t,socket=/x", r#""tag": "t", "socket": "/x""#),
-                "vsock" => ("cid=3,socket=/x", r#""cid": 3, "socket": "/x""#),
-                "net" => ("tap=x", r#""tap": "x""#),
-                "pmem" => ("file=/x", r#""file": "/x""#),
-                _ => ("path=/x", r#""path": "/x""#),
-            };
-            let refused = kind.parse(&format!("{option},id=_x")).unwrap_err();
-            let field = kind.field.key("id");
-            assert_eq!(refused.field, field, "{refused}");
-            let refused = kind.read(format!(r#"{{{json}, "id": ""}}"#).as_bytes()).unwrap_err();
-            assert!(refused.starts_with(&field.name(Terms::Json)), "{refused}");
-            let part = kind.parse(&format!("{option},id=x")).unwrap();
-            assert_eq!((part.id(), part.kind().name), (Some("x"), kind.name));
-            assert_eq!(kind.read(serde_json::to_string(&part).unwrap().as_bytes()), Ok(part));
-        }
-    }
-}
+mod tests;

@@ -5,20 +5,18 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::vhost_user::{self, check_memory, check_socket};
-use super::{Add, HostFile, Kind, KindConfig, Number, PartConfig, usual_methods};
-use crate::body;
-use crate::config::{MemoryConfig, RATE_KEYS, RateLimiterConfig};
+use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_methods};
+use crate::config::{MemoryConfig, RateLimiterConfig};
 use crate::error::{ConfigError, one_line};
-use crate::field::Field;
+use crate::field::{Field, keys};
 use crate::mac_address::MacAddress;
 use crate::object;
-use crate::option_list::OptionList;
+use crate::option_list::{FromOption, OptionList, Special, from_str};
 use crate::tap_files::TapFiles;
 
 /// Most queues: each pair has a thread.
@@ -46,115 +44,68 @@ pub enum VhostMode {
     Server,
 }
 
-/// A network device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct NetConfig {
-    /// The tap interface of the host, which is made if it is not there; without a name, a new one: `vmtap0` and so on.
-    #[serde(default)]
-    pub tap: Option<String>,
-    /// IPv4 or IPv6 address of the host on the interface, if that is made.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub ip: Option<IpAddr>,
-    /// Network mask of that address, of the same family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub mask: Option<IpAddr>,
-    /// Address of the guest's device; one is made up where nothing is said.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub mac: Option<MacAddress>,
-    /// Address of the host's side of the interface, if that is to be another than it has.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub host_mac: Option<MacAddress>,
-    /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
-    #[serde(default)]
-    #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
-    pub mtu: Option<u16>,
-    /// Whether the device is behind the virtio-iommu.
-    #[serde(default)]
-    pub iommu: bool,
-    /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
-    #[serde(default = "default_queues")]
-    #[schema(value_type = u64, minimum = 2, maximum = 64)]
-    pub num_queues: u16,
-    /// Size of each queue, a power of two from 32 to 1024.
-    #[serde(default = "default_queue_size")]
-    #[schema(value_type = u64, minimum = 32, maximum = 1024)]
-    pub queue_size: u16,
-    /// Whether segments of TCP may come and go as one packet.
-    #[serde(default = "yes")]
-    pub offload_tso: bool,
-    /// Whether segments of UDP may, where the host's kernel can.
-    #[serde(default = "yes")]
-    pub offload_ufo: bool,
-    /// Whether checksums may be left to the other side.
-    #[serde(default = "yes")]
-    pub offload_csum: bool,
-    /// Whether a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
-    #[serde(default)]
-    pub vhost_user: bool,
-    /// Socket that the server listens on.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub vhost_socket: Option<PathBuf>,
-    /// Which side listens: the server must.
-    #[serde(default)]
-    pub vhost_mode: VhostMode,
-    /// Limit on its rate, of each direction for itself.
-    #[serde(default, deserialize_with = "object::or_null")]
-    pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// PCI segment that the device is on.
-    #[serde(default)]
-    #[schema(maximum = 15)]
-    pub pci_segment: u16,
-    /// Slot that it is in there, 1 to 31; a free one if nothing is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 31)]
-    pub pci_device_id: Option<u8>,
-    /// Name in logs and the API, as that of other devices.
-    #[serde(default)]
-    pub id: Option<String>,
-    /// Numbers that the interface's descriptors have in the client's process, which mean nothing here: the descriptors come with the
-    /// request itself (`SCM_RIGHTS`), one for each two queues. Taken where they do.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fds: Vec<i32>,
-    /// The interface's files that came with the request.
-    #[serde(skip)]
-    pub files: TapFiles,
-    /// Numbers of descriptors of the interface that the program was started with, one for each two queues: those of the command line.
-    #[serde(skip)]
-    pub inherited: Vec<i32>,
-}
-
-impl Default for NetConfig {
-    /// A new interface of the host, with all that it can.
-    fn default() -> Self {
-        Self {
-            tap: None,
-            ip: None,
-            mask: None,
-            mac: None,
-            host_mac: None,
-            mtu: None,
-            iommu: false,
-            pci_segment: 0,
-            pci_device_id: None,
-            num_queues: default_queues(),
-            queue_size: default_queue_size(),
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            vhost_user: false,
-            vhost_socket: None,
-            vhost_mode: VhostMode::Client,
-            rate_limiter_config: None,
-            id: None,
-            fds: Vec::new(),
-            files: TapFiles::default(),
-            inherited: Vec::new(),
-        }
+device_config! {
+    /// A network device.
+    pub struct NetConfig {
+        /// The tap interface of the host, which is made if it is not there; without a name, a new one: `vmtap0` and so on.
+        pub tap: Option<String>,
+        /// IPv4 or IPv6 address of the host on the interface, if that is made.
+        #[schema(value_type = Option<String>)]
+        pub ip: Option<IpAddr>,
+        /// Network mask of that address, of the same family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
+        #[schema(value_type = Option<String>)]
+        pub mask: Option<IpAddr>,
+        /// Address of the guest's device; one is made up where nothing is said.
+        #[schema(value_type = Option<String>)]
+        pub mac: Option<MacAddress>,
+        /// Address of the host's side of the interface, if that is to be another than it has.
+        #[schema(value_type = Option<String>)]
+        pub host_mac: Option<MacAddress>,
+        /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
+        #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
+        pub mtu: Option<u16>,
+        /// Whether the device is behind the virtio-iommu.
+        #[serde(default)]
+        pub iommu: bool,
+        /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
+        #[serde(default = "default_queues")]
+        #[schema(value_type = u64, minimum = 2, maximum = 64)]
+        pub num_queues: u16,
+        /// Size of each queue, a power of two from 32 to 1024.
+        #[serde(default = "default_queue_size")]
+        #[schema(value_type = u64, minimum = 32, maximum = 1024)]
+        pub queue_size: u16,
+        /// Whether segments of TCP may come and go as one packet.
+        #[serde(default = "yes")]
+        pub offload_tso: bool,
+        /// Whether segments of UDP may, where the host's kernel can.
+        #[serde(default = "yes")]
+        pub offload_ufo: bool,
+        /// Whether checksums may be left to the other side.
+        #[serde(default = "yes")]
+        pub offload_csum: bool,
+        /// Whether a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
+        #[serde(default)]
+        pub vhost_user: bool,
+        /// Socket that the server listens on.
+        #[schema(value_type = Option<String>)]
+        pub vhost_socket: Option<PathBuf>,
+        /// Which side listens: the server must.
+        #[serde(default)]
+        pub vhost_mode: VhostMode,
+        /// Limit on its rate, of each direction for itself.
+        #[serde(default, deserialize_with = "object::or_null")]
+        pub rate_limiter_config: Option<RateLimiterConfig>,
+        /// Numbers that the interface's descriptors have in the client's process, which mean nothing here: the descriptors come with the
+        /// request itself (`SCM_RIGHTS`), one for each two queues. Taken where they do.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub fds: Vec<i32>,
+        /// The interface's files that came with the request.
+        #[serde(skip)]
+        pub files: TapFiles,
+        /// Numbers of descriptors of the interface that the program was started with, one for each two queues: those of the command line.
+        #[serde(skip)]
+        pub inherited: Vec<i32>,
     }
 }
 
@@ -173,30 +124,14 @@ fn yes() -> bool {
 impl NetConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--net", "net");
-    /// [`Self::tap`].
-    pub const TAP: Field = Self::OPTION.key("tap");
-    /// [`Self::ip`].
-    pub const IP: Field = Self::OPTION.key("ip");
-    /// [`Self::mask`].
-    pub const MASK: Field = Self::OPTION.key("mask");
-    /// [`Self::mac`].
-    pub const MAC: Field = Self::OPTION.key("mac");
-    /// [`Self::host_mac`].
-    pub const HOST_MAC: Field = Self::OPTION.key("host_mac");
-    /// [`Self::mtu`].
-    pub const MTU: Field = Self::OPTION.key("mtu");
-    /// [`Self::num_queues`].
-    pub const NUM_QUEUES: Field = Self::OPTION.key("num_queues");
-    /// [`Self::queue_size`].
-    pub const QUEUE_SIZE: Field = Self::OPTION.key("queue_size");
-    /// [`Self::iommu`].
-    pub const IOMMU: Field = Self::OPTION.key("iommu");
-    /// [`Self::vhost_user`].
-    pub const VHOST_USER: Field = Self::OPTION.key("vhost_user");
+    keys! {
+        TAP = "tap", IP = "ip", MASK = "mask", MAC = "mac", HOST_MAC = "host_mac", MTU = "mtu",
+        NUM_QUEUES = "num_queues", QUEUE_SIZE = "queue_size", IOMMU = "iommu", VHOST_USER = "vhost_user",
+        VHOST_MODE = "vhost_mode",
+    }
+
     /// [`Self::vhost_socket`].
     pub const VHOST_SOCKET: Field = Self::OPTION.keys("socket", "vhost_socket");
-    /// [`Self::vhost_mode`].
-    pub const VHOST_MODE: Field = Self::OPTION.key("vhost_mode");
     /// [`Self::rate_limiter_config`].
     pub const RATE_LIMIT: Field = Self::OPTION.keys("", "rate_limiter_config");
     /// Descriptors of the interface.
@@ -204,27 +139,20 @@ impl NetConfig {
 
     /// The kind.
     pub const KIND: Kind = Kind {
-        name: "net",
-        field: Self::OPTION,
-        number: Number::Many,
         value: "tap=NAME,…",
-        help: "Network device: [tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,pci_segment=N][,pci_device_id=N][,id=NAME]",
-        bare: None,
-        id: "_net",
-        takes_slot: true,
-        passed_through: false,
-        iommu: Some(Self::IOMMU),
-        default_for_clients: false,
+        help: "Network device",
+        keys: "[tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]",
         add: Some(Add {
             operation: "vm.add-net",
             id: "addNetVM",
             summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
             schema: "NetConfig",
-            verb: "add-net",
-            about: "Add a network device, to a running guest too: [tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…][,pci_segment=N][,pci_device_id=N][,id=NAME]",
+            about: "Add a network device, to a running guest too",
+            few_keys: Some(
+                "[tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…]",
+            ),
         }),
-        parse: |text| text.parse().map(PartConfig::Net),
-        read: |bytes| body::parse_device(bytes, Self::OPTION).map(PartConfig::Net),
+        ..Kind::of::<Self>("net", "_net", Number::Many)
     };
 
     /// The host's address on the interface, with the bits of its network mask that are set.
@@ -311,7 +239,7 @@ impl NetConfig {
 }
 
 impl KindConfig for NetConfig {
-    usual_methods!(Net);
+    usual_methods!();
 
     fn source(&self) -> Option<&Path> {
         self.vhost_socket.as_deref().or(self.tap.as_deref().map(Path::new))
@@ -391,82 +319,39 @@ fn is_interface_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) && name != "." && name != ".."
 }
 
-impl FromStr for NetConfig {
-    type Err = ConfigError;
+impl FromOption for NetConfig {
+    const OPTION: Field = Self::OPTION;
+    const SPECIAL: &'static [Special] = &[
+        Special::Rule("ip", no_address),
+        Special::Rule("mask", no_address),
+        vhost_user::SOCKET_KEYS,
+        RateLimiterConfig::KEYS,
+        Special::By("fds", &["fd"]),
+    ];
 
-    /// Parses any of the keys; the text may be empty.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let keys = [
-            "tap",
-            "fd",
-            "ip",
-            "mask",
-            "mac",
-            "host_mac",
-            "mtu",
-            "iommu",
-            "num_queues",
-            "queue_size",
-            "offload_tso",
-            "offload_ufo",
-            "offload_csum",
-            "vhost_user",
-            "socket",
-            "vhost_socket",
-            "vhost_mode",
-            "pci_segment",
-            "pci_device_id",
-            "id",
-        ];
-        let list = OptionList::parse(Self::OPTION, text, &[&keys, &RATE_KEYS[..]].concat())?;
-        let address = |key: &'static str| {
-            let address = list.get(key).map(str::parse).transpose();
-            let rule = "is no IP address, such as 192.168.249.1 or fd00::1";
-            address.map_err(|_| ConfigError::new(Self::OPTION.key(key), rule))
-        };
-        let mac = |field: Field, key: &str| {
-            let mac = list.get(key).map(str::parse::<MacAddress>).transpose();
-            mac.map_err(|rule| ConfigError::new(field, rule))
-        };
-        let modes = [("client", VhostMode::Client), ("server", VhostMode::Server)];
-        let inherited = descriptors(&list)?;
-        // As many as there are descriptors for, where nothing is said.
-        let queues = u16::try_from(inherited.len().max(1) * 2).unwrap_or(u16::MAX);
-        Ok(Self {
-            tap: list.get("tap").map(str::to_string),
-            ip: address("ip")?,
-            mask: address("mask")?,
-            mac: mac(Self::MAC, "mac")?,
-            host_mac: mac(Self::HOST_MAC, "host_mac")?,
-            mtu: list.number("mtu")?,
-            iommu: list.toggle("iommu", false)?,
-            pci_segment: list.segment()?,
-            pci_device_id: list.number("pci_device_id")?,
-            num_queues: list.number("num_queues")?.unwrap_or(queues),
-            queue_size: list.number("queue_size")?.unwrap_or_else(default_queue_size),
-            offload_tso: list.toggle("offload_tso", true)?,
-            offload_ufo: list.toggle("offload_ufo", true)?,
-            offload_csum: list.toggle("offload_csum", true)?,
-            vhost_user: list.toggle("vhost_user", false)?,
-            vhost_socket: vhost_user::socket(&list, Self::VHOST_SOCKET)?,
-            vhost_mode: list.choice("vhost_mode", &modes)?.unwrap_or_default(),
-            rate_limiter_config: RateLimiterConfig::parse(&list, Self::OPTION)?,
-            id: list.get("id").map(str::to_string),
-            fds: Vec::new(),
-            files: TapFiles::default(),
-            inherited,
-        })
+    fn finish(&mut self, list: &OptionList) -> Result<(), ConfigError> {
+        self.vhost_socket = vhost_user::socket(list, Self::VHOST_SOCKET)?;
+        self.rate_limiter_config = RateLimiterConfig::parse(list, Self::OPTION)?;
+        self.inherited = descriptors(list)?;
+        if list.get("num_queues").is_none() && !self.inherited.is_empty() {
+            // As many as there are descriptors for.
+            self.num_queues = u16::try_from(self.inherited.len() * 2).unwrap_or(u16::MAX);
+        }
+        Ok(())
     }
+}
+from_str!(NetConfig);
+
+fn no_address(_: &str) -> String {
+    "is no IP address, such as 192.168.249.1 or fd00::1".into()
 }
 
 /// The numbers of `fd=N` or `fd=[N,N]`.
 fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
     let refused = |rule: String| Err(ConfigError::new(NetConfig::FD, rule));
-    if list.get("fd").is_none() {
-        return Ok(Vec::new());
-    }
+    let Some(texts) = list.read::<Vec<String>>("fd")? else { return Ok(Vec::new()) };
     let mut numbers = Vec::new();
-    for text in list.texts("fd")? {
+    for text in texts {
         match text.parse::<i32>() {
             Ok(number) if numbers.contains(&number) => return refused(format!("{number} is given twice")),
             Ok(number) if number > 2 => numbers.push(number),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::config::MemoryConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::option_list::OptionList;
+use crate::option_list::{OptionList, Special};
 
 /// Most bytes of a socket's path, as the host's kernel has it.
 const MAX_PATH: usize = 107;
@@ -43,6 +43,9 @@ pub(super) fn check_memory(field: Field, memory: &MemoryConfig) -> Result<(), Co
         format!("the server is given all guest RAM, which needs {}", MemoryConfig::SHARED.turned_on(terms))
     }))
 }
+
+/// The keys of the server's socket.
+pub(super) const SOCKET_KEYS: Special = Special::By("vhost_socket", &["socket", "vhost_socket"]);
 
 /// The server's socket: `socket`, as Cloud Hypervisor's command line has it, or `vhost_socket`, as its API does.
 ///

@@ -264,7 +264,7 @@ fn configuration_that_was_checked_passes_again_as_it_is() {
 fn name_with_control_characters_is_refused_whoever_gave_it() {
     for id in ["a\0b", "\n", "_disk0\u{85}"] {
         let mut config = config();
-        config.rng = Some(RngConfig { id: Some(id.into()), ..RngConfig::default() });
+        config.rng = Some(RngConfig { id: Some(id.into()), .."".parse().unwrap() });
         assert!(config.clone().check_again().unwrap_err().to_string().contains("must not have control characters"));
         assert!(config.check().is_err(), "{id:?}");
     }

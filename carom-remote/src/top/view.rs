@@ -216,7 +216,7 @@ mod tests {
             pci_device_id: None,
             id: Some("edu".into()),
         });
-        info.config.rng = Some(RngConfig { iommu: true, ..RngConfig::default() });
+        info.config.rng = Some(RngConfig { iommu: true, .."".parse().unwrap() });
         history.add(look);
         let rows = devices(&history);
         assert_eq!(

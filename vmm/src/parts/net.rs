@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn unusable_net_interface_is_refused_with_its_field() {
         let refused = |config: &NetConfig| open(config).err().unwrap().explain(Terms::Json);
-        let mut config = NetConfig::default();
+        let mut config = "".parse::<NetConfig>().unwrap();
         config.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();
         assert!(
             refused(&config).starts_with("net.fds: the interface: a descriptor is of no tap"),
