@@ -82,6 +82,30 @@ impl ConfigError {
     }
 }
 
+/// Checks a rule for `field`.
+///
+/// # Errors
+/// It does not hold.
+pub(crate) fn ensure<R: AsRef<str>>(holds: bool, field: Field, rule: impl FnOnce() -> R) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError::new(field, rule())) }
+}
+
+/// [`ensure`] with a rule that names other fields, in the words that it is given.
+///
+/// # Errors
+/// It does not hold.
+pub(crate) fn ensure_in_terms(holds: bool, field: Field, rule: impl Fn(Terms) -> String) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError::in_terms(field, rule)) }
+}
+
+/// Checks that none of these fields is given.
+///
+/// # Errors
+/// One is, for which this is the rule.
+pub(crate) fn ensure_none(fields: &[(Field, bool)], rule: &str) -> Result<(), ConfigError> {
+    fields.iter().try_for_each(|(field, given)| ensure(!given, *field, || rule))
+}
+
 impl Explain for ConfigError {
     fn explain(&self, terms: Terms) -> String {
         [&self.field.name(terms), ": ", self.rule(terms)].concat()

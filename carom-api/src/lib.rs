@@ -20,6 +20,8 @@ pub mod mac_address;
 mod object;
 pub mod operations;
 pub mod option_list;
+#[cfg(test)]
+mod option_tests;
 pub mod size;
 pub mod snapshot;
 pub mod tap_files;

@@ -11,7 +11,7 @@ use crate::config::{
     ConsoleMode, CpusConfig, LandlockConfig, MemoryConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
     RateLimitGroupConfig, SerialConfig,
 };
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, Terms};
 use crate::kinds::{
     BalloonConfig, ConsoleConfig, DeviceConfig, DiskConfig, FsConfig, IommuBounceConfig, KINDS, KindConfig, NetConfig,
@@ -40,20 +40,16 @@ macro_rules! define_vm_config {
             $(
                 $(#[$list_doc])*
                 #[serde(default, deserialize_with = "object::list_or_null")]
-                #[schema(value_type = Option<Vec<$list_config>>)]
                 pub $list: Vec<$list_config>,
             )*
             /// Its nodes; one that has all where nothing is said.
             #[serde(default, deserialize_with = "object::list_or_null")]
-            #[schema(value_type = Option<Vec<NumaConfig>>)]
             pub numa: Vec<NumaConfig>,
             /// How the addresses for BARs are divided among its PCI segments.
             #[serde(default, deserialize_with = "object::list_or_null")]
-            #[schema(value_type = Option<Vec<PciSegmentConfig>>)]
             pub pci_segments: Vec<PciSegmentConfig>,
             /// Limits on the rate that its disks share.
             #[serde(default, deserialize_with = "object::list_or_null")]
-            #[schema(value_type = Option<Vec<RateLimitGroupConfig>>)]
             pub rate_limit_groups: Vec<RateLimitGroupConfig>,
             /// What it uses of the host.
             #[serde(default, deserialize_with = "object::required")]
@@ -69,7 +65,6 @@ macro_rules! define_vm_config {
             pub landlock_enable: bool,
             /// Files that it may reach beside them: those of devices that come later, for one.
             #[serde(default, deserialize_with = "object::list_or_null")]
-            #[schema(value_type = Option<Vec<LandlockConfig>>)]
             pub landlock_rules: Vec<LandlockConfig>,
             /// Whether it has a watchdog, which resets a guest that does not tell it in time that it works.
             #[serde(default)]
@@ -77,7 +72,6 @@ macro_rules! define_vm_config {
             $(
                 $(#[$single_doc])*
                 #[serde(default, deserialize_with = "object::or_null")]
-                #[schema(value_type = Option<$single_config>)]
                 pub $single: Option<$single_config>,
             )*
         }
@@ -143,12 +137,12 @@ impl VmConfig {
         self.place_on_segments()?;
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
-        if self.iommu_bounce.is_some() && !self.has_use_for_windows() {
-            // Not a rule that always holds: devices come and go while the VM runs.
-            return Err(ConfigError::in_terms(IommuBounceConfig::OPTION, |terms| {
-                format!("needs a device behind the virtio-iommu: {}", way_behind_iommu(terms))
-            }));
-        }
+        // Not a rule that always holds: devices come and go while the VM runs.
+        ensure_in_terms(
+            self.iommu_bounce.is_none() || self.has_use_for_windows(),
+            IommuBounceConfig::OPTION,
+            |terms| format!("needs a device behind the virtio-iommu: {}", way_behind_iommu(terms)),
+        )?;
         self.complete_and_check()
     }
 
@@ -175,19 +169,15 @@ impl VmConfig {
         self.cpus.check(&self.memory)?;
         NumaConfig::check_all(&self.numa, &self.cpus, &self.memory, &self.platform)?;
         self.payload.check()?;
-        if self.payload.firmware.is_some() && self.platform.num_pci_segments > 1 {
-            let segments = self.platform.num_pci_segments;
-            return Err(ConfigError::in_terms(PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
-                let firmware = PayloadConfig::FIRMWARE.name(terms);
-                format!("{segments} do not go with {firmware}, which assigns addresses as if there were one")
-            }));
-        }
+        let segments = self.platform.num_pci_segments;
+        ensure_in_terms(segments == 1 || self.payload.firmware.is_none(), PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
+            let firmware = PayloadConfig::FIRMWARE.name(terms);
+            format!("{segments} do not go with {firmware}, which assigns addresses as if there were one")
+        })?;
         self.check_parts()?;
-        if !self.landlock_rules.is_empty() && !self.landlock_enable {
-            return Err(ConfigError::in_terms(LandlockConfig::OPTION, |terms| {
-                format!("say nothing without {}", LandlockConfig::ENABLE.name(terms))
-            }));
-        }
+        ensure_in_terms(self.landlock_rules.is_empty() || self.landlock_enable, LandlockConfig::OPTION, |terms| {
+            format!("say nothing without {}", LandlockConfig::ENABLE.name(terms))
+        })?;
         Ok(CheckedConfig(self))
     }
 
@@ -222,10 +212,9 @@ impl VmConfig {
         self.platform.check()?;
         for (place, segment) in self.pci_segments.iter().enumerate() {
             segment.check(&self.platform)?;
-            if self.pci_segments[..place].iter().any(|other| other.pci_segment == segment.pci_segment) {
-                let rule = format!("{} is given twice", segment.pci_segment);
-                return Err(ConfigError::new(PciSegmentConfig::PCI_SEGMENT, rule));
-            }
+            let number = segment.pci_segment;
+            let is_first = self.pci_segments[..place].iter().all(|other| other.pci_segment != number);
+            ensure(is_first, PciSegmentConfig::PCI_SEGMENT, || format!("{number} is given twice"))?;
         }
         for part in self.parts() {
             self.platform.check_segment(part.kind().field.key("pci_segment"), part.pci_segment())?;
@@ -319,11 +308,10 @@ impl VmConfig {
 
     fn check_rate_limit_groups(&self) -> Result<(), ConfigError> {
         RateLimitGroupConfig::check_all(&self.rate_limit_groups)?;
-        let names = || self.disks.iter().filter_map(|disk| disk.rate_limit_group.as_ref());
-        match names().find(|name| self.rate_limit_groups.iter().all(|group| group.id != **name)) {
-            None => Ok(()),
-            Some(name) => Err(ConfigError::new(DiskConfig::RATE_LIMIT_GROUP, format!("there is no group '{name}'"))),
-        }
+        self.disks.iter().filter_map(|disk| disk.rate_limit_group.as_ref()).try_for_each(|name| {
+            let exists = self.rate_limit_groups.iter().any(|group| group.id == *name);
+            ensure(exists, DiskConfig::RATE_LIMIT_GROUP, || format!("there is no group '{name}'"))
+        })
     }
 
     fn check_parts(&self) -> Result<(), ConfigError> {
@@ -334,9 +322,9 @@ impl VmConfig {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
                 return Err(ConfigError::conflict(field, format!("{value} is given twice")));
             }
-            if let Some(slot) = part.pci_device_id().filter(|slot| !SLOTS.contains(slot)) {
-                let rule = format!("{slot} is not in {} to {}", SLOTS.start(), SLOTS.end());
-                return Err(ConfigError::new(part.kind().slot_field(), rule));
+            if let Some(slot) = part.pci_device_id() {
+                let rule = || format!("{slot} is not in {} to {}", SLOTS.start(), SLOTS.end());
+                ensure(SLOTS.contains(&slot), part.kind().slot_field(), rule)?;
             }
             part.check_characters()?;
             part.check(&self.memory)?;

@@ -80,17 +80,6 @@ mod tests {
     }
 
     #[test]
-    fn list_of_pairs_is_read_as_cloud_hypervisor_writes_it() {
-        let of = |vcpu, host_cpus: &[u32]| CpuAffinity { vcpu, host_cpus: host_cpus.into() };
-        let text = "affinity=[0@[0-2,255],1@[1,3],7@4]";
-        assert_eq!(parsed(text), Ok(vec![of(0, &[0, 1, 2, 255]), of(1, &[1, 3]), of(7, &[4])]));
-        assert_eq!(parsed("affinity=[]"), Ok(Vec::new()));
-        assert_eq!(parsed("affinity=[x@[1]]").unwrap_err(), "--cpus affinity: 'x' is no number that fits");
-        assert!(parsed("affinity=[0@[1,x]]").unwrap_err().starts_with("--cpus affinity: '[1,x]' is no number and no"));
-        assert!(parsed("affinity=[0]").unwrap_err().contains("no list of pairs"));
-    }
-
-    #[test]
     fn what_cannot_be_is_refused_with_the_number_that_it_is_for() {
         let refused = |text: &str| {
             let error = CpuAffinity::check_all(&parsed(text).unwrap(), FIELD, 2).unwrap_err();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure};
 use crate::field::Field;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 
@@ -57,16 +57,10 @@ impl ConsoleTarget<'_> {
     /// # Errors
     /// There is none, or a socket that nothing would use.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if self.mode == ConsoleMode::Socket && self.socket.is_none() {
-            return Err(ConfigError::new(self.socket_field(), "is needed with mode Socket"));
-        }
-        if self.mode != ConsoleMode::Socket && self.socket.is_some() {
-            return Err(ConfigError::new(self.socket_field(), "is used with mode Socket only"));
-        }
-        if self.mode == ConsoleMode::File && self.file.is_none() {
-            return Err(ConfigError::new(self.file_field(), "is needed with mode File"));
-        }
-        Ok(())
+        let (is_socket, is_file) = (self.mode == ConsoleMode::Socket, self.mode == ConsoleMode::File);
+        ensure(!is_socket || self.socket.is_some(), self.socket_field(), || "is needed with mode Socket")?;
+        ensure(is_socket || self.socket.is_none(), self.socket_field(), || "is used with mode Socket only")?;
+        ensure(!is_file || self.file.is_some(), self.file_field(), || "is needed with mode File")
     }
 }
 
@@ -155,27 +149,6 @@ from_str!(SerialConfig);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mode_and_file_are_read() {
-        let serial: SerialConfig = "file=/tmp/log".parse().unwrap();
-        assert_eq!((serial.mode, serial.file), (ConsoleMode::File, Some("/tmp/log".into())));
-        let serial: SerialConfig = "socket=/s".parse().unwrap();
-        assert_eq!((serial.mode, serial.socket), (ConsoleMode::Socket, Some("/s".into())));
-        assert_eq!("pty".parse(), Ok(SerialConfig::of(ConsoleMode::Pty)));
-        let quoted: SerialConfig = "file=\"/a,b\"".parse().unwrap();
-        assert_eq!(quoted.file, Some("/a,b".into()));
-        for (wrong, rule) in [
-            ("pipe", "'pipe' is neither key=value nor one of off, null, tty, pty"),
-            ("socket", "'socket' is neither key=value nor one of off, null, tty, pty"),
-            ("pty=/p", "unknown key 'pty', known are: file, socket"),
-            ("socket=", "'socket=' has not one of off, null, tty, pty, file=PATH, socket=PATH"),
-            ("pty,file=/f", "'pty,file=/f' has not one of off, null, tty, pty, file=PATH, socket=PATH"),
-        ] {
-            let error = wrong.parse::<SerialConfig>().unwrap_err().to_string();
-            assert_eq!(error, format!("--serial: {rule}"));
-        }
-    }
 
     #[test]
     fn mode_that_needs_a_file_is_refused_without_one() {

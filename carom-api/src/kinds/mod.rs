@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use crate::body;
 use crate::config::MemoryConfig;
-use crate::error::{ConfigError, Explain};
+use crate::error::{ConfigError, Explain, ensure};
 use crate::field::{Field, Terms};
 use crate::option_list::{self, FromOption};
 
@@ -287,12 +287,9 @@ impl dyn KindConfig + '_ {
     /// # Errors
     /// It is empty, or one of those that are made up; or as for [`Self::check_characters`].
     pub fn check_id(&self) -> Result<(), ConfigError> {
-        match self.id() {
-            Some(id) if id.is_empty() || id.starts_with('_') => {
-                Err(ConfigError::new(self.kind().field.key("id"), "must not be empty or start with '_'"))
-            }
-            _ => self.check_characters(),
-        }
+        let may_be_given = self.id().is_none_or(|id| !id.is_empty() && !id.starts_with('_'));
+        ensure(may_be_given, self.kind().field.key("id"), || "must not be empty or start with '_'")?;
+        self.check_characters()
     }
 
     /// Checks the name, whoever gave it: threads are named by it, and lines of the log have it.
@@ -300,12 +297,8 @@ impl dyn KindConfig + '_ {
     /// # Errors
     /// It has a control character.
     pub(crate) fn check_characters(&self) -> Result<(), ConfigError> {
-        match self.id() {
-            Some(id) if id.contains(char::is_control) => {
-                Err(ConfigError::new(self.kind().field.key("id"), "must not have control characters"))
-            }
-            _ => Ok(()),
-        }
+        let is_plain = self.id().is_none_or(|id| !id.contains(char::is_control));
+        ensure(is_plain, self.kind().field.key("id"), || "must not have control characters")
     }
 
     /// What of this device and `other` must not be the same but is: the field, and its value for a message.

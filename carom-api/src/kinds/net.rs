@@ -3,16 +3,17 @@
 //! Network devices whose other side is a tap interface of the host, or a vhost-user server.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::vhost_user::{self, check_memory, check_socket};
+use super::vhost_user::{self, check_memory, check_queue_size, check_socket};
 use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::{MemoryConfig, RateLimiterConfig};
-use crate::error::{ConfigError, one_line};
+use crate::error::{ConfigError, ensure, ensure_none, one_line};
 use crate::field::{Field, keys};
 use crate::mac_address::MacAddress;
 use crate::object;
@@ -21,10 +22,8 @@ use crate::tap_files::TapFiles;
 
 /// Most queues: each pair has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Least size of a queue: a packet without merged buffers takes as many descriptors as it has pages.
-const MIN_QUEUE_SIZE: u16 = 32;
-/// Largest size of a queue.
-const MAX_QUEUE_SIZE: u16 = 1024;
+/// Sizes of a queue: a packet without merged buffers takes as many descriptors as it has pages.
+const QUEUE_SIZES: RangeInclusive<u16> = 32..=1024;
 /// Bits of the network mask of an IPv4 address that has none.
 const DEFAULT_PREFIX_V4: u32 = 24;
 /// The same of an IPv6 address.
@@ -187,19 +186,21 @@ impl NetConfig {
     /// Checks what goes with `count` descriptors of an interface.
     fn check_descriptors(&self, count: usize) -> Result<(), ConfigError> {
         let pairs = self.pairs();
-        let opened = "is for an interface that the program opens, not for descriptors";
-        if self.vhost_user {
-            return Err(ConfigError::new(Self::VHOST_USER, "is for a device without descriptors of an interface"));
-        }
-        for (field, given) in [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())] {
-            if given {
-                return Err(ConfigError::new(field, opened));
-            }
-        }
-        if count != usize::from(pairs) {
-            return Err(ConfigError::new(Self::FD, format!("{count} came, not {pairs}: one for each two queues")));
-        }
-        Ok(())
+        ensure(!self.vhost_user, Self::VHOST_USER, || "is for a device without descriptors of an interface")?;
+        let of_interface = [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())];
+        ensure_none(&of_interface, "is for an interface that the program opens, not for descriptors")?;
+        let is_whole = count == usize::from(pairs);
+        ensure(is_whole, Self::FD, || format!("{count} came, not {pairs}: one for each two queues"))
+    }
+
+    fn check_mask(&self, mask: IpAddr) -> Result<(), ConfigError> {
+        let Some(ip) = self.ip else { return Err(ConfigError::new(Self::MASK, "is used with ip only")) };
+        ensure(ip.is_ipv6() == mask.is_ipv6(), Self::MASK, || {
+            let family = if ip.is_ipv6() { "IPv6" } else { "IPv4" };
+            format!("{mask} is of another family than ip: an {family} address needs an {family} mask")
+        })?;
+        let is_prefix = prefix_length(mask).is_some();
+        ensure(is_prefix, Self::MASK, || "has bits that are set behind others that are not")
     }
 
     /// Checks whose matter it is where packets go.
@@ -214,26 +215,22 @@ impl NetConfig {
             (None, false) => return Ok(()),
             (Some(socket), true) => socket,
         };
-        if self.vhost_mode == VhostMode::Server {
-            return refused(
-                Self::VHOST_MODE,
-                "must be that of a client: the server listens, and this program connects to it",
-            );
-        }
+        ensure(
+            self.vhost_mode == VhostMode::Client,
+            Self::VHOST_MODE,
+            || "must be that of a client: the server listens, and this program connects to it",
+        )?;
         check_socket(Self::VHOST_SOCKET, socket)?;
-        let servers = "is for a tap interface; with vhost_user on, the server has its own: leave it out";
-        for (field, given) in [
+        let of_interface = [
             (Self::TAP, self.tap.is_some()),
             (Self::IP, self.ip.is_some()),
             (Self::MASK, self.mask.is_some()),
             (Self::HOST_MAC, self.host_mac.is_some()),
             (Self::FD, !self.fds.is_empty()),
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
-        ] {
-            if given {
-                return refused(field, servers);
-            }
-        }
+        ];
+        let rule = "is for a tap interface; with vhost_user on, the server has its own: leave it out";
+        ensure_none(&of_interface, rule)?;
         check_memory(Self::VHOST_SOCKET, memory)
     }
 }
@@ -273,34 +270,24 @@ impl KindConfig for NetConfig {
         if !self.inherited.is_empty() {
             self.check_descriptors(self.inherited.len())?;
         }
-        let Self { num_queues, queue_size, .. } = *self;
-        let (field, rule) = if !num_queues.is_multiple_of(2) || !(2..=MAX_QUEUES).contains(&num_queues) {
-            (Self::NUM_QUEUES, format!("{num_queues} is no even number from 2 to {MAX_QUEUES}"))
-        } else if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=MAX_QUEUE_SIZE).contains(&queue_size) {
-            let rule = format!("{queue_size} is no power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}");
-            (Self::QUEUE_SIZE, rule)
-        } else if let Some(mtu) = self.mtu
-            && mtu < MIN_MTU
-        {
-            (Self::MTU, format!("{mtu} is less than {MIN_MTU}"))
-        } else if self.tap.as_deref().is_some_and(|name| !is_interface_name(name)) {
-            (Self::TAP, format!("is no name of an interface: 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks"))
-        } else if self.mask.is_some() && self.ip.is_none() {
-            (Self::MASK, "is used with ip only".to_string())
-        } else if let (Some(ip), Some(mask)) = (self.ip, self.mask)
-            && ip.is_ipv6() != mask.is_ipv6()
-        {
-            let family = if ip.is_ipv6() { "IPv6" } else { "IPv4" };
-            (Self::MASK, format!("{mask} is of another family than ip: an {family} address needs an {family} mask"))
-        } else if self.mask.is_some_and(|mask| prefix_length(mask).is_none()) {
-            (Self::MASK, "has bits that are set behind others that are not".to_string())
-        } else if !self.fds.is_empty() {
-            let rule = "are numbers of the client: descriptors come with the request itself (SCM_RIGHTS), one for each two queues";
-            (Self::FD, rule.to_string())
-        } else {
-            return self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION));
-        };
-        Err(ConfigError::new(field, rule))
+        let queues = self.num_queues;
+        let fits = queues.is_multiple_of(2) && (2..=MAX_QUEUES).contains(&queues);
+        ensure(fits, Self::NUM_QUEUES, || format!("{queues} is no even number from 2 to {MAX_QUEUES}"))?;
+        check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
+        let mtu = self.mtu.unwrap_or(MIN_MTU);
+        ensure(mtu >= MIN_MTU, Self::MTU, || format!("{mtu} is less than {MIN_MTU}"))?;
+        ensure(self.tap.as_deref().is_none_or(is_interface_name), Self::TAP, || {
+            format!("is no name of an interface: 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks")
+        })?;
+        if let Some(mask) = self.mask {
+            self.check_mask(mask)?;
+        }
+        ensure(
+            self.fds.is_empty(),
+            Self::FD,
+            || "are numbers of the client: descriptors come with the request itself (SCM_RIGHTS), one for each two queues",
+        )?;
+        self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }
 }
 

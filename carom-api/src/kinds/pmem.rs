@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
 use crate::limits::MIB;
 use crate::option_list::from_option;
@@ -60,11 +60,10 @@ impl PmemConfig {
     /// # Errors
     /// It cannot be.
     pub fn check_size(size: u64) -> Result<(), ConfigError> {
-        if size == 0 || !size.is_multiple_of(GRANULE) || size > MAX_SIZE {
-            let rule = format!("{size} bytes are no positive multiple of {}M up to {MAX_SIZE}", GRANULE / MIB);
-            return Err(ConfigError::new(Self::SIZE, rule));
-        }
-        Ok(())
+        let fits = size != 0 && size.is_multiple_of(GRANULE) && size <= MAX_SIZE;
+        ensure(fits, Self::SIZE, || {
+            format!("{size} bytes are no positive multiple of {}M up to {MAX_SIZE}", GRANULE / MIB)
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Add, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure_in_terms};
 use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
@@ -57,16 +57,13 @@ impl KindConfig for UserDeviceConfig {
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
-        if self.iommu || memory.can_be_shared() {
-            return Ok(());
-        }
-        Err(ConfigError::in_terms(Self::IOMMU, |terms| {
+        ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
                 "is off, so that the server is given all guest RAM, which needs {shared}; or turn it on, and the server \
                  reaches what the guest maps"
             )
-        }))
+        })
     }
 }
 

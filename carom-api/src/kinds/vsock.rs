@@ -2,19 +2,17 @@
 
 //! The virtio-vsock device: sockets between guest and host.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::vhost_user::check_socket;
 use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
 use crate::option_list::{FromOption, Special, from_str};
 
 /// CIDs that a guest may have: those below are the hypervisor's, a local one's and the host's, and the last one stands for any.
 const CIDS: std::ops::RangeInclusive<u64> = 3..=u32::MAX as u64 - 1;
-/// Most bytes of a socket's path, as the host's kernel has it.
-const MAX_PATH: usize = 107;
 
 device_config! {
     /// Sockets between guest and host.
@@ -66,16 +64,9 @@ impl KindConfig for VsockConfig {
     }
 
     fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
-        let path = self.socket.as_os_str().as_bytes();
-        if !CIDS.contains(&self.cid) {
-            let rule = format!("{} is not {} to {}", self.cid, CIDS.start(), CIDS.end());
-            return Err(ConfigError::new(Self::CID, rule));
-        }
-        if path.is_empty() || path.len() > MAX_PATH || path.contains(&0) {
-            let rule = format!("is no path of 1 to {MAX_PATH} bytes, none of them zero");
-            return Err(ConfigError::new(Self::SOCKET, rule));
-        }
-        Ok(())
+        let cid = self.cid;
+        ensure(CIDS.contains(&cid), Self::CID, || format!("{cid} is not {} to {}", CIDS.start(), CIDS.end()))?;
+        check_socket(Self::SOCKET, &self.socket)
     }
 }
 
