@@ -25,6 +25,7 @@ mod option_tests;
 pub mod size;
 pub mod snapshot;
 pub mod tap_files;
+mod text_form;
 mod told;
 pub mod types;
 pub mod unsupported;

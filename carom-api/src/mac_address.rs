@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::text_form;
+
 /// An Ethernet address of one station, in text as `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -53,19 +55,7 @@ impl FromStr for MacAddress {
     }
 }
 
-impl TryFrom<String> for MacAddress {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(address: MacAddress) -> Self {
-        address.to_string()
-    }
-}
+text_form!(MacAddress);
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -147,6 +147,31 @@ const fn plain(
     Operation { verb, name, id, summary, request, success, refusals, action: Action::Plain(call) }
 }
 
+/// An operation that tells something and changes nothing.
+const fn get(
+    name: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    success: Success,
+    refusals: &'static [(u16, &'static str)],
+    action: Action,
+) -> Operation {
+    Operation { verb: Verb::Get, name, id, summary, request: None, success, refusals, action }
+}
+
+/// An operation that takes a body of the schema `request`, and answers nothing.
+const fn put(
+    name: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    request: &'static str,
+    refusals: &'static [(u16, &'static str)],
+    read: fn(&[u8]) -> Result<Call, BodyError>,
+) -> Operation {
+    let (request, success, action) = (Some(request), Success::Nothing, Action::WithBody(read));
+    Operation { verb: Verb::Put, name, id, summary, request, success, refusals, action }
+}
+
 impl Operation {
     /// Its whole path.
     pub fn path(&self) -> String {
@@ -177,27 +202,23 @@ fn adding(kind: &'static Kind, add: &Add) -> Operation {
 
 /// Those that do not belong to a kind of device.
 static OPERATIONS: &[Operation] = &[
-    Operation {
-        verb: Verb::Get,
-        name: "vmm.ping",
-        id: "pingVMM",
-        summary: "Tells what the VMM is. Answered at once, whatever the VM does.",
-        request: None,
-        success: Success::Body("VmmPing"),
-        refusals: &[],
-        action: Action::Ping,
-    },
+    get(
+        "vmm.ping",
+        "pingVMM",
+        "Tells what the VMM is. Answered at once, whatever the VM does.",
+        Success::Body("VmmPing"),
+        &[],
+        Action::Ping,
+    ),
     plain("vmm.shutdown", "shutdownVMM", "Deletes the VM and ends the VMM.", &[], || Call::ShutdownVmm),
-    Operation {
-        verb: Verb::Put,
-        name: "vm.create",
-        id: "createVM",
-        summary: "Keeps the configuration of a VM. Nothing is built from it before vm.boot.",
-        request: Some("VmConfig"),
-        success: Success::Nothing,
-        refusals: &[(409, "Two devices have the same ID or path."), (500, "A VM is created already.")],
-        action: Action::WithBody(create),
-    },
+    put(
+        "vm.create",
+        "createVM",
+        "Keeps the configuration of a VM. Nothing is built from it before vm.boot.",
+        "VmConfig",
+        &[(409, "Two devices have the same ID or path."), (500, "A VM is created already.")],
+        create,
+    ),
     plain("vm.delete", "deleteVM", "Shuts the VM down and forgets its configuration.", &[], || Call::Delete),
     plain(
         "vm.boot",
@@ -239,132 +260,90 @@ static OPERATIONS: &[Operation] = &[
         || Call::Nmi,
     ),
     plain("vm.nmi", "nmiVM", "Raises an NMI on every vCPU.", &[NOT_CREATED, NOT_BOOTED], || Call::Nmi),
-    Operation {
-        verb: Verb::Get,
-        name: "vm.info",
-        id: "infoVM",
-        summary: "Tells what the VM is.",
-        request: None,
-        success: Success::Body("VmInfo"),
-        refusals: &[NOT_CREATED],
-        action: Action::Read(|| Call::Info),
-    },
-    Operation {
-        verb: Verb::Get,
-        name: "vm.counters",
-        id: "countersVM",
-        summary: "Tells the counters of the VM's devices.",
-        request: None,
-        success: Success::Body("VmCounters"),
-        refusals: &[NOT_CREATED, NOT_BOOTED],
-        action: Action::Read(|| Call::Counters),
-    },
-    Operation {
-        verb: Verb::Get,
-        name: "vm.iommu-bounce",
-        id: "iommuBounceVM",
-        summary: "Tells what the bounce windows may use and do use, with all figures of the virtio-iommu.",
-        request: None,
-        success: Success::Body("IommuBounceReport"),
-        refusals: &[(404, "No VM is created, or it has no bounce windows.")],
-        action: Action::Read(|| Call::Bounce),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.iommu-bounce",
-        id: "tuneIommuBounceVM",
-        summary: "Changes what the bounce windows may use, and what the guest may have mapped beside them; a running guest follows.",
-        request: Some("IommuBounceChange"),
-        success: Success::Nothing,
-        refusals: &[(404, "No VM is created, or it has no bounce windows.")],
-        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::TuneBounce)?)),
-    },
-    Operation {
-        verb: Verb::Get,
-        name: "openapi.json",
-        id: "openapi",
-        summary: "This document.",
-        request: None,
-        success: Success::Document,
-        refusals: &[],
-        action: Action::Document,
-    },
-    Operation {
-        verb: Verb::Get,
-        name: METRICS,
-        id: "metrics",
-        summary: "Figures in Prometheus' text form.",
-        request: None,
-        success: Success::Text,
-        refusals: &[],
-        action: Action::Read(|| Call::Figures),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.resize",
-        id: "resizeVM",
-        summary: "Changes vCPUs and RAM of a VM, for the next boot or while it runs. vCPUs leave when the guest lets go of them.",
-        request: Some("VmResize"),
-        success: Success::Nothing,
-        refusals: &[NOT_CREATED, (429, "A vCPU that is wanted back is about to leave.")],
-        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Resize)?)),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.resize-disk",
-        id: "resizeDiskVM",
-        summary: "Changes the size of a disk of a VM that is booted, and of the file that is its image. The guest is told.",
-        request: Some("VmResizeDisk"),
-        success: Success::Nothing,
-        refusals: &[
-            (400, "The image cannot have this size."),
-            (404, "No VM is created, or it has no such disk."),
-            NOT_BOOTED,
-        ],
-        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::ResizeDisk)?)),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.snapshot",
-        id: "snapshotVM",
-        summary: "Saves a paused VM to a directory. It stays paused.",
-        request: Some("VmSnapshotConfig"),
-        success: Success::Nothing,
-        refusals: &[
+    get(
+        "vm.info",
+        "infoVM",
+        "Tells what the VM is.",
+        Success::Body("VmInfo"),
+        &[NOT_CREATED],
+        Action::Read(|| Call::Info),
+    ),
+    get(
+        "vm.counters",
+        "countersVM",
+        "Tells the counters of the VM's devices.",
+        Success::Body("VmCounters"),
+        &[NOT_CREATED, NOT_BOOTED],
+        Action::Read(|| Call::Counters),
+    ),
+    get(
+        "vm.iommu-bounce",
+        "iommuBounceVM",
+        "Tells what the bounce windows may use and do use, with all figures of the virtio-iommu.",
+        Success::Body("IommuBounceReport"),
+        &[(404, "No VM is created, or it has no bounce windows.")],
+        Action::Read(|| Call::Bounce),
+    ),
+    put(
+        "vm.iommu-bounce",
+        "tuneIommuBounceVM",
+        "Changes what the bounce windows may use, and what the guest may have mapped beside them; a running guest follows.",
+        "IommuBounceChange",
+        &[(404, "No VM is created, or it has no bounce windows.")],
+        |bytes| Ok(body::parse(bytes).map(Call::TuneBounce)?),
+    ),
+    get("openapi.json", "openapi", "This document.", Success::Document, &[], Action::Document),
+    get(METRICS, "metrics", "Figures in Prometheus' text form.", Success::Text, &[], Action::Read(|| Call::Figures)),
+    put(
+        "vm.resize",
+        "resizeVM",
+        "Changes vCPUs and RAM of a VM, for the next boot or while it runs. vCPUs leave when the guest lets go of them.",
+        "VmResize",
+        &[NOT_CREATED, (429, "A vCPU that is wanted back is about to leave.")],
+        |bytes| Ok(body::parse(bytes).map(Call::Resize)?),
+    ),
+    put(
+        "vm.resize-disk",
+        "resizeDiskVM",
+        "Changes the size of a disk of a VM that is booted, and of the file that is its image. The guest is told.",
+        "VmResizeDisk",
+        &[(400, "The image cannot have this size."), (404, "No VM is created, or it has no such disk."), NOT_BOOTED],
+        |bytes| Ok(body::parse(bytes).map(Call::ResizeDisk)?),
+    ),
+    put(
+        "vm.snapshot",
+        "snapshotVM",
+        "Saves a paused VM to a directory. It stays paused.",
+        "VmSnapshotConfig",
+        &[
             (400, "The directory cannot be used, or a device of the VM cannot be saved."),
             NOT_CREATED,
             (500, "The VM is not paused."),
         ],
-        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Snapshot)?)),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.restore",
-        id: "restoreVM",
-        summary: "Makes the VM that was saved to a directory. It is paused, unless it is to be resumed.",
-        request: Some("RestoreConfig"),
-        success: Success::Nothing,
-        refusals: &[
+        |bytes| Ok(body::parse(bytes).map(Call::Snapshot)?),
+    ),
+    put(
+        "vm.restore",
+        "restoreVM",
+        "Makes the VM that was saved to a directory. It is paused, unless it is to be resumed.",
+        "RestoreConfig",
+        &[
             (400, "The directory is no snapshot that this VMM reads, or this host cannot be what the VM's was."),
             (500, "A VM is created already."),
         ],
-        action: Action::WithBody(|bytes| Ok(body::parse(bytes).map(Call::Restore)?)),
-    },
-    Operation {
-        verb: Verb::Put,
-        name: "vm.remove-device",
-        id: "removeDeviceVM",
-        summary: "Takes a device away; a running guest is asked to let go of it.",
-        request: Some("VmRemoveDevice"),
-        success: Success::Nothing,
-        refusals: &[
+        |bytes| Ok(body::parse(bytes).map(Call::Restore)?),
+    ),
+    put(
+        "vm.remove-device",
+        "removeDeviceVM",
+        "Takes a device away; a running guest is asked to let go of it.",
+        "VmRemoveDevice",
+        &[
             (404, "No VM is created, or it has no such device."),
             (500, "The VM is booted, and the device is there from its start."),
         ],
-        action: Action::WithBody(|bytes| {
-            Ok(body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))?)
-        }),
-    },
+        |bytes| Ok(body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))?),
+    ),
 ];
 
 /// The operations at `path`, one for each verb.

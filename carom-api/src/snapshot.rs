@@ -2,6 +2,7 @@
 
 //! Saving a VM and restoring it: where to, and from where.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,6 +16,7 @@ use crate::field::Field;
 use crate::object;
 use crate::option_list::{FromOption, Special, from_str};
 use crate::tap_files::TapFiles;
+use crate::text_form::text_form;
 use crate::vm_config::VmConfig;
 
 /// How a URL of a directory begins.
@@ -41,19 +43,12 @@ impl FromStr for DirectoryUrl {
     }
 }
 
-impl TryFrom<String> for DirectoryUrl {
-    type Error = String;
-
-    fn try_from(url: String) -> Result<Self, String> {
-        url.parse()
+impl fmt::Display for DirectoryUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.0.display())
     }
 }
-
-impl From<DirectoryUrl> for String {
-    fn from(url: DirectoryUrl) -> Self {
-        format!("{SCHEME}{}", url.0.display())
-    }
-}
+text_form!(DirectoryUrl);
 
 /// Where a VM is to be saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

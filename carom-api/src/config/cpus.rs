@@ -153,7 +153,9 @@ impl FromOption for CpusConfig {
 
     fn finish(&mut self, list: &OptionList) -> Result<(), ConfigError> {
         self.topology = list.get("topology").map(str::parse).transpose()?;
-        self.complete();
+        if list.get("max").is_none() {
+            self.max_vcpus = self.boot_vcpus;
+        }
         Ok(())
     }
 }

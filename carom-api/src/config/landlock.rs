@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use crate::field::{Field, keys};
 use crate::option_list::from_option;
+use crate::text_form::text_form;
 
 /// A file or directory of the host that the program may reach, with all that is below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -56,19 +57,7 @@ impl FromStr for FileAccess {
     }
 }
 
-impl TryFrom<String> for FileAccess {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<FileAccess> for String {
-    fn from(access: FileAccess) -> Self {
-        access.to_string()
-    }
-}
+text_form!(FileAccess);
 
 impl fmt::Display for FileAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -138,13 +138,13 @@ impl DiskConfig {
         value: "path=FILE,…",
         help: "Disk",
         keys: "path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,num_queues=1][,queue_size=128][,serial=TEXT][,image_type=raw|qcow2|fixedvhd][,backing_files=on|off][,sparse=on|off][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N][,rate_limit_group=NAME][,queue_affinity=[QUEUE@[CPU,CPU-CPU],…]]",
+        few_keys: Some("path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…]"),
         add: Some(Add {
             operation: "vm.add-disk",
             id: "addDiskVM",
             summary: "Adds a disk, to a running VM too.",
             schema: "DiskConfig",
             about: "Add a disk, to a running guest too",
-            few_keys: Some("path=FILE[,readonly=on|off][,direct=on|off][,iommu=on|off][,…]"),
         }),
         ..Kind::of::<Self>("block", "_disk", Number::Many)
     };

@@ -63,7 +63,6 @@ impl FsConfig {
             summary: "Adds a file system of the host that a vhost-user server serves, to a running VM too.",
             schema: "FsConfig",
             about: "Add a file system of the host, to a running guest too",
-            few_keys: None,
         }),
         ..Kind::of::<Self>("fs", "_fs", Number::Many)
     };

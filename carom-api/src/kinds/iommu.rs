@@ -147,7 +147,9 @@ impl FromOption for IommuBounceConfig {
                 format!("'{value}' is neither 'auto' nor 1 to 4294967295")
             })?;
         }
-        self.complete();
+        if list.get("max").is_none() {
+            self.max = self.size;
+        }
         Ok(())
     }
 }

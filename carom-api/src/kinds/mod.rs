@@ -105,6 +105,8 @@ pub struct Kind {
     help: &'static str,
     /// The keys of its option, for the help, except those that every device has.
     keys: &'static str,
+    /// The keys that the help of the client's verb shows, if there are too many to show all.
+    few_keys: Option<&'static str>,
     /// What the option stands for without a value, where it may have none.
     pub bare: Option<&'static str>,
     /// What IDs begin with that are made up. Where there is one device, this is its ID.
@@ -137,8 +139,6 @@ pub struct Add {
     pub schema: &'static str,
     /// What the client's verb does, for its help.
     about: &'static str,
-    /// The keys that this help shows, if the kind has too many to show all.
-    few_keys: Option<&'static str>,
 }
 
 impl Add {
@@ -163,6 +163,7 @@ impl Kind {
             value: "",
             help: "",
             keys: "",
+            few_keys: None,
             bare: None,
             id,
             takes_slot: true,
@@ -182,7 +183,7 @@ impl Kind {
 
     /// The help of the client's verb that adds one.
     pub fn help_of_verb(&self, add: &Add) -> String {
-        self.with_keys(add.about, add.few_keys.unwrap_or(self.keys))
+        self.with_keys(add.about, self.few_keys.unwrap_or(self.keys))
     }
 
     fn with_keys(&self, help: &str, keys: &str) -> String {

@@ -141,15 +141,15 @@ impl NetConfig {
         value: "tap=NAME,…",
         help: "Network device",
         keys: "[tap=NAME|fd=N|fd=[N,N]][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,host_mac=ADDRESS][,mtu=BYTES][,iommu=on|off][,num_queues=2][,queue_size=256][,offload_tso=on|off][,offload_ufo=on|off][,offload_csum=on|off][,vhost_user=on|off,socket=FILE][,vhost_mode=client][,bw_size=BYTES,bw_refill_time=MS][,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]",
+        few_keys: Some(
+            "[tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…]",
+        ),
         add: Some(Add {
             operation: "vm.add-net",
             id: "addNetVM",
             summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
             schema: "NetConfig",
             about: "Add a network device, to a running guest too",
-            few_keys: Some(
-                "[tap=NAME][,ip=ADDRESS][,mask=MASK][,mac=ADDRESS][,iommu=on|off][,vhost_user=on,socket=FILE][,…]",
-            ),
         }),
         ..Kind::of::<Self>("net", "_net", Number::Many)
     };

@@ -50,7 +50,6 @@ impl PmemConfig {
             summary: "Adds a file of the host as memory that keeps what is written, to a running VM too.",
             schema: "PmemConfig",
             about: "Add a file of the host as memory that keeps what is written, to a running guest too",
-            few_keys: None,
         }),
         ..Kind::of::<Self>("pmem", "_pmem", Number::Many)
     };

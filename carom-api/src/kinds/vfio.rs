@@ -38,7 +38,6 @@ impl DeviceConfig {
             summary: "Adds a device, to a running VM too.",
             schema: "DeviceConfig",
             about: "Add a device, to a running guest too",
-            few_keys: None,
         }),
         ..Kind::of::<Self>("vfio", "_vfio", Number::Many)
     };

@@ -39,7 +39,6 @@ impl UserDeviceConfig {
             summary: "Adds a device that another process emulates, to a running VM too.",
             schema: "UserDeviceConfig",
             about: "Add a device that another process emulates, to a running guest too",
-            few_keys: None,
         }),
         ..Kind::of::<Self>("vfio-user", "_vfio_user", Number::Many)
     };

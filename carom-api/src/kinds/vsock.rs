@@ -46,7 +46,6 @@ impl VsockConfig {
             summary: "Adds sockets between guest and host, to a running VM too. A VM has one such device.",
             schema: "VsockConfig",
             about: "Add sockets between guest and host, to a running guest too",
-            few_keys: None,
         }),
         ..Kind::of::<Self>("vsock", "_vsock", Number::One)
     };

@@ -147,7 +147,8 @@ impl<'de, T: FromOption> Deserializer<'de> for Argument<'_, T> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ConfigError> {
-        let keys: Vec<&str> = fields.iter().flat_map(|field| keys_of(T::SPECIAL, field)).collect();
+        let keys: Vec<&str> =
+            fields.iter().flat_map(|field| Spelling::of(T::OPTION, T::SPECIAL, field).keys()).collect();
         *self.list = OptionList::parse_with_words(T::OPTION, self.text, T::WORDS, &keys)?;
         T::prepare(self.list, self.text)?;
         visitor.visit_map(Fields { list: self.list, special: T::SPECIAL, fields: fields.iter(), next: None })
@@ -163,22 +164,34 @@ impl<'de, T: FromOption> Deserializer<'de> for Argument<'_, T> {
     }
 }
 
-/// The name of `field` on the command line and in JSON.
-fn name_of(special: &[Special], option: Field, field: &'static str) -> Field {
-    let name = special.iter().find_map(|special| match special {
-        Special::Name(name) if name.json_key() == field => Some(*name),
-        _ => None,
-    });
-    name.unwrap_or_else(|| option.key(field))
+/// What is known of a field.
+struct Spelling {
+    name: Field,
+    by: Option<&'static [&'static str]>,
+    form: Form,
+    rule: Option<fn(&str) -> String>,
 }
 
-/// The keys of a field.
-fn keys_of(special: &'static [Special], field: &&'static str) -> Vec<&'static str> {
-    let by = special.iter().find_map(|special| match special {
-        Special::By(name, keys) if name == field => Some(keys.to_vec()),
-        _ => None,
-    });
-    by.unwrap_or_else(|| vec![name_of(special, NOWHERE, field).option_key()])
+impl Spelling {
+    fn of(option: Field, special: &'static [Special], field: &'static str) -> Self {
+        let mut spelling = Self { name: option.key(field), by: None, form: Form::Usual, rule: None };
+        for special in special {
+            match special {
+                Special::Name(name) if name.json_key() == field => spelling.name = *name,
+                Special::By(of, keys) if *of == field => spelling.by = Some(keys),
+                Special::Number(of) if *of == field => spelling.form = Form::Number,
+                Special::Words(of, words) if *of == field => spelling.form = Form::Words(words),
+                Special::Rule(of, rule) if *of == field => spelling.rule = Some(*rule),
+                _ => {}
+            }
+        }
+        spelling
+    }
+
+    /// The keys of the field.
+    fn keys(&self) -> Vec<&'static str> {
+        self.by.map_or_else(|| vec![self.name.option_key()], <[_]>::to_vec)
+    }
 }
 
 /// The fields that were given.
@@ -186,34 +199,20 @@ struct Fields<'a> {
     list: &'a OptionList,
     special: &'static [Special],
     fields: slice::Iter<'static, &'static str>,
-    next: Option<(&'static str, Reader<'a>)>,
-}
-
-impl<'a> Fields<'a> {
-    /// The value of a field that was given, unless it is read by hand.
-    fn given(&self, field: &'static str) -> Option<Reader<'a>> {
-        let name = name_of(self.special, self.list.option, field);
-        let value = self.list.value(name.option_key()).filter(|value| !value.text.is_empty())?;
-        let mut form = Form::Usual;
-        for special in self.special {
-            match special {
-                Special::By(by, keys) if *by == field && keys.contains(&field) => return None,
-                Special::Number(number) if *number == field => form = Form::Number,
-                Special::Words(of, words) if *of == field => form = Form::Words(words),
-                _ => {}
-            }
-        }
-        Some(Reader { field: name, raw: &value.raw, form })
-    }
+    next: Option<(Spelling, Reader<'a>)>,
 }
 
 impl<'de> MapAccess<'de> for Fields<'_> {
     type Error = ConfigError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ConfigError> {
-        while let Some(field) = self.fields.next() {
-            if let Some(value) = self.given(field) {
-                self.next = Some((field, value));
+        for field in self.fields.by_ref() {
+            let spelling = Spelling::of(self.list.option, self.special, field);
+            let is_read_by_hand = spelling.by.is_some_and(|keys| keys.contains(field));
+            let value = self.list.value(spelling.name.option_key()).filter(|value| !value.text.is_empty());
+            if let Some(value) = value.filter(|_| !is_read_by_hand) {
+                let reader = Reader { field: spelling.name, raw: &value.raw, form: spelling.form };
+                self.next = Some((spelling, reader));
                 return seed.deserialize(field.into_deserializer()).map(Some);
             }
         }
@@ -221,12 +220,8 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ConfigError> {
-        let (field, reader) = self.next.take().ok_or_else(|| ConfigError::custom("has no value"))?;
-        let rule = self.special.iter().find_map(|special| match special {
-            Special::Rule(of, rule) if *of == field => Some(rule),
-            _ => None,
-        });
-        seed.deserialize(reader).map_err(|error| match rule {
+        let (spelling, reader) = self.next.take().ok_or_else(|| ConfigError::custom("has no value"))?;
+        seed.deserialize(reader).map_err(|error| match spelling.rule {
             Some(rule) => reader.text().map_or_else(|error| error, |text| reader.error(rule(&text))),
             None => located(error, reader.field),
         })

@@ -12,6 +12,10 @@ fn config() -> VmConfig {
     }
 }
 
+fn device(number: usize) -> DeviceConfig {
+    format!("path=/{number}").parse().unwrap()
+}
+
 fn refused(config: VmConfig) -> ConfigError {
     config.check().expect_err("must be refused")
 }
@@ -82,13 +86,7 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
 #[test]
 fn devices_that_do_not_fit_are_refused() {
     let fits_with = |pvpanic: bool, behind: usize, beside: usize| {
-        let device = |number: usize| DeviceConfig {
-            path: format!("/{number}").into(),
-            iommu: number < behind,
-            pci_segment: 0,
-            pci_device_id: None,
-            id: None,
-        };
+        let device = |number: usize| DeviceConfig { iommu: number < behind, ..device(number) };
         let devices = (0..behind + beside).map(device).collect();
         VmConfig { devices, pvpanic, ..config() }.check().map(drop).map_err(|error| error.to_string())
     };
@@ -103,7 +101,7 @@ fn devices_that_do_not_fit_are_refused() {
     let rule = "at most 14 devices with iommu off fit beside the virtio-iommu, and there are 15 of --device";
     assert_eq!(refused_beside, format!("--device: {rule}"));
     let watchdog = VmConfig { watchdog: true, pvpanic: true, ..config() };
-    let devices = |count: usize| (0..count).map(|number| format!("path=/{number}").parse().unwrap()).collect();
+    let devices = |count: usize| (0..count).map(device).collect();
     assert!(VmConfig { devices: devices(28), ..watchdog.clone() }.check().is_ok());
     let many = refused(VmConfig { devices: devices(29), ..watchdog });
     assert_eq!(many.to_string(), "--device: at most 28 devices fit on the bus, and there are 29 of --device");
@@ -121,13 +119,8 @@ fn each_segment_has_slots_of_its_own() {
         let mut config = VmConfig { platform: platform.parse().unwrap(), ..config() };
         for (pci_segment, iommu, count) in devices {
             let first = config.devices.len();
-            config.devices.extend((first..first + count).map(|number| DeviceConfig {
-                path: format!("/{number}").into(),
-                iommu: *iommu,
-                pci_segment: *pci_segment,
-                pci_device_id: None,
-                id: None,
-            }));
+            let device = |number| DeviceConfig { iommu: *iommu, pci_segment: *pci_segment, ..device(number) };
+            config.devices.extend((first..first + count).map(device));
         }
         config.check().map(|config| config.count(1)).map_err(|error| error.to_string())
     };
