@@ -15,6 +15,7 @@ pub mod error;
 pub mod field;
 mod json;
 pub mod kinds;
+mod left_out;
 pub mod limits;
 pub mod mac_address;
 mod object;

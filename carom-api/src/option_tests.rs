@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What options take and refuse, in tables: an option with its value, and what comes of it.
+//! Tables of options: each line has an option with its value, and the outcome.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use crate::config::MemoryZoneConfig;
 use crate::error::ConfigError;
 use crate::field::Field;
+use crate::left_out::or_default;
 use crate::object;
 use crate::option_list::{FromOption, Special, from_str};
 use crate::tap_files::TapFiles;
@@ -76,7 +77,7 @@ pub struct RestoredNetConfig {
     #[schema(value_type = u64)]
     pub num_fds: usize,
     /// Numbers that they have in the client's process, which mean nothing here.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers_or_null")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub fds: Vec<i32>,
     /// The files themselves.
     #[serde(skip)]
@@ -90,10 +91,6 @@ pub struct VmMemoryZoneUpdateData {
     pub id: String,
     /// The node that its pages come from.
     pub host_numa_node: u32,
-}
-
-fn numbers_or_null<'de, D: serde::Deserializer<'de>>(numbers: D) -> Result<Vec<i32>, D::Error> {
-    Option::deserialize(numbers).map(Option::unwrap_or_default)
 }
 
 /// What a VM is to be restored from.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::{CpusConfig, MemoryConfig};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ensure};
 use crate::field::{Field, Terms};
 use crate::kinds::IommuBounceConfig;
 use crate::limits::{CHUNK_SIZE, HOTPLUG_GRANULE, MIB};
@@ -271,23 +271,22 @@ impl IommuBounceChange {
         if let Some(rule) = max_mapped.and_then(IommuBounceConfig::mapped_rule) {
             return Err(ConfigError::new(Field::only("max_mapped"), rule));
         }
-        if !config.has_windows() && (self.budget.is_some() || self.threshold.is_some()) {
-            let field = if self.budget.is_some() { "budget" } else { "threshold" };
-            let rule = "the VM has no bounce windows: it was created with a size of 0";
-            return Err(ConfigError::new(Field::only(field), rule));
+        for (field, change) in [("budget", self.budget), ("threshold", self.threshold.map(u64::from))] {
+            ensure(
+                change.is_none() || config.has_windows(),
+                Field::only(field),
+                || "the VM has no bounce windows: it was created with a size of 0",
+            )?;
         }
         if let Some(budget) = self.budget {
-            let rule = if budget == 0 || !budget.is_multiple_of(CHUNK_SIZE) {
+            let (field, max) = (Field::only("budget"), config.max);
+            ensure(budget != 0 && budget.is_multiple_of(CHUNK_SIZE), field, || {
                 format!("{budget} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB)
-            } else if budget > config.max {
-                format!("{budget} bytes are more than max, the {} bytes that the VM was created with", config.max)
-            } else {
-                config.size = budget;
-                String::new()
-            };
-            if !rule.is_empty() {
-                return Err(ConfigError::new(Field::only("budget"), rule));
-            }
+            })?;
+            ensure(budget <= max, field, || {
+                format!("{budget} bytes are more than max, the {max} bytes that the VM was created with")
+            })?;
+            config.size = budget;
         }
         if let Some(threshold) = self.threshold {
             config.threshold = Some(threshold).filter(|bytes| *bytes != 0);
@@ -317,27 +316,19 @@ impl VmResize {
     /// # Errors
     /// It is to shrink, to grow by no whole steps, or by more than there is room for.
     pub fn more_ram(&self, config: &MemoryConfig, added: u64) -> Result<u64, ConfigError> {
-        let refuse = |rule| Err(ConfigError::new(Self::DESIRED_RAM, rule));
         let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
-        let Some(more) = wanted.checked_sub(has) else {
-            return refuse(format!(
-                "{wanted} bytes are less than the {has} that the guest has, which it keeps while it runs"
-            ));
-        };
-        if !more.is_multiple_of(HOTPLUG_GRANULE) {
-            let step = HOTPLUG_GRANULE >> 20;
-            return refuse(format!(
-                "{wanted} bytes are not the {has} that the guest has and a multiple of {step}M more"
-            ));
-        }
+        ensure(wanted >= has, Self::DESIRED_RAM, || {
+            format!("{wanted} bytes are less than the {has} that the guest has, which it keeps while it runs")
+        })?;
+        let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
+        ensure(more.is_multiple_of(HOTPLUG_GRANULE), Self::DESIRED_RAM, || {
+            format!("{wanted} bytes are not the {has} that the guest has and a multiple of {step}M more")
+        })?;
         let room = config.hotplug_size.saturating_sub(added);
-        if more > room {
-            let field = MemoryConfig::HOTPLUG_SIZE;
-            return refuse(format!(
-                "{wanted} bytes are {more} more than the guest has, and {} leaves {room}",
-                field.name(Terms::Json)
-            ));
-        }
+        ensure(more <= room, Self::DESIRED_RAM, || {
+            let field = MemoryConfig::HOTPLUG_SIZE.name(Terms::Json);
+            format!("{wanted} bytes are {more} more than the guest has, and {field} leaves {room}")
+        })?;
         Ok(more)
     }
 
@@ -360,18 +351,15 @@ impl VmResize {
         }
         if let Some(vcpus) = self.desired_vcpus {
             let most = config.cpus.max_vcpus;
-            if !(1..=most).contains(&vcpus) {
-                let rule = format!("{vcpus} is not in 1 to {most} ({})", CpusConfig::MAX.name(Terms::Json));
-                return Err(ConfigError::new(Self::DESIRED_VCPUS, rule));
-            }
+            ensure((1..=most).contains(&vcpus), Self::DESIRED_VCPUS, || {
+                format!("{vcpus} is not in 1 to {most} ({})", CpusConfig::MAX.name(Terms::Json))
+            })?;
             config.cpus.boot_vcpus = vcpus;
         }
         if let Some(bytes) = self.desired_ram.filter(|bytes| *bytes != config.memory.total()) {
-            if !config.memory.zones.is_empty() {
-                let rule =
-                    format!("RAM is made of zones, which keep their sizes ({})", MemoryConfig::ZONES.name(Terms::Json));
-                return Err(ConfigError::new(Self::DESIRED_RAM, rule));
-            }
+            ensure(config.memory.zones.is_empty(), Self::DESIRED_RAM, || {
+                format!("RAM is made of zones, which keep their sizes ({})", MemoryConfig::ZONES.name(Terms::Json))
+            })?;
             config.memory.size = bytes;
         }
         Ok(())

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::error::{ConfigError, ensure};
 use crate::field::Field;
-use crate::option_list::{FromOption, OptionList, Special, from_str};
+use crate::option_list::{OptionList, Special};
 
 /// Where a console goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -87,6 +87,32 @@ impl ConsoleMode {
     }
 }
 
+/// Implements the common part of a console: its target, and its option.
+macro_rules! console_option {
+    ($config:ident) => {
+        impl $config {
+            /// Where it goes.
+            pub fn target(&self) -> $crate::config::ConsoleTarget<'_> {
+                let Self { mode, file, socket, .. } = self;
+                let (file, socket) = (file.as_deref(), socket.as_deref());
+                $crate::config::ConsoleTarget { option: Self::OPTION, mode: *mode, file, socket }
+            }
+        }
+
+        impl $crate::option_list::FromOption for $config {
+            const OPTION: Field = Self::OPTION;
+            const WORDS: &'static [&'static str] = ConsoleMode::WORDS;
+            const SPECIAL: &'static [$crate::option_list::Special] = &[ConsoleMode::KEYS];
+
+            fn prepare(list: &mut $crate::option_list::OptionList, text: &str) -> Result<(), ConfigError> {
+                ConsoleMode::set(Self::OPTION, list, text)
+            }
+        }
+        $crate::option_list::from_str!($config);
+    };
+}
+pub(crate) use console_option;
+
 /// The first serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SerialConfig {
@@ -109,16 +135,6 @@ impl SerialConfig {
         Self { mode, file: None, socket: None }
     }
 
-    /// Where it goes.
-    pub fn target(&self) -> ConsoleTarget<'_> {
-        ConsoleTarget {
-            option: Self::OPTION,
-            mode: self.mode,
-            file: self.file.as_deref(),
-            socket: self.socket.as_deref(),
-        }
-    }
-
     /// Checks that there is a file or a socket where there must be one.
     ///
     /// # Errors
@@ -135,16 +151,7 @@ impl Default for SerialConfig {
     }
 }
 
-impl FromOption for SerialConfig {
-    const OPTION: Field = Self::OPTION;
-    const WORDS: &'static [&'static str] = ConsoleMode::WORDS;
-    const SPECIAL: &'static [Special] = &[ConsoleMode::KEYS];
-
-    fn prepare(list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
-        ConsoleMode::set(Self::OPTION, list, text)
-    }
-}
-from_str!(SerialConfig);
+console_option!(SerialConfig);
 
 #[cfg(test)]
 mod tests {

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::{CpuAffinity, MemoryConfig};
 use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
+use crate::left_out::yes;
 use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
@@ -35,7 +36,7 @@ pub struct CpusConfig {
     #[schema(minimum = 36, maximum = 52)]
     pub max_phys_bits: u8,
     /// Whether the guest can run VMs, where the host allows it.
-    #[serde(default = "default_nested")]
+    #[serde(default = "yes")]
     pub nested: bool,
     /// The CPUs of the host that each of them runs on; any where nothing is said of it.
     #[serde(default, deserialize_with = "object::list_or_null")]
@@ -61,10 +62,6 @@ pub struct CpuTopology {
 
 fn default_max_phys_bits() -> u8 {
     MAX_PHYS_BITS
-}
-
-fn default_nested() -> bool {
-    true
 }
 
 impl CpusConfig {

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use super::MemoryZoneConfig;
 use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, keys};
+use crate::left_out::yes;
 use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
@@ -31,7 +32,7 @@ pub struct MemoryConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
     /// The host is asked for transparent huge pages. Of no meaning with `hugepages`.
-    #[serde(default = "default_thp")]
+    #[serde(default = "yes")]
     pub thp: bool,
     /// The host gives all of it when the VM is built, and not each page when it is touched first.
     #[serde(default)]
@@ -48,10 +49,6 @@ pub struct MemoryConfig {
     /// The zones that it is made of, each with memory of its own kind.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub zones: Vec<MemoryZoneConfig>,
-}
-
-fn default_thp() -> bool {
-    true
 }
 
 impl MemoryConfig {

@@ -15,6 +15,7 @@ mod platform;
 mod rate_limit;
 
 pub use affinity::{CpuAffinity, VirtQueueAffinity};
+pub(crate) use console::console_option;
 pub use console::{ConsoleMode, ConsoleTarget, SerialConfig};
 pub use cpus::{CpuTopology, CpusConfig};
 pub use landlock::{FileAccess, LandlockConfig};

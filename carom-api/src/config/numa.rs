@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use super::{CpusConfig, MemoryConfig, PlatformConfig};
 use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, keys};
+use crate::left_out::or_default;
 use crate::limits::MAX_NODE;
 use crate::object;
 use crate::option_list::from_option;
@@ -27,16 +28,16 @@ pub struct NumaConfig {
     #[schema(maximum = 15)]
     pub guest_numa_id: u32,
     /// Numbers of its vCPUs.
-    #[serde(default, deserialize_with = "or_empty")]
+    #[serde(default, deserialize_with = "or_default")]
     pub cpus: Vec<u32>,
     /// How far others are from it. Where one of two nodes says it, it holds for both ways; where none does, it is 20.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub distances: Vec<NumaDistance>,
     /// Names of the zones that its RAM is made of.
-    #[serde(default, deserialize_with = "or_empty")]
+    #[serde(default, deserialize_with = "or_default")]
     pub memory_zones: Vec<String>,
     /// Its PCI segments.
-    #[serde(default, deserialize_with = "or_empty")]
+    #[serde(default, deserialize_with = "or_default")]
     pub pci_segments: Vec<u16>,
 }
 
@@ -48,11 +49,6 @@ pub struct NumaDistance {
     /// How far it is, where a node is at 10 from itself.
     #[schema(value_type = u32, minimum = 11, maximum = 255)]
     pub distance: u8,
-}
-
-/// Reads a list; null is an empty one.
-fn or_empty<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
-    Option::deserialize(list).map(Option::unwrap_or_default)
 }
 
 /// What nodes have already, and the first that has it.

@@ -4,11 +4,12 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::Field;
+use crate::left_out::or_default;
 use crate::limits::CMDLINE_MAX;
 
 /// What the guest boots.
@@ -24,7 +25,7 @@ pub struct PayloadConfig {
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Command line of `kernel`.
-    #[serde(default, deserialize_with = "text_or_null")]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<String>, max_length = 65535)]
     pub cmdline: String,
 }
@@ -70,11 +71,6 @@ impl PayloadConfig {
         let len = self.cmdline.len();
         ensure(len < CMDLINE_MAX, Self::CMDLINE, || format!("{len} bytes long, must be below {CMDLINE_MAX}"))
     }
-}
-
-/// Clients of Cloud Hypervisor may send null for no text.
-fn text_or_null<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
-    Ok(Option::deserialize(text)?.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use super::PlatformConfig;
 use crate::error::{ConfigError, ensure};
 use crate::field::Field;
+use crate::left_out::number;
 use crate::option_list::from_option;
 
 /// How much of the addresses for BARs a PCI segment has. Those of all segments are as their weights.
@@ -17,21 +18,17 @@ pub struct PciSegmentConfig {
     #[schema(maximum = 15)]
     pub pci_segment: u16,
     /// Its part of the addresses below 4 GiB, by weight.
-    #[serde(default = "default_weight")]
+    #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio32_aperture_weight: u32,
     /// Its part of those above.
-    #[serde(default = "default_weight")]
+    #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio64_aperture_weight: u32,
 }
 
 /// Largest weight. The least part of the addresses below 4 GiB has room for the BARs of a few devices then.
 const MAX_WEIGHT: u32 = 1024;
-
-fn default_weight() -> u32 {
-    1
-}
 
 impl PciSegmentConfig {
     /// The option.

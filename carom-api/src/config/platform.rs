@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, keys};
+use crate::left_out::{number, yes};
 use crate::limits::MAX_PCI_SEGMENTS;
 use crate::option_list::{FromOption, Special, defaults, from_str};
 
@@ -21,7 +22,7 @@ pub struct PlatformConfig {
     #[serde(default)]
     pub iommu_poll: IommuPoll,
     /// PCI segments that the guest has, 1 to 16. Devices are on segment 0 unless their `pci_segment` says another.
-    #[serde(default = "default_num_pci_segments")]
+    #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 16)]
     pub num_pci_segments: u16,
     /// Segments whose devices are behind the virtio-iommu, all of them, whether their `iommu` is on or not.
@@ -33,7 +34,7 @@ pub struct PlatformConfig {
     #[schema(minimum = 32, maximum = 64)]
     pub iommu_address_width_bits: u8,
     /// True if the guest has a VM Generation ID, an ACPI device that tells it when the VM was restored from a snapshot.
-    #[serde(default = "default_vmgenid")]
+    #[serde(default = "yes")]
     pub vmgenid: bool,
     /// The machine's manufacturer, as its SMBIOS tables have it.
     pub system_manufacturer: Option<String>,
@@ -61,16 +62,8 @@ pub struct PlatformConfig {
     pub oem_strings: Vec<String>,
 }
 
-fn default_num_pci_segments() -> u16 {
-    1
-}
-
 fn default_iommu_address_width_bits() -> u8 {
     64
-}
-
-fn default_vmgenid() -> bool {
-    true
 }
 
 /// Whether a thread polls for requests of the virtio-iommu while they come fast, rather than have vCPUs leave the guest for

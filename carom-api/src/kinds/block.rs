@@ -13,6 +13,7 @@ use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_method
 use crate::config::{MemoryConfig, RateLimiterConfig, VirtQueueAffinity};
 use crate::error::{ConfigError, ensure, ensure_none};
 use crate::field::{Field, keys};
+use crate::left_out::{number, yes};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 
@@ -70,11 +71,11 @@ device_config! {
         #[serde(default)]
         pub iommu: bool,
         /// Queues, 1 to 64. Each has a thread.
-        #[serde(default = "default_queues")]
+        #[serde(default = "number::<1, _>")]
         #[schema(value_type = u64, minimum = 1, maximum = 64)]
         pub num_queues: u16,
         /// Size of each queue, a power of two from 4 to 1024.
-        #[serde(default = "default_queue_size")]
+        #[serde(default = "number::<128, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
         /// What the guest is told as the serial number, 20 bytes at most. Otherwise it is the name.
@@ -87,7 +88,7 @@ device_config! {
         pub backing_files: bool,
         /// Whether the host's file system gets back what the guest discards. If not, a raw image that is written to has room for all of it from
         /// the start.
-        #[serde(default = "default_sparse")]
+        #[serde(default = "yes")]
         pub sparse: bool,
         /// How much of the image is locked: for this VM alone, or beside other readers if it is read-only.
         #[serde(default)]
@@ -103,20 +104,8 @@ device_config! {
     }
 }
 
-fn default_queues() -> u16 {
-    1
-}
-
-fn default_sparse() -> bool {
-    true
-}
-
 fn is_empty(path: &Path) -> bool {
     path.as_os_str().is_empty()
-}
-
-fn default_queue_size() -> u16 {
-    128
 }
 
 impl DiskConfig {

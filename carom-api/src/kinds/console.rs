@@ -5,10 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use super::{HostFile, Kind, KindConfig, Number, device_config, usual_methods};
-use crate::config::{ConsoleMode, ConsoleTarget, MemoryConfig};
+use crate::config::{ConsoleMode, MemoryConfig, console_option};
 use crate::error::ConfigError;
 use crate::field::Field;
-use crate::option_list::{FromOption, OptionList, Special, from_str};
 
 device_config! {
     /// A terminal for the guest. A VM whose configuration says nothing of it has one with mode Tty.
@@ -43,16 +42,6 @@ impl ConsoleConfig {
     pub const fn of(mode: ConsoleMode) -> Self {
         Self { mode, file: None, socket: None, iommu: false, pci_segment: 0, pci_device_id: None, id: None }
     }
-
-    /// Where it goes.
-    pub fn target(&self) -> ConsoleTarget<'_> {
-        ConsoleTarget {
-            option: Self::OPTION,
-            mode: self.mode,
-            file: self.file.as_deref(),
-            socket: self.socket.as_deref(),
-        }
-    }
 }
 
 impl KindConfig for ConsoleConfig {
@@ -76,16 +65,7 @@ impl KindConfig for ConsoleConfig {
     }
 }
 
-impl FromOption for ConsoleConfig {
-    const OPTION: Field = Self::OPTION;
-    const WORDS: &'static [&'static str] = ConsoleMode::WORDS;
-    const SPECIAL: &'static [Special] = &[ConsoleMode::KEYS];
-
-    fn prepare(list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
-        ConsoleMode::set(Self::OPTION, list, text)
-    }
-}
-from_str!(ConsoleConfig);
+console_option!(ConsoleConfig);
 
 #[cfg(test)]
 mod tests {

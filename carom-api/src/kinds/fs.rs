@@ -9,6 +9,7 @@ use super::{Add, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
 use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
+use crate::left_out::number;
 use crate::option_list::from_option;
 
 /// Bytes of a tag, as virtio has it.
@@ -25,25 +26,17 @@ device_config! {
         #[schema(value_type = String)]
         pub socket: PathBuf,
         /// Queues for requests, 1 to 63; there is one more, for urgent ones.
-        #[serde(default = "default_queues")]
+        #[serde(default = "number::<1, _>")]
         #[schema(value_type = u64, minimum = 1, maximum = 63)]
         pub num_queues: u16,
         /// Size of each queue, a power of two from 4 to 1024.
-        #[serde(default = "default_queue_size")]
+        #[serde(default = "number::<1024, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
         /// Must be off: servers of file systems take guest-physical addresses.
         #[serde(default)]
         pub iommu: bool,
     }
-}
-
-fn default_queues() -> u16 {
-    1
-}
-
-fn default_queue_size() -> u16 {
-    1024
 }
 
 impl FsConfig {

@@ -137,7 +137,7 @@ pub struct Add {
     pub summary: &'static str,
     /// Schema of the body.
     pub schema: &'static str,
-    /// What the client's verb does, for its help.
+    /// Help of the client's verb, without the keys.
     about: &'static str,
 }
 
@@ -154,7 +154,7 @@ impl Kind {
         self.field.key("pci_device_id")
     }
 
-    /// A kind with this name, IDs that are made up and number, and what most kinds have.
+    /// Returns a kind that has the usual values: no help yet, behind the virtio-iommu if wanted, and not to be added later.
     const fn of<T: FromOption + Into<PartConfig>>(name: &'static str, id: &'static str, number: Number) -> Self {
         Self {
             name,

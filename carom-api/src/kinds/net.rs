@@ -15,6 +15,7 @@ use super::{Add, HostFile, Kind, KindConfig, Number, device_config, usual_method
 use crate::config::{MemoryConfig, RateLimiterConfig};
 use crate::error::{ConfigError, ensure, ensure_none, one_line};
 use crate::field::{Field, keys};
+use crate::left_out::{number, yes};
 use crate::mac_address::MacAddress;
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
@@ -67,11 +68,11 @@ device_config! {
         #[serde(default)]
         pub iommu: bool,
         /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
-        #[serde(default = "default_queues")]
+        #[serde(default = "number::<2, _>")]
         #[schema(value_type = u64, minimum = 2, maximum = 64)]
         pub num_queues: u16,
         /// Size of each queue, a power of two from 32 to 1024.
-        #[serde(default = "default_queue_size")]
+        #[serde(default = "number::<256, _>")]
         #[schema(value_type = u64, minimum = 32, maximum = 1024)]
         pub queue_size: u16,
         /// Whether segments of TCP may come and go as one packet.
@@ -106,18 +107,6 @@ device_config! {
         #[serde(skip)]
         pub inherited: Vec<i32>,
     }
-}
-
-fn default_queues() -> u16 {
-    2
-}
-
-fn default_queue_size() -> u16 {
-    256
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl NetConfig {

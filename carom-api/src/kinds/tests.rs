@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What kinds have of their own.
+//! Tests of the registry.
 
 use std::collections::BTreeSet;
 

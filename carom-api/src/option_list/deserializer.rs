@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Options as serde reads them: the fields of a type are the keys of its option, and the type of a field says how its value is written.
+//! Deserializer for options. The fields of a type are the keys of its option. The type of a field decides how its value is written:
 //!
 //! - `bool`: `on` or `off`
 //! - `u64`: a size, such as `64M`; other integers: a number
@@ -80,7 +80,7 @@ pub(crate) fn read<T: FromOption>(text: &str) -> Result<T, ConfigError> {
     Ok(read)
 }
 
-/// What an option says that has no keys.
+/// Returns the value of an option without keys.
 pub(crate) fn defaults<T: FromOption>() -> T {
     read("").expect("no key of this option is needed")
 }
@@ -164,7 +164,7 @@ impl<'de, T: FromOption> Deserializer<'de> for Argument<'_, T> {
     }
 }
 
-/// What is known of a field.
+/// A field, with all that [`FromOption::SPECIAL`] says of it.
 struct Spelling {
     name: Field,
     by: Option<&'static [&'static str]>,

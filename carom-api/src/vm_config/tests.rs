@@ -31,24 +31,19 @@ fn kernel_alone_makes_a_vm_with_cloud_hypervisors_defaults() {
 
 #[test]
 fn every_part_is_checked() {
-    let mut wrong = config();
-    wrong.cpus.boot_vcpus = 0;
-    assert_eq!(refused(wrong).field, CpusConfig::BOOT);
-    let mut wrong = config();
-    (wrong.cpus.max_phys_bits, wrong.memory.size) = (36, 64 << 30);
-    assert_eq!(refused(wrong).field, CpusConfig::MAX_PHYS_BITS);
-    let mut wrong = config();
-    wrong.memory.size = 1;
-    assert_eq!(refused(wrong).field, MemoryConfig::SIZE);
-    let mut wrong = config();
-    wrong.serial.mode = ConsoleMode::File;
-    assert_eq!(refused(wrong).field, SerialConfig::OPTION.key("file"));
-    let mut wrong = config();
-    wrong.payload.cmdline = "x".repeat(1 << 16);
-    assert_eq!(refused(wrong).field, PayloadConfig::CMDLINE);
-    let mut wrong = config();
-    wrong.iommu_bounce = Some("size=3M".parse().unwrap());
-    assert_eq!(refused(wrong).field, IommuBounceConfig::SIZE);
+    let breaks: [(fn(&mut VmConfig), Field); 6] = [
+        (|vm| vm.cpus.boot_vcpus = 0, CpusConfig::BOOT),
+        (|vm| (vm.cpus.max_phys_bits, vm.memory.size) = (36, 64 << 30), CpusConfig::MAX_PHYS_BITS),
+        (|vm| vm.memory.size = 1, MemoryConfig::SIZE),
+        (|vm| vm.serial.mode = ConsoleMode::File, SerialConfig::OPTION.key("file")),
+        (|vm| vm.payload.cmdline = "x".repeat(1 << 16), PayloadConfig::CMDLINE),
+        (|vm| vm.iommu_bounce = "size=3M".parse().ok(), IommuBounceConfig::SIZE),
+    ];
+    for (change, field) in breaks {
+        let mut wrong = config();
+        change(&mut wrong);
+        assert_eq!(refused(wrong).field, field);
+    }
 }
 
 #[test]
