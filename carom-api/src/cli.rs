@@ -20,7 +20,7 @@ use crate::config::{
     PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, SerialConfig,
 };
 use crate::defaults::VmDefaults;
-use crate::error::{ConfigError, ensure};
+use crate::error::ConfigError;
 use crate::kinds::{ConsoleConfig, IommuBounceConfig, PartConfig};
 use crate::snapshot::RestoreConfig;
 use crate::vm_config::{CheckedConfig, VmConfig};
@@ -209,16 +209,13 @@ where
         }
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
-    ensure(
-        cli.restore.is_none() || cli.parts.0.is_empty(),
-        RestoreConfig::OPTION,
-        || "takes no devices: the VM has those that it was saved with",
-    )
-    .map_err(mistake)?;
+    if cli.restore.is_some() && !cli.parts.0.is_empty() {
+        let rule = "takes no devices: the VM has those that it was saved with";
+        return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
+    }
     let has_vm = cli.kernel.is_some() || cli.firmware.is_some() || cli.restore.is_some();
-    for kind in cli.parts.0.iter().map(|part| part.kind()) {
-        let rule = || "needs --kernel or --firmware, for a VM to be in";
-        ensure(kind.default_for_clients || has_vm, kind.field, rule).map_err(mistake)?;
+    if let Some(part) = cli.parts.0.iter().find(|part| !part.kind().default_for_clients && !has_vm) {
+        return Err(mistake(ConfigError::new(part.kind().field, "needs --kernel or --firmware, for a VM to be in")));
     }
     let mut defaults = VmDefaults { iommu_bounce: None, all_behind_iommu: cli.all_behind_iommu };
     for part in &cli.parts.0 {

@@ -67,28 +67,3 @@ fn check<'a>(
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::CpusConfig;
-
-    const FIELD: Field = CpusConfig::AFFINITY;
-
-    fn parsed(text: &str) -> Result<Vec<CpuAffinity>, String> {
-        text.parse().map(|cpus: CpusConfig| cpus.affinity).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused_with_the_number_that_it_is_for() {
-        let refused = |text: &str| {
-            let error = CpuAffinity::check_all(&parsed(text).unwrap(), FIELD, 2).unwrap_err();
-            error.to_string().strip_prefix("--cpus affinity: ").unwrap().to_string()
-        };
-        assert_eq!(refused("affinity=[2@[0]]"), "there is no vCPU 2: the last is 1");
-        assert_eq!(refused("affinity=[1@[0],1@[1]]"), "vCPU 1 is given twice");
-        assert_eq!(refused("affinity=[0@[]]"), "vCPU 0 has no CPU of the host to run on");
-        assert_eq!(refused("affinity=[0@[1024]]"), "vCPU 0 is to run on CPU 1024 of the host, but numbers go to 1023");
-        assert_eq!(CpuAffinity::check_all(&parsed("affinity=[1@[1023],0@[0,0]]").unwrap(), FIELD, 2), Ok(()));
-    }
-}

@@ -209,6 +209,23 @@ mod tests {
     }
 
     #[test]
+    fn affinity_that_cannot_be_is_refused_with_its_vcpu() {
+        let check = |text: &str| {
+            let cpus: CpusConfig = text.parse().unwrap();
+            CpuAffinity::check_all(&cpus.affinity, CpusConfig::AFFINITY, 2).map_err(|error| error.to_string())
+        };
+        for (text, rule) in [
+            ("[2@[0]]", "there is no vCPU 2: the last is 1"),
+            ("[1@[0],1@[1]]", "vCPU 1 is given twice"),
+            ("[0@[]]", "vCPU 0 has no CPU of the host to run on"),
+            ("[0@[1024]]", "vCPU 0 is to run on CPU 1024 of the host, but numbers go to 1023"),
+        ] {
+            assert_eq!(check(&format!("affinity={text}")), Err(format!("--cpus affinity: {rule}")));
+        }
+        assert_eq!(check("affinity=[1@[1023],0@[0,0]]"), Ok(()));
+    }
+
+    #[test]
     fn cpus_of_the_host_are_for_vcpus_that_there_can_be() {
         let cpus: CpusConfig = "boot=1,max=2,affinity=[1@[0,2]]".parse().unwrap();
         assert_eq!(refused(&cpus, GIB), None);

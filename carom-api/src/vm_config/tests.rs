@@ -31,7 +31,8 @@ fn kernel_alone_makes_a_vm_with_cloud_hypervisors_defaults() {
 
 #[test]
 fn every_part_is_checked() {
-    let breaks: [(fn(&mut VmConfig), Field); 6] = [
+    type Change = fn(&mut VmConfig);
+    let breaks: [(Change, Field); 6] = [
         (|vm| vm.cpus.boot_vcpus = 0, CpusConfig::BOOT),
         (|vm| (vm.cpus.max_phys_bits, vm.memory.size) = (36, 64 << 30), CpusConfig::MAX_PHYS_BITS),
         (|vm| vm.memory.size = 1, MemoryConfig::SIZE),
