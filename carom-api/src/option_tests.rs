@@ -307,31 +307,48 @@ fn read(option: &str, form: Form<'_>) -> Result<Value, String> {
     }
 }
 
-#[test]
-fn options_parse_as_cloud_hypervisor_spells_them() {
-    for (option, text, json) in lines(SPELLINGS) {
-        let wanted = read(option, Form::Json(json)).unwrap();
-        assert_eq!(read(option, Form::Option(text)), Ok(wanted), "{option} {text}");
+fn parses_as_cloud_hypervisor_spells_it(option: &str, text: &str, json: &str) {
+    let wanted = read(option, Form::Json(json)).unwrap();
+    assert_eq!(read(option, Form::Option(text)), Ok(wanted), "{option} {text}");
+}
+
+fn is_refused_with_option_and_rule(option: &str, text: &str, message: &str) {
+    let refused = read(option, Form::Option(text)).unwrap_err();
+    match message.strip_suffix('…') {
+        Some(start) => assert!(refused.starts_with(start), "{refused}"),
+        None => assert_eq!(refused, message),
     }
 }
 
-#[test]
-fn malformed_options_name_option_and_rule() {
-    for (option, text, message) in lines(MALFORMED) {
-        let refused = read(option, Form::Option(text)).unwrap_err();
-        match message.strip_suffix('…') {
-            Some(start) => assert!(refused.starts_with(start), "{refused}"),
-            None => assert_eq!(refused, message),
-        }
-    }
-}
-
-#[test]
-fn devices_that_cannot_be_are_refused_with_their_field() {
+fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     let memory = MemoryConfig { shared: true, ..MemoryConfig::default() };
-    for (option, text, field) in lines(CHECKED) {
-        let refused = kind(option).parse(text).unwrap().check(&memory).err();
-        let wanted = (field != "-").then(|| format!("{}.{field}", kind(option).field.json()));
-        assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
-    }
+    let refused = kind(option).parse(text).unwrap().check(&memory).err();
+    let wanted = (field != "-").then(|| format!("{}.{field}", kind(option).field.json()));
+    assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
+
+/// A test for each option of a table, and one that no line is left over.
+macro_rules! by_option {
+    ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
+        mod $table_tests {
+            $(
+                #[test]
+                fn $name() {
+                    let of_option = super::lines(super::$table).filter(|(option, ..)| *option == $option);
+                    of_option.for_each(|(option, text, outcome)| super::$check(option, text, outcome));
+                }
+            )*
+
+            #[test]
+            fn each_line_is_of_an_option_that_is_tested() {
+                let tested = [$($option),*];
+                assert!(super::lines(super::$table).all(|(option, ..)| tested.contains(&option)));
+                assert!(tested.iter().all(|tested| super::lines(super::$table).any(|(option, ..)| option == *tested)));
+            }
+        }
+    };
+}
+
+by_option!(spellings, parses_as_cloud_hypervisor_spells_it, SPELLINGS: device "--device", disk "--disk", net "--net", fs "--fs", pmem "--pmem", iommu_bounce "--iommu-bounce", rng "--rng", vsock "--vsock", balloon "--balloon", console "--console", cpus "--cpus", memory "--memory", memory_zone "--memory-zone", numa "--numa", platform "--platform", pci_segment "--pci-segment", rate_limit_group "--rate-limit-group", serial "--serial", restore "--restore");
+by_option!(malformed, is_refused_with_option_and_rule, MALFORMED: device "--device", user_device "--user-device", disk "--disk", net "--net", fs "--fs", pmem "--pmem", iommu_bounce "--iommu-bounce", rng "--rng", vsock "--vsock", balloon "--balloon", console "--console", cpus "--cpus", memory "--memory", memory_zone "--memory-zone", numa "--numa", platform "--platform", pci_segment "--pci-segment", rate_limit_group "--rate-limit-group", serial "--serial", landlock_rules "--landlock-rules", restore "--restore");
+by_option!(checked, is_checked_beside_shared_ram, CHECKED: disk "--disk", net "--net", fs "--fs", iommu_bounce "--iommu-bounce");
