@@ -101,7 +101,7 @@ pub(crate) fn ensure_in_terms(holds: bool, field: Field, rule: impl Fn(Terms) ->
 /// Checks that none of these fields is given.
 ///
 /// # Errors
-/// One is, for which this is the rule.
+/// One is. This is its rule.
 pub(crate) fn ensure_none(fields: &[(Field, bool)], rule: &str) -> Result<(), ConfigError> {
     fields.iter().try_for_each(|(field, given)| ensure(!given, *field, || rule))
 }

@@ -17,10 +17,10 @@ device_config! {
         /// Bytes that the guest is to give back, a multiple of 4096 and no more than it has.
         #[schema(multiple_of = 4096)]
         pub size: u64,
-        /// Whether a guest that is out of memory may take some of them itself.
+        /// True if a guest that is out of memory may take some of them itself.
         #[serde(default)]
         pub deflate_on_oom: bool,
-        /// Whether the guest gives pages back that are free, beside those.
+        /// True if the guest also gives free pages back.
         #[serde(default)]
         pub free_page_reporting: bool,
         /// Must be false: drivers give a balloon addresses that are not translated.

@@ -55,19 +55,19 @@ device_config! {
         #[serde(default, skip_serializing_if = "is_empty")]
         #[schema(value_type = Option<String>)]
         pub path: PathBuf,
-        /// Whether a vhost-user server serves the disk. It is given all guest RAM, which must be shared.
+        /// True if a vhost-user server serves the disk. It is given all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
         /// Socket that the server listens on.
         #[schema(value_type = Option<String>)]
         pub vhost_socket: Option<PathBuf>,
-        /// Whether the guest can only read it. Such an image may be that of several disks.
+        /// True if the guest can only read it. Such an image may be that of several disks.
         #[serde(default)]
         pub readonly: bool,
-        /// Whether the host's page cache is passed by (`O_DIRECT`).
+        /// True if the host's page cache is passed by (`O_DIRECT`).
         #[serde(default)]
         pub direct: bool,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
         /// Queues, 1 to 64. Each has a thread.
@@ -78,19 +78,19 @@ device_config! {
         #[serde(default = "number::<128, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
-        /// What the guest is told as the serial number, 20 bytes at most. Otherwise it is the name.
+        /// Serial number that the guest sees, 20 bytes at most. Otherwise it is the name.
         pub serial: Option<String>,
         /// Form of the image.
         #[serde(default)]
         pub image_type: ImageType,
-        /// Whether the image may have others behind it, which are read too: files that it names.
+        /// True if the image may name other images behind it, which are read too.
         #[serde(default)]
         pub backing_files: bool,
-        /// Whether the host's file system gets back what the guest discards. If not, a raw image that is written to has room for all of it from
+        /// True if the host's file system gets back what the guest discards. If not, a raw image that is written to has room for all of it from
         /// the start.
         #[serde(default = "yes")]
         pub sparse: bool,
-        /// How much of the image is locked: for this VM alone, or beside other readers if it is read-only.
+        /// How much of the image is locked: exclusively, or shared with other readers if it is read-only.
         #[serde(default)]
         pub lock_granularity: LockGranularity,
         /// Limit on its rate, which all of its queues share.

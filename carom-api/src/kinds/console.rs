@@ -20,7 +20,7 @@ device_config! {
         /// The socket of [`ConsoleMode::Socket`].
         #[schema(value_type = Option<String>)]
         pub socket: Option<PathBuf>,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
     }

@@ -64,7 +64,7 @@ device_config! {
         /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
         #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
         pub mtu: Option<u16>,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
         /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
@@ -75,16 +75,16 @@ device_config! {
         #[serde(default = "number::<256, _>")]
         #[schema(value_type = u64, minimum = 32, maximum = 1024)]
         pub queue_size: u16,
-        /// Whether segments of TCP may come and go as one packet.
+        /// True if segments of TCP may come and go as one packet.
         #[serde(default = "yes")]
         pub offload_tso: bool,
-        /// Whether segments of UDP may, where the host's kernel can.
+        /// True if segments of UDP may, where the host's kernel can.
         #[serde(default = "yes")]
         pub offload_ufo: bool,
-        /// Whether checksums may be left to the other side.
+        /// True if checksums may be left to the other side.
         #[serde(default = "yes")]
         pub offload_csum: bool,
-        /// Whether a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
+        /// True if a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
         /// Socket that the server listens on.

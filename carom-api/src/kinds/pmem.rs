@@ -25,10 +25,10 @@ device_config! {
         /// Bytes of it that the guest sees, a multiple of 2 MiB; all of it where nothing is said.
         #[schema(multiple_of = 2_097_152, maximum = 1099511627776_u64)]
         pub size: Option<u64>,
-        /// Whether the device is behind the virtio-iommu. The memory itself is the guest's as RAM is.
+        /// True if the device is behind the virtio-iommu. The memory itself is the guest's as RAM is.
         #[serde(default)]
         pub iommu: bool,
-        /// Whether what the guest writes is for it alone and gone when the device is; the file is opened for reading then.
+        /// True if writes of the guest are lost with the device. The file is opened for reading only then.
         #[serde(default)]
         pub discard_writes: bool,
     }

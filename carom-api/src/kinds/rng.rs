@@ -18,7 +18,7 @@ device_config! {
         #[serde(default = "default_source")]
         #[schema(value_type = String)]
         pub src: PathBuf,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
     }

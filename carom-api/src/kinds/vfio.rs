@@ -15,7 +15,7 @@ device_config! {
         /// Directory of the device in sysfs.
         #[schema(value_type = String)]
         pub path: PathBuf,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
     }

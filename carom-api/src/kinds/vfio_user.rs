@@ -16,7 +16,7 @@ device_config! {
         /// Socket that the server listens on.
         #[schema(value_type = String)]
         pub socket: PathBuf,
-        /// Whether the device is behind the virtio-iommu. Otherwise the server is given all guest RAM, which must be shared.
+        /// True if the device is behind the virtio-iommu. Otherwise the server is given all guest RAM, which must be shared.
         #[serde(default)]
         pub iommu: bool,
     }

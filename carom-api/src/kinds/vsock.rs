@@ -24,7 +24,7 @@ device_config! {
         /// connects to is the socket of this name with `_` and the port behind it.
         #[schema(value_type = String)]
         pub socket: PathBuf,
-        /// Whether the device is behind the virtio-iommu.
+        /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
     }
