@@ -6,13 +6,14 @@
 //! behind it. So faults go through a short queue to a thread of their own. Those that find the queue full are counted.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 
 use iommu_bounce::{EndpointId, Permissions};
 
 use crate::sandbox::{self, ThreadRole};
+use crate::sync::lock;
 
 /// Role of the thread that reports stopped accesses to the driver of the virtio-iommu.
 pub const FAULTS_ROLE: ThreadRole = ThreadRole { name: "dma-faults", calls: &[] };
@@ -61,6 +62,17 @@ pub struct FaultRelay {
     lost: Arc<AtomicU64>,
 }
 
+/// Reports of faults. Dropping it ends them, and waits for one that is under way.
+///
+/// The thread only borrows the reporter: it may not make the system calls that the end of a virtio-iommu takes.
+pub struct FaultReports(Arc<Mutex<Option<Arc<dyn FaultReporter>>>>);
+
+impl Drop for FaultReports {
+    fn drop(&mut self) {
+        lock(&self.0).take();
+    }
+}
+
 /// A way for the faults of devices whose DMA goes through this process.
 pub fn fault_relay() -> (FaultSender, FaultRelay) {
     let (sender, receiver) = sync_channel(QUEUE);
@@ -69,15 +81,17 @@ pub fn fault_relay() -> (FaultSender, FaultRelay) {
 }
 
 impl FaultRelay {
-    /// Passes faults on to `reporter`, as long as it and a sender are there.
+    /// Passes faults on to `reporter` until the result is dropped.
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn spawn(self, reporter: &Arc<impl FaultReporter + 'static>) -> io::Result<()> {
-        let reporter = Arc::downgrade(reporter);
+    pub fn spawn(self, reporter: Arc<dyn FaultReporter>) -> io::Result<FaultReports> {
+        let reports = FaultReports(Arc::new(Mutex::new(Some(reporter))));
+        let of_thread = reports.0.clone();
         let run = move || {
             while let Ok(stopped) = self.queue.recv() {
-                let Some(reporter) = reporter.upgrade() else { return };
+                let reporter = lock(&of_thread);
+                let Some(reporter) = &*reporter else { return };
                 reporter.report_stopped(stopped);
                 let lost = self.lost.swap(0, Ordering::Relaxed);
                 if lost != 0 {
@@ -85,7 +99,8 @@ impl FaultRelay {
                 }
             }
         };
-        sandbox::start(FAULTS_ROLE, FAULTS_ROLE.name.into(), run).map(drop)
+        sandbox::start(FAULTS_ROLE, FAULTS_ROLE.name.into(), run)?;
+        Ok(reports)
     }
 
     /// What came so far.
@@ -97,7 +112,43 @@ impl FaultRelay {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::{self, ThreadId};
+
     use super::*;
+
+    /// Tells which thread reports, and which one drops it.
+    struct Witness(Sender<(&'static str, ThreadId)>);
+
+    impl FaultReporter for Witness {
+        fn report_stopped(&self, _: Stopped) {
+            self.0.send(("reports", thread::current().id())).unwrap();
+            // The owner lets go of it meanwhile.
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+        fn count_lost_faults(&self, _: u64) {}
+    }
+
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            self.0.send(("drops", thread::current().id())).unwrap();
+        }
+    }
+
+    #[test]
+    fn thread_that_reports_never_drops_the_reporter() {
+        let (sender, relay) = fault_relay();
+        let (tell, told) = channel();
+        let reports = relay.spawn(Arc::new(Witness(tell))).unwrap();
+        sender.send(Stopped { endpoint: 24, iova: 0x1000, access: Permissions::WRITE });
+        let (did, thread) = told.recv().unwrap();
+        assert_eq!((did, thread == thread::current().id()), ("reports", false));
+        drop(reports);
+        assert_eq!(told.recv(), Ok(("drops", thread::current().id())));
+        // It ends when it would report the next one.
+        sender.send(Stopped { endpoint: 24, iova: 0x1000, access: Permissions::WRITE });
+        assert!(told.recv().is_err());
+    }
 
     #[test]
     fn flood_is_counted_and_never_waits() {

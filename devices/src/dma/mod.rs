@@ -34,7 +34,7 @@ mod table;
 mod table_mapper;
 mod view;
 
-pub use self::faults::{FAULTS_ROLE, FaultRelay, FaultReporter, FaultSender, Stopped, fault_relay};
+pub use self::faults::{FAULTS_ROLE, FaultRelay, FaultReporter, FaultReports, FaultSender, Stopped, fault_relay};
 pub use self::host_io::{HostIo, IO_DEADLINE, IoOwner};
 pub use self::memory::DeviceMemory;
 pub(crate) use self::near_memory::NearMemory;

@@ -64,6 +64,12 @@ pub struct PartBus {
     shared: Shared,
 }
 
+impl Drop for PartBus {
+    fn drop(&mut self) {
+        self.shared.faults.disconnect();
+    }
+}
+
 impl PartBus {
     /// Builds the parts of `config`, and puts them and the virtio-iommu on the root buses.
     ///

@@ -345,6 +345,8 @@ impl SharedConnection {
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
+    /// The reader has it, too. It is dropped here, after the reader: the reader may not make the system calls that take memory from the guest.
+    _dma: Arc<dyn DmaTarget>,
 }
 
 impl Connection {
@@ -362,19 +364,19 @@ impl Connection {
             limit,
             budget: Mutex::new(Budget::new(limit * BUDGET.0 / BUDGET.1, limit / FREE, Instant::now())),
         });
-        let for_reader = shared.clone();
+        let (for_reader, target) = (shared.clone(), dma.clone());
         let run = move || {
             let mut input = BufReader::with_capacity(READ_AHEAD, &for_reader.socket);
             let mut send = |answer: &[u8]| for_reader.send(answer, &[], Instant::now() + limit);
             loop {
-                if let Err(reason) = take_message(&mut input, &for_reader.calls, &*dma, &mut send) {
+                if let Err(reason) = take_message(&mut input, &for_reader.calls, &*target, &mut send) {
                     for_reader.give_up(&reason);
                     return;
                 }
             }
         };
         let reader = sandbox::start(ROLE, ROLE.name.into(), run)?;
-        Ok(Self { shared, reader: Some(reader) })
+        Ok(Self { shared, reader: Some(reader), _dma: dma })
     }
 
     /// Asks the server and waits for the answer, of `most` bytes at most.
@@ -450,5 +452,41 @@ impl Drop for Connection {
         {
             error!("{}: the thread that listens to the vfio-user server panicked", self.shared.name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+
+    /// Tells which thread drops it.
+    struct Witness(Sender<ThreadId>);
+
+    impl DmaTarget for Witness {
+        fn read(&self, _: u64, _: &mut [u8]) -> bool {
+            false
+        }
+        fn write(&self, _: u64, _: &[u8]) -> bool {
+            false
+        }
+    }
+
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).unwrap();
+        }
+    }
+
+    #[test]
+    fn reader_never_drops_what_the_server_reaches() {
+        let (tell, told) = channel();
+        let (socket, other) = UnixStream::pair().unwrap();
+        let connection = Connection::new("/run/x", socket, Arc::new(Witness(tell)), Duration::from_secs(60)).unwrap();
+        drop(other);
+        drop(connection);
+        assert_eq!(told.recv(), Ok(thread::current().id()));
     }
 }

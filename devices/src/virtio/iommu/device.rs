@@ -39,11 +39,12 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 /// The bound of a batch relies on a driver that notifies of all that comes after what it has served, or on the polling thread:
 /// see [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
+    /// First, so that its thread has ended when the queues are dropped: that thread may not unmap and close what the engine has.
+    poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
     features: u64,
     config_len: usize,
-    poller: Poller,
 }
 
 impl VirtioIommu {
@@ -69,7 +70,7 @@ impl VirtioIommu {
         }
         let queues = Arc::new(Queues::new(engine));
         let poller = Poller::spawn(queues.clone(), poll)?;
-        Ok(Self { queues, windows, features, config_len, poller })
+        Ok(Self { poller, queues, windows, features, config_len })
     }
 }
 
@@ -190,5 +191,51 @@ impl VirtioIommu {
         if let Some(windows) = &self.windows {
             windows.set_in_use(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::{self, ThreadId};
+
+    use iommu_bounce::test_utils::TestRam;
+    use iommu_bounce::{DmaMapper, EngineConfig, MapError, MapperLimits, Permissions, UnmapError};
+    use vm_memory::VolatileSlice;
+
+    use super::*;
+
+    /// Tells which thread drops it.
+    struct Witness(Sender<ThreadId>);
+
+    impl DmaMapper for Witness {
+        fn map(&mut self, _: u64, _: VolatileSlice<'_>, _: Permissions) -> Result<(), MapError> {
+            Ok(())
+        }
+        fn unmap(&mut self, _: u64, _: u64) -> Result<(), UnmapError> {
+            Ok(())
+        }
+        fn limits(&self) -> MapperLimits {
+            MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::from(u32::MAX)], max_mappings: None }
+        }
+        fn keeps_page_tables(&self) -> bool {
+            false
+        }
+    }
+
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).unwrap();
+        }
+    }
+
+    #[test]
+    fn polling_thread_never_drops_the_engine() {
+        let (tell, told) = channel();
+        let ram = Arc::new(TestRam::new(&[(0, 1 << 20)]));
+        let mut engine = Engine::new(EngineConfig::default(), ram, None).unwrap();
+        engine.add_endpoint(1, Box::new(Witness(tell))).unwrap();
+        drop(VirtioIommu::new(Arc::new(Mutex::new(engine)), None, RingFeatures::default(), true).unwrap());
+        assert_eq!(told.recv(), Ok(thread::current().id()));
     }
 }
