@@ -2,7 +2,6 @@
 
 //! Threads that serve the queues of a device: their start and end, pause and resume, and their doorbells.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Mutex;
 
@@ -49,9 +48,19 @@ type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 /// Changes with the driver.
 struct Active<T: Task> {
     driver: Option<Driver>,
-    /// By number of the thread.
-    workers: BTreeMap<usize, Worker<T>>,
+    /// With the number of each thread. They are few, and a map for each kind of task is much code.
+    workers: Vec<(usize, Worker<T>)>,
     paused: bool,
+}
+
+impl<T: Task> Active<T> {
+    fn workers(&self) -> impl Iterator<Item = &Worker<T>> {
+        self.workers.iter().map(|(_, worker)| worker)
+    }
+
+    fn worker(&self, number: usize) -> Option<&Worker<T>> {
+        self.workers.iter().find(|(other, _)| *other == number).map(|(_, worker)| worker)
+    }
 }
 
 /// Threads that serve the queues of a device. Each starts with its first queue and ends with its last one.
@@ -99,7 +108,7 @@ impl<T: QueueTask> QueueWorker<T> {
     ) -> io::Result<Self> {
         let doorbells = 0..queues.div_ceil(shared_by);
         let doorbells = doorbells.map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?;
-        let active = Mutex::new(Active { driver: None, workers: BTreeMap::new(), paused: false });
+        let active = Mutex::new(Active { driver: None, workers: Vec::new(), paused: false });
         Ok(Self { queues, shared_by, doorbells, is_apart: Box::new(is_apart), make: Box::new(make), active })
     }
 
@@ -129,7 +138,7 @@ impl<T: QueueTask> QueueWorker<T> {
     /// Calls `change` while no thread runs and no request is in flight.
     pub(super) fn while_paused<R>(&self, change: impl FnOnce() -> R) -> R {
         let active = lock(&self.active);
-        let running = || active.workers.values().filter(|_| !active.paused);
+        let running = || active.workers().filter(|_| !active.paused);
         running().for_each(Worker::pause);
         let result = change();
         running().for_each(Worker::resume);
@@ -146,7 +155,7 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
         let mut active = lock(&self.active);
         let (Some(driver), Some(doorbell)) = (active.driver.clone(), self.doorbell(index)) else { return Ok(()) };
         let (paused, number) = (active.paused, self.thread(index, Some(&driver)));
-        if let Some(worker) = active.workers.get(&number) {
+        if let Some(worker) = active.worker(number) {
             worker.pause();
             worker.with_task(|task| task.put(index, queue));
             if !paused {
@@ -156,7 +165,7 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
         }
         let (Thread { name, role, cpus }, task) = (self.make)(driver, index, queue, doorbell)?;
         let worker = Worker::spawn_on(cpus, name, role, doorbell.try_clone()?, paused, task)?;
-        active.workers.insert(number, worker);
+        active.workers.push((number, worker));
         Ok(())
     }
 
@@ -164,11 +173,11 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
         self.doorbell(index)?;
         let mut active = lock(&self.active);
         let (paused, number) = (active.paused, self.thread(index, active.driver.as_ref()));
-        let worker = active.workers.get(&number)?;
+        let worker = active.worker(number)?;
         worker.pause();
         let (state, is_idle) = worker.with_task(|task| (task.take(index), task.is_idle()));
         if is_idle {
-            active.workers.remove(&number);
+            active.workers.retain(|(other, _)| *other != number);
         } else if !paused {
             worker.resume();
         }
@@ -177,7 +186,7 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
 
     fn state(&self, index: u16) -> Option<QueueState> {
         let active = lock(&self.active);
-        active.workers.get(&self.thread(index, active.driver.as_ref()))?.with_task(|task| task.state(index))
+        active.worker(self.thread(index, active.driver.as_ref()))?.with_task(|task| task.state(index))
     }
 
     fn doorbell(&self, index: u16) -> Option<&EventFd> {
@@ -192,12 +201,12 @@ impl<T: QueueTask> DeviceQueues for QueueWorker<T> {
     fn pause(&self) {
         let mut active = lock(&self.active);
         active.paused = true;
-        active.workers.values().for_each(Worker::pause);
+        active.workers().for_each(Worker::pause);
     }
 
     fn resume(&self) {
         let mut active = lock(&self.active);
         active.paused = false;
-        active.workers.values().for_each(Worker::resume);
+        active.workers().for_each(Worker::resume);
     }
 }
