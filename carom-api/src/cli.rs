@@ -52,13 +52,13 @@ pub struct Cli {
     #[arg(long, value_name = "TEXT", default_value = "", requires = PAYLOAD, conflicts_with = "firmware")]
     cmdline: String,
     /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
-    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]], the CPUs of the host that a vCPU runs on
-    #[arg(long, value_name = "boot=N", default_value = "boot=1", requires = PAYLOAD)]
-    cpus: CpusConfig,
+    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]], the CPUs of the host that a vCPU runs on [default: boot=1]
+    #[arg(long, value_name = "boot=N", requires = PAYLOAD)]
+    cpus: Option<CpusConfig>,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,prefault=on|off][,reserve=on|off]
-    /// [,mergeable=on|off][,hotplug_size=SIZE]
-    #[arg(long, value_name = "size=SIZE,…", default_value = "size=512M", requires = PAYLOAD)]
-    memory: MemoryConfig,
+    /// [,mergeable=on|off][,hotplug_size=SIZE] [default: size=512M]
+    #[arg(long, value_name = "size=SIZE,…", requires = PAYLOAD)]
+    memory: Option<MemoryConfig>,
     /// Zone that RAM is made of, beside --memory size=0; several may be given: id=NAME,size=SIZE[,file=PATH][,shared=on|off]
     /// [,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N][,prefault=on|off][,reserve=on|off][,mergeable=on|off]
     #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
@@ -71,9 +71,9 @@ pub struct Cli {
     parts: PartArguments,
     /// What devices of the host are reached by, whether a thread polls for requests of the virtio-iommu while they come fast, PCI segments,
     /// the width of what the virtio-iommu translates, the VM Generation ID, and what the machine is called: [iommufd=on|off][,iommu_poll=auto|on|off]
-    /// [,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS][,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS
-    #[arg(long, value_name = "iommufd=on|off,…", default_value = "iommufd=off,iommu_poll=auto", requires = PAYLOAD)]
-    platform: PlatformConfig,
+    /// [,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS][,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS [default: iommufd=off,iommu_poll=auto]
+    #[arg(long, value_name = "iommufd=on|off,…", requires = PAYLOAD)]
+    platform: Option<PlatformConfig>,
     /// Part of the addresses for BARs that a PCI segment has, of which --platform says how many there are; several may be given:
     /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]
     #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
@@ -231,10 +231,10 @@ where
         (kernel, firmware) => {
             let mut vm = VmConfig {
                 payload: PayloadConfig { kernel, firmware, initramfs: cli.initramfs, cmdline: cli.cmdline },
-                cpus: cli.cpus,
-                memory: MemoryConfig { zones: cli.memory_zone, ..cli.memory },
+                cpus: cli.cpus.unwrap_or_default(),
+                memory: MemoryConfig { zones: cli.memory_zone, ..cli.memory.unwrap_or_default() },
                 numa: cli.numa,
-                platform: cli.platform,
+                platform: cli.platform.unwrap_or_default(),
                 pci_segments: cli.pci_segment,
                 rate_limit_groups: cli.rate_limit_group,
                 serial: cli.serial.unwrap_or_else(|| default_serial(program)),
