@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use carom_integration::measure::statistics::{interval, median};
 
@@ -19,6 +19,9 @@ use crate::c_guest;
 
 /// Lines of the guest for each depth that count. It prints one more before them.
 const LINES: usize = 5;
+/// How often a guest is started, and how long each may take.
+const TRIES: usize = 3;
+const LIMIT: Duration = Duration::from_secs(120);
 /// Operations of a line.
 const OPERATIONS: f64 = 8192.0;
 
@@ -76,7 +79,21 @@ impl Drop for Carom {
 }
 
 /// Cycles of an operation at each depth, the medians of a guest's lines.
+///
+/// A guest that stops is started again. Where KVM emulates its instructions, KVM may write a ring's index byte by byte, and a device that
+/// reads half of it gives the queue up.
 fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [f64; 2] {
+    for _ in 0..TRIES {
+        if let Some(times) = run(program, kernel, arguments, dir) {
+            return times.map(|times| median(times[1..].iter().copied()).unwrap() / OPERATIONS);
+        }
+        eprintln!("{}: its guest has stopped; once more", program.display());
+    }
+    panic!("{}: its guest stopped each time", program.display());
+}
+
+/// The cycles that a guest prints for each depth. `None` if it takes too long.
+fn run(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> Option<[Vec<f64>; 2]> {
     let serial = dir.join("serial");
     let _ = fs::remove_file(&serial);
     let mut command = Command::new(program);
@@ -87,17 +104,18 @@ fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [
         .args(arguments)
         .stdin(Stdio::null());
     let mut carom = Carom(command.spawn().unwrap());
-    let times = loop {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
         assert!(carom.0.try_wait().unwrap().is_none(), "{} has ended", program.display());
         let text = fs::read_to_string(&serial).unwrap_or_default();
         assert!(!text.contains('!'), "an operation failed");
         let times = [1, 64].map(|depth| times(&text, depth));
         if times.iter().all(|times| times.len() > LINES) {
-            break times;
+            return Some(times);
         }
         thread::sleep(Duration::from_millis(20));
-    };
-    times.map(|times| median(times[1..].iter().copied()).unwrap() / OPERATIONS)
+    }
+    None
 }
 
 /// The cycles of the whole lines that are of this depth.
