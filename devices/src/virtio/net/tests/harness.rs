@@ -161,6 +161,16 @@ impl Harness {
         self.host[pair].send(&[&[0; HEADER_BYTES], frame].concat()).unwrap();
     }
 
+    /// Receives a packet on the host's side, and returns its length. A process that is stopped and continued meanwhile tries again.
+    pub(super) fn receive(&self, packet: &mut [u8]) -> usize {
+        loop {
+            match self.host[0].recv(packet) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                received => return received.unwrap(),
+            }
+        }
+    }
+
     /// Sends a packet as the guest.
     pub(super) fn send(&mut self, frame: &[u8]) {
         let packet = [&[0; HEADER_BYTES], frame].concat();

@@ -33,7 +33,7 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
     // Until here nothing was taken of the other direction.
     for count in 1..=4 {
         harness.send(&frame(1000));
-        assert_eq!(harness.host[0].recv(&mut [0; 2048]).unwrap(), 1012);
+        assert_eq!(harness.receive(&mut [0; 2048]), 1012);
         harness.wait_used(TRANSMIT, count);
     }
     assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
