@@ -95,14 +95,19 @@ impl Handshake {
         state.order == Order::Run
     }
 
-    /// Of the thread: waits as long as the order is to run, for `most` at the most.
-    pub fn wait_while_running(&self, most: Option<Duration>) {
-        let state = lock(&self.state);
-        let runs = |state: &mut State| state.order == Order::Run;
-        match most {
-            Some(most) => drop(self.changed.wait_timeout_while(state, most, runs)),
-            None => drop(self.changed.wait_while(state, runs)),
+    /// Of the thread: waits as long as the order is to run.
+    pub fn wait_while_running(&self) {
+        let mut state = lock(&self.state);
+        while state.order == Order::Run {
+            state = self.wait(state);
         }
+    }
+
+    /// Of the thread: waits for `time`, whatever the order is. Another order ends the wait.
+    pub fn wait_for_time(&self, time: Duration) {
+        let state = lock(&self.state);
+        let order = state.order;
+        drop(self.changed.wait_timeout_while(state, time, |state| state.order == order));
     }
 
     /// Of the thread: it ends. This ends all waits for it.
@@ -126,6 +131,7 @@ impl State {
 mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
+    use std::time::Instant;
 
     use super::*;
 
@@ -137,7 +143,7 @@ mod tests {
             let thread = scope.spawn(|| {
                 while handshake.wait_to_run(|| tell.send("settled").unwrap()) {
                     tell.send("runs").unwrap();
-                    handshake.wait_while_running(None);
+                    handshake.wait_while_running();
                 }
                 handshake.end();
             });
@@ -162,6 +168,16 @@ mod tests {
         handshake.give(Order::Pause);
         handshake.wait_parked();
         handshake.wait_parked_nudging(Duration::from_secs(60), || unreachable!("it has ended"));
+    }
+
+    #[test]
+    fn wait_for_time_is_as_long_with_each_order() {
+        let time = Duration::from_millis(5);
+        for order in [Order::Run, Order::Pause, Order::Stop] {
+            let start = Instant::now();
+            Handshake::new(order).wait_for_time(time);
+            assert!(start.elapsed() >= time, "{order:?}");
+        }
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub mod counters;
 pub mod crash;
 pub mod descriptors;
 pub mod dma;
+#[cfg(test)]
+mod drop_witness;
 pub mod event_fd;
 pub mod file_size;
 mod first_error;

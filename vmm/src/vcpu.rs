@@ -161,7 +161,7 @@ impl Runner {
         let Shared { handshake, halted, .. } = &*self.shared;
         while handshake.wait_to_run(|| ()) {
             if halted.load(Ordering::Acquire) {
-                handshake.wait_while_running(None);
+                handshake.wait_while_running();
                 continue;
             }
             let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
@@ -224,7 +224,7 @@ impl Runner {
         }
         self.shortages.set(shortages + 1);
         // A new order is obeyed at once.
-        self.shared.handshake.wait_while_running(Some(MEMORY_TIME));
+        self.shared.handshake.wait_for_time(MEMORY_TIME);
         true
     }
 

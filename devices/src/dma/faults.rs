@@ -113,41 +113,33 @@ impl FaultRelay {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
-    use std::thread::{self, ThreadId};
+    use std::thread;
 
     use super::*;
+    use crate::drop_witness::DropWitness;
 
-    /// Tells which thread reports, and which one drops it.
-    struct Witness(Sender<(&'static str, ThreadId)>);
+    /// Tells that it reports.
+    struct Reporter(Sender<()>, #[expect(dead_code, reason = "it tells when it is dropped")] DropWitness);
 
-    impl FaultReporter for Witness {
+    impl FaultReporter for Reporter {
         fn report_stopped(&self, _: Stopped) {
-            self.0.send(("reports", thread::current().id())).unwrap();
+            self.0.send(()).unwrap();
             // The owner lets go of it meanwhile.
             thread::sleep(std::time::Duration::from_millis(20));
         }
         fn count_lost_faults(&self, _: u64) {}
     }
 
-    impl Drop for Witness {
-        fn drop(&mut self) {
-            self.0.send(("drops", thread::current().id())).unwrap();
-        }
-    }
-
     #[test]
     fn thread_that_reports_never_drops_the_reporter() {
         let (sender, relay) = fault_relay();
         let (tell, told) = channel();
-        let reports = relay.spawn(Arc::new(Witness(tell))).unwrap();
+        let (witness, dropped) = DropWitness::new();
+        let reports = relay.spawn(Arc::new(Reporter(tell, witness))).unwrap();
         sender.send(Stopped { endpoint: 24, iova: 0x1000, access: Permissions::WRITE });
-        let (did, thread) = told.recv().unwrap();
-        assert_eq!((did, thread == thread::current().id()), ("reports", false));
+        told.recv().unwrap();
         drop(reports);
-        assert_eq!(told.recv(), Ok(("drops", thread::current().id())));
-        // It ends when it would report the next one.
-        sender.send(Stopped { endpoint: 24, iova: 0x1000, access: Permissions::WRITE });
-        assert!(told.recv().is_err());
+        assert_eq!(dropped.recv(), Ok(thread::current().id()));
     }
 
     #[test]

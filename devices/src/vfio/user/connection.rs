@@ -457,15 +457,12 @@ impl Drop for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Sender, channel};
-    use std::thread::{self, ThreadId};
+    use std::thread;
 
     use super::*;
+    use crate::drop_witness::DropWitness;
 
-    /// Tells which thread drops it.
-    struct Witness(Sender<ThreadId>);
-
-    impl DmaTarget for Witness {
+    impl DmaTarget for DropWitness {
         fn read(&self, _: u64, _: &mut [u8]) -> bool {
             false
         }
@@ -474,17 +471,11 @@ mod tests {
         }
     }
 
-    impl Drop for Witness {
-        fn drop(&mut self) {
-            self.0.send(thread::current().id()).unwrap();
-        }
-    }
-
     #[test]
     fn reader_never_drops_what_the_server_reaches() {
-        let (tell, told) = channel();
+        let (witness, told) = DropWitness::new();
         let (socket, other) = UnixStream::pair().unwrap();
-        let connection = Connection::new("/run/x", socket, Arc::new(Witness(tell)), Duration::from_secs(60)).unwrap();
+        let connection = Connection::new("/run/x", socket, Arc::new(witness), Duration::from_secs(60)).unwrap();
         drop(other);
         drop(connection);
         assert_eq!(told.recv(), Ok(thread::current().id()));

@@ -196,19 +196,16 @@ impl VirtioIommu {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Sender, channel};
-    use std::thread::{self, ThreadId};
+    use std::thread;
 
     use iommu_bounce::test_utils::TestRam;
     use iommu_bounce::{DmaMapper, EngineConfig, MapError, MapperLimits, Permissions, UnmapError};
     use vm_memory::VolatileSlice;
 
     use super::*;
+    use crate::drop_witness::DropWitness;
 
-    /// Tells which thread drops it.
-    struct Witness(Sender<ThreadId>);
-
-    impl DmaMapper for Witness {
+    impl DmaMapper for DropWitness {
         fn map(&mut self, _: u64, _: VolatileSlice<'_>, _: Permissions) -> Result<(), MapError> {
             Ok(())
         }
@@ -223,18 +220,12 @@ mod tests {
         }
     }
 
-    impl Drop for Witness {
-        fn drop(&mut self) {
-            self.0.send(thread::current().id()).unwrap();
-        }
-    }
-
     #[test]
     fn polling_thread_never_drops_the_engine() {
-        let (tell, told) = channel();
+        let (witness, told) = DropWitness::new();
         let ram = Arc::new(TestRam::new(&[(0, 1 << 20)]));
         let mut engine = Engine::new(EngineConfig::default(), ram, None).unwrap();
-        engine.add_endpoint(1, Box::new(Witness(tell))).unwrap();
+        engine.add_endpoint(1, Box::new(witness)).unwrap();
         drop(VirtioIommu::new(Arc::new(Mutex::new(engine)), None, RingFeatures::default(), true).unwrap());
         assert_eq!(told.recv(), Ok(thread::current().id()));
     }
