@@ -10,7 +10,7 @@ use crate::error::ConfigError;
 use crate::field::Field;
 
 device_config! {
-    /// A terminal for the guest. A VM whose configuration says nothing of it has one with mode Tty.
+    /// A terminal for the guest. A VM has one with mode Tty by default.
     pub struct ConsoleConfig {
         /// Where it goes. With Off there is no such device.
         pub mode: ConsoleMode,

@@ -20,7 +20,7 @@ const MAX_QUEUES: u16 = 63;
 device_config! {
     /// A file system of the host.
     pub struct FsConfig {
-        /// The name by which the guest mounts it, 1 to 36 bytes.
+        /// Its name in the guest's mount command, 1 to 36 bytes.
         pub tag: String,
         /// Socket that the server listens on: virtiofsd, or another one of vhost-user. It is given all guest RAM, which must be shared.
         #[schema(value_type = String)]

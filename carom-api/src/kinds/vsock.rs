@@ -20,7 +20,7 @@ device_config! {
         /// The guest's context ID, 3 to 4294967294.
         #[schema(minimum = 3, maximum = 4294967294_u64)]
         pub cid: u64,
-        /// Socket on which the host's programs reach the guest: it is made, and nothing may be there. A port of the host's that the guest
+        /// Socket for programs of the host that connect to the guest. Carom makes it, and replaces the socket of a VM that has ended. A port of the host's that the guest
         /// connects to is the socket of this name with `_` and the port behind it.
         #[schema(value_type = String)]
         pub socket: PathBuf,

@@ -2,11 +2,15 @@
 
 //! Deserializer for options. The fields of a type are the keys of its option. The type of a field decides how its value is written:
 //!
-//! - `bool`: `on` or `off`
-//! - `u64`: a size, such as `64M`; other integers: a number
-//! - an enum without data: the name of a variant in any case
-//! - a sequence of integers: `2` or `[0,2-4]`; of texts: `one` or `[one,"two, or more"]`
-//! - a sequence of structs with two fields: `[0@[2,3],1@4]`
+//! | type | value |
+//! | --- | --- |
+//! | `bool` | `on` or `off` |
+//! | `u64` | a size, such as `64M` |
+//! | other integers | a number |
+//! | enum without data | the name of a variant in any case |
+//! | sequence of integers | `2` or `[0,2-4]` |
+//! | sequence of texts | `one` or `[one,"two, or more"]` |
+//! | sequence of structs with two fields | `[0@[2,3],1@4]` |
 //!
 //! A key without a value counts as not given.
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that maps pages by the virtio-iommu for a disk behind it and unmaps them, again and again, and prints how long that takes: one
- * page at a time, then 64 at a time. It polls for answers, so that no interrupt takes time. A line is the number of pages and the time
- * stamp counter's cycles for PAIRS pairs of MAP and UNMAP, both in hexadecimal.
+ * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints how long they take. It maps one page at a
+ * time, then 64 at a time. It polls for answers, so that no interrupt takes time. A line has two hexadecimal numbers: how many pages are
+ * mapped at a time, and the time stamp counter's cycles for PAIRS pairs of MAP and UNMAP.
  */
 #include "guest.h"
 
