@@ -15,7 +15,7 @@ pub(crate) mod tiny_guest;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -135,6 +135,16 @@ pub(crate) fn check_sent(file: &Path, sent: &str) {
     assert_eq!(fs::read_to_string(file).unwrap(), sent, "{}", file.display());
 }
 
+/// Reads some bytes; 0 at the end. A process that is stopped and continued meanwhile tries again.
+fn read_some(stream: &mut UnixStream, bytes: &mut [u8]) -> usize {
+    loop {
+        match stream.read(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read.unwrap_or(0),
+        }
+    }
+}
+
 /// Passes one connection on from `listener` to the VMM, and returns what the client sent. The client closes it when it has its
 /// answer.
 pub(crate) fn pass_on(listener: &UnixListener, vmm: &Vmm) -> String {
@@ -144,7 +154,7 @@ pub(crate) fn pass_on(listener: &UnixListener, vmm: &Vmm) -> String {
     let mut to_client = client.try_clone().unwrap();
     let back = thread::spawn(move || {
         let mut bytes = [0; 4096];
-        while let Ok(len @ 1..) = answers.read(&mut bytes) {
+        while let len @ 1.. = read_some(&mut answers, &mut bytes) {
             if to_client.write_all(&bytes[..len]).is_err() {
                 break;
             }
@@ -152,7 +162,7 @@ pub(crate) fn pass_on(listener: &UnixListener, vmm: &Vmm) -> String {
     });
     let mut sent = Vec::new();
     let mut bytes = [0; 4096];
-    while let Ok(len @ 1..) = client.read(&mut bytes) {
+    while let len @ 1.. = read_some(&mut client, &mut bytes) {
         sent.extend_from_slice(&bytes[..len]);
         (&server).write_all(&bytes[..len]).unwrap();
     }
