@@ -11,18 +11,11 @@ mod guest_cycles;
 #[path = "../tests/tiny_guest/mod.rs"]
 mod tiny_guest;
 
-use std::{env, fs};
-
-/// Length of the image, which the guest reads whole.
-const IMAGE: usize = 32 << 20;
+use std::env;
 
 fn main() {
     guest_cycles::compare("disk_reads_guest", "a read", |dir| {
-        let image = dir.join("image");
-        fs::write(&image, vec![1; IMAGE]).unwrap();
-        let more = env::var("CAROM_DISK").map_or(String::new(), |options| format!(",{options}"));
-        // Processes share the lock of a disk that is only read: builds before this one gave it back late.
-        let disk = format!("path={},image_type=raw,queue_size=256,readonly=on{more}", image.display());
-        vec!["--disk".into(), disk]
+        let more = env::var("CAROM_DISK").unwrap_or_default();
+        vec!["--disk".into(), guest_cycles::disk(dir, &more)]
     });
 }

@@ -116,7 +116,10 @@ static inline void pci_write(uint32_t slot, uint32_t at, uint32_t v)
 	unlock(&pci_lock);
 }
 
-/* Resets a virtio device by its common configuration, and accepts VIRTIO_F_VERSION_1 and `features` of the first 32. */
+/*
+ * Resets a virtio device by its common configuration, and accepts VIRTIO_F_VERSION_1 and `features` of the first 32. Accepts
+ * VIRTIO_F_ACCESS_PLATFORM if the device is behind the virtio-iommu.
+ */
 static inline void virtio_begin(uint32_t common, uint32_t features)
 {
 	MEM8(common + 20) = 0;
@@ -126,8 +129,9 @@ static inline void virtio_begin(uint32_t common, uint32_t features)
 	MEM8(common + 20) = 3;
 	MEM32(common + 8) = 0;
 	MEM32(common + 12) = features;
+	MEM32(common) = 1;
 	MEM32(common + 8) = 1;
-	MEM32(common + 12) = 1;
+	MEM32(common + 12) = 1 | (MEM32(common + 4) & 2);
 	MEM8(common + 20) = 11;
 }
 

@@ -3,13 +3,16 @@
  * A guest that reads 4 KiB blocks of a virtio disk, again and again, and prints how long that takes: one request at a time, then 64 at
  * a time. It polls for completions, so that no interrupt takes time. A line is the depth and the time stamp counter's cycles for
  * READS requests, both in hexadecimal.
+ *
+ * If the disk is behind the virtio-iommu, the guest maps the queue once, and the disk writes to a bounce window.
  */
 #include "guest.h"
 
-/* A disk by vendor and device. */
+/* A disk and the virtio-iommu by vendor and device. */
 #define DISK 0x10421af4u
+#define IOMMU 0x10571af4u
 #define QUEUE_SIZE 256
-#define READS 8192
+#define READS 2048
 #define BLOCK 4096
 /* Blocks of the disk that are read. */
 #define BLOCKS 8192
@@ -19,7 +22,19 @@
 #define HEADERS 0x1003000u
 #define STATUSES 0x1004000u
 #define DATA 0x1100000u
-/* Offset of the notification register in the BAR. */
+/* The queue of the virtio-iommu, a request and its tail. */
+#define IOMMU_TABLE 0x1200000u
+#define IOMMU_AVAILABLE 0x1201000u
+#define IOMMU_USED 0x1202000u
+#define REQUEST 0x1203000u
+#define TAIL 0x1203100u
+/* VIRTIO_IOMMU_F_MAP_UNMAP, and VIRTIO_IOMMU_F_BOUNCE_WINDOW with the windows below 4 GiB. */
+#define IOMMU_FEATURES (1u << 2 | 1u << 23)
+#define ATTACH 1
+#define MAP 3
+#define WINDOW_ADD 0x40
+/* Offsets of the device configuration and the notification register in the BAR. */
+#define CONFIG 0x2000
 #define NOTIFY 0x3000
 /* The device asks for no notifications. */
 #define NO_NOTIFY 1
@@ -79,13 +94,76 @@ static void say_hex(uint32_t v)
 		say("0123456789abcdef"[v >> shift & 15]);
 }
 
+static uint32_t slot_of(uint32_t id)
+{
+	uint32_t slot = 1;
+
+	while (slot < 32 && pci_read(slot, 0) != id)
+		slot++;
+	return slot;
+}
+
+/* Sends the request at REQUEST, of `len` bytes and with a tail of `tail` bytes, in domain 1. */
+static void request_of(uint32_t common, uint32_t type, uint32_t len, uint32_t tail)
+{
+	static uint16_t sent;
+
+	MEM32(REQUEST) = type;
+	MEM32(REQUEST + 4) = 1;
+	MEM32(IOMMU_TABLE) = REQUEST;
+	MEM32(IOMMU_TABLE + 8) = len;
+	MEM32(IOMMU_TABLE + 12) = 1 | 1 << 16;
+	MEM32(IOMMU_TABLE + 16) = TAIL;
+	MEM32(IOMMU_TABLE + 24) = tail;
+	MEM32(IOMMU_TABLE + 28) = 2;
+	/* The status is in the last four bytes. */
+	MEM8(TAIL + tail - 4) = 0xff;
+	MEM16(IOMMU_AVAILABLE + 2) = ++sent;
+	__asm__ volatile("lock addl $0, (%%esp)" ::: "memory", "cc");
+	MEM16(common + NOTIFY) = 0;
+	while (MEM16(IOMMU_USED + 2) != sent)
+		relax();
+	if (MEM8(TAIL + tail - 4))
+		say('!');
+}
+
+/* Maps what is from TABLE to DATA for the disk, and adds a chunk to its window. Returns the IOVA of the chunk. */
+static uint32_t add_window(uint32_t slot)
+{
+	uint32_t common, iova;
+
+	pci_write(slot, 4, 7);
+	common = pci_read(slot, 0x10) & ~15u;
+	virtio_begin(common, IOMMU_FEATURES);
+	MEM16(IOMMU_AVAILABLE) = 1;
+	virtio_finish(common, QUEUE_SIZE, IOMMU_TABLE, IOMMU_AVAILABLE, IOMMU_USED);
+	MEM32(REQUEST + 8) = slot_of(DISK) << 3;
+	request_of(common, ATTACH, 20, 4);
+	MEM32(REQUEST + 8) = TABLE;
+	MEM32(REQUEST + 12) = 0;
+	MEM32(REQUEST + 16) = DATA - 1;
+	MEM32(REQUEST + 20) = 0;
+	MEM32(REQUEST + 24) = TABLE;
+	MEM32(REQUEST + 28) = 0;
+	MEM32(REQUEST + 32) = 3;
+	request_of(common, MAP, 36, 4);
+	iova = MEM32(common + CONFIG + 40);
+	MEM32(REQUEST + 8) = 3;
+	MEM32(REQUEST + 12) = iova;
+	MEM32(REQUEST + 16) = 0;
+	MEM32(REQUEST + 20) = 0;
+	MEM32(REQUEST + 24) = 0;
+	request_of(common, WINDOW_ADD, 28, 12);
+	return iova;
+}
+
 void guest(uint32_t cpu, const uint32_t *info)
 {
 	static const uint32_t depths[] = { 1, 64 };
-	uint32_t slot = 1, common, i;
+	uint32_t slot = slot_of(DISK), iommu = slot_of(IOMMU), data = DATA, common, i;
 
-	while (slot < 32 && pci_read(slot, 0) != DISK)
-		slot++;
+	if (iommu < 32)
+		data = add_window(iommu);
 	pci_write(slot, 4, 6);
 	common = pci_read(slot, 0x10) & ~15u;
 	virtio_begin(common, 0);
@@ -97,7 +175,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 		MEM32(at) = HEADERS + 16 * i;
 		MEM32(at + 8) = 16;
 		MEM32(at + 12) = 1 | (3 * i + 1) << 16;
-		MEM32(at + 16) = DATA + BLOCK * i;
+		MEM32(at + 16) = data + BLOCK * i;
 		MEM32(at + 24) = BLOCK;
 		MEM32(at + 28) = 3 | (3 * i + 2) << 16;
 		MEM32(at + 32) = STATUSES + i;

@@ -15,7 +15,7 @@
 #define MAP 3
 #define UNMAP 4
 #define QUEUE_SIZE 256
-#define PAIRS 8192
+#define PAIRS 2048
 /* Requests of a kind: their descriptors fill the table. */
 #define MOST 64
 #define TABLE 0x1000000u

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Reads of 4 KiB from an emulated disk into a bounce window, by a guest without an operating system, one and 64 at a time. The guest
+//! sends no request to the virtio-iommu meanwhile, so the VMM looks up IOVAs of the window and of the queue, and copies the data.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
+
+#[path = "../tests/c_guest/mod.rs"]
+mod c_guest;
+mod guest_cycles;
+#[path = "../tests/tiny_guest/mod.rs"]
+mod tiny_guest;
+
+fn main() {
+    guest_cycles::compare("disk_reads_guest", "a bounced read", |dir| {
+        let disk = guest_cycles::disk(dir, "iommu=on");
+        vec!["--disk".into(), disk, "--iommu-bounce".into(), "size=2M".into()]
+    });
+}
