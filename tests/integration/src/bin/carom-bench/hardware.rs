@@ -82,7 +82,7 @@ const PAGE: Cost = Cost {
 const SLOT: Cost = Cost {
     what: "slot taken and given back, the copy apart",
     time: range(80.0, 300.0),
-    why: "assumed: 17 lines of cache that bouncing adds, and two locked operations (docs/guest-patch.md)",
+    why: "assumed: 17 lines of cache that bouncing adds, and two locked operations (docs/guest-patch-design.md)",
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
