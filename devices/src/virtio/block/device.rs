@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The disk device, as the transport sees it.
 
 use std::io;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_worker::{QueueWorker, Thread};
 use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
-/// Role of the threads that serve a queue each: read and write the image.
+/// Role of the queue threads, which read and write the image. Each queue has one.
 pub const ROLE: ThreadRole =
     ThreadRole { name: "block", calls: &[calls::AT_PLACES, calls::POLICY, calls::URING, calls::WAITING] };
 
-/// A disk.
+/// A disk device.
 pub struct VirtioBlock {
     disk: Arc<Disk>,
     features: u64,
-    /// All of the configuration but the disk's size.
+    /// Configuration space, except the disk's capacity.
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
     queues: QueueWorker<Requests>,
@@ -34,13 +34,13 @@ pub struct VirtioBlock {
 
 impl VirtioBlock {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(disk: Disk, queues: u16, queue_size: u16) -> io::Result<Self> {
         let disk = Arc::new(disk);
         let of_threads = disk.clone();
         let make = move |driver, index, queue, doorbell: &_| {
             let requests = Requests::new(index, queue, driver, of_threads.clone(), doorbell)?;
-            // As in Cloud Hypervisor: the name of the device and of the queue.
+            // Cloud Hypervisor's thread names: device name, then queue number.
             let name = format!("{}_q{index}", of_threads.id);
             Ok((Thread { name, role: ROLE, cpus: of_threads.affinity.get(&index).copied() }, requests))
         };
@@ -53,15 +53,15 @@ impl VirtioBlock {
         })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> BlockCounters {
         self.disk.counts.read()
     }
 
-    /// Gives the disk another size, and tells the driver. Requests that are under way end before; others wait for it.
+    /// Changes the disk's size and notifies the driver. First, requests that are under way complete. New requests wait for the resize.
     ///
     /// # Errors
-    /// Why it keeps its size.
+    /// Why the size stays unchanged.
     pub fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.queues.while_paused(|| self.disk.image.resize(bytes))?;
         if let Some(driver) = self.queues.driver() {
@@ -90,11 +90,14 @@ impl VirtioDevice for VirtioBlock {
     fn save(&self) -> Result<DeviceState, StateError> {
         let image = &self.disk.image;
         let settled = image.settle();
-        settled.map_err(|source| StateError::Host { what: "writing the image's tables to its file".into(), source })?;
+        settled.map_err(|source| StateError::Host {
+            what: "cannot write the image's tables to its file".into(),
+            source,
+        })?;
         DeviceState::new(STATE.0, STATE.1, &BlockState { sectors: image.sectors(), block_size: image.block() })
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the disk. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let BlockState { sectors, block_size } = state.payload(STATE.0, STATE.1)?;
         let image = &self.disk.image;
@@ -102,7 +105,9 @@ impl VirtioDevice for VirtioBlock {
             [("sectors", sectors, image.sectors()), ("block_size", block_size.into(), image.block().into())]
         {
             if saved != now {
-                let rule = format!("is {saved}, but {now} of the image that there is now");
+                let rule = format!(
+                    "the saved state has {saved}, but the image now has {now}; restore with the image that was saved"
+                );
                 return Err(StateError::rule(field, rule));
             }
         }

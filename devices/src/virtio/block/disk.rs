@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the queues of a disk have in common, and who answers for the I/O of one.
+//! State that all queues of a disk share, and the owner of a queue's I/O.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,39 +18,39 @@ use crate::sandbox::HostCpus;
 use crate::sync::lock;
 use crate::virtio::{DeviceError, Interrupt};
 
-/// What all queues of a disk have in common.
+/// State that all queues of a disk share.
 pub(super) struct Disk {
-    /// Its name, for logs and threads.
+    /// Name of the disk, for logs and threads.
     pub(super) id: String,
     pub(super) image: Arc<Image>,
-    /// What it is called in the guest.
+    /// Serial number that the guest reads.
     pub(super) serial: [u8; ID_BYTES],
     pub(super) counts: Counts,
     pub(super) mode: IoMode,
-    /// What holds requests back; other disks may have the same.
+    /// Rate limit. Several disks can share a limiter.
     pub(super) limiter: Option<Arc<RateLimiter>>,
-    /// CPUs of the host that queues' threads run on, by queue; any for those that are not there.
+    /// Host CPUs for each queue's thread, by queue. Threads of other queues run on any CPU.
     pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
-/// Answers for I/O of the kernel into memory that may be taken away meanwhile.
+/// Owner of a queue's kernel I/O to guest memory. It cancels the I/O when the guest memory is unmapped.
 pub(super) struct Owner {
     queue: u16,
     interrupt: Arc<dyn Interrupt>,
-    /// Wakes the thread.
+    /// Wakes the queue's thread.
     doorbell: EventFd,
-    /// Numbers of operations that are to end.
+    /// Numbers of the transfers to cancel.
     unwanted: Mutex<Vec<u64>>,
     any: AtomicBool,
 }
 
 impl Owner {
-    /// Of the queue `index`; `doorbell` wakes its thread.
+    /// Creates the owner for queue `index`. `doorbell` wakes the queue's thread.
     pub(super) fn new(queue: u16, interrupt: Arc<dyn Interrupt>, doorbell: EventFd) -> Self {
         Self { queue, interrupt, doorbell, unwanted: Mutex::default(), any: AtomicBool::new(false) }
     }
 
-    /// Numbers of operations that are to end, once.
+    /// Returns the numbers of the transfers to cancel, and clears the list.
     pub(super) fn take_unwanted(&self) -> Vec<u64> {
         if !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
@@ -63,7 +63,7 @@ impl IoOwner for Owner {
     fn cancel(&self, number: u64) {
         lock(&self.unwanted).push(number);
         self.any.store(true, Ordering::Release);
-        // It fails where it was rung 2^64 times already.
+        // The write fails only if the counter of the eventfd is full; then the thread is woken anyway.
         let _ = self.doorbell.write(1);
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,20 +26,20 @@ use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::worker::Task;
 
-/// Bytes of the image.
+/// Bytes of the disk image.
 const IMAGE: u64 = 64 << 10;
 
-/// Fills rings, descriptors and buffers with `bytes` and has them served: first all at once, then after each further piece. The first
-/// byte says what the device and its driver are.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the disk serves the requests. The first
+/// byte selects the options of the device and the driver.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
     let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
-    file.set_len(IMAGE).expect("a little memory");
+    file.set_len(IMAGE).expect("enough memory");
     let content = file.try_clone().expect("a descriptor");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
-    // So little that it makes a difference, and comes back soon.
+    // A small limit that refills soon, so that requests are held back for a short time only.
     let bucket = BucketParams { size: 4096, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let disk = Disk {
@@ -59,21 +59,23 @@ pub fn run(bytes: &[u8]) {
     requests.begin();
     guest.feed(bytes, |_, orders| _ = requests.run(orders));
     requests.settle();
-    assert_eq!(content.metadata().expect("it is open").len(), IMAGE, "no request changes the image's size");
+    assert_eq!(content.metadata().expect("the file is open").len(), IMAGE, "no request changes the image's size");
 }
 
-/// Opens a qcow2 image of these bytes, and does what those before them say: the first says how many they are, of them each a place, a kind and a
-/// length; where it is odd, the image is only read. The image is refused, or serves.
+/// Opens a qcow2 image made from `bytes`, and runs operations on the image. The image is either rejected or works.
+///
+/// The first byte is the number of bytes that encode operations. If the number is odd, the image is opened read-only. Then come the
+/// operations, 4 bytes each: position (2 bytes), kind and length. The rest is the image.
 pub fn image(bytes: &[u8]) {
     opens(bytes);
 }
 
-/// The same. Tells whether it serves.
+/// Does the same as [`image`], and returns true if the image was accepted.
 pub(super) fn opens(bytes: &[u8]) -> bool {
     let Some((count, bytes)) = bytes.split_first() else { return false };
     let (steps, content) = bytes.split_at(usize::from(*count).min(bytes.len()));
     let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
-    file.write_all_at(content, 0).expect("a little memory");
+    file.write_all_at(content, 0).expect("enough memory");
     let read_only = count & 1 != 0;
     let options = ImageOptions { read_only, format: ImageFormat::Qcow2, ..ImageOptions::default() };
     let Ok(image) = Image::of_file(file, false, Path::new("image"), options) else { return false };
@@ -94,9 +96,9 @@ pub(super) fn opens(bytes: &[u8]) -> bool {
             4 if !read_only => Op::Allocate { mode: libc::FALLOC_FL_ZERO_RANGE, offset: place, len: bytes },
             _ => Op::Sync,
         };
-        // SAFETY: The buffer is there, and nobody else accesses it.
+        // SAFETY: The buffer lives through the call, and nothing else accesses it.
         unsafe { plain.run(0, &op) };
-        assert!(plain.next_ended().is_some(), "an operation ends when it is begun");
+        assert!(plain.next_ended().is_some(), "a plain operation has ended when `run` returns");
     }
     true
 }

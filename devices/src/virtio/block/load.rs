@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What reads take of this process: requests that are taken, begun, ended and given back. For benchmarks.
+//! Benchmark of disk reads: measures the CPU time of this process from taking requests to returning them.
 
 use std::collections::BTreeMap;
 use std::env::temp_dir;
@@ -26,21 +26,21 @@ use crate::virtio::byte_driver::{queue_at, silent_driver};
 use crate::virtio::{Driver, LastRequests};
 use crate::worker::{Orders, Task};
 
-/// Elements of the queue. A request takes three descriptors.
+/// Queue size. A request takes three descriptors.
 const SIZE: u16 = 256;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
-/// A header and a status for each.
+/// Area of the request headers, one per request. The status bytes follow at `STATUSES`.
 const HEADERS: u64 = 0x4000;
 const STATUSES: u64 = 0x6000;
 const DATA: u64 = 0x10_0000;
-/// Bytes of a request.
+/// Bytes that a request reads.
 const BYTES: u32 = 4096;
-/// Most requests at a time.
+/// Maximum requests at a time.
 const MOST: u16 = 64;
 
-/// A disk in the host's page cache, and a driver that reads from it.
+/// A disk in the host's page cache, and a driver that reads from the disk.
 pub struct ReadLoad {
     ram: Arc<Ram>,
     requests: Requests,
@@ -50,13 +50,14 @@ pub struct ReadLoad {
 }
 
 impl ReadLoad {
-    /// By io_uring, where the host has it.
+    /// Creates the disk and its driver. The disk uses io_uring if the host has it.
     ///
     /// # Panics
-    /// There is no memory for it, or no descriptor.
+    /// The process runs out of memory or file descriptors.
     pub fn new() -> Self {
-        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("it is in order"));
-        let put = |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("the range is valid"));
+        let put =
+            |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("the address is in RAM");
         for number in 0..MOST {
             let at = u64::from(number);
             let parts = [(HEADERS + 16 * at, 16, 1), (DATA + u64::from(BYTES) * at, BYTES, 3), (STATUSES + at, 1, 2)];
@@ -76,10 +77,10 @@ impl ReadLoad {
         }
         let queue = queue_at(SIZE, [DESCRIPTORS, AVAILABLE, USED]);
         let bytes = u64::from(BYTES) * u64::from(MOST);
-        // Not a file in memory: Linux 6.18 hands what is read of such to threads of its own.
+        // Do not use a file in memory (tmpfs): Linux 6.18 hands reads of such files to kernel threads.
         let (flags, mode) = (OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-        let file = File::from(open(temp_dir(), flags, mode).expect("a file without a name"));
-        file.write_all_at(&vec![7; bytes.try_into().expect("a few")], 0).expect("a little room");
+        let file = File::from(open(temp_dir(), flags, mode).expect("an unnamed file"));
+        file.write_all_at(&vec![7; bytes.try_into().expect("a few bytes")], 0).expect("enough disk space");
         let disk = Disk {
             id: "disk".into(),
             image: Arc::new(Image::made_up(file, bytes, 1, false)),
@@ -97,15 +98,16 @@ impl ReadLoad {
         Self { ram, requests, orders: Orders::none().expect("a descriptor"), added: 0, _doorbell: doorbell }
     }
 
-    /// The driver adds so many reads, 64 at most, and they are served; how long this thread ran for it.
+    /// The driver adds `reads` reads (at most 64), and the disk serves them. Returns the CPU time of this thread.
     ///
     /// # Panics
-    /// One fails.
+    /// A read fails.
     pub fn turn(&mut self, reads: u16) -> Duration {
-        // Longer than the thread waits for requests, which would count as work.
+        // Sleep longer than the thread would wait for requests: otherwise that wait would count as work.
         sleep(Duration::from_micros(100));
         self.added = self.added.wrapping_add(reads);
-        let write = |bytes: &[u8], place| self.ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        let write =
+            |bytes: &[u8], place| self.ram.write_slice(bytes, GuestAddress(place)).expect("the address is in RAM");
         write(&[0xff; MOST as usize], STATUSES);
         write(&self.added.to_le_bytes(), AVAILABLE + 2);
         let began = ran();
@@ -114,18 +116,18 @@ impl ReadLoad {
         }
         let took = ran() - began;
         let mut statuses = [0xff; MOST as usize];
-        self.ram.read_slice(&mut statuses, GuestAddress(STATUSES)).expect("it is in RAM");
+        self.ram.read_slice(&mut statuses, GuestAddress(STATUSES)).expect("the address is in RAM");
         let answered = statuses.iter().filter(|code| **code == status::OK).count();
         assert_eq!(answered, usize::from(reads));
         took
     }
 
     fn used(&self) -> u16 {
-        self.ram.read_obj(GuestAddress(USED + 2)).expect("it is in RAM")
+        self.ram.read_obj(GuestAddress(USED + 2)).expect("the address is in RAM")
     }
 }
 
-/// How long this thread has run.
+/// Returns the CPU time of this thread.
 fn ran() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("less than a second"))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-blk: disks whose content is an image on the host (virtio 1.4, section 5.2).
+//! virtio-blk: disks backed by an image on the host (virtio 1.4, section 5.2).
 //!
-//! `device` is what the transport sees. A thread for each `queue` serves the guest's requests as operations on an `image`, which the host's
-//! kernel does (`io`).
+//! `device` is the interface to the transport. Each `queue` has a thread. It turns the guest's requests into operations on an `image`, and
+//! the host kernel runs these operations (`io`).
 //!
-//! The kernel reads and writes the guest's buffers themselves ([`HostIo`](crate::dma::HostIo)). Where direct I/O does not take them as they
-//! lie, they are copied.
+//! The kernel reads and writes the guest's buffers directly ([`HostIo`](crate::dma::HostIo)). If direct I/O does not accept a buffer's
+//! alignment, the device copies the data.
 
 mod config_space;
 mod counters;
@@ -45,38 +45,38 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::rate_limit::RateLimiter;
 use crate::sandbox::HostCpus;
 
-/// What a disk is made of.
+/// Parameters of a disk.
 pub struct BlockParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Its content.
+    /// Content of the disk.
     pub image: Image,
-    /// What the guest is told of it as its name: 20 bytes of it at most.
+    /// Serial number that the guest reads, at most 20 bytes.
     pub serial: String,
-    /// Queues, 1 at least.
+    /// Number of queues, at least 1.
     pub queues: u16,
-    /// Size of each queue, a power of two and 4 at least.
+    /// Size of each queue: a power of two, at least 4.
     pub queue_size: u16,
-    /// How I/O is done.
+    /// How the device does its I/O.
     pub mode: IoMode,
-    /// What holds requests back; other disks may have the same.
+    /// Rate limit. Several disks can share a limiter.
     pub limiter: Option<Arc<RateLimiter>>,
-    /// CPUs of the host that queues' threads run on, by queue; any for those that are not there.
+    /// Host CPUs for each queue's thread, by queue. Threads of other queues run on any CPU.
     pub affinity: BTreeMap<u16, HostCpus>,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a disk: the PCI function, and the device by which its counters are read.
+/// Creates a disk: the PCI function, and the device for reading its counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: BlockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBlock>), TransportError> {
     let mut serial = [0; ID_BYTES];
     for (byte, of_serial) in serial.iter_mut().zip(params.serial.bytes()) {

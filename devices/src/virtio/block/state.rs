@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("block", 1);
 
-/// What the driver has read of the configuration and relies on. All else is in the transport's registers, in the queues and in
-/// the image: no request is under way when a device is saved.
+/// Configuration fields that the driver has read and relies on. The transport saves the registers and queues. No request is under way when
+/// a device is saved.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockState {
     /// Size of the disk, in sectors of 512 bytes.
     pub(super) sectors: u64,
-    /// What requests are multiples of, in bytes.
+    /// Block size in bytes: requests must be multiples of it.
     pub(super) block_size: u32,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Images behind others: what a disk shows where the image in front has nothing. They are read only, by however many.
+//! Backing files: images that provide the data that an image in front of them does not have. They are read-only and can be shared.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,35 +9,35 @@ use super::error::ImageError;
 use super::host_file;
 use super::lock::ImageLock;
 
-/// An image behind another.
+/// A backing file.
 pub(super) struct Backing {
     pub(super) file: File,
-    /// It is a qcow2 image; otherwise a raw one.
+    /// True for a qcow2 image, false for a raw image.
     pub(super) is_qcow2: bool,
     pub(super) lock: ImageLock,
 }
 
-/// Where the image of this name is that the one at `path` names.
+/// Returns the path of the backing file `name` that the image at `path` names.
 pub(super) fn path(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Opens and locks an image that is behind another, which says this of its format.
+/// Opens and locks a backing file. `format` is the format that the image in front of it states.
 ///
 /// # Errors
-/// Why it cannot be used.
+/// Why the file cannot be used.
 pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Backing, ImageError> {
     let is_qcow2 = match format {
         Some("raw" | "file" | "host_device") => false,
         Some("qcow2") => true,
-        // What a guest wrote to a raw image could make it look like another, which names any file of the host.
-        None => return Err(ImageError::Malformed("the image in front of it does not say its format".into())),
-        Some(other) => return Err(ImageError::Malformed(format!("its format '{other}' is not supported"))),
+        // Do not guess the format: a guest could make its raw image look like a qcow2 image that names any file of the host.
+        None => return Err(ImageError::Malformed("the image in front of it does not state its format; set it with qemu-img rebase -u -b FILE -F FORMAT IMAGE".into())),
+        Some(other) => return Err(ImageError::Malformed(format!("its format '{other}' is not supported, only raw and qcow2"))),
     };
     let (file, _) = host_file::open(path, true)?;
     let lock = ImageLock::take(&file, true, None)?;
     if is_qcow2 {
-        // Its header is read as it lies, before direct I/O asks for aligned buffers.
+        // Read the header before `set_flags`: direct I/O would need aligned buffers.
         super::qcow2_header::check(&file, false)?;
     }
     host_file::set_flags(&file, direct)?;

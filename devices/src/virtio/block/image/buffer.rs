@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory of this process that direct I/O takes.
+//! Buffers in this process that meet the alignment of direct I/O.
 
-/// What a buffer is aligned to, in bytes.
+/// Alignment of a buffer, in bytes.
 pub(in crate::virtio::block) const PAGE: usize = 4096;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE]);
 
-/// Pages of zeroes, to be written.
+/// Pages of zeroes, as the source of writes.
 static ZEROES: [Page; 16] = [Page([0; PAGE]); 16];
 
-/// Address and length of bytes that are zero and stay so.
+/// Returns the address and the length of memory that always contains zeroes.
 pub(in crate::virtio::block) fn zeroes() -> (*const u8, usize) {
     (ZEROES.as_ptr().cast(), size_of_val(&ZEROES))
 }
 
-/// Memory that begins at a page's start.
+/// Page-aligned memory.
 pub(in crate::virtio::block) struct Buffer(Vec<Page>);
 
 impl Buffer {
-    /// At least `len` bytes, all zero.
+    /// Allocates at least `len` bytes, all zero.
     pub(in crate::virtio::block) fn new(len: usize) -> Self {
         Self(vec![Page([0; PAGE]); len.div_ceil(PAGE)])
     }
 
-    /// Where it is. It stays there while the buffer lives.
+    /// Returns the address of the memory. The address is valid and constant while the buffer lives.
     pub(in crate::virtio::block) fn address(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The bytes. Nobody else may access them meanwhile: no I/O of the kernel is under way.
+    /// Returns the bytes. Nothing else may access the memory meanwhile, so no kernel I/O to the buffer may be under way.
     pub(in crate::virtio::block) fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.0.len() * PAGE;
-        // SAFETY: A page is its bytes, and pages follow each other without a gap.
+        // SAFETY: Every bit pattern of a page is valid bytes, and the pages follow each other without a gap.
         unsafe { std::slice::from_raw_parts_mut(self.address(), len) }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Images: files and block devices of the host, whose bytes are those of the disk, or which hold them in a form of their own.
+//! Images: host files and block devices that contain a disk. A raw image has the disk's bytes. Other formats encode them.
 
 use std::fs::File;
 use std::io;
@@ -19,81 +19,81 @@ use super::vhd;
 use crate::file_size;
 use crate::virtio::block::spec::SECTOR;
 
-/// Physical blocks of a file, as file systems have them.
+/// Physical block size of a file: the usual block size of file systems.
 const FILE_BLOCK: u32 = 4096;
 
-/// The form of an image.
+/// Format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// Nothing was said: its bytes are those of the disk, but one that looks like an image of another form is refused.
+    /// The format is not specified. The file's bytes are the disk's bytes. An image that looks like one of another format is rejected.
     #[default]
     Unknown,
-    /// Its bytes are those of the disk, whatever they look like.
+    /// The file's bytes are the disk's bytes, even if they look like another format.
     Raw,
     /// A qcow2 image.
     Qcow2,
-    /// A VHD image of fixed size: raw, with a footer.
+    /// A VHD image of fixed size: a raw image with a footer.
     FixedVhd,
 }
 
-/// How an image is to be opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// Nothing is written to it. Others may read it meanwhile.
+    /// The image is not written. Other read-only users can share it.
     pub read_only: bool,
-    /// The host's page cache is passed by (`O_DIRECT`).
+    /// Bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
-    /// Its form.
+    /// Format of the image.
     pub format: ImageFormat,
-    /// It may have others behind it.
+    /// Allow backing files.
     pub backing_files: bool,
-    /// All bytes that it may ever have are locked, not only those that it has.
+    /// Lock all bytes that the image can ever have, not only its present bytes.
     pub lock_all: bool,
-    /// The host's file system has room for all of a raw image, and what the guest discards is not given back.
+    /// Reserve disk space for the whole raw image. Guest discards then return no space.
     pub allocated: bool,
 }
 
-/// An image that is open and locked.
+/// Open and locked image.
 #[derive(Debug)]
 pub struct Image {
     file: File,
-    /// What is in it, if that is not the disk's bytes.
+    /// qcow2 content of the file. `None` if the file's bytes are the disk's bytes.
     qcow2: Option<Qcow2Image>,
     bytes: AtomicU64,
-    /// Why it keeps its size, if it does.
+    /// Reason why the image keeps its size, if there is one.
     kept: Option<&'static str>,
     device: bool,
-    /// All bytes that it may ever have are locked.
+    /// True if all bytes that the image can ever have are locked.
     lock_all: bool,
-    /// It has its room for good.
+    /// True if the image keeps its disk space.
     allocated: bool,
-    /// What requests are multiples of.
+    /// Block size: requests must be multiples of it.
     block: u32,
-    /// What they had better be multiples of.
+    /// Physical block size: requests should be multiples of it.
     physical: u32,
-    /// What addresses of buffers are multiples of for the kernel to use them directly.
+    /// Alignment of buffer addresses that the kernel needs to use the buffers directly.
     memory: usize,
-    /// Its bytes are in the host's memory.
+    /// True if the file is in the host's memory.
     in_memory: bool,
     read_only: bool,
-    /// Dropped after all that the image is read and written by. `None` for an image that was made up.
+    /// Dropped after all fields that read and write the image. `None` for an image from `made_up`.
     lock: Option<ImageLock>,
 }
 
 impl Image {
-    /// Opens an image and locks it: for itself, or beside other readers if it is read-only.
+    /// Opens an image and locks it. A read-only image shares its lock with other readers.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the image cannot be used.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         let (file, device) = host_file::open(path, options.read_only)?;
         Self::of_file(file, device, path, options)
     }
 
-    /// The image in `file`, a block device or not. Paths of images behind it are relative to `path`.
+    /// Creates the image from `file`. `device` is true for a block device. Paths of backing files are relative to `path`.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the image cannot be used.
     pub(in crate::virtio::block) fn of_file(
         file: File,
         device: bool,
@@ -104,7 +104,7 @@ impl Image {
             return Err(ImageError::ReadOnly);
         }
         let len = file.metadata()?.len();
-        // An image that has tables grows with what is written to it.
+        // A qcow2 image grows when it is written to.
         let grows = options.format == ImageFormat::Qcow2;
         let len_locked = (!options.lock_all && !grows).then_some(len);
         let mut lock = ImageLock::take(&file, options.read_only, len_locked)?;
@@ -114,13 +114,13 @@ impl Image {
             physical = ioctl_blkpbszget(&file).map_err(io::Error::from)?;
             bytes = size_of_device(&file)?;
         }
-        let (mut qcow2, mut kept) = (None, device.then_some("a block device gets its size from the host"));
+        let (mut qcow2, mut kept) = (None, device.then_some("the host sets the size of a block device"));
         match options.format {
             ImageFormat::Unknown => other_format(&file)?.map_or(Ok(()), |name| Err(ImageError::Format(name)))?,
             ImageFormat::Raw => {}
             ImageFormat::FixedVhd => {
                 bytes = vhd::size(&file, bytes)?;
-                kept = Some("a fixed VHD keeps its size");
+                kept = Some("a fixed VHD image cannot be resized");
             }
             ImageFormat::Qcow2 => {
                 let ImageOptions { read_only, backing_files, direct, .. } = options;
@@ -143,12 +143,12 @@ impl Image {
         }
         if whole != bytes {
             warn!(
-                "{}: the last {} bytes are less than a block of {block}, and are not shown to the guest",
+                "{}: the guest does not see the last {} bytes, because they do not fill a block of {block} bytes",
                 path.display(),
                 bytes - whole
             );
         }
-        // Only requests by io_uring may outlive the process.
+        // Only io_uring requests can outlive the process, and qcow2 images do not use io_uring.
         if qcow2.is_none() {
             lock.mark(&file);
         }
@@ -173,39 +173,39 @@ impl Image {
         })
     }
 
-    /// The file.
+    /// Returns the image's file.
     pub(in crate::virtio::block) fn file(&self) -> &File {
         &self.file
     }
 
-    /// What is in the file, if that is not the disk's bytes.
+    /// Returns the qcow2 content of the file. `None` if the file's bytes are the disk's bytes.
     pub(in crate::virtio::block) fn qcow2(&self) -> Option<&Qcow2Image> {
         self.qcow2.as_ref()
     }
 
-    /// Writes to the file what of the image is in this process only: another one reads the same then.
+    /// Writes cached image state to the file, so that another process reads the same content.
     ///
     /// # Errors
-    /// The host cannot do it.
+    /// The host cannot write the file.
     pub(in crate::virtio::block) fn settle(&self) -> io::Result<()> {
         self.qcow2.as_ref().filter(|_| !self.read_only).map_or(Ok(()), Qcow2Image::flush)
     }
 
-    /// Bytes of the disk, a multiple of its blocks.
+    /// Returns the bytes of the disk, a multiple of the block size.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The same in sectors.
+    /// Returns the sectors of the disk.
     pub(in crate::virtio::block) fn sectors(&self) -> u64 {
         self.bytes() / SECTOR
     }
 
-    /// Gives the disk another size, and its file. Of a block device, and of an image that is only read, others have changed the size
-    /// before. Nobody writes to it meanwhile, as a write beyond the end would have the file grow again.
+    /// Changes the size of the disk and its file. The size of a block device or a read-only image must have been changed by others before.
+    /// No write may be under way: a write beyond the new end would make the file grow again.
     ///
     /// # Errors
-    /// Why the disk keeps its size.
+    /// Why the size stays unchanged.
     pub(in crate::virtio::block) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let block = self.block;
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
@@ -218,7 +218,8 @@ impl Image {
             None => self.file.metadata()?.len(),
         };
         let has = has - has % u64::from(block);
-        let read = self.read_only.then_some("it is read-only, and gets its size from others");
+        let read =
+            self.read_only.then_some("the image is read-only, so its size must be changed outside this VM first");
         if bytes != has
             && let Some(why) = self.kept.or(read)
         {
@@ -247,50 +248,50 @@ impl Image {
         Ok(())
     }
 
-    /// Bytes of a block, which requests are multiples of.
+    /// Returns the block size in bytes. Requests must be multiples of it.
     pub fn block(&self) -> u32 {
         self.block
     }
 
-    /// Bytes of what the host writes at once, which requests had better be multiples of.
+    /// Returns the physical block size in bytes, which the host writes at once. Requests should be multiples of it.
     pub(in crate::virtio::block) fn physical_block(&self) -> u32 {
         self.physical
     }
 
-    /// Bytes that a discard gives back at once, which it had better be a multiple of.
+    /// Returns the discard granularity in bytes. Discards should be multiples of it.
     pub(in crate::virtio::block) fn discard_block(&self) -> u32 {
         self.qcow2.as_ref().map_or(self.block, Qcow2Image::cluster).max(self.block)
     }
 
-    /// Whether the kernel can use a buffer at this address and of this length as it is.
+    /// Returns true if the kernel can use a buffer with this address and length directly.
     pub(in crate::virtio::block) fn takes(&self, address: usize, len: usize) -> bool {
-        // What has tables is read and written by code that must not see a buffer change under its hands.
+        // The qcow2 code needs buffers that do not change while it uses them, so it never uses guest memory directly.
         self.qcow2.is_none()
             && (self.memory == 1
                 || address.is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.block.into()))
     }
 
-    /// Whether what is written comes to the host's page cache, by a copy.
+    /// Returns true if writes copy data to the host's page cache.
     pub(in crate::virtio::block) fn is_cached(&self) -> bool {
         !self.device && self.memory == 1
     }
 
-    /// Whether a read is a copy from the host's memory, and io_uring hands it to a thread all the same.
+    /// Returns true if reads copy from the host's memory. io_uring hands such reads to a kernel thread anyway.
     pub(in crate::virtio::block) fn is_in_memory(&self) -> bool {
         self.in_memory && self.memory == 1
     }
 
-    /// Whether what the guest discards is not given back to the host.
+    /// Returns true if guest discards return no space to the host.
     pub(in crate::virtio::block) fn is_allocated(&self) -> bool {
         self.allocated
     }
 
-    /// Whether nothing can be written.
+    /// Returns true if the image cannot be written.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// An image of any file, with what the host would say of it made up.
+    /// Creates an image from any file, with the given properties instead of the host's.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::virtio::block) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);
@@ -312,8 +313,8 @@ impl Image {
     }
 }
 
-/// Which other format an image begins as one of. The format is never guessed: a guest could write such a beginning to its disk,
-/// and have other files of the host read by it.
+/// Returns the name of the format whose magic bytes the image starts with. Carom only rejects such an image. It never guesses a format: a
+/// guest could write the magic bytes to its disk and make Carom read other files of the host.
 fn other_format(file: &File) -> io::Result<Option<&'static str>> {
     const BEGINNINGS: [(&[u8], &str); 4] =
         [(b"QFI\xfb", "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")];
@@ -356,7 +357,7 @@ mod tests {
         assert_eq!((opened.bytes(), opened.sectors(), opened.block()), (1024, 2, 512));
         let small = image(&[0; 511]);
         let refused = Image::open(small.path(), WRITTEN).unwrap_err().to_string();
-        assert_eq!(refused, "has 511 bytes, less than a block of 512");
+        assert_eq!(refused, "has 511 bytes, less than one block of 512 bytes");
     }
 
     #[test]
@@ -371,14 +372,14 @@ mod tests {
         let readers = [Image::open(file.path(), READ).unwrap(), Image::open(file.path(), READ).unwrap()];
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { read_only: false })));
         drop(readers);
-        // Whatever is locked of it.
+        // The same holds if all possible bytes are locked.
         let all = ImageOptions { lock_all: true, ..WRITTEN };
         let _one = Image::open(file.path(), all).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
         assert!(matches!(Image::open(file.path(), all), Err(ImageError::Used { .. })));
     }
 
-    /// Only root can make such a device.
+    /// Only root can create a loop device.
     #[test]
     fn read_only_block_device_is_refused_unless_it_is_only_read() {
         let file = image(&[0; 1 << 20]);
@@ -430,12 +431,15 @@ mod tests {
         assert_eq!((disk.bytes(), len()), (512, 512));
         for bytes in [0, 511, 513] {
             let refused = disk.resize(bytes).unwrap_err().to_string();
-            assert_eq!(refused, format!("{bytes} bytes are no positive multiple of the disk's blocks of 512"));
+            assert_eq!(
+                refused,
+                format!("{bytes} bytes are not a positive multiple of the disk's block size, 512 bytes")
+            );
         }
-        // More than files can have.
+        // Larger than the maximum size of a file.
         assert!(matches!(disk.resize(u64::MAX - 511), Err(ResizeError::Host(_))));
         assert_eq!((disk.bytes(), len()), (512, 512));
-        // Others have made it longer.
+        // Another process has made the file longer.
         file.as_file().set_len(2048).unwrap();
         disk.resize(2048).unwrap();
         assert_eq!((disk.bytes(), len()), (2048, 2048));
@@ -450,12 +454,12 @@ mod tests {
         file.as_file().set_len(1 << 20).unwrap();
         Image::open(file.path(), ImageOptions { allocated: true, ..READ }).unwrap();
         Image::open(file.path(), WRITTEN).unwrap();
-        assert_eq!(room(), 0, "of an image that is read, or that may have holes, nothing is asked");
+        assert_eq!(room(), 0, "no space is reserved for a read-only or sparse image");
         let disk = Image::open(file.path(), ImageOptions { allocated: true, ..WRITTEN }).unwrap();
         assert!(room() >= 1 << 20 && disk.is_allocated());
         disk.resize(2 << 20).unwrap();
         assert!(room() >= 2 << 20 && file.as_file().metadata().unwrap().len() == 2 << 20);
-        // No file system has so much.
+        // No file system has that much space.
         assert!(matches!(disk.resize(1 << 60), Err(ResizeError::Host(_))));
         assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (2 << 20, 2 << 20));
     }
@@ -465,7 +469,12 @@ mod tests {
         let file = image(&[1; 1024]);
         let disk = Image::open(file.path(), READ).unwrap();
         let refused = disk.resize(2048).unwrap_err().to_string();
-        assert!(refused.starts_with("2048 bytes are not the 1024 that the image has: it is read-only"), "{refused}");
+        assert!(
+            refused.starts_with(
+                "cannot change the size to 2048 bytes, because the image has 1024 bytes: the image is read-only"
+            ),
+            "{refused}"
+        );
         file.as_file().set_len(2048 + 100).unwrap();
         disk.resize(2048).unwrap();
         assert_eq!((disk.bytes(), file.as_file().metadata().unwrap().len()), (2048, 2148));
@@ -493,7 +502,7 @@ mod tests {
                 assert!(image.takes(PAGE, PAGE) && !image.takes(PAGE + 1, PAGE) && !image.takes(PAGE, 511));
                 assert!(image.block().is_power_of_two());
             }
-            // Some file systems of those that tests run on have none.
+            // Some file systems of test hosts do not support direct I/O.
             Err(error) => assert!(matches!(error, ImageError::Direct(_)), "{error}"),
         }
         assert!(Image::open(file.path(), WRITTEN).unwrap().takes(1, 3));
@@ -504,13 +513,13 @@ mod tests {
         let file = image(&[1; 1024]);
         let parents = file.reopen().unwrap();
         let own = parents.try_clone().unwrap();
-        // Its own number, which no other test's file gets while it is kept.
+        // The number stays open, so that no other test's file gets it.
         let number = own.as_raw_fd();
         crate::inherited::keep(number, own.into()).unwrap();
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
         let take = || set(parents.as_fd(), libc::F_WRLCK, 0, 0);
-        take().expect_err("the lock would be left to the parent of a process that is killed");
+        take().expect_err("if the process were killed, its parent would keep the lock");
         drop(disk);
         take().unwrap();
     }

@@ -1,99 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why an image cannot be used, or keeps its size.
+//! Errors of opening and resizing an image.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why an image cannot be used.
+/// Reason why an image cannot be used.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// It cannot be opened or examined.
+    /// The file cannot be opened or examined.
     #[error("{0}")]
     Host(#[from] io::Error),
-    /// It is neither a file nor a block device.
+    /// The path names neither a file nor a block device.
     #[error("is neither a file nor a block device")]
     Kind,
-    /// This process has locked it already, for another disk or as an image behind one.
-    #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
+    /// This process has already locked the image, for another disk or as a backing file.
+    #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
     Used {
-        /// True if it was opened for reading only.
+        /// True if it was opened read-only.
         read_only: bool,
     },
-    /// The host's block device can only be read.
+    /// The host's block device is read-only.
     #[error("is a block device that can only be read")]
     ReadOnly,
-    /// Another process has it.
-    #[error("is in use: another process has locked it; {}", if *.read_only { "it must be read-only for all to be shared" } else { "a disk that is written to has one user" })]
+    /// Another process has locked the image.
+    #[error("is in use: another process has locked it; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
     Locked {
-        /// Whether it was to be read only.
+        /// True if it was to be opened read-only.
         read_only: bool,
     },
-    /// A process that has ended had writes under way, and they have not ended.
-    #[error("is in use: writes of a process that has ended are still under way; try again once its storage answers")]
+    /// A process that has ended started writes that are still under way.
+    #[error(
+        "is in use: a process that has ended started writes that are still under way; try again once its storage answers"
+    )]
     Writing,
-    /// There is not one block in it.
-    #[error("has {bytes} bytes, less than a block of {block}")]
+    /// The image is smaller than one block.
+    #[error("has {bytes} bytes, less than one block of {block} bytes")]
     Empty {
         /// Bytes of the image.
         bytes: u64,
         /// Bytes of a block.
         block: u32,
     },
-    /// It begins as an image of another format does.
+    /// The image starts like an image of another format.
     #[error(
-        "looks like an image in {0} format; say that it is one, where that is supported, or that it is raw, to give the guest its bytes as they are"
+        "looks like an image in {0} format; set the image type to {0} if it is supported, or to raw to give the guest the file's bytes unchanged"
     )]
     Format(&'static str),
-    /// It is none of the format that it is said to be, or asks for what is not supported.
+    /// The image violates its format, or uses an unsupported feature of the format.
     #[error("cannot be used as an image of its format: {0}")]
     Malformed(String),
-    /// It has another image behind it, which was not allowed.
-    #[error("has the image '{0}' behind it, which must be allowed, as its user may not reach that")]
+    /// The image has a backing file, but the configuration does not allow backing files.
+    #[error(
+        "has the backing file '{0}', but backing files are not allowed: an image can name any file of the host, so allow them only for a trusted image"
+    )]
     BackingFile(String),
-    /// An image behind it cannot be used.
-    #[error("the image behind it, {}: {error}", .path.display())]
+    /// A backing file cannot be used.
+    #[error("cannot use the backing file {}: {error}", .path.display())]
     Behind {
-        /// Where that is.
+        /// Path of the backing file.
         path: PathBuf,
-        /// Why.
+        /// Reason why the backing file cannot be used.
         error: Box<ImageError>,
     },
-    /// The file system has no room for all of it.
-    #[error("room for all of the image cannot be had: {0}")]
+    /// The file system has too little free space for the whole image.
+    #[error("cannot allocate disk space for the whole image: {0}")]
     Allocate(#[source] io::Error),
-    /// The file system knows no direct I/O.
-    #[error("cannot be read directly, past the host's page cache: {0}")]
+    /// The file system does not support direct I/O.
+    #[error("cannot be opened for direct I/O: {0}")]
     Direct(#[source] io::Error),
 }
 
-/// Why a disk keeps its size.
+/// Reason why a resize failed.
 #[derive(Debug, Error)]
 pub enum ResizeError {
-    /// It would not be whole blocks, or none.
-    #[error("{bytes} bytes are no positive multiple of the disk's blocks of {block}")]
+    /// The new size is zero or not a multiple of the block size.
+    #[error("{bytes} bytes are not a positive multiple of the disk's block size, {block} bytes")]
     Blocks {
-        /// Bytes that were wanted.
+        /// Requested size in bytes.
         bytes: u64,
         /// Bytes of a block.
         block: u32,
     },
-    /// Others give the image its size.
-    #[error("{bytes} bytes are not the {has} that the image has: {why}")]
+    /// Carom cannot change the size of the image.
+    #[error("cannot change the size to {bytes} bytes, because the image has {has} bytes: {why}")]
     Fixed {
-        /// Bytes that were wanted.
+        /// Requested size in bytes.
         bytes: u64,
-        /// Bytes that there are.
+        /// Size of the image in bytes.
         has: u64,
-        /// Why they stay.
+        /// Reason why the image keeps its size.
         why: &'static str,
     },
-    /// Another process has what would belong to the disk.
-    #[error("another process has locked bytes that are to come")]
+    /// Another process has locked bytes that would be added to the disk.
+    #[error("another process has locked the bytes to be added to the image")]
     Locked,
-    /// The host cannot do it.
+    /// The host rejected the operation.
     #[error("{0}")]
     Host(#[from] io::Error),
 }

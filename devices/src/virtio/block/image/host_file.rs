@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files and block devices of the host that hold images: opening them, and what they say of themselves.
+//! Host files and block devices that hold images: how they are opened, and what properties they have.
 
 use std::fs::File;
 use std::io;
@@ -24,11 +24,13 @@ use crate::inherited::{self, Access};
 /// `TMPFS_MAGIC`.
 const TMPFS: FsWord = 0x0102_1994;
 
-/// Opens a file or a block device, and tells whether it is the latter. A descriptor that was inherited takes its place
-/// ([`inherited::file`]). The process opens its file anew if it may: flags and locks are not the parent's then.
+/// Opens a file or a block device. Returns true if the path names a block device.
+///
+/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). The process reopens the
+/// descriptor's file if it can, so that it does not share flags and locks with its parent.
 ///
 /// # Errors
-/// It is neither, or the host refuses.
+/// The path names neither a file nor a block device, or the host rejects the operation.
 pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageError> {
     if let Some(inherited) = inherited::file(path, if read_only { Access::Read } else { Access::ReadWrite }) {
         let inherited = inherited?;
@@ -37,7 +39,7 @@ pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageEr
         return Ok((file, is_device));
     }
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // What opens a pipe would wait for its other end.
+    // Without `O_NONBLOCK`, opening a pipe would wait for its other end.
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open_file(path, flags, Mode::empty()).map_err(io::Error::from)?);
     let kind = file.metadata()?.file_type();
@@ -47,70 +49,72 @@ pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageEr
     Ok((file, kind.is_block_device()))
 }
 
-/// Has reads and writes that cannot be done at once wait, not fail, and pass the host's page cache by if `direct`.
+/// Clears `O_NONBLOCK`, and sets `O_DIRECT` if `direct`. Without `O_NONBLOCK`, reads and writes wait instead of failing.
 ///
 /// # Errors
-/// The file system knows no direct I/O.
+/// The file system does not support direct I/O.
 pub(super) fn set_flags(file: &File, direct: bool) -> Result<(), ImageError> {
     let mut flags = (fcntl_getfl(file).map_err(io::Error::from)?) & !OFlags::NONBLOCK;
-    // A file that was inherited may have it.
+    // An inherited descriptor may have `O_DIRECT` set.
     flags.set(OFlags::DIRECT, direct);
     fcntl_setfl(file, flags)
         .map_err(|error| if direct { ImageError::Direct(error.into()) } else { ImageError::Host(error.into()) })
 }
 
-/// True if a block device can only be read (`BLKROGET`).
+/// Returns true if a block device is read-only (`BLKROGET`).
 ///
 /// # Errors
-/// The host refuses.
+/// The host rejects the operation.
 pub fn is_read_only_device(device: &File) -> io::Result<bool> {
     const BLKROGET: u32 = opcode::none(0x12, 94);
     // SAFETY: The kernel writes an int for this operation.
     let get = unsafe { Getter::<BLKROGET, libc::c_int>::new() };
-    // SAFETY: It reads a property of what the descriptor is of, or fails.
+    // SAFETY: The operation only reads a property of the device, or fails if the descriptor is not a block device.
     Ok(unsafe { ioctl(device, get) }? != 0)
 }
 
-/// Has the file system keep room for `len` bytes from `offset` on, which it may be asked for beyond the end of the file.
+/// Reserves disk space for `len` bytes from `offset` on. The range may lie beyond the end of the file.
 ///
 /// # Errors
-/// There is not as much.
+/// The file system has too little free space.
 pub(super) fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, offset, len)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            warn!("the file system of an image cannot be asked for room: it may be lacking when the guest writes");
+            warn!(
+                "cannot reserve disk space for an image, because its file system has no fallocate: guest writes fail when the file system is full"
+            );
             Ok(())
         }
         outcome => Ok(outcome?),
     }
 }
 
-/// Whether a file is in the host's memory (tmpfs).
+/// Returns true if a file is in the host's memory (tmpfs).
 pub(super) fn is_in_memory(file: &File) -> bool {
     fstatfs(file).is_ok_and(|system| system.f_type == TMPFS)
 }
 
-/// Bytes of a block device (`BLKGETSIZE64`).
+/// Returns the bytes of a block device (`BLKGETSIZE64`).
 pub(super) fn size_of_device(device: &File) -> io::Result<u64> {
     const BLKGETSIZE64: u32 = opcode::read::<usize>(0x12, 114);
     // SAFETY: The kernel writes a u64 for this operation.
     let get = unsafe { Getter::<BLKGETSIZE64, u64>::new() };
-    // SAFETY: It reads the size of what the descriptor is of, or fails.
+    // SAFETY: The operation only reads the size of the device, or fails if the descriptor is not a block device.
     Ok(unsafe { ioctl(device, get) }?)
 }
 
-/// What direct I/O must be aligned to.
+/// Alignment that direct I/O needs.
 pub(super) struct Alignment {
-    /// Addresses of buffers.
+    /// Alignment of buffer addresses.
     pub(super) memory: usize,
-    /// Places in the file, and lengths.
+    /// Alignment of file offsets and lengths.
     pub(super) offset: u32,
 }
 
-/// What direct I/O on `file`, which is open for it, must be aligned to.
+/// Returns the alignment that direct I/O on `file` needs. The file is open with `O_DIRECT`.
 ///
 /// # Errors
-/// The file system knows none.
+/// The file system does not support direct I/O.
 pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
     if let Ok(told) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
         && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
@@ -121,7 +125,7 @@ pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
         }
         return Ok(Alignment { memory: memory.max(2), offset: told.stx_dio_offset_align.max(512) });
     }
-    // Before Linux 6.1 one has to try.
+    // Linux before 6.1 cannot report the alignment, so try reads.
     let mut buffer = Buffer::new(PAGE);
     let mut refused = io::ErrorKind::Unsupported.into();
     for offset in [512u32, 4096] {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Locks of images: they end with the process, or with the device, and not a moment later.
+//! Locks of images. A lock ends together with its process or its device, without a delay.
 //!
-//! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to the one that a
-//! request uses until the request has ended, which may be after the process has. So the lock is on a description of its own, which no
-//! request uses: it is free as soon as the process has ended, or the disk was removed.
+//! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to a request's
+//! description until the request has ended, and that can be after the process has ended. Therefore the lock is on a separate description
+//! that no request uses. The lock is released as soon as the process has ended or the disk was removed.
 //!
-//! Requests of a process that was killed may still write to the image then. The description that requests use has a *mark*, a lock
-//! on a byte that no image has. The next user takes the lock, and waits until the mark of the last writer is gone. A user that gives its lock
-//! back waits for the end of its own mark first: the kernel has closed the file then, and its file system can be unmounted.
+//! At that time, requests of a killed process may still write to the image. Therefore the description that requests use has a *mark*: a
+//! lock on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. A user that
+//! releases its lock first waits for the end of its own mark. By then the kernel has closed the file, and the file system can be unmounted.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,34 +24,34 @@ use rustix::fs::{Mode, OFlags, open};
 
 use super::error::ImageError;
 
-/// First byte that is locked as a mark. Bytes before it are those of the image.
+/// First byte that is locked as a mark. The bytes before it belong to the image.
 const MARKS: i64 = 1 << 62;
-/// How long requests of a process that has ended may keep the next user of the image waiting.
+/// Maximum time that the next user waits for requests of a process that has ended.
 const LAST_WRITES: Duration = Duration::from_secs(10);
-/// How long the kernel may take to close a file after the last request to it has ended.
+/// Maximum time that the kernel may take to close a file after the last request has ended.
 const LAST_CLOSE: Duration = Duration::from_secs(1);
-/// Time between two looks at a mark.
+/// Time between two checks of a mark.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
-/// Number of images that were opened to be read.
+/// Number of images that were opened read-only.
 static READERS: AtomicI64 = AtomicI64::new(0);
 
-/// A lock, until it is dropped. Drop it after the file that it is of.
+/// Lock of an image. Dropping it releases the lock. Drop it after the image's file.
 #[derive(Debug)]
 pub(super) struct ImageLock {
     file: File,
     read_only: bool,
-    /// No request uses the description of `file`.
+    /// True if no request uses the description of `file`.
     is_own: bool,
-    /// Byte that is locked by the description which requests use, if there is one.
+    /// Mark: the byte that is locked by the description which requests use, if there is a mark.
     mark: Option<i64>,
 }
 
 impl ImageLock {
-    /// Locks the first `len` bytes of `image`, or all that it may ever have if that is `None`.
+    /// Locks the first `len` bytes of `image`. `None` locks all bytes that the image can ever have.
     ///
     /// # Errors
-    /// Another process uses the image, or the host refuses.
+    /// Another process uses the image, or the host rejects the lock.
     pub(super) fn take(image: &File, read_only: bool, len: Option<u64>) -> Result<Self, ImageError> {
         let own = reopen(image.as_fd(), read_only);
         let is_own = own.is_ok();
@@ -59,16 +59,16 @@ impl ImageLock {
         Self { file, read_only, is_own, mark: None }.taken(len, LAST_WRITES)
     }
 
-    /// This, once it covers `len` bytes and the last writes of another user have ended.
+    /// Returns this lock, once it covers `len` bytes and the last writes of another user have ended.
     fn taken(self, len: Option<u64>, patience: Duration) -> Result<Self, ImageError> {
         self.cover(len)?;
         if self.is_free_within(MARKS, patience) { Ok(self) } else { Err(ImageError::Writing) }
     }
 
-    /// Locks the first `len` bytes, or all that there may ever be: more than before.
+    /// Extends the lock to the first `len` bytes. `None` means all bytes that the image can ever have.
     ///
     /// # Errors
-    /// Another process uses these, or the host refuses.
+    /// Another process uses these bytes, or the host rejects the lock.
     pub(super) fn cover(&self, len: Option<u64>) -> Result<(), ImageError> {
         let kind = if self.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
         let len = len.and_then(|len| i64::try_from(len).ok()).filter(|len| (1..MARKS).contains(len)).unwrap_or(MARKS);
@@ -80,7 +80,7 @@ impl ImageLock {
                 }
                 Some(libc::EAGAIN | libc::EACCES) => Err(ImageError::Locked { read_only: self.read_only }),
                 Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
-                    warn!("an image cannot be locked, so that nothing keeps others from using it: {error}");
+                    warn!("cannot lock an image: {error}; make sure that no other process uses the image");
                     Ok(())
                 }
                 _ => Err(error.into()),
@@ -88,9 +88,10 @@ impl ImageLock {
         }
     }
 
-    /// Marks the description of `image`, which requests use that may outlive the process. A file system without such locks has no marks.
+    /// Sets the mark on the description of `image`. Requests use this description and may outlive the process. If the file system has no
+    /// such locks, the image has no mark.
     pub(super) fn mark(&mut self, image: &File) {
-        // The lock itself lasts as long as requests do.
+        // Without a separate description, the lock itself lasts as long as the requests.
         if !self.is_own {
             return;
         }
@@ -98,16 +99,16 @@ impl ImageLock {
         self.mark = set(image.as_fd(), libc::F_RDLCK, byte, 1).is_ok().then_some(byte);
     }
 
-    /// Waits until the kernel has closed the file of the image; `false` if it has not after `patience`.
+    /// Waits until the kernel has closed the file of the image. Returns false if the kernel has not closed it after `patience`.
     fn is_closed_within(&self, patience: Duration) -> bool {
         self.mark.is_none_or(|byte| self.is_free_within(byte, patience))
     }
 
-    /// Waits until no other description has this byte locked; `false` if one has after `patience`.
+    /// Waits until no other description locks `byte`. Returns false if one still locks it after `patience`.
     fn is_free_within(&self, byte: i64, patience: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // Before the look: this thread may have had no CPU for longer than `patience`.
+            // Read the clock before the check: this thread may have had no CPU for longer than `patience`.
             let is_over = start.elapsed() >= patience;
             if !is_locked(self.file.as_fd(), byte) {
                 return true;
@@ -123,32 +124,32 @@ impl ImageLock {
 impl Drop for ImageLock {
     fn drop(&mut self) {
         if !self.is_closed_within(LAST_CLOSE) {
-            log::debug!("an image is open still after its last request has ended");
+            log::debug!("the kernel still has an image open after the image's last request has ended");
         }
-        // The parent process may have the same description, which keeps locks until they are given back.
+        // The parent process may share the description. Then the lock stays until it is released explicitly.
         if let Err(error) = set(self.file.as_fd(), libc::F_UNLCK, 0, 0) {
-            log::debug!("giving the lock of an image back: {error}");
+            log::debug!("cannot release the lock of an image: {error}");
         }
     }
 }
 
-/// The same file by another open file description.
+/// Opens the same file with a new open file description.
 ///
 /// # Errors
-/// The process may not open the file, which it was given by its descriptor, or there is no `/proc`.
+/// The process may not open the file, although it has the file's descriptor, or `/proc` is not mounted.
 pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(open(path, access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).map(File::from)?)
 }
 
-/// A byte that no other reader has as its mark, unless it is in another PID namespace.
+/// Returns a byte that no other reader uses as its mark. A reader in another PID namespace may use the same byte.
 fn reader_mark() -> i64 {
     let number = READERS.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     MARKS + 1 + (i64::from(std::process::id()) << 24 | number)
 }
 
-/// A lock of `len` bytes from `start` on, to the end of all if that is 0.
+/// Returns a lock of `len` bytes from `start` on. A `len` of 0 means up to the maximum file offset.
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: All of its fields are numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -158,25 +159,25 @@ fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     lock
 }
 
-/// Sets or gives back a lock of `len` bytes from `start` on. It fails where another description has one in its way.
+/// Sets or releases a lock of `len` bytes from `start` on. Fails if another description has a conflicting lock.
 pub(super) fn set(file: BorrowedFd<'_>, kind: i32, start: i64, len: i64) -> io::Result<()> {
     let lock = range(kind, start, len);
-    // SAFETY: The descriptor is open, and the kernel reads the structure that the pointer leads to.
+    // SAFETY: The descriptor is open, and the kernel only reads the structure that the pointer points to.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// True if another description has locked this byte in any way.
+/// Returns true if another description has any lock on this byte.
 fn is_locked(file: BorrowedFd<'_>, byte: i64) -> bool {
     let mut lock = range(libc::F_WRLCK, byte, 1);
-    // SAFETY: The descriptor is open, and the kernel writes to the structure that the pointer leads to.
+    // SAFETY: The descriptor is open, and the kernel only writes to the structure that the pointer points to.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// True if this process has the file open by another description too, and has locked it by that one.
+/// Returns true if this process has the file open with another description too, and has locked it with that description.
 fn is_locked_here(file: &File) -> bool {
     let Ok(wanted) = identity(file) else { return false };
     let Ok(numbers) = fs::read_dir("/proc/self/fd") else { return false };
@@ -187,10 +188,10 @@ fn is_locked_here(file: &File) -> bool {
     })
 }
 
-/// Device and inode, which links to one file have in common.
+/// Returns device and inode of a file. They are the same for all links to the file.
 ///
 /// # Errors
-/// The host refuses.
+/// The host rejects the operation.
 pub(super) fn identity(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -204,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// Ends a test that hangs.
+    /// Timeout that ends a test that hangs.
     const HUNG: Duration = Duration::from_secs(600);
 
     fn open_again(path: &Path) -> File {
@@ -217,7 +218,8 @@ mod tests {
         image
     }
 
-    /// Takes the lock of an image and marks it. Then its user is killed, and only `requests` are left.
+    /// Takes the lock of an image and marks it. Then simulates that its user is killed: only the description that `requests` uses stays
+    /// open.
     fn killed(path: &Path, read_only: bool) -> File {
         let requests = open_again(path);
         let mut lock = ImageLock::take(&requests, read_only, Some(4096)).unwrap();
@@ -225,7 +227,7 @@ mod tests {
         assert!(matches!(ImageLock::take(&open_again(path), false, None), Err(ImageError::Used { .. })));
         let own = lock.file.as_raw_fd();
         forget(lock);
-        // SAFETY: The descriptor is open, and its owner is gone.
+        // SAFETY: The descriptor is open, and the lock that owned it was forgotten.
         drop(unsafe { OwnedFd::from_raw_fd(own) });
         requests
     }
@@ -290,7 +292,7 @@ mod tests {
         set(open_again(image.path()).as_fd(), libc::F_WRLCK, 0, 0).unwrap();
     }
 
-    /// As where the process may not open the file.
+    /// Tests a process that cannot reopen the file.
     #[test]
     fn lock_on_a_shared_description_is_given_back_too() {
         let image = image();
@@ -329,7 +331,7 @@ mod tests {
         let image = image();
         let first = open_again(image.path());
         set(first.as_fd(), libc::F_WRLCK, 0, 0).unwrap();
-        // The description with the lock is the child's alone once this process has started it.
+        // Once the child has started, only the child has the description with the lock.
         let mut other = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(first)).spawn().unwrap();
         let error = ImageLock::take(&open_again(image.path()), false, None).unwrap_err();
         drop(other.stdin.take());

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Disk images: their files, locks and formats, and the operations that they take.
+//! Disk images: their files, locks and formats, and the operations on them.
 //!
-//! Everything here is about the content of a disk. How operations reach the host's kernel belongs to `io`, and requests of the guest
-//! belong to `queue`.
+//! This module is about the content of a disk only. `io` hands operations to the host kernel, and `queue` handles the guest's requests.
 
 mod backing;
 pub(super) mod buffer;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! qcow2 images, with those behind them. The format itself is the crate `imago`'s; here is what may be opened, and what becomes of errors.
+//! qcow2 images and their backing files. The crate `imago` implements the format. This module decides which images may be opened, and turns
+//! the crate's errors into results of requests.
 //!
-//! An operation runs to its end in the thread that begins it. Threads of several queues run theirs side by side, but for discards and new
-//! sizes: what others find in the tables must not change under them.
+//! An operation runs to its end in the thread that starts it. Threads of several queues can run operations at the same time. Discards and
+//! resizes run alone, because they change tables that other operations use.
 
 use std::fs::File;
 use std::io;
@@ -32,39 +33,39 @@ use crate::throttle::Throttle;
 
 type Access = FormatAccess<Ordered>;
 
-/// Most images, one behind the other.
+/// Maximum length of a chain: an image and its backing files.
 const MOST_IMAGES: usize = 64;
 
-/// What of an image is to be opened.
+/// Options for opening an image and its backing files.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainOptions {
     pub(super) writable: bool,
-    /// There may be others behind it.
+    /// Allow backing files.
     pub(super) backing_files: bool,
     pub(super) direct: bool,
 }
 
-/// An image that is open, with all behind it.
+/// Open image with its backing files.
 #[derive(Debug)]
 pub(in crate::virtio::block) struct Qcow2Image {
-    /// `None` after the crate has failed an assertion: nothing is told of the image's tables then, and nothing is written to it.
+    /// `None` after the crate has panicked. From then on all operations fail, and nothing is written to the image.
     access: RwLock<Option<Access>>,
     file: File,
     l1: Arc<Mutex<L1Table>>,
-    /// It has an image behind it.
+    /// True if the image has a backing file.
     backed: bool,
     /// Bytes of a cluster.
     cluster: u32,
     throttle: Throttle,
-    /// Of the images behind it. Dropped after all that these are read by.
+    /// Locks of the backing files. Dropped after the fields that read these files.
     _locks: Vec<ImageLock>,
 }
 
 impl Qcow2Image {
-    /// Opens the image in `file`, which is locked, and those behind it, which get locked: their paths are relative to `path`.
+    /// Opens the image in `file`, which is already locked. Opens and locks its backing files. Their paths are relative to `path`.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the image cannot be used.
     pub(super) fn open(file: &File, path: &Path, options: ChainOptions) -> Result<Self, ImageError> {
         let Header { cluster, l1 } = qcow2_header::check(file, options.writable)?;
         let l1 = Arc::new(Mutex::new(L1Table::at(l1)));
@@ -72,56 +73,58 @@ impl Qcow2Image {
         let mut locks = Vec::new();
         let open = || open_chain(file, l1.clone(), path, options, &mut Vec::new(), &mut locks);
         let opened = catch_unwind(AssertUnwindSafe(open));
-        let (access, backed) = opened.map_err(|_| ImageError::Malformed("its tables are not sound".into()))??;
+        let (access, backed) = opened.map_err(|_| {
+            ImageError::Malformed("its tables are inconsistent; check them with qemu-img check".into())
+        })??;
         let (access, file) = (RwLock::new(Some(access)), file.try_clone()?);
         Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default(), _locks: locks })
     }
 
-    /// Bytes of the disk.
+    /// Returns the bytes of the disk.
     pub(super) fn size(&self) -> u64 {
         self.with(|access| Ok(access.size())).unwrap_or(0)
     }
 
-    /// Bytes of a cluster, the least that a discard gives back.
+    /// Returns the bytes of a cluster, the smallest unit that a discard deallocates.
     pub(super) fn cluster(&self) -> u32 {
         self.cluster
     }
 
-    /// Gives the disk another size.
+    /// Changes the size of the disk.
     ///
     /// # Errors
-    /// The host cannot do it, or the image is too old for it.
+    /// The host cannot do it, or the image's version does not support it.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
-        // What is behind it may be longer, and must not come to light.
+        // The backing file may be longer. Its bytes beyond the old size must not become visible.
         let fill = if self.backed { PreallocateMode::Zero } else { PreallocateMode::None };
         self.alone(|access| {
             access.flush()?;
             access.resize(bytes, fill)?;
             access.flush()?;
             access.sync()?;
-            // It may have grown, and moved.
+            // The L1 table may have grown and moved.
             let header = qcow2_header::check(&self.file, true).map_err(io::Error::other)?;
             *lock(&self.l1) = L1Table::at(header.l1);
             Ok(())
         })
     }
 
-    /// Writes to the file what of its tables is in this process only.
+    /// Writes cached tables to the file.
     ///
     /// # Errors
-    /// The host cannot do it.
+    /// The host cannot write the file.
     pub(super) fn flush(&self) -> io::Result<()> {
         self.with(Access::flush)
     }
 
-    /// Runs an operation: bytes, or a negative error number.
+    /// Runs an operation. Returns the number of bytes, or a negative error number.
     ///
     /// # Safety
-    /// The buffers are there, and nobody else accesses them meanwhile.
+    /// The buffers are valid, and nothing else accesses them until this returns.
     pub(in crate::virtio::block) unsafe fn run(&self, op: &Op) -> i32 {
         let result = match *op {
             Op::Read { buffers, offset } => self.with(|access| {
-                // SAFETY: The caller's promise is what is asked for.
+                // SAFETY: The caller guarantees what `writable` requires.
                 access.readv(unsafe { writable(buffers) }, offset).map(|()| bytes_of(buffers))
             }),
             Op::Write { buffers, offset } => self.with(|access| {
@@ -137,7 +140,7 @@ impl Qcow2Image {
         result.map_or_else(|error| -self.number(&error), |bytes| i32::try_from(bytes).unwrap_or(i32::MAX))
     }
 
-    /// What the guest's request fails with.
+    /// Returns the error number that the guest's request fails with.
     fn number(&self, error: &io::Error) -> i32 {
         let number = error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
@@ -145,7 +148,7 @@ impl Qcow2Image {
             _ => libc::EIO,
         });
         if number != libc::EOPNOTSUPP && self.throttle.pass() {
-            warn!("a qcow2 image: {error}{}", file_size::hint(error));
+            warn!("a request to a qcow2 image failed: {error}{}", file_size::hint(error));
         }
         number
     }
@@ -168,11 +171,13 @@ impl Qcow2Image {
         done.unwrap_or_else(|_| Err(self.give_up()))
     }
 
-    /// From here on the image stays as it is.
+    /// Stops using the image. The file stays as it is.
     fn give_up(&self) -> io::Error {
         if let Some(access) = self.access.write().unwrap_or_else(PoisonError::into_inner).take() {
-            error!("a qcow2 image has tables that are not sound: it is neither read nor written any more");
-            // Dropped, it would write what it has of them.
+            error!(
+                "a qcow2 image has inconsistent tables: all further requests to it fail; check it with qemu-img check"
+            );
+            // Dropping it would write its cached tables.
             std::mem::forget(access);
         }
         given_up()
@@ -180,20 +185,20 @@ impl Qcow2Image {
 }
 
 fn given_up() -> io::Error {
-    io::Error::other("its tables are not sound")
+    io::Error::other("its tables are inconsistent; check them with qemu-img check")
 }
 
 fn bytes_of(buffers: Buffers) -> usize {
-    // SAFETY: Of a list that is there only the lengths are read.
+    // SAFETY: The list is valid, and only its lengths are read.
     let list = unsafe { std::slice::from_raw_parts(buffers.first, buffers.count) };
     list.iter().map(|buffer| buffer.iov_len).sum()
 }
 
 /// # Safety
-/// The buffers are there while the result is, and nobody else accesses them.
+/// The buffers are valid while the result lives, and nothing else accesses them.
 unsafe fn writable<'b>(buffers: Buffers) -> IoVectorMut<'b> {
     let mut vector = IoVectorMut::with_capacity(buffers.count);
-    // SAFETY: The caller's promise is what is asked for.
+    // SAFETY: The caller guarantees that the list is valid.
     for buffer in unsafe { std::slice::from_raw_parts(buffers.first, buffers.count) } {
         if buffer.iov_len != 0 {
             // SAFETY: As above.
@@ -204,10 +209,10 @@ unsafe fn writable<'b>(buffers: Buffers) -> IoVectorMut<'b> {
 }
 
 /// # Safety
-/// The buffers are there while the result is, and nobody writes to them.
+/// The buffers are valid while the result lives, and nothing writes to them.
 unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     let mut vector = IoVector::with_capacity(buffers.count);
-    // SAFETY: The caller's promise is what is asked for.
+    // SAFETY: The caller guarantees that the list is valid.
     for buffer in unsafe { std::slice::from_raw_parts(buffers.first, buffers.count) } {
         if buffer.iov_len != 0 {
             // SAFETY: As above.
@@ -217,8 +222,8 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     vector
 }
 
-/// Opens the image in `file`, whose header is sound, and its backing images: [`MOST_IMAGES`] in all. `chain` has the identities of the images
-/// before it. Adds the locks of backing images to `locks`. True if there is a backing image.
+/// Opens the image in `file`, whose header was checked, and its backing files, at most [`MOST_IMAGES`] in all. `chain` has the identities
+/// of the images in front of it. Adds the locks of the backing files to `locks`. Returns true if the image has a backing file.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,
@@ -232,7 +237,7 @@ fn open_chain(
     let storage = Ordered::new(Storage::try_from(file.try_clone()?)?, l1);
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
     if image.requires_external_data_file() {
-        return Err(ImageError::Malformed("its data is in another file, which is not supported".into()));
+        return Err(ImageError::Malformed("it has an external data file, which is not supported".into()));
     }
     image.set_data_file(None);
     let backing = match image.implicit_backing_file() {
@@ -258,11 +263,11 @@ fn open_backing(
     locks: &mut Vec<ImageLock>,
 ) -> Result<Access, ImageError> {
     if chain.len() == MOST_IMAGES {
-        return Err(ImageError::Malformed(format!("there are more than {MOST_IMAGES} images, one behind the other")));
+        return Err(ImageError::Malformed(format!("the chain of backing files has more than {MOST_IMAGES} images")));
     }
     let Backing { file, is_qcow2, lock } = backing::open(path, format, options.direct)?;
     if chain.contains(&identity(&file)?) {
-        return Err(ImageError::Malformed("the image is behind itself".into()));
+        return Err(ImageError::Malformed("the image is its own backing file".into()));
     }
     locks.push(lock);
     if is_qcow2 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The file of a qcow2 image, as the crate for the format reads and writes it: what it writes to the L1 table waits until the image is flushed.
+//! Storage layer between the qcow2 crate and the image's file. It holds back writes to the L1 table until the image is flushed.
 //!
-//! The crate keeps L2 tables and reference counts in memory, and writes them in an order that leaves the image sound wherever it is cut off. But it
-//! writes an entry of the L1 table at once, to an L2 table whose reference count is still in memory only: a process that is killed then
-//! leaves an image in which the same cluster is given away a second time.
+//! The crate caches L2 tables and refcounts in memory. It writes them in an order that keeps the image consistent if the process is killed
+//! at any time. But it writes an L1 entry immediately, while the refcount of the L2 table that the entry names may still be only in memory.
+//! If the process is killed then, the image's refcounts do not count that L2 table, and the same cluster can be allocated a second time.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -19,23 +19,24 @@ use imago::{Storage, StorageExt};
 
 use crate::sync::lock;
 
-/// The L1 table: where it is, and what of it waits.
+/// Position of the L1 table, and the part of the table that waits to be written.
 #[derive(Debug, Default)]
 pub(super) struct L1Table {
     place: Range<u64>,
-    /// All of it, once something was written to it.
+    /// Content of the table. `None` until something is written to it.
     bytes: Option<Vec<u8>>,
-    /// Which of these are not in the file.
+    /// Range of `bytes` that is not in the file yet.
     waiting: Range<usize>,
 }
 
 impl L1Table {
-    /// One at this place, in whole clusters, of which all is in the file.
+    /// Creates a table at `place`, in whole clusters, with nothing waiting.
     pub(super) fn at(place: Range<u64>) -> Self {
         Self { place, ..Self::default() }
     }
 
-    /// The part of `len` bytes from `offset` on that is the table: within the table, and within these bytes.
+    /// Returns the overlap of the table with the `len` bytes from `offset` on: as a range within the table, and as a range within those
+    /// bytes.
     fn part(&self, offset: u64, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let end = offset.checked_add(len as u64)?;
         let (from, to) = (offset.max(self.place.start), end.min(self.place.end));
@@ -44,7 +45,7 @@ impl L1Table {
     }
 }
 
-/// The file.
+/// File of the image, with delayed writes to its L1 table.
 #[derive(Debug)]
 pub(super) struct Ordered {
     file: File,
@@ -96,7 +97,7 @@ impl Storage for Ordered {
                 return Ok(());
             }
         }
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.pure_readv(bufv, offset) }
     }
 
@@ -119,7 +120,7 @@ impl Storage for Ordered {
                 let (start, end) = (l1.waiting.start.min(within.start), l1.waiting.end.max(within.end));
                 l1.waiting = if none { within } else { start..end };
                 drop(l1);
-                // What is beside the table in the same block of direct I/O.
+                // Write what surrounds the table in the same block of direct I/O.
                 for beside in [0..here.start, here.end..len] {
                     if !beside.is_empty() {
                         self.file.write(&bytes[beside.clone()], offset + beside.start as u64)?;
@@ -128,26 +129,27 @@ impl Storage for Ordered {
                 return Ok(());
             }
         }
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.pure_writev(bufv, offset) }
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.pure_write_zeroes(offset, length) }
     }
 
     unsafe fn pure_write_allocated_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.pure_write_allocated_zeroes(offset, length) }
     }
 
     unsafe fn pure_discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.pure_discard(offset, length) }
     }
 
-    /// Comes behind the other tables: what waits of the L1 table leads to what is in the file, and on the host's disk.
+    /// Writes the waiting L1 entries. The crate calls this after it has written the other tables. They are synced first, so that an L1
+    /// entry on the host's disk only refers to tables on that disk.
     fn flush(&self) -> io::Result<()> {
         let mut l1 = lock(&self.l1);
         let waiting = l1.waiting.clone();
@@ -165,7 +167,7 @@ impl Storage for Ordered {
     }
 
     unsafe fn invalidate_cache(&self) -> io::Result<()> {
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what this function requires.
         unsafe { self.file.invalidate_cache() }
     }
 
@@ -195,7 +197,7 @@ mod tests {
             file.read_exact_at(&mut bytes, 0).unwrap();
             bytes
         };
-        // Before, across either end of, and within the table.
+        // Before the table, across its start, across its end, and within the table.
         for (offset, len, value) in [(0, 100, 2), (1000, 100, 3), (2000, 100, 4), (1500, 8, 5)] {
             ordered.write(&vec![value; len], offset).unwrap();
         }

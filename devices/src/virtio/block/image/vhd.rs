@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VHD images of fixed size: the disk's bytes, and a footer of 512 bytes behind them (Microsoft, Virtual Hard Disk Image Format
-//! Specification, version 1.0).
+//! VHD images of fixed size: the disk's bytes, followed by a footer of 512 bytes (Microsoft, Virtual Hard Disk Image Format Specification,
+//! version 1.0).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,43 +10,48 @@ use super::error::ImageError;
 
 /// Bytes of the footer.
 const FOOTER: usize = 512;
-/// What it begins with.
+/// First bytes of the footer.
 const COOKIE: &[u8] = b"conectix";
-/// Type of an image of fixed size.
+/// Disk type of an image of fixed size.
 const FIXED: u32 = 2;
-/// Where the footer's checksum is.
+/// Position of the checksum in the footer.
 const CHECKSUM: std::ops::Range<usize> = 64..68;
 
-/// The ones' complement of the sum of all bytes but the checksum's own.
+/// Returns the ones' complement of the sum of all bytes except the checksum.
 fn checksum(footer: &[u8; FOOTER]) -> u32 {
     let others = footer.iter().enumerate().filter(|(place, _)| !CHECKSUM.contains(place));
     !others.map(|(_, byte)| u32::from(*byte)).sum::<u32>()
 }
 
-/// Bytes of the disk of the image in `file`, which has `len` bytes and is not open for direct I/O yet.
+/// Returns the bytes of the disk in `file`. The file has `len` bytes and is not open for direct I/O yet.
 ///
 /// # Errors
-/// It is no such image.
+/// The file is not a VHD image of fixed size.
 pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     let malformed = |rule: String| Err(ImageError::Malformed(rule));
     let mut footer = [0; FOOTER];
     let Some(end) = len.checked_sub(FOOTER as u64).filter(|end| end.is_multiple_of(512)) else {
-        return malformed(format!("{len} bytes are no whole sectors and a footer"));
+        return malformed(format!("its {len} bytes are not whole sectors and a footer of 512 bytes"));
     };
     file.read_exact_at(&mut footer, end)?;
     if !footer.starts_with(COOKIE) {
-        return malformed("it has no footer of a VHD image".into());
+        return malformed("it has no VHD footer".into());
     }
     let word = |at: usize| u32::from_be_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if word(CHECKSUM.start) != checksum(&footer) {
         return malformed("the checksum of its footer is wrong".into());
     }
     if word(60) != FIXED {
-        return malformed(format!("it is a VHD image of type {}, not of fixed size ({FIXED})", word(60)));
+        return malformed(format!(
+            "it is a VHD image of type {}, but only fixed size (type {FIXED}) is supported",
+            word(60)
+        ));
     }
     let size = u64::from(word(48)) << 32 | u64::from(word(52));
     if size > end {
-        return malformed(format!("its footer says {size} bytes, but there are {end}"));
+        return malformed(format!(
+            "its footer gives a disk size of {size} bytes, but the file has only {end} bytes before the footer"
+        ));
     }
     Ok(size)
 }
@@ -55,7 +60,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
 mod tests {
     use super::*;
 
-    /// An image of 4 KiB with this footer, whose checksum is right.
+    /// Creates an image of 4 KiB. `change` modifies the footer, then the checksum is set.
     fn image(change: impl FnOnce(&mut [u8; FOOTER])) -> (File, u64) {
         let mut footer = [0; FOOTER];
         footer[..8].copy_from_slice(COOKIE);
@@ -73,7 +78,7 @@ mod tests {
     fn footer_says_how_large_the_disk_is() {
         let (file, len) = image(|_| {});
         assert_eq!(size(&file, len).unwrap(), 4096);
-        // Some tools round the file up.
+        // Some tools make the file larger than the disk.
         let (file, len) = image(|footer| footer[54] = 8);
         assert_eq!(size(&file, len).unwrap(), 2048);
     }
@@ -82,11 +87,11 @@ mod tests {
     fn what_is_no_fixed_image_is_refused_with_the_rule() {
         let refused = |(file, len): (File, u64)| size(&file, len).unwrap_err().to_string();
         for (image, rule) in [
-            (image(|footer| footer[63] = 3), "type 3, not of fixed size"),
-            (image(|footer| footer[54] = 0x20), "says 8192 bytes, but there are 4096"),
+            (image(|footer| footer[63] = 3), "type 3, but only fixed size"),
+            (image(|footer| footer[54] = 0x20), "gives a disk size of 8192 bytes, but the file has only 4096 bytes"),
             (image(|footer| footer[0] = b'x'), "no footer"),
-            ((tempfile::tempfile().unwrap(), 511), "511 bytes are no whole sectors"),
-            ((tempfile::tempfile().unwrap(), 0), "0 bytes are no whole sectors"),
+            ((tempfile::tempfile().unwrap(), 511), "511 bytes are not whole sectors"),
+            ((tempfile::tempfile().unwrap(), 0), "0 bytes are not whole sectors"),
         ] {
             let error = refused(image);
             assert!(error.contains(rule), "{error}");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! I/O on an image: by io_uring, many operations at a time, or one after the other where the host's kernel refuses that.
+//! I/O on an image. io_uring runs many operations at a time. If the host kernel does not allow io_uring, operations run one after the
+//! other.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,46 +14,48 @@ use super::ring::Ring;
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Ended, Op};
 
-/// How I/O is done.
+/// I/O method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
-    /// By io_uring, unless the kernel refuses it.
+    /// io_uring, if the kernel allows it.
     #[default]
     Async,
-    /// By one system call after the other.
+    /// One system call after the other.
     Plain,
 }
 
-/// Runs operations.
+/// Runs operations on an image.
 pub(in crate::virtio::block) struct Engine {
-    /// `None` where the kernel refuses it, or it was not asked for.
+    /// `None` if the kernel does not allow io_uring, or if plain I/O was requested.
     ring: Option<Box<Ring>>,
     plain: Plain,
 }
 
 impl Engine {
-    /// For so many operations at a time.
+    /// Creates an engine for up to `operations` operations at a time.
     pub(in crate::virtio::block) fn new(image: Arc<Image>, operations: u16, mode: IoMode) -> Self {
         let mut ring = None;
-        // What has tables is read and written by code that waits for each operation.
+        // The qcow2 code runs each operation synchronously, so it cannot use io_uring.
         if mode == IoMode::Async && image.qcow2().is_none() {
             match Ring::new(image.clone(), operations) {
                 Ok(made) => ring = Some(Box::new(made)),
-                Err(error) => warn!("io_uring is not to be had, requests are served one after the other: {error}"),
+                Err(error) => {
+                    warn!("io_uring is unavailable, so disk requests are served one after the other: {error}")
+                }
             }
         }
         Self { ring, plain: Plain::new(image) }
     }
 
-    /// Begins an operation, which ends with `number`. It may begin with [`Self::submit`] only.
+    /// Starts an operation. Its end is reported with `number`. The kernel may start the operation only at [`Self::submit`].
     ///
-    /// If they `are_few` that are begun now, and nothing is under way, one that copies to the page cache, or from a tmpfs, is done at
-    /// once: io_uring would hand it to a thread of its own (Linux, `io_uring/rw.c`), which does one after the other likewise, and has to
-    /// be woken.
+    /// `are_few`: few operations are started now, and none is under way. Then a write to the page cache, or a read from a tmpfs, runs
+    /// immediately. io_uring would hand such an operation to a kernel thread (Linux, `io_uring/rw.c`). That thread also runs one operation
+    /// after the other, and it must be woken first.
     ///
     /// # Safety
-    /// The buffers, and the list of them, must stay until [`Self::next_ended`] has told the operation's end, and nobody may
-    /// hold references to their bytes.
+    /// The buffers and their list must stay valid until [`Self::next_ended`] has returned the operation's end. Until then nothing may hold
+    /// references to the buffers' bytes.
     pub(in crate::virtio::block) unsafe fn begin(&mut self, number: u64, op: &Op, are_few: bool) {
         let copies = |image: &Image| match op {
             Op::Read { .. } => image.is_in_memory(),
@@ -60,44 +63,44 @@ impl Engine {
             _ => false,
         };
         match &mut self.ring {
-            // SAFETY: The caller's promise is what is asked for.
+            // SAFETY: The caller guarantees what `Ring::begin` requires.
             Some(ring) if !(are_few && copies(ring.image())) => unsafe { ring.begin(number, op) },
-            // SAFETY: As above; it ends before this returns.
+            // SAFETY: The caller guarantees what `Plain::run` requires; the operation ends before this returns.
             _ => unsafe { self.plain.run(number, op) },
         }
     }
 
-    /// Hands what was begun to the kernel, and waits for the ends of `wanted` operations if any are under way.
+    /// Submits the started operations to the kernel. If operations are under way, waits until `wanted` of them have ended.
     ///
     /// # Errors
-    /// The kernel takes nothing any more.
+    /// The kernel accepts no more operations.
     pub(in crate::virtio::block) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         self.ring.as_mut().map_or(Ok(()), |ring| ring.submit(wanted))
     }
 
-    /// An operation that has ended.
+    /// Returns the next operation that has ended.
     pub(in crate::virtio::block) fn next_ended(&mut self) -> Option<Ended> {
         self.plain.next_ended().or_else(|| self.ring.as_mut()?.next_ended())
     }
 
-    /// True if an operation has ended.
+    /// Returns true if an operation has ended.
     pub(in crate::virtio::block) fn has_ended(&mut self) -> bool {
         self.plain.has_ended() || self.ring.as_mut().is_some_and(|ring| ring.has_ended())
     }
 
-    /// Asks the kernel to end an operation, if it is under way. It ends as any other does.
+    /// Asks the kernel to cancel an operation that is under way. Its end is reported like any other.
     pub(in crate::virtio::block) fn cancel(&mut self, number: u64) {
         if let Some(ring) = &mut self.ring {
             ring.cancel(number);
         }
     }
 
-    /// True if something was begun that the kernel does not have yet.
+    /// Returns true if an operation was started that the kernel has not accepted yet.
     pub(in crate::virtio::block) fn has_unsubmitted(&mut self) -> bool {
         self.ring.as_mut().is_some_and(|ring| ring.has_unsubmitted())
     }
 
-    /// File that can be read when an operation has ended.
+    /// Returns the file descriptor that becomes readable when an operation has ended.
     pub(in crate::virtio::block) fn source(&self) -> Option<BorrowedFd<'_>> {
         self.ring.as_ref().map(|ring| ring.source())
     }
@@ -114,11 +117,11 @@ mod tests {
     use super::*;
     use crate::virtio::block::image::op::Buffers;
 
-    /// Bytes of an operation, and where in the image it is.
+    /// Length of an operation, and its offset in the image.
     const LEN: usize = 512;
     const OFFSET: u64 = 512;
 
-    /// Whether a read or a write of the image is done as soon as it is begun, one of few or not. `None` where the host lets nobody use
+    /// Returns true if a read or a write of the image has ended as soon as it was started. Returns `None` if the host does not allow
     /// io_uring.
     fn is_done_at_once(file: File, is_write: bool, are_few: bool, alignment: usize) -> Option<bool> {
         file.write_all_at(&[3; 4096], 0).unwrap();
@@ -126,7 +129,7 @@ mod tests {
         let ring = match Ring::new(image.clone(), 4) {
             Ok(ring) => ring,
             Err(error) => {
-                eprintln!("not tested, as the host lets nobody use io_uring: {error}");
+                eprintln!("not tested: the host does not allow io_uring: {error}");
                 return None;
             }
         };
@@ -135,7 +138,7 @@ mod tests {
         let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let buffers = Buffers { first: &raw const buffer, count: 1 };
         let op = if is_write { Op::Write { buffers, offset: OFFSET } } else { Op::Read { buffers, offset: OFFSET } };
-        // SAFETY: Buffer and list stay until the end is told, below, and nobody looks at the bytes before.
+        // SAFETY: The buffer and the list stay valid until the end is returned below, and nothing accesses the bytes before.
         unsafe { engine.begin(1, &op, are_few) };
         let is_done = engine.has_ended();
         engine.submit(1).unwrap();
@@ -155,7 +158,7 @@ mod tests {
         let write = |are_few, alignment| is_done_at_once(tempfile().unwrap(), true, are_few, alignment);
         assert_ne!(write(true, 1), Some(false));
         assert_ne!(write(false, 1), Some(true));
-        assert_ne!(write(true, 512), Some(true), "its file is not cached");
+        assert_ne!(write(true, 512), Some(true), "direct I/O bypasses the page cache");
     }
 
     #[test]

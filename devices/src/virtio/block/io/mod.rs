@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Operations on an image, done by the host's kernel: with io_uring, or with system calls.
+//! Operations on an image, run by the host kernel: with io_uring, or with system calls.
 //!
-//! Nothing here knows the guest, its queues or its requests.
+//! This module knows nothing about the guest, its queues or its requests.
 
 pub(super) mod engine;
 pub(super) mod plain;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! I/O by one system call after the other.
+//! I/O with one system call after the other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
-/// Runs each operation when it is begun.
+/// Runs each operation immediately.
 pub(in crate::virtio::block) struct Plain {
     image: Arc<Image>,
     ended: VecDeque<Ended>,
@@ -27,13 +27,13 @@ impl Plain {
     /// As for [`super::engine::Engine::begin`].
     pub(in crate::virtio::block) unsafe fn run(&mut self, number: u64, op: &Op) {
         if let Some(image) = self.image.qcow2() {
-            // SAFETY: The caller's promise is what is asked for; an image that has tables is given none of the guest's buffers.
+            // SAFETY: The caller guarantees that the buffers are valid; buffers of a qcow2 image are never guest memory.
             let result = unsafe { image.run(op) };
             self.ended.push_back(Ended { number, result });
             return;
         }
         let result = loop {
-            // SAFETY: The caller's promise is what is asked for.
+            // SAFETY: The caller guarantees what `call` requires.
             let result = unsafe { self.call(op) };
             if result >= 0 {
                 break i32::try_from(result).unwrap_or(i32::MAX);
@@ -53,7 +53,7 @@ impl Plain {
         let place = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
         let count = |buffers: &Buffers| i32::try_from(buffers.count).unwrap_or(i32::MAX);
         match *op {
-            // SAFETY: The caller has promised that the buffers are there.
+            // SAFETY: The caller guarantees that the buffers are valid.
             Op::Read { buffers, offset } => unsafe {
                 libc::preadv(file, buffers.first, count(&buffers), place(offset)) as i64
             },
@@ -61,21 +61,21 @@ impl Plain {
             Op::Write { buffers, offset } => unsafe {
                 libc::pwritev(file, buffers.first, count(&buffers), place(offset)) as i64
             },
-            // SAFETY: It takes numbers only.
+            // SAFETY: The call takes numbers only.
             Op::Allocate { mode, offset, len } => unsafe {
                 libc::fallocate(file, mode, place(offset), place(len)).into()
             },
-            // SAFETY: It takes a descriptor only.
+            // SAFETY: The call takes a file descriptor only.
             Op::Sync => unsafe { libc::fdatasync(file).into() },
         }
     }
 
-    /// An operation that has ended.
+    /// Returns the next operation that has ended.
     pub(in crate::virtio::block) fn next_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
 
-    /// Whether there is one.
+    /// Returns true if an operation has ended.
     pub(in crate::virtio::block) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }

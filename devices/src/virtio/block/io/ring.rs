@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! I/O by io_uring.
+//! I/O with io_uring.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,11 +15,11 @@ use super::submission::{self, Kernel};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, Ended, Op};
 
-/// The number of what asks for another operation's end. Its own end says nothing.
+/// Number of a cancel operation. Its own completion is ignored.
 const CANCEL: u64 = u64::MAX;
 
-/// Operations of a ring. Others fail: the queues of a ring are in memory that all threads share, and filters of system calls do not see
-/// what is in them.
+/// Operations that a ring allows. All others fail. This restriction matters because a ring's queues are in memory that all threads share,
+/// and system call filters do not see their content.
 const NEEDED: [u8; 7] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -30,51 +30,51 @@ const NEEDED: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// When to try again after the kernel took no operation.
+/// Delay before a retry after the kernel accepted no operation.
 pub(in crate::virtio::block) const KERNEL_AGAIN: Duration = Duration::from_millis(2);
 
-/// A ring of its own.
+/// Ring of one queue thread.
 pub(super) struct Ring {
     ring: IoUring,
     image: Arc<Image>,
-    /// Operations whose end was not told yet.
+    /// Number of operations whose end was not returned yet.
     under_way: usize,
-    /// Ends that were read to make room for others, with room for those of all operations.
+    /// Completions that were read to make room for others. It has capacity for all operations.
     reaped: VecDeque<Ended>,
 }
 
 impl Ring {
-    /// For so many operations at a time.
+    /// Creates a ring for up to `operations` operations at a time.
     ///
     /// # Errors
-    /// The kernel has no io_uring, does not let this process use it, or lacks an operation.
+    /// The kernel has no io_uring, does not allow this process to use it, or lacks an operation.
     pub(super) fn new(image: Arc<Image>, operations: u16) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().setup_r_disabled().build(u32::from(operations).max(2))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         if !NEEDED.into_iter().all(|code| probe.is_supported(code)) {
-            return Err(io::Error::other("the host's kernel is too old"));
+            return Err(io::Error::other("the host kernel is too old and lacks an operation"));
         }
         ring.submitter().register_restrictions(&mut NEEDED.map(Restriction::sqe_op))?;
         ring.submitter().register_enable_rings()?;
         Ok(Self { ring, image, under_way: 0, reaped: VecDeque::with_capacity(operations.into()) })
     }
 
-    /// The image.
+    /// Returns the image.
     pub(super) fn image(&self) -> &Image {
         &self.image
     }
 
-    /// Begins an operation.
+    /// Starts an operation.
     ///
     /// # Safety
-    /// As for [`super::engine::Engine::begin`].
+    /// The same as for [`super::engine::Engine::begin`].
     pub(super) unsafe fn begin(&mut self, number: u64, op: &Op) {
-        // Not a registered file: the kernel closes such files some time after the process has ended.
+        // Do not register the file: the kernel closes registered files only some time after the process has ended.
         let file = types::Fd(self.image.file().as_raw_fd());
-        // What has one buffer needs no list.
+        // An operation with a single buffer needs no list.
         let only = |buffers: &Buffers| {
-            // SAFETY: The caller has promised that the list is there.
+            // SAFETY: The caller guarantees that the list is valid.
             let buffer = (buffers.count == 1).then(|| unsafe { *buffers.first })?;
             Some((buffer.iov_base.cast::<u8>(), u32::try_from(buffer.iov_len).ok()?))
         };
@@ -91,42 +91,42 @@ impl Ring {
             Op::Allocate { mode, offset, len } => opcode::Fallocate::new(file, len).offset(offset).mode(mode).build(),
             Op::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        // SAFETY: The caller has promised that what the entry leads to stays until its end is told.
+        // SAFETY: The caller guarantees that the buffers and their list stay valid until the operation's end is returned.
         unsafe { self.push(&entry.user_data(number)) };
         self.under_way += 1;
     }
 
-    /// Asks the kernel to end an operation.
+    /// Asks the kernel to cancel an operation.
     pub(super) fn cancel(&mut self, number: u64) {
         let entry = opcode::AsyncCancel::new(number).build().user_data(CANCEL);
-        // SAFETY: It leads to no memory.
+        // SAFETY: The entry points to no memory.
         unsafe { self.push(&entry) };
     }
 
     /// # Safety
-    /// What the entry leads to stays until its end is told.
+    /// All memory that the entry points to must stay valid until the operation's end is returned.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: The caller's promise is what is asked for.
+        // SAFETY: The caller guarantees what the queue requires.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             submission::make_room(self);
         }
     }
 
-    /// Hands what was begun to the kernel, and waits for the ends of `wanted` operations if any are under way.
+    /// Submits the started operations to the kernel. If operations are under way, waits until `wanted` of them have ended.
     ///
     /// # Errors
-    /// The kernel takes nothing any more.
+    /// The kernel accepts no more operations.
     pub(super) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         let wanted = if self.under_way == 0 || self.has_ended() { 0 } else { wanted };
         if wanted == 0 && !self.has_unsubmitted() { Ok(()) } else { submission::submit(self, wanted) }
     }
 
-    /// An operation that has ended.
+    /// Returns the next operation that has ended.
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
         self.reaped.pop_front().or_else(|| self.read_end())
     }
 
-    /// The end of an operation in the completion queue.
+    /// Reads the next completion from the completion queue.
     fn read_end(&mut self) -> Option<Ended> {
         loop {
             let entry = self.ring.completion().next()?;
@@ -137,17 +137,17 @@ impl Ring {
         }
     }
 
-    /// Whether an operation has ended.
+    /// Returns true if an operation has ended.
     pub(super) fn has_ended(&mut self) -> bool {
         !self.reaped.is_empty() || !self.ring.completion().is_empty()
     }
 
-    /// Whether something was begun that the kernel does not have yet.
+    /// Returns true if an operation was started that the kernel has not accepted yet.
     pub(super) fn has_unsubmitted(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }
 
-    /// What can be read when an operation has ended.
+    /// Returns the file descriptor that becomes readable when an operation has ended.
     pub(super) fn source(&self) -> BorrowedFd<'_> {
         // SAFETY: The ring owns its descriptor, which stays open as long as the ring is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -184,19 +184,19 @@ mod tests {
     fn ring_does_nothing_but_what_disks_need() {
         let file = tempfile::tempfile().unwrap();
         let Ok(mut ring) = Ring::new(Arc::new(Image::made_up(file, 4096, 1, false)), 4) else {
-            return eprintln!("not tested, as the host lets nobody use io_uring");
+            return eprintln!("not tested: the host does not allow io_uring");
         };
         let root = c"/";
         let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), root.as_ptr()).build();
         let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
         for (number, entry) in [(1, open), (2, socket)] {
-            // SAFETY: The path is there until the end.
+            // SAFETY: The path is valid until the end of the test.
             unsafe { ring.push(&entry.user_data(number)) };
             ring.under_way += 1;
             ring.submit(1).unwrap();
             assert_eq!(ring.next_ended(), Some(Ended { number, result: -libc::EACCES }));
         }
-        // SAFETY: It leads to no memory.
+        // SAFETY: The operation uses no memory.
         unsafe { ring.begin(3, &Op::Sync) };
         ring.submit(1).unwrap();
         assert_eq!(ring.next_ended(), Some(Ended { number: 3, result: 0 }));

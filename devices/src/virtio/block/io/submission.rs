@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Handing operations to io_uring, whose kernel may take none for a while.
+//! Submission of operations to io_uring. The kernel may temporarily accept none.
 
 use std::io;
 
-/// The kernel's side of a ring.
+/// Kernel side of a ring.
 pub(super) trait Kernel {
-    /// Hands over what is in the submission queue, and waits for `wanted` ends. Returns how many operations the kernel took.
+    /// Submits the entries of the submission queue, and waits for `wanted` completions. Returns the number of operations that the kernel
+    /// accepted.
     ///
     /// # Errors
-    /// The kernel took none.
+    /// The kernel accepted none.
     fn enter(&mut self, wanted: usize) -> io::Result<usize>;
-    /// True if the end of an operation can be read.
+    /// Returns true if a completion can be read.
     fn has_ended(&mut self) -> bool;
-    /// Reads the ends of operations, which makes room in the completion queue; `false` if there were none.
+    /// Reads the completions, which makes room in the completion queue. Returns false if there were none.
     fn reap(&mut self) -> bool;
     /// Sleeps for a moment.
     fn rest(&mut self);
 }
 
-/// The kernel is short of memory, or has no room for the ends of more operations.
+/// Returns true if the kernel is short of memory, or has no room for more completions.
 fn is_for_later(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
-/// Hands over what is in the submission queue, and waits for `wanted` ends. Operations that the kernel does not take now stay in the queue.
-/// A caller that waits asks again, so it sleeps for a moment then.
+/// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
+/// the queue. In that case this function sleeps for a moment if the caller waits, because such a caller calls again.
 ///
 /// # Errors
-/// The kernel takes nothing any more.
+/// The kernel accepts no more operations.
 pub(super) fn submit(kernel: &mut impl Kernel, wanted: usize) -> io::Result<()> {
     loop {
         let wait = if kernel.has_ended() { 0 } else { wanted };
@@ -46,14 +47,14 @@ pub(super) fn submit(kernel: &mut impl Kernel, wanted: usize) -> io::Result<()> 
     }
 }
 
-/// Empties a submission queue that is full, by one operation at least. While the kernel takes nothing, this reads the ends of operations,
-/// as the kernel may need room for others, or sleeps.
+/// Makes room for at least one operation in a full submission queue. While the kernel accepts none, this function reads completions,
+/// because the kernel may need room for more of them. If there are none, it sleeps.
 pub(super) fn make_room(kernel: &mut impl Kernel) {
     loop {
         match kernel.enter(0) {
             Ok(taken) if taken != 0 => return,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
-            Err(error) if !is_for_later(&error) => log::error!("io_uring takes no operations: {error}"),
+            Err(error) if !is_for_later(&error) => log::error!("io_uring accepts no operations: {error}; retrying"),
             _ => {}
         }
         if !kernel.reap() {
@@ -66,11 +67,11 @@ pub(super) fn make_room(kernel: &mut impl Kernel) {
 mod tests {
     use super::*;
 
-    /// Answers [`Kernel::enter`] with these errors in turn, then takes one operation.
+    /// Fails [`Kernel::enter`] with these errors, last one first, then accepts one operation.
     #[derive(Default)]
     struct Fake {
         errors: Vec<i32>,
-        /// Ends in the completion queue. While there are any, the kernel has no room.
+        /// Completions in the completion queue. While there are any, the kernel has no room.
         ended: usize,
         calls: usize,
         reaped: usize,
@@ -114,7 +115,7 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN; 5], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (6, 5));
-        // Whatever the kernel says.
+        // The same holds for any other error.
         let mut kernel = Fake { errors: vec![libc::EINTR, libc::EBADF, libc::EINTR], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (4, 1));
@@ -125,11 +126,11 @@ mod tests {
         let mut kernel = Fake { errors: vec![libc::EAGAIN, libc::EINTR], ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![1, 1], 1));
-        // One that does not wait has something else to do.
+        // A caller that does not wait has other work to do.
         let mut kernel = Fake { errors: vec![libc::EBUSY], ..Fake::default() };
         submit(&mut kernel, 0).unwrap();
         assert_eq!((kernel.calls, kernel.rests), (1, 0));
-        // One that finds an end does not wait for another.
+        // A caller that finds a completion does not wait for another.
         let mut kernel = Fake { ended: 1, ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![0], 0));

@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Of how many answers a driver is told at a time.
+//! Interrupt coalescing: how many answers the thread collects before it notifies the driver.
 //!
-//! A driver that has many requests under way adds the next ones whether it has answers or not. Each interrupt between costs an exit, as
-//! does each notification of a device that sleeps meanwhile. So the thread looks for the next requests before it tells of the answers
-//! that it has, until these are as many as had others follow them before. A driver that waits for its answers adds nothing: it is told at
-//! once. More answers are tried now and then, and less and less often where nothing comes.
+//! A driver with many requests under way adds further requests whether it has received answers or not. Each interrupt in between costs an
+//! exit, and so does each notification of a device that sleeps meanwhile. Therefore the thread looks for further requests before it
+//! notifies the driver of finished ones. It stops as soon as it has collected the number of answers during which requests kept arriving
+//! before. A driver that waits for its answers adds no requests, so it is notified at once. The thread sometimes tries a larger number of
+//! answers. It tries less and less often while no requests arrive in that time.
 
 use std::time::Duration;
 
 use super::gap::Gap;
 
-/// Longest time for which an answer waits for others.
+/// Maximum time that an answer waits for others.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// Most answers of which the driver is told at a time.
+/// Maximum answers per notification of the driver.
 const ANSWERS: u32 = 16;
 
-/// Turns before more answers are tried after they came, and at most where they did not.
+/// Turns before the next trial of more answers: `SOON` after a success, and up to `LATE` after failures.
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
-/// The same, once there are several answers at a time.
+/// Turns before the next trial, once a turn has had more answers than expected.
 const AT_A_SIGN: u32 = 64;
 
-/// How many answers to have, and how long to look for the requests between.
+/// Number of answers to collect, and time to look for the requests between them.
 #[derive(Debug)]
 pub(super) struct Coalescing {
-    /// Answers to have.
+    /// Number of answers to collect.
     answers: u32,
-    /// They are more than before, and it is not known yet whether they come.
+    /// True if `answers` was just raised, and it is not known yet whether that many arrive.
     is_trial: bool,
-    /// Turns with these until more are tried.
+    /// Turns until more answers are tried.
     left: u32,
-    /// Turns before the trial after the next one.
+    /// Turns between two trials. A failed trial doubles it.
     pause: u32,
     gap: Gap,
 }
@@ -45,7 +46,8 @@ impl Default for Coalescing {
 }
 
 impl Coalescing {
-    /// How long to look for requests, when there are so many answers and nothing to do; no time: tell at once.
+    /// Returns the time to look for requests, when `answers` are collected and there is nothing to do. Zero means: notify the driver at
+    /// once.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
             if answers > self.answers {
@@ -57,7 +59,7 @@ impl Coalescing {
         self.gap.patience()
     }
 
-    /// The turn ends with as many answers as it was to have.
+    /// Ends a turn that collected all expected answers.
     fn have_all(&mut self) {
         self.left -= 1;
         if self.is_trial {
@@ -70,23 +72,23 @@ impl Coalescing {
         self.left = self.pause;
     }
 
-    /// Requests came after this time.
+    /// Records that requests arrived after `time`.
     pub(super) fn came(&mut self, time: Duration) {
         self.gap.came(time);
     }
 
-    /// None came in the time that [`Self::begin`] said, with so many answers.
+    /// Records that no request arrived within the time that [`Self::begin`] returned, with `answers` collected.
     pub(super) fn missed(&mut self, answers: u32) {
         if self.is_trial {
             self.pause = LATE.min(self.pause * 2);
         }
         self.gap.missed();
-        // A driver that is late once is not taken for one that waits.
+        // A single late request does not mean that the driver waits for its answers.
         let answers = answers.max(self.answers / 2).max(1);
         (self.is_trial, self.answers, self.left) = (false, answers, self.pause);
     }
 
-    /// How long answers may wait for others in all.
+    /// Returns the maximum total time that answers may wait for others.
     pub(super) fn longest(&self) -> Duration {
         LONGEST.min(self.gap.0 * self.answers)
     }
@@ -99,12 +101,13 @@ mod tests {
 
     const GAP: Duration = Duration::from_micros(10);
 
-    /// A driver that adds requests after [`GAP`], of which it has `depth` under way: how many answers it was told of at a time.
+    /// Simulates a driver that adds each request after [`GAP`] and has `depth` requests under way. Returns the number of answers per
+    /// notification.
     fn told(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
         told_after(coalescing, GAP, depth, turns)
     }
 
-    /// The same, of a driver that adds each request after this time.
+    /// Does the same for a driver that adds each request after `gap`.
     fn told_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;
@@ -141,7 +144,7 @@ mod tests {
             let mut coalescing = Coalescing::default();
             let told = told(&mut coalescing, depth, 1000);
             assert!(told[32..].iter().all(|answers| *answers == depth), "{depth}: {told:?}");
-            assert_eq!(coalescing.answers, depth, "the thread looks for no more");
+            assert_eq!(coalescing.answers, depth, "the thread expects no more answers");
         }
     }
 
@@ -162,7 +165,7 @@ mod tests {
         coalescing.missed(1);
         assert_eq!(told(&mut coalescing, 64, 1), [8]);
         let told = told(&mut coalescing, 1, 8);
-        assert!(coalescing.answers == 1, "it waits for each now: {told:?}");
+        assert!(coalescing.answers == 1, "the driver is notified of each answer now: {told:?}");
     }
 
     #[test]

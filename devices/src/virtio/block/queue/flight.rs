@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A request under way: what is left to be done for it, and what becomes of it.
+//! A request under way: its remaining work and its result.
 
 use vm_memory::GuestAddress;
 
@@ -13,81 +13,81 @@ use crate::virtio::block::counters::Counts;
 use crate::virtio::block::image::op::Op;
 use crate::virtio::block::spec::status;
 
-/// How often an operation is begun again that the host's kernel interrupted.
+/// Maximum times that an operation is restarted after the host kernel interrupted it.
 const MOST_RETRIES: u32 = 16;
 
-/// What is done for a request before a sync.
+/// Work of a request, before the final sync.
 pub(super) enum Work {
     Read(Transfer),
     Write(Transfer),
     Ranges(Fate, Ranges),
-    /// Nothing: a flush.
+    /// No work: a flush only syncs.
     None,
 }
 
-/// Whether the request ends with a sync.
+/// State of the sync at the end of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sync {
-    /// No, or it is done.
+    /// No sync is needed, or the sync is done.
     None,
     Wanted,
     UnderWay,
 }
 
-/// A request under way. Its place, and what its operations use, stay until the kernel is done.
+/// Request under way. It stays at its address, together with the memory that its operations use, until the kernel is done.
 pub(super) struct Flight {
     head: u16,
     status: GuestAddress,
-    /// Bytes that the driver has read or written when all went well.
+    /// Bytes that the driver reads or writes if the request succeeds.
     bytes: usize,
     work: Work,
     sync: Sync,
-    /// By which number the memory that it uses is named when that is to be taken away.
+    /// Number that cancels the request's I/O when its guest memory is unmapped.
     number: Option<u64>,
-    /// That was asked for.
+    /// True if the request was cancelled.
     cancelled: bool,
     retries: u32,
 }
 
-/// What a request is answered with.
+/// Answer to a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) head: u16,
-    /// Where the status goes.
+    /// Address of the status byte.
     pub(super) place: GuestAddress,
     pub(super) status: u8,
-    /// Bytes that were written to the driver's buffers.
+    /// Bytes that the device wrote to the driver's buffers.
     pub(super) used: u32,
 }
 
 impl Flight {
-    /// `syncs`: it ends when what it has written is durable.
+    /// Creates a request. If `syncs`, the request ends only when its writes are durable.
     pub(super) fn new(head: u16, status: GuestAddress, bytes: usize, work: Work, syncs: bool) -> Self {
         let sync = if syncs { Sync::Wanted } else { Sync::None };
         Self { head, status, bytes, work, sync, number: None, cancelled: false, retries: 0 }
     }
 
-    /// The same, for which memory may be taken away by this number.
+    /// Sets the number that cancels the request when its guest memory is unmapped.
     pub(super) fn numbered(self, number: Option<u64>) -> Self {
         Self { number, ..self }
     }
 
-    /// Whether `number` names the memory that it uses.
+    /// Returns true if `number` cancels this request.
     pub(super) fn is(&self, number: u64) -> bool {
         self.number == Some(number)
     }
 
-    /// Whether it writes the driver's bytes.
+    /// Returns true if the request writes data of the driver to the image.
     pub(super) fn is_write(&self) -> bool {
         matches!(self.work, Work::Write(_))
     }
 
-    /// It is to end soon, whatever comes of it.
+    /// Cancels the request: it ends after its current operation, with a failure.
     pub(super) fn cancel(&mut self) {
         self.cancelled = true;
     }
 
-    /// The next operation; `None` when all is done.
+    /// Returns the next operation. `None` means that the request is complete.
     pub(super) fn next(&mut self, memory: &DeviceMemory) -> Result<Option<Op>, Failure> {
         if self.cancelled {
             return Err(Failure::Memory);
@@ -104,7 +104,7 @@ impl Flight {
         Ok(op)
     }
 
-    /// The operation has ended with `result`: bytes, or a negative error number.
+    /// Records that the operation has ended with `result`: a number of bytes, or a negative error number.
     pub(super) fn ended(&mut self, result: i32, memory: &DeviceMemory) -> Result<(), Failure> {
         if [-libc::EINTR, -libc::EAGAIN].contains(&result) && self.retries < MOST_RETRIES {
             self.retries += 1;
@@ -120,21 +120,21 @@ impl Flight {
         match (&mut self.work, usize::try_from(result)) {
             (Work::Ranges(_, ranges), _) => ranges.ended(result),
             (_, Err(_)) => Err(Failure::Host(-result)),
-            // The file is shorter than it was.
+            // The file has become shorter.
             (_, Ok(0)) => Err(Failure::Host(libc::EIO)),
             (Work::Read(transfer) | Work::Write(transfer), Ok(bytes)) => transfer.ended(bytes, memory),
             (Work::None, _) => Ok(()),
         }
     }
 
-    /// An operation failed with this error number. Reports guest memory that the kernel could not access.
+    /// Reports the guest memory that the kernel could not access. The operation failed with `errno`.
     pub(super) fn report(&self, errno: i32) {
         if let Work::Read(transfer) | Work::Write(transfer) = &self.work {
             report_io(errno, transfer.lent().iter().copied(), !self.is_write());
         }
     }
 
-    /// What it is answered with, and counts it.
+    /// Returns the answer for `outcome`, and updates the counters.
     pub(super) fn answer(&self, outcome: Result<(), Failure>, counts: &Counts) -> Answer {
         let (status, used) = match outcome {
             Err(failure) => {

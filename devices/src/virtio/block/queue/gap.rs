@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time that requests take to come, while the thread looks for them.
+//! Time between requests, measured while the thread looks for them.
 
 use std::time::Duration;
 
-/// Longest time that the thread looks, which is as long as KVM looks before a vCPU sleeps (Linux, `halt_poll_ns`).
+/// Maximum time that the thread looks for requests. KVM polls for the same time before a vCPU sleeps (Linux, `halt_poll_ns`).
 pub(super) const MOST: Duration = Duration::from_micros(200);
 
-/// Average time that requests take to come. It is zero until the first one came.
+/// Average time until the next request. Zero until the first request has arrived.
 #[derive(Debug, Default)]
 pub(super) struct Gap(pub(super) Duration);
 
 impl Gap {
-    /// Time to look for the next request.
+    /// Returns the time to look for the next request.
     pub(super) fn patience(&self) -> Duration {
         if self.0.is_zero() { MOST } else { MOST.min(self.0 * 2) }
     }
 
-    /// A request came after this time.
+    /// Records that a request arrived after `time`.
     pub(super) fn came(&mut self, time: Duration) {
         self.0 = if self.0.is_zero() { time } else { (self.0 * 3 + time) / 4 };
     }
 
-    /// No request came in time. When it will come is unknown: it is taken for twice as late as those before.
+    /// Records that no request arrived in time. The thread assumes that requests now take twice as long as before.
     pub(super) fn missed(&mut self) {
         self.0 = MOST.min(self.0 * 2);
     }

@@ -1,51 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long a queue's thread goes on looking for requests before it sleeps.
+//! Polling: how long a queue's thread keeps looking for requests before it sleeps.
 //!
-//! A driver that has its answers soon adds the next requests. Where these come while the thread still looks, neither has to wake the
-//! other: no exit of the guest, no switch between threads. So the thread lingers for as long as requests were seen to take to come, and
-//! not at all where most take longer than is worth a CPU. One that sleeps does not see when a request came, but when it was woken: so
-//! it is tried now and then.
+//! A driver that receives its answers quickly soon adds the next requests. If they arrive while the thread is still looking, neither side
+//! has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread looks for as long as requests
+//! usually take to arrive. If most requests take longer than polling is worth, the thread does not look at all.
+//!
+//! A sleeping thread cannot measure when a request arrived, only when it was woken. Therefore it sometimes tries polling again.
 
 use std::time::{Duration, Instant};
 
 use super::gap::{Gap, MOST};
 use super::trial::Trial;
 
-/// How long to look, by how long requests took to come.
+/// Polling time, adapted to the time that requests take to arrive.
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     trial: Trial,
-    /// Of requests that come while the thread looks.
+    /// Time between requests that arrive while the thread looks.
     gap: Gap,
-    /// For how long the thread looks this time.
+    /// Time that the thread looks in this turn.
     patience: Duration,
-    /// Since when there has been nothing to do.
+    /// Start of the time without work.
     idle_since: Option<Instant>,
 }
 
 impl Linger {
-    /// How long to look for requests from `now` on, when there is nothing to do; no time: sleep at once.
+    /// Returns the time to look for requests from `now` on, when there is nothing to do. Zero means: sleep at once.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
-        // The thread may have been woken meanwhile for something else.
+        // Keep the first start: the thread may have been woken for something else meanwhile.
         self.idle_since.get_or_insert(now);
         self.patience = if self.trial.is_on() { self.gap.patience() } else { Duration::ZERO };
         self.patience
     }
 
-    /// Requests have come.
+    /// Records that requests have arrived.
     pub(super) fn ended(&mut self, now: Instant) {
         if let Some(since) = self.idle_since.take() {
             self.learn(now.saturating_duration_since(since));
         }
     }
 
-    /// Whether requests are waited for, so that the time at which they come is worth a look at the clock.
+    /// Returns true if the thread is waiting for requests, so that the caller should read the clock when they arrive.
     pub(super) fn is_idle(&self) -> bool {
         self.idle_since.is_some()
     }
 
-    /// Requests took so long to come.
+    /// Learns from requests that arrived after `time`.
     fn learn(&mut self, time: Duration) {
         if self.patience.is_zero() {
             self.trial.passed(time <= MOST);
@@ -63,7 +64,7 @@ impl Linger {
 mod tests {
     use super::*;
 
-    /// For how long the thread looks, in µs, each time that a request takes so long to come.
+    /// Simulates `times` requests that each arrive after `micros` µs. Returns the polling time of each turn, in µs.
     fn patience(linger: &mut Linger, micros: u64, times: usize) -> Vec<u128> {
         let start = Instant::now();
         let mut turn = || {
@@ -85,7 +86,7 @@ mod tests {
         patience(&mut linger, 40, 64);
         assert_eq!(patience(&mut linger, 40, 3), [200, 80, 80]);
         let last = *patience(&mut linger, 79, 200).last().unwrap();
-        assert!((150..=158).contains(&last), "it follows them: {last}");
+        assert!((150..=158).contains(&last), "the polling time follows the requests: {last}");
     }
 
     #[test]
@@ -104,7 +105,7 @@ mod tests {
         patience(&mut linger, 40, 100);
         let looked = patience(&mut linger, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
         assert!((16..80).contains(&looked), "{looked}");
-        // Woken later than they came: only a look tells.
+        // A sleeping thread measures only its later wakeup. A trial must find out that requests are fast again.
         patience(&mut linger, 150, 300);
         assert_eq!(patience(&mut linger, 110, 100).last(), Some(&200));
     }

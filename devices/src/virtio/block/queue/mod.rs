@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The thread of a queue: it reads the guest's requests, turns them into operations, answers them, and decides how long to wait for more.
+//! Thread of a queue. It reads the guest's requests, turns them into operations and answers them. It also decides how long to wait for
+//! more.
 //!
-//! `requests` is the thread's work. `request` reads a request, `prepare` checks it and chooses its answer or its operations, and `flight`
-//! keeps it while these run, step by step (`transfer`, `ranges`).
+//! `requests` is the thread's main loop. `request` reads a request. `prepare` checks it, and chooses its answer or its operations. `flight`
+//! tracks a request while its operations run, step by step (`transfer`, `ranges`).
 //!
-//! State that all queues of a disk share belongs to `disk`, one folder up.
+//! `disk`, one folder up, holds the state that all queues of a disk share.
 
 mod coalescing;
 mod flight;

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Whether a queue's thread, when it is woken, takes the CPU from who runs there.
+//! Scheduling policy of a queue's thread: whether the woken thread preempts the thread that runs on its CPU.
 //!
-//! A vCPU that tells of the first of many requests has the thread woken. On a host where the scheduler finds no idle CPU, the thread then
-//! preempts the vCPU, serves the one request, and sleeps: two switches between threads, an exit and an interrupt for each. Where it
-//! does not preempt, the driver adds what it has, and all of it is served at once. So with many requests at a time the thread is
-//! scheduled as a batch. With few, each is waited for, and the thread is to run at once.
+//! A vCPU that notifies the device of the first of many requests wakes the thread. If the host's scheduler finds no idle CPU, the thread
+//! preempts the vCPU, serves the single request, and sleeps. This costs two thread switches, an exit and an interrupt per request. Without
+//! preemption, the driver first adds all its requests, and the thread serves them together. Therefore the thread uses the batch policy
+//! while many requests arrive at a time. While few arrive, the driver waits for each of them, so the thread must run at once.
 //!
-//! A thread that preempts never sees many requests. So it is tried now and then what comes if it does not.
+//! A preempting thread never sees many requests at a time. Therefore the thread sometimes tries the batch policy.
 
 use super::trial::Trial;
 use crate::scheduling::{Policy, change_policy};
 
-/// So many requests at a time are many.
+/// Minimum number of requests at a time that counts as many.
 const MANY: u16 = 4;
 
-/// The policy of this thread, by how many requests there were.
+/// Scheduling policy of this thread, chosen by the number of requests per wakeup.
 #[derive(Debug, Default)]
 pub(super) struct Preemption {
     trial: Trial,
-    /// Somebody has chosen how the thread is scheduled, or the kernel does not change it.
+    /// True if this thread must not change the policy: the user has chosen another policy, or the kernel rejected a change.
     is_given_up: bool,
 }
 
 impl Preemption {
-    /// The thread was woken, and the driver had added so many requests whose answers it does not have.
+    /// Records that the thread was woken. `requests` is the number of requests that the driver has added and that are not answered.
     pub(super) fn woken(&mut self, requests: u16) {
         if self.is_given_up {
             return;

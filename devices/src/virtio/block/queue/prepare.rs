@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is to be done for a request: all that the driver may have got wrong is found here (virtio 1.4, section 5.2.6.2).
+//! Validation of a request, and choice of its operations. All mistakes of the driver are detected here (virtio 1.4, section 5.2.6.2).
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use crate::virtio::block::disk::{Disk, Owner};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 
-/// Most bytes of a request. No driver makes as large ones unless it is told to, and a pause waits for it.
+/// Maximum bytes of a request. Drivers make no larger requests unless configured to. A pause waits for the whole request.
 const MOST_BYTES: usize = 256 << 20;
 
-/// What becomes of a request.
+/// Result of preparing a request.
 pub(super) enum Prepared {
-    /// It is done, or refused.
+    /// The request is complete or was rejected.
     Answered { status: u8, used: u32 },
-    /// There is something to do.
+    /// The request has operations to run.
     UnderWay(Flight),
 }
 
-/// Finds out what is to be done for `request`. `durable`: what it writes is to be durable when it ends.
+/// Validates `request` and chooses its operations. If `durable`, the request ends only when its writes are durable.
 pub(super) fn prepare(
     request: Request,
     disk: &Disk,
@@ -49,7 +49,7 @@ pub(super) fn prepare(
     }
 }
 
-/// Where `len` bytes from `sector` on are in the image, if they are there and whole blocks.
+/// Returns the image offset of `len` bytes from `sector` on. Fails if they exceed the disk or are not whole blocks.
 fn place(image: &Image, sector: u64, len: u64) -> Result<u64, u8> {
     let offset = sector.checked_mul(SECTOR).ok_or(status::IOERR)?;
     let end = offset.checked_add(len).ok_or(status::IOERR)?;
@@ -81,7 +81,7 @@ fn transfer(
     Ok(Flight::new(request.head, request.status, len, work, writes && durable).numbered(number))
 }
 
-/// Tells the disk's name, or as much of it as there is room for.
+/// Writes the disk's serial number to the driver's buffers, truncated to their length.
 fn tell_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
     if room.write(&memory.view(), 0, &disk.serial).is_err() {
         return Prepared::Answered { status: status::IOERR, used: 1 };
@@ -89,7 +89,7 @@ fn tell_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
     Prepared::Answered { status: status::OK, used: u32::try_from(ID_BYTES.min(room.len)).unwrap_or(0) + 1 }
 }
 
-/// A discard or a request to write zeroes.
+/// Prepares a discard or write-zeroes request.
 fn ranges(request: &Request, image: &Image, memory: &DeviceMemory, durable: bool) -> Result<Flight, u8> {
     let discards = request.kind == request::DISCARD;
     let (most, most_sectors) =
@@ -115,7 +115,7 @@ fn ranges(request: &Request, image: &Image, memory: &DeviceMemory, durable: bool
         list.push((place(image, sector, len)?, len));
         unmaps = flags & UNMAP != 0 && gives_back(image);
     }
-    // Of zeroes there is one range.
+    // A write-zeroes request has a single range, so `unmaps` is the flag of that range.
     let fate = if discards { Fate::Discarded } else { Fate::Zeroed { unmap: unmaps } };
     let work = Work::Ranges(fate, Ranges::new(fate, list));
     Ok(Flight::new(request.head, request.status, 0, work, durable))

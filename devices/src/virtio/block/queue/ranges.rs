@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A discard or a request to write zeroes under way, range by range.
+//! A discard or write-zeroes request under way, processed range by range.
 
 use super::transfer::{Failure, IoBuffer, list};
 use crate::virtio::block::image::buffer::zeroes;
 use crate::virtio::block::image::op::Op;
 
-/// What becomes of ranges.
+/// Effect on the ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// What is there is not needed any more.
+    /// The content of the ranges is no longer needed.
     Discarded,
-    /// They read as zero afterwards.
+    /// The ranges read as zero afterwards.
     Zeroed {
-        /// They may be deallocated.
+        /// True if the ranges may be deallocated.
         unmap: bool,
     },
 }
 
-/// Buffers of zeroes in one write.
+/// Number of zero buffers in one write.
 const BUFFERS: usize = 16;
 
-/// A discard or a request to write zeroes.
+/// Progress of a discard or write-zeroes request.
 pub(super) struct Ranges {
     fate: Fate,
-    /// Place and length of what is left, the next one last.
+    /// Offset and length of the remaining ranges. The next range is the last element.
     left: Vec<(u64, u64)>,
-    /// The host sets nothing to zero by itself, so that zeroes are written.
+    /// Buffers for writing zeroes. `Some` if the host cannot zero a range by itself.
     writes: Option<Vec<IoBuffer>>,
 }
 
 impl Ranges {
-    /// `ranges` are places and lengths in bytes.
+    /// Creates the progress of `ranges`: offsets and lengths in bytes.
     pub(super) fn new(fate: Fate, mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.retain(|(_, len)| *len != 0);
         ranges.reverse();
         Self { fate, left: ranges, writes: None }
     }
 
-    /// The next operation; `None` when all is done.
+    /// Returns the next operation. `None` means that all ranges are done.
     pub(super) fn next(&mut self) -> Option<Op> {
         let (offset, len) = *self.left.last()?;
         if let Some(buffers) = &mut self.writes {
@@ -59,7 +59,7 @@ impl Ranges {
         Some(Op::Allocate { mode: how | libc::FALLOC_FL_KEEP_SIZE, offset, len })
     }
 
-    /// The operation has ended with `result`.
+    /// Records that the operation has ended with `result`.
     pub(super) fn ended(&mut self, result: i32) -> Result<(), Failure> {
         let Some((offset, len)) = self.left.last_mut() else { return Ok(()) };
         match (&self.writes, result) {
@@ -73,7 +73,7 @@ impl Ranges {
             (Some(_), 0) => return Err(Failure::Host(libc::ENOSPC)),
             (None, 0..) => drop(self.left.pop()),
             (None, error) if [-libc::EOPNOTSUPP, -libc::ENOSYS].contains(&error) => match self.fate {
-                // It was advice.
+                // A discard is only a hint, so the request succeeds.
                 Fate::Discarded => drop(self.left.pop()),
                 Fate::Zeroed { .. } => self.writes = Some(Vec::with_capacity(BUFFERS)),
             },
@@ -110,9 +110,11 @@ mod tests {
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
         ranges.ended(-libc::EOPNOTSUPP).unwrap();
         let mut told = Vec::new();
-        // The second one is cut short by the host.
+        // The host shortens the second write.
         for bytes in [1 << 20, (1 << 20) - 512, 1 << 20, 512] {
-            let Some(Op::Write { offset, buffers }) = ranges.next() else { panic!("zeroes are to be written") };
+            let Some(Op::Write { offset, buffers }) = ranges.next() else {
+                panic!("the operation is not a write of zeroes")
+            };
             told.push((offset, buffers.count));
             ranges.ended(bytes).unwrap();
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests as the driver writes them (virtio 1.4, section 5.2.6), however it splits them into buffers.
+//! Parser of the driver's requests (virtio 1.4, section 5.2.6). The driver may split a request into any buffers.
 
 use smallvec::SmallVec;
 use vm_memory::{Bytes, GuestAddress};
@@ -10,28 +10,29 @@ use crate::virtio::block::config_space::MAX_ZEROES_SECTORS;
 use crate::virtio::block::spec::{HEADER, SECTOR, request};
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// As how many bytes a discard counts: the host changes what it knows of the file, for each of a few ranges.
+/// Weight of a discard in bytes. The cost is the update of file metadata, for a few ranges.
 const DISCARD_WEIGHT: u64 = 1 << 20;
 
-/// A request: its header, and where all else of it is.
+/// Request: its header, and the location of its data and status.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// The chain's head, by which it is given back.
+    /// Head of the descriptor chain, for returning the chain.
     pub(super) head: u16,
-    /// Its type.
+    /// Request type.
     pub(super) kind: u32,
-    /// The sector that it begins with.
+    /// First sector.
     pub(super) sector: u64,
-    /// What the device reads, behind the header.
+    /// Device-readable data after the header.
     pub(super) readable: Parts,
-    /// What the device writes, before the status.
+    /// Device-writable data before the status.
     pub(super) writable: Parts,
-    /// Where the status goes.
+    /// Address of the status byte.
     pub(super) status: GuestAddress,
 }
 
 impl Request {
-    /// What is kept of it among the last requests: its type and its sector; of a type that a byte has no room for, only that.
+    /// Returns the type and sector for the record of the last requests. If the type does not fit into a byte, returns `u8::MAX` and the
+    /// type instead.
     pub(super) fn noted(&self) -> (u8, u64) {
         match u8::try_from(self.kind) {
             Ok(kind) => (kind, self.sector),
@@ -39,7 +40,7 @@ impl Request {
         }
     }
 
-    /// Bytes that it reads or writes of the disk; 0 for others.
+    /// Returns the bytes that the request reads from or writes to the disk. Returns 0 for other requests.
     pub(super) fn bytes(&self) -> u64 {
         match self.kind {
             request::IN => self.writable.len as u64,
@@ -48,7 +49,8 @@ impl Request {
         }
     }
 
-    /// As how many bytes it counts while it is under way. Zeroes may have to be written; what is discarded is not.
+    /// Returns the weight of the request in bytes while it is under way. A write-zeroes request may have to write the zeroes. A discard
+    /// never writes them.
     pub(super) fn weight(&self) -> u64 {
         match self.kind {
             request::DISCARD => DISCARD_WEIGHT,
@@ -58,12 +60,12 @@ impl Request {
     }
 }
 
-/// Memory of the guest in parts, none of them empty, as the device names it.
+/// Guest memory in several parts, addressed as the device sees it. No part is empty.
 #[derive(Debug, Default)]
 pub(in crate::virtio::block) struct Parts {
-    /// Address and length. Small requests have one or two.
+    /// Address and length of each part. Small requests have one or two parts.
     pub(super) list: SmallVec<[(u64, usize); 2]>,
-    /// Bytes of all.
+    /// Total bytes of the parts.
     pub(super) len: usize,
 }
 
@@ -75,7 +77,7 @@ impl Parts {
         }
     }
 
-    /// Takes the last byte away, and returns where it is.
+    /// Removes the last byte of the parts, and returns the byte's address.
     fn pop_byte(&mut self) -> Option<u64> {
         let (address, len) = self.list.last_mut()?;
         *len -= 1;
@@ -87,22 +89,22 @@ impl Parts {
         at
     }
 
-    /// The parts from `skip` on, `len` bytes at most.
+    /// Returns the parts of the range that starts at byte `skip` and has at most `len` bytes.
     fn range(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
         self.list.iter().filter_map(move |(address, part)| {
             let start = skip.min(*part);
             skip -= start;
             let count = (part - start).min(len);
             len -= count;
-            // A part that wraps around was never in memory.
+            // A part that wraps around is outside memory, so a later access fails.
             (count != 0).then(|| (address.wrapping_add(start as u64), count))
         })
     }
 
-    /// Reads the bytes of the parts from `skip` on.
+    /// Reads bytes of the parts, from byte `skip` on.
     ///
     /// # Errors
-    /// A part is not in the memory that the device sees.
+    /// A part is outside the memory that the device can access.
     pub(super) fn read(&self, memory: &DmaView<'_>, skip: usize, bytes: &mut [u8]) -> Result<(), &'static str> {
         let mut at = 0;
         for (address, len) in self.range(skip, bytes.len()) {
@@ -112,10 +114,10 @@ impl Parts {
         Ok(())
     }
 
-    /// Writes `bytes` to the parts from `skip` on, as far as these go.
+    /// Writes `bytes` to the parts, from byte `skip` on and up to the end of the parts.
     ///
     /// # Errors
-    /// A part is not in the memory that the device sees.
+    /// A part is outside the memory that the device can access.
     pub(super) fn write(&self, memory: &DmaView<'_>, skip: usize, bytes: &[u8]) -> Result<(), &'static str> {
         let mut at = 0;
         for (address, len) in self.range(skip, bytes.len()) {
@@ -126,12 +128,15 @@ impl Parts {
     }
 }
 
-/// Walks `chain` and reads its header.
+/// Walks `chain` and reads the request's header.
 ///
 /// # Errors
-/// The rule that the chain breaks, so that nothing can be told of the request: its links lead nowhere or in a circle, it is longer
-/// than its queue, a readable buffer follows a writable one (virtio 1.4, section 2.7.4.2), the header is not whole or not in
-/// memory, or there is no room for the status.
+/// The rule that the chain breaks. The request cannot be answered in these cases:
+/// - A link points outside the table or the links form a loop.
+/// - The chain is longer than its queue.
+/// - A device-readable buffer follows a device-writable one (virtio 1.4, section 2.7.4.2).
+/// - The header is incomplete or outside memory.
+/// - The chain has no room for the status.
 pub(super) fn read(chain: Chain<&DmaView<'_>>, memory: &DmaView<'_>, queue_size: u16) -> Result<Request, &'static str> {
     let head = chain.head_index();
     let mut header = [0; HEADER];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The work of the thread that serves a queue.
+//! Main loop of the thread that serves a queue.
 
 use std::hint::spin_loop;
 use std::num::Wrapping;
@@ -36,48 +36,49 @@ use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Requests that are read from the queue at a time.
+/// Maximum requests that are read from the queue at a time.
 const BATCH: usize = 16;
-/// So many requests at a time are few.
+/// Maximum number of requests at a time that counts as few.
 const FEW: usize = 4;
-/// Bytes of requests that are under way at a time, unless one alone has more: a pause waits for all of them.
+/// Maximum bytes of requests under way. A single larger request is allowed. A pause waits for all of them.
 const MOST_BYTES: u64 = 128 << 20;
-/// How many looks at the queue are made between looks at the clock.
+/// Number of queue checks between two reads of the clock.
 const LOOKS: u32 = 16;
-/// How long answers wait for those of requests that are there already, so that the driver is told once.
+/// Time that answers wait for the answers of requests that are already in the queue, so that one notification covers several answers.
+/// Coalescing can extend it.
 const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
 
-/// The work of the thread that serves a queue.
+/// Task of the thread that serves a queue.
 pub(in crate::virtio::block) struct Requests {
     index: u16,
     queue: DeviceQueue,
     driver: Driver,
     disk: Arc<Disk>,
-    /// Has a ring once the thread has begun.
+    /// I/O engine. It has a ring once the thread has started.
     engine: Engine,
-    /// Requests under way. The place of each is the number of its operations.
+    /// Requests under way. The index of a request is the number of its operations.
     flights: Vec<Option<Flight>>,
-    /// As how many bytes each of them counts, and all of them.
+    /// Weight of each request in bytes, and the total weight.
     weights: Vec<u64>,
     weight: u64,
-    /// The next request would be too much beside them.
+    /// True if the next request would exceed the limit on bytes under way.
     is_full: bool,
-    /// Places without a request.
+    /// Free indices of `flights`.
     free: Vec<usize>,
-    /// How many of the requests under way write.
+    /// Number of requests under way that write.
     writes: usize,
-    /// What was read from the queue and is begun next, and what is given back next. Both keep their room.
+    /// Requests that were read from the queue and start next, and answers to return next. Both keep their capacity.
     read: Vec<Request>,
     answers: Vec<Answer>,
     owner: Arc<Owner>,
-    /// The driver knows no flushes, and relies on each write being durable.
+    /// True if each write must be durable when it completes, because the driver does not accept flushes.
     durable: bool,
-    /// How long the limit on the rate holds the next request back.
+    /// Time that the rate limit delays the next request.
     held: Option<Duration>,
     linger: Linger,
     coalescing: Coalescing,
     preemption: Preemption,
-    /// Answers that the driver was not told of, and since when there are any.
+    /// Number of answers that the driver was not notified of, and the time of the first of them.
     untold: u32,
     untold_since: Option<Instant>,
     failed: bool,
@@ -86,7 +87,7 @@ pub(in crate::virtio::block) struct Requests {
 
 impl Requests {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(in crate::virtio::block) fn new(
         index: u16,
         queue: Queue,
@@ -127,12 +128,13 @@ impl Requests {
         self.flights.len() - self.free.len()
     }
 
-    /// Whether a request has to end before another can begin.
+    /// Returns true if a request has to end before another can start.
     fn has_no_room(&self) -> bool {
         self.is_full || self.free.is_empty()
     }
 
-    /// Begins all requests that there are, and answers those that are done. The driver is asked to tell of more only when none is left.
+    /// Starts all requests in the queue, and answers those that are complete. Asks the driver for notifications only when the queue is
+    /// empty.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
         let outstanding = outstanding(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
         self.preemption.woken(outstanding);
@@ -156,7 +158,7 @@ impl Requests {
                 self.submit()?;
                 self.give_back()?;
             } else if self.held.is_some() || self.has_no_room() || !(self.came_soon(orders)? || self.more_came()?) {
-                // Those that are held back, or have no room, have the thread woken by time, or by a request's end.
+                // The thread is woken by the rate limit's timer, or when a request ends and makes room.
                 break;
             }
         }
@@ -164,8 +166,7 @@ impl Requests {
         self.submit()
     }
 
-    /// Tells the driver of answers, unless `more` requests are to be begun first: then it has the answers of several at a time, if
-    /// these do not take long.
+    /// Notifies the driver of answers. If `more` requests are about to start, it waits for their answers too, unless that takes too long.
     fn tell(&mut self, more: bool) -> Result<(), DeviceError> {
         let Some(since) = self.untold_since else { return Ok(()) };
         if more && !self.is_untold_long(since.elapsed()) {
@@ -178,7 +179,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Looks for more to do before the driver is told of answers, if that pays.
+    /// Looks for more work before the driver is notified of answers, if that is worthwhile.
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
@@ -202,12 +203,13 @@ impl Requests {
         time >= LONGEST_UNTOLD.max(self.coalescing.longest())
     }
 
-    /// Whether a thread of io_uring's copies what is written to the page cache: it may need the CPU, and wakes this one.
+    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. That thread may need this CPU, and it
+    /// wakes this thread.
     fn is_copied_to(&self) -> bool {
         self.writes > 0 && self.disk.image.is_cached()
     }
 
-    /// Looks for more to do for a while, when the driver was told of all.
+    /// Looks for more work for a while, after the driver was notified of all answers.
     fn came_soon(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         if self.is_copied_to() {
             return Ok(false);
@@ -217,7 +219,7 @@ impl Requests {
         self.look(orders, start, patience)
     }
 
-    /// Looks for requests, or ends of operations, from `start` on for this time. The driver is not asked to tell of them.
+    /// Looks for requests or ends of operations, from `start` on and for `patience`. The driver is not asked for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < patience && !orders.call() {
@@ -241,7 +243,7 @@ impl Requests {
         self.engine.submit(0).map_err(|source| DeviceError::Io { queue, source })
     }
 
-    /// Reads requests that the driver has added, as many as there is room for and the limit on the rate lets pass. The one after them
+    /// Reads requests from the queue, as many as there is room for and as the rate limit allows. The first request that exceeds a limit
     /// stays in the queue, as if the driver had not added it yet.
     fn pop(&mut self) -> Result<(), DeviceError> {
         (self.held, self.is_full) = (None, false);
@@ -277,7 +279,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Begins the requests that were read.
+    /// Starts the requests that were read from the queue.
     fn begin(&mut self) {
         let mut read = mem::take(&mut self.read);
         let are_few = read.len() <= FEW && self.under_way() == 0;
@@ -289,8 +291,7 @@ impl Requests {
         self.read = read;
     }
 
-    /// Begins a request, beside which few others are begun and nothing is under way if they `are_few`; the answer, if there is one
-    /// already.
+    /// Starts a request. If it is already complete, returns its answer. `are_few`: few requests start now, and none is under way.
     fn start(&mut self, request: Request, are_few: bool) -> Option<Answer> {
         let (head, place, weight) = (request.head, request.status, request.weight());
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
@@ -302,7 +303,7 @@ impl Requests {
             }
             Prepared::UnderWay(flight) => {
                 self.writes += usize::from(flight.is_write());
-                let number = self.free.pop().expect("no more requests are read than there is room for");
+                let number = self.free.pop().expect("`pop` reads no more requests than there are free indices");
                 self.flights[number] = Some(flight);
                 self.weights[number] = weight;
                 self.weight += weight;
@@ -311,13 +312,13 @@ impl Requests {
         }
     }
 
-    /// Goes on with a request whose last operation had this outcome; its answer, when it is done.
+    /// Continues a request whose last operation had `outcome`. Returns the answer when the request is complete.
     fn advance(&mut self, number: usize, outcome: Result<(), Failure>, are_few: bool) -> Option<Answer> {
         let flight = self.flights.get_mut(number)?.as_mut()?;
         match outcome.and_then(|()| flight.next(&self.driver.memory)) {
             Ok(Some(op)) => {
-                // SAFETY: What the operation uses belongs to the request, which stays until its end was told: `Drop` waits for
-                // that too.
+                // SAFETY: The memory that the operation uses belongs to the request, and the request stays until the operation's end was
+                // returned: `Drop` waits for that too.
                 unsafe { self.engine.begin(number as u64, &op, are_few) };
                 None
             }
@@ -328,7 +329,10 @@ impl Requests {
                     if self.throttle.pass() {
                         let error = io::Error::from_raw_os_error(error);
                         let hint = file_size::hint(&error);
-                        warn!("{}: the image: {error}{hint}; the request fails", self.disk.id);
+                        warn!(
+                            "{}: a request to the image failed: {error}{hint}; the guest sees an I/O error",
+                            self.disk.id
+                        );
                     }
                 }
                 self.writes -= usize::from(flight.is_write());
@@ -341,7 +345,7 @@ impl Requests {
         }
     }
 
-    /// Goes on with requests whose operations have ended, and answers those that are done.
+    /// Continues requests whose operations have ended, and answers the requests that are complete.
     fn reap(&mut self) -> Result<(), DeviceError> {
         while let Some(ended) = self.engine.next_ended() {
             let number = usize::try_from(ended.number).unwrap_or(usize::MAX);
@@ -355,7 +359,7 @@ impl Requests {
         self.give_back()
     }
 
-    /// Gives requests back to the driver that are answered.
+    /// Returns the answered requests to the driver.
     fn give_back(&mut self) -> Result<(), DeviceError> {
         if self.failed {
             self.answers.clear();
@@ -376,7 +380,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Has operations end whose memory is to be taken away.
+    /// Cancels the operations whose guest memory is about to be unmapped.
     fn cancel_unwanted(&mut self) {
         let unwanted = self.owner.take_unwanted();
         if unwanted.is_empty() {
@@ -392,7 +396,7 @@ impl Requests {
         }
     }
 
-    /// Ends what a device has under way that has failed.
+    /// Lets the requests of a failed device end.
     fn end(&mut self) -> Result<(), DeviceError> {
         self.cancel_unwanted();
         let submitted = self.submit();
@@ -404,12 +408,12 @@ impl Requests {
         self.driver.interrupt.failed(error);
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no request is under way.
     fn drain(&mut self) {
         while self.under_way() != 0 {
             self.cancel_unwanted();
             if let Err(error) = self.engine.submit(1) {
-                warn!("{}: waiting for the image: {error}", self.disk.id);
+                warn!("{}: cannot wait for operations on the image: {error}; retrying", self.disk.id);
                 std::thread::sleep(KERNEL_AGAIN);
             }
             if let Err(error) = self.reap() {
@@ -431,14 +435,14 @@ impl QueueTask for Requests {
 }
 
 impl Task for Requests {
-    /// Makes the ring. The thread cannot make another once its system calls are filtered.
+    /// Creates the ring. The thread cannot create another one once its system calls are filtered.
     fn begin(&mut self) {
         let size = u16::try_from(self.flights.len()).unwrap_or(u16::MAX);
         self.engine = Engine::new(self.disk.image.clone(), size, self.disk.mode);
     }
 
     fn run(&mut self, orders: &Orders) -> Wait {
-        // Requests of a device that has failed end all the same, but nobody is told.
+        // Requests of a failed device still end, but the driver is not notified.
         let served = if self.failed { self.end() } else { self.serve(orders) };
         if let Err(error) = served {
             self.fail(&error);
@@ -472,7 +476,7 @@ impl Task for Requests {
 }
 
 impl Drop for Requests {
-    /// The kernel must be done with the guest's memory. Where the task ran in a thread, that has waited for it.
+    /// Waits until the kernel no longer uses the guest's memory. If the task ran in a thread, `abandon` or `settle` has already waited.
     fn drop(&mut self) {
         self.abandon();
     }

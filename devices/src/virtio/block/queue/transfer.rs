@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A read or a write under way: between the image and memory of the guest, step by step.
+//! A read or a write under way: data moves between the image and guest memory, step by step.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use crate::virtio::block::image::buffer::Buffer;
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, MAX_BUFFERS, Op};
 
-/// Most bytes that are copied at a time where the kernel cannot use the guest's buffers as they are.
+/// Maximum bytes per copy, if the kernel cannot use the guest's buffers directly.
 const MOST_COPIED: usize = 256 << 10;
 
-/// Why a request fails.
+/// Reason why a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::virtio::block) enum Failure {
-    /// The host said so, by this error number.
+    /// The host returned this error number.
     Host(i32),
-    /// The driver's buffers are not in the device's memory, or no longer.
+    /// The driver's buffers are outside the device's memory, or were unmapped.
     Memory,
 }
 
-/// A buffer as the kernel takes it.
+/// Buffer for the kernel.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(in crate::virtio::block) struct IoBuffer(libc::iovec);
 
-// SAFETY: It is an address, which is accessed by the kernel only.
+// SAFETY: It is an address that only the kernel accesses.
 unsafe impl Send for IoBuffer {}
 
 impl IoBuffer {
@@ -40,29 +40,29 @@ impl IoBuffer {
     }
 }
 
-/// The list of `buffers` for the kernel, which is valid as long as they stay where they are.
+/// Returns the list of `buffers` for the kernel. The list is valid as long as `buffers` does not move.
 pub(in crate::virtio::block) fn list(buffers: &[IoBuffer]) -> Buffers {
     Buffers { first: buffers.as_ptr().cast(), count: buffers.len().min(MAX_BUFFERS) }
 }
 
-/// How the kernel gets at the guest's memory.
+/// Access of the kernel to the guest's memory.
 enum Memory {
-    /// As it is.
+    /// The kernel uses the guest's buffers directly.
     Lent {
-        /// Keeps the memory there.
+        /// Keeps the memory mapped.
         io: HostIo,
-        /// All of it. Those before `next` are done.
+        /// All buffers. Those before `next` are done.
         buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
     },
-    /// By a copy, as direct I/O takes aligned buffers only.
+    /// The data is copied, because direct I/O needs aligned buffers.
     Copied { parts: Parts, copy: Buffer, buffer: Box<[IoBuffer; 1]> },
 }
 
-/// A read or a write.
+/// Progress of a read or a write.
 pub(in crate::virtio::block) struct Transfer {
     writes: bool,
-    /// Where in the image.
+    /// Offset in the image.
     offset: u64,
     len: usize,
     done: usize,
@@ -70,7 +70,8 @@ pub(in crate::virtio::block) struct Transfer {
 }
 
 impl Transfer {
-    /// Between `parts` and the image from `offset` on. Gives the number by which `owner` may be asked to end it, too.
+    /// Creates a transfer between `parts` and the image from `offset` on. Also returns the number that `owner` gets to cancel the transfer,
+    /// if the device's memory is translated.
     pub(in crate::virtio::block) fn new(
         writes: bool,
         offset: u64,
@@ -103,7 +104,7 @@ impl Transfer {
         Ok((Self { writes, offset, len, done: 0, memory }, None))
     }
 
-    /// Guest memory that the kernel itself reads or writes.
+    /// Returns the guest memory that the kernel accesses directly.
     pub(in crate::virtio::block) fn lent(&self) -> &[HostRange] {
         match &self.memory {
             Memory::Lent { io, .. } => io.ranges(),
@@ -111,7 +112,7 @@ impl Transfer {
         }
     }
 
-    /// The next operation; `None` when all is done.
+    /// Returns the next operation. `None` means that the transfer is complete.
     pub(in crate::virtio::block) fn next(&mut self, memory: &DeviceMemory) -> Result<Option<Op>, Failure> {
         if self.done == self.len {
             return Ok(None);
@@ -132,7 +133,7 @@ impl Transfer {
         Ok(Some(if self.writes { Op::Write { buffers, offset } } else { Op::Read { buffers, offset } }))
     }
 
-    /// The operation has ended with so many bytes, one at least.
+    /// Records that the operation has transferred `bytes` bytes, at least one.
     pub(in crate::virtio::block) fn ended(&mut self, bytes: usize, memory: &DeviceMemory) -> Result<(), Failure> {
         let bytes = bytes.min(self.len - self.done);
         match &mut self.memory {

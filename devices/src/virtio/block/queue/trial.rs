@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Whether to do what pays for some drivers and costs others: it is tried now and then, kept up while it pays, and tried less and less
+//! Trial of a measure that helps some drivers and hurts others. It is tried sometimes, continued while it helps, and tried less and less
 //! often while it does not.
 
-/// How much more loss than gain a trial has before it ends, and what lasts already.
+/// Credit of a trial when it starts, and maximum credit after gains. The trial ends when losses have used up the credit.
 const TRIAL: u16 = 4;
 const SURE: u16 = 16;
 
-/// Chances that are let pass before the first trial, and at most before another.
+/// Chances that pass before the first trial, and maximum before a later one.
 const SOON: u16 = 64;
 const LATE: u16 = 4096;
 
-/// The same, once there is a sign that it may pay now.
+/// Maximum chances before the next trial, once there is a sign that the measure may help now.
 const AT_A_SIGN: u16 = 256;
 
-/// See the module.
+/// Trial of a measure, see the module.
 #[derive(Debug)]
 pub(super) struct Trial {
     is_on: bool,
-    /// What may be lost before it ends, or chances until it begins.
+    /// Credit until the trial ends, or chances until it starts.
     left: u16,
     /// Chances before the next trial.
     pause: u16,
@@ -31,18 +31,18 @@ impl Default for Trial {
 }
 
 impl Trial {
-    /// Whether it is done.
+    /// Returns true if the measure is in use.
     pub(super) fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// It was done, and paid.
+    /// Records that the measure was used and helped.
     pub(super) fn gained(&mut self) {
         self.left = SURE.min(self.left + 1);
         self.pause = SOON;
     }
 
-    /// It was done, and cost this.
+    /// Records that the measure was used and cost `cost`.
     pub(super) fn lost(&mut self, cost: u16) {
         self.left = self.left.saturating_sub(cost);
         if self.left == 0 {
@@ -51,7 +51,7 @@ impl Trial {
         }
     }
 
-    /// There was a chance, and it was not done; with a sign that it may pay, or without.
+    /// Records a chance without the measure. `sign` is true if the measure may help now.
     pub(super) fn passed(&mut self, sign: bool) {
         self.left = self.left.min(if sign { AT_A_SIGN } else { LATE }) - 1;
         if self.left == 0 {
@@ -64,7 +64,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// At which of so many chances it is done.
+    /// Returns the numbers of the chances that used the measure.
     fn done(trial: &mut Trial, pays: bool, chances: u16) -> Vec<u16> {
         let turn = |number| {
             let is_on = trial.is_on();

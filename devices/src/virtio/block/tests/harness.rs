@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A disk behind its transport, with a driver that the tests play.
+//! A disk device behind its transport, with the tests acting as its driver.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,24 +21,24 @@ use crate::virtio::test_support::FakeMsi;
 
 pub(super) const RAM: usize = 0x20_0000;
 pub(super) const QUEUE_SIZE: u16 = 64;
-/// Where data is, as guest RAM numbers it.
+/// Address of the data in guest RAM.
 pub(super) const DATA: u64 = 0x10_0000;
-/// Rings of the first queue; those of the next one are behind them.
+/// Addresses of the first queue's rings. The next queue's rings follow them.
 pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const QUEUES: Rings = Rings { first: RINGS, stride: 0x3000, size: QUEUE_SIZE };
-/// Headers and status bytes, by descriptor.
+/// Addresses of the request headers and status bytes, by descriptor.
 const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 
-/// Where the disk's name goes, in guest RAM.
+/// Guest RAM address of the buffer for the disk's serial number.
 const NAME: u64 = 0x4_0000;
 
-/// What kind of disk is tested.
+/// Properties of the disk under test.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) mode: IoMode,
     pub(super) translated: bool,
-    /// What buffers must be aligned to, or they are copied.
+    /// Alignment of buffers that the kernel uses directly. Data in other buffers is copied.
     pub(super) memory: usize,
     pub(super) read_only: bool,
     pub(super) queues: u16,
@@ -51,7 +51,7 @@ pub(super) const PLAIN: Kind =
     Kind { mode: IoMode::Plain, translated: false, memory: 1, read_only: false, queues: 1, without: 0, limits: None };
 pub(super) const RING: Kind = Kind { mode: IoMode::Async, ..PLAIN };
 
-/// All ways by which bytes come from image to guest.
+/// Returns all combinations of I/O mode, translation and copying.
 pub(super) fn kinds() -> impl Iterator<Item = Kind> {
     let modes = [PLAIN, RING].into_iter();
     let placed = modes.flat_map(|kind| [false, true].map(|translated| Kind { translated, ..kind }));
@@ -59,14 +59,14 @@ pub(super) fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 pub(super) struct Medium {
-    /// The image, as the host sees it.
+    /// Image, for access from the host's side.
     pub(super) content: File,
     kind: Kind,
 }
 
 pub(super) type Harness = TestDriver<VirtioBlock, Medium>;
 
-/// A file of these bytes.
+/// Creates a file with these bytes.
 pub(super) fn file(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
@@ -74,7 +74,7 @@ pub(super) fn file(bytes: &[u8]) -> File {
 }
 
 impl Harness {
-    /// A disk of this content, set up by its driver.
+    /// Creates a disk with this content, initialised by its driver.
     pub(super) fn new(kind: Kind, content: File) -> Self {
         let bytes = content.metadata().unwrap().len();
         let mut harness = Self::silent(kind, content, bytes);
@@ -82,13 +82,13 @@ impl Harness {
         harness
     }
 
-    /// The same before its driver came; the image is said to have so many bytes.
+    /// Creates the same disk without a driver. The image reports `bytes` as its size.
     pub(super) fn silent(kind: Kind, content: File, bytes: u64) -> Self {
         let image = Image::made_up(content.try_clone().unwrap(), bytes, kind.memory, kind.read_only);
         Self::of_image(kind, image, content)
     }
 
-    /// A disk of this image before its driver came.
+    /// Creates a disk from `image`, without a driver.
     pub(super) fn of_image(kind: Kind, image: Image, content: File) -> Self {
         let platform = TestPlatform::new(RAM, kind.translated);
         let params = BlockParams {
@@ -122,24 +122,24 @@ impl Harness {
 
     pub(super) fn map_all(&mut self) {
         self.map(0, DATA, Permissions::READ | Permissions::WRITE);
-        // As the guest's driver maps it: page by page.
+        // Page by page, as the guest's driver does.
         self.map_pages((DATA..RAM as u64).step_by(0x1000));
     }
 
-    /// Sets the device up as a driver does.
+    /// Initialises the device as a driver does.
     pub(super) fn start(&mut self) {
         self.map_all();
         self.begin_with(RINGS);
     }
 
-    /// The same with the rings of the first queue at these places, all of which are mapped.
+    /// Initialises the device with the first queue's rings at `rings`. The rings are mapped.
     pub(super) fn begin_with(&mut self, rings: [u64; 3]) {
-        // Without EVENT_IDX: these tests look at the rings.
+        // Do not accept EVENT_IDX, because the tests inspect the rings.
         let accepted = self.features() & !self.kind.without & !(1 << 29);
         self.set_up_at(Rings { first: rings, ..QUEUES }, accepted, 0..self.kind.queues);
     }
 
-    /// Puts a request into a queue; `data` are places in guest RAM. Returns where its status comes.
+    /// Adds a request to a queue. `data` has addresses and lengths in guest RAM. Returns the address of the status byte.
     pub(super) fn add(&mut self, queue: u16, kind: u32, sector: u64, data: &[(u64, u32)]) -> u64 {
         let offset = self.offset();
         let number = u64::from(queue) << 8 | u64::from(self.descriptors[usize::from(queue)]);
@@ -161,8 +161,8 @@ impl Harness {
         self.ram.read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Waits until all requests of the first queue have begun, none of which ends meanwhile: one that is answered at once comes behind
-    /// them.
+    /// Waits until all requests of the first queue have started. None of them may end meanwhile. The function adds a request that is
+    /// answered at once, and waits for its answer.
     pub(super) fn begun(&mut self) {
         let before = self.used(0);
         let status = self.add(0, request::GET_ID, 0, &[(NAME, 20)]);
@@ -171,7 +171,7 @@ impl Harness {
         assert_eq!((self.byte(status), self.used(0)), (status::OK, before.wrapping_add(1)));
     }
 
-    /// Makes a request in the first queue; returns its status.
+    /// Makes a request in the first queue, and returns its status.
     pub(super) fn call(&mut self, kind: u32, sector: u64, data: &[(u64, u32)]) -> u8 {
         let status = self.add(0, kind, sector, data);
         self.ring(0);
@@ -179,7 +179,7 @@ impl Harness {
         self.byte(status)
     }
 
-    /// Makes a discard or a request to write zeroes, of sectors, counts and flags.
+    /// Makes a discard or write-zeroes request. Each range has a sector, a number of sectors, and flags.
     pub(super) fn call_ranges(&mut self, kind: u32, ranges: &[(u64, u32, u32)]) -> u8 {
         for (at, (sector, count, flags)) in (DATA..).step_by(16).zip(ranges) {
             self.ram.write_obj(*sector, GuestAddress(at)).unwrap();
@@ -189,7 +189,7 @@ impl Harness {
         self.call(kind, 0, &[(DATA, u32::try_from(16 * ranges.len()).unwrap())])
     }
 
-    /// Bytes of the image.
+    /// Returns bytes of the image.
     pub(super) fn image(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.content.read_exact_at(&mut bytes, offset).unwrap();
@@ -197,10 +197,10 @@ impl Harness {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from position to position.
 pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at * 7 % 251).unwrap() ^ seed).collect()
 }
 
-/// A driver that knows no flushes.
+/// Feature that a driver without flushes does not accept.
 pub(super) const NO_FLUSH: u64 = feature::FLUSH;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers that break rules, and hosts that fail.
+//! Tests with drivers that break rules, and with hosts that fail.
 
 use std::fs::File;
 
@@ -44,7 +44,7 @@ fn request_out_of_range_fails_and_changes_nothing() {
         assert_eq!((disk.bytes(DATA, 8192), disk.image(0, BYTES)), (vec![0xee; 8192], pattern(BYTES, 0)));
         let counters = disk.device.counters();
         assert_eq!((counters.errors, counters.host_errors, counters.read_ops), (errors, 0, 0));
-        // Nothing to do is no mistake.
+        // A request without data is valid.
         assert_eq!(disk.call(request::IN, SECTORS, &[]), status::OK);
         assert_eq!(disk.call(request::OUT, 0, &[]), status::OK);
     }
@@ -137,7 +137,7 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // No status, no header, half a header, no memory.
+        // No status, no header, half a header, header outside memory, status outside memory, empty or wrapping status buffer.
         |at| vec![(at, 16, 0)],
         |at| vec![(at, 16, WRITE)],
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],
@@ -145,7 +145,7 @@ fn malformed_chain_fails_the_device_until_reset() {
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // Out of order, without an end.
+        // Buffers out of order, and a chain without a status.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];
@@ -169,7 +169,7 @@ fn malformed_chain_fails_the_device_until_reset() {
 fn available_ring_with_unmapped_elements_fails_the_device() {
     for kind in [PLAIN, RING] {
         let mut disk = Harness::silent(Kind { translated: true, ..kind }, file(&pattern(BYTES, 0)), BYTES as u64);
-        // Flags and index of the available ring are at the end of a page, its elements in the next one.
+        // The flags and the index of the available ring are at the end of a page. The ring's elements are on the next page.
         let available = 0x6ffc;
         for page in (0..DATA).step_by(0x1000) {
             disk.map(page, 0x1000, Permissions::READ | Permissions::WRITE);

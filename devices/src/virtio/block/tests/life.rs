@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pause, saved state, and memory that is taken away while the kernel uses it.
+//! Tests of pause, saved state, and unmapping of memory that the kernel uses.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +19,7 @@ use crate::virtio::test_support::{SOON, set_bus_master};
 
 const BYTES: usize = 1 << 20;
 
-/// A disk whose reads wait until something is written to the pipe that is its image.
+/// Creates a disk whose image is a pipe. Reads wait until a test writes to the pipe.
 fn slow(kind: Kind) -> (Harness, File) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let mut disk = Harness::silent(kind, File::from(reader), 1 << 20);
@@ -27,7 +27,7 @@ fn slow(kind: Kind) -> (Harness, File) {
     (disk, File::from(writer))
 }
 
-/// The same with a read under way. Its status goes to the address that is returned.
+/// Creates such a disk with a read under way. Also returns the address of the read's status.
 fn reading(kind: Kind) -> (Harness, File, u64) {
     let (mut disk, writer) = slow(kind);
     let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
@@ -36,7 +36,7 @@ fn reading(kind: Kind) -> (Harness, File, u64) {
     (disk, writer, first)
 }
 
-/// Ends that read after a while.
+/// Lets that read end after a while.
 fn end_late(mut writer: File) -> JoinHandle<File> {
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
@@ -57,7 +57,7 @@ fn pause_waits_for_running_requests_and_admits_no_new_ones() {
         disk.ring(0);
         writer.write_all(&[8; 512]).unwrap();
         thread::sleep(Duration::from_millis(20));
-        assert_eq!(disk.used(0), 2, "it is paused");
+        assert_eq!(disk.used(0), 2, "the disk is paused");
         disk.function.resume();
         disk.served(0);
         assert_eq!(disk.byte(DATA), 8);
@@ -96,7 +96,7 @@ fn device_is_reset_while_bus_mastering_is_off() {
 fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
     let (disk, writer, first) = reading(RING);
     let late = end_late(writer);
-    // Its image is a pipe, which keeps its size.
+    // The image is a pipe and cannot be resized.
     disk.device.resize(2 << 20).unwrap_err();
     assert_eq!((disk.used(0), disk.byte(first)), (2, status::OK));
     late.join().unwrap();
@@ -156,7 +156,7 @@ fn unmap_ends_what_a_failed_disk_has_under_way() {
     let (mut disk, _writer) = slow(Kind { translated: true, ..RING });
     disk.add(0, request::IN, 0, &[(DATA, 512)]);
     disk.begun();
-    // More requests than the queue holds.
+    // Add more requests than the queue can hold.
     disk.fill(RINGS[1] + 2, &0x7fffu16.to_le_bytes());
     disk.ring(0);
     disk.broken();
@@ -170,14 +170,14 @@ fn restored_disk_goes_on_with_the_next_request() {
         let mut old = Harness::new(kind, file(&pattern(BYTES, 0)));
         assert_eq!(old.call(request::IN, 0, &[(DATA, 512)]), status::OK);
         old.function.pause();
-        // It comes while the device is paused.
+        // The request arrives while the device is paused.
         let late = old.add(1, request::IN, 1, &[(DATA, 512)]);
         let content = old.content.try_clone().unwrap();
         let mut new = Harness::silent(kind, content, BYTES as u64);
         new.map_all();
         new.restore_from(&old);
         thread::sleep(Duration::from_millis(5));
-        assert_eq!((new.used(0), new.used(1)), (1, 0), "it is paused");
+        assert_eq!((new.used(0), new.used(1)), (1, 0), "the disk is paused");
         new.function.resume();
         new.served(1);
         assert_eq!((new.byte(late), new.bytes(DATA, 512)), (status::OK, pattern(BYTES, 0)[512..1024].to_vec()));
@@ -185,7 +185,7 @@ fn restored_disk_goes_on_with_the_next_request() {
     }
 }
 
-/// The state of a disk that has served a request, on RAM that is not there any more.
+/// Returns the state of a disk that has served a request. The RAM of that disk no longer exists.
 fn saved() -> DeviceState {
     let mut old = Harness::new(RING, file(&pattern(BYTES, 0)));
     old.call(request::IN, 0, &[(DATA, 512)]);

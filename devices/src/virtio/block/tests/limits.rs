@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the rate, and on what is under way: who waits, and that nobody waits for who waits.
+//! Tests of the rate limit and of the limits on requests under way: held requests wait, and they block nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn bucket(size: u64, refill_time: Duration) -> Option<BucketParams> {
     Some(BucketParams { size, one_time_burst: 0, refill_time })
 }
 
-/// Of requests and of bytes: one passes, and none for an hour.
+/// Returns limits on requests and on bytes. The first request passes, the next one only after an hour.
 fn stopped() -> [RateLimits; 2] {
     let hour = Duration::from_secs(3600);
     [RateLimits { ops: bucket(1, hour), bandwidth: None }, RateLimits { ops: None, bandwidth: bucket(512, hour) }]
@@ -38,7 +38,7 @@ fn held_request_stays_queued_and_blocks_no_pause_reset_or_unmap() {
         }
         old.function.pause();
         assert_eq!((old.used(0), old.byte(held)), (1, 0xff));
-        // A saved one is begun by the disk that is made of it, whose bucket is full.
+        // The request is saved with the queue. The restored disk has a full bucket, so it serves the request.
         let mut new = Harness::silent(kind, old.content.try_clone().unwrap(), BYTES as u64);
         new.map_all();
         new.restore_from(&old);
@@ -68,10 +68,10 @@ fn queues_share_the_limit_and_requests_pass_at_its_rate() {
     disk.ring(1);
     disk.served(0);
     disk.served(1);
-    // 10 at once, 20 more at 100 a second.
+    // 10 requests pass at once, the other 20 at 100 per second.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     let counters = disk.device.counters();
-    // Woken now and then by the other, a queue looks some times for each request, but does not spin.
+    // A queue checks a few times per request, because the other queue wakes it, but it does not poll all the time.
     assert!(counters.read_ops == 30 && (1..2000).contains(&counters.rate_waits), "{counters:?}");
 }
 
@@ -82,7 +82,7 @@ fn all_kinds_of_requests_count_and_bytes_of_reads_and_writes() {
     assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
     assert_eq!(disk.call_ranges(request::DISCARD, &[(0, 1024, 0)]), status::OK);
     assert_eq!(disk.call(request::OUT, 0, &[(DATA, 512)]), status::OK);
-    // The last token lets it pass, whatever it costs.
+    // The last token lets a request of any size pass.
     assert_eq!(disk.call(request::IN, 0, &[(DATA, 4096)]), status::OK);
     disk.add(0, request::FLUSH, 0, &[]);
     disk.ring(0);
@@ -90,13 +90,13 @@ fn all_kinds_of_requests_count_and_bytes_of_reads_and_writes() {
     assert_eq!(disk.device.counters().flushes, 1);
 }
 
-/// Where the same 1 MiB of RAM is named over and over.
+/// Address where the same 1 MiB of RAM is mapped repeatedly.
 const ALIASES: u64 = 0x4000_0000;
 const MIB: u64 = 1 << 20;
-/// Of a request, at most.
+/// Maximum MiB of a request.
 const MOST_MIB: u64 = 256;
 
-/// A disk behind an IOMMU whose driver can make requests of so many MiB.
+/// Creates a disk behind an IOMMU whose driver can make requests of `mib` MiB.
 fn with_large_buffers(kind: Kind, mib: u64) -> Harness {
     let image = tempfile::tempfile().unwrap();
     image.set_len(mib * MIB).unwrap();
@@ -109,7 +109,7 @@ fn with_large_buffers(kind: Kind, mib: u64) -> Harness {
     disk
 }
 
-/// A buffer of so many bytes, as [`Harness::add`] takes it.
+/// Returns a buffer of `bytes` bytes for [`Harness::add`].
 fn buffer(bytes: u64) -> (u64, u32) {
     (ALIASES - OFFSET, u32::try_from(bytes).unwrap())
 }
@@ -118,14 +118,14 @@ fn buffer(bytes: u64) -> (u64, u32) {
 fn pause_waits_for_few_large_requests_not_the_whole_queue() {
     for kind in [PLAIN, RING] {
         let mut disk = with_large_buffers(kind, MOST_MIB);
-        // Three descriptors each.
+        // Each request takes three descriptors.
         for _ in 0..u64::from(QUEUE_SIZE) / 3 {
             disk.add(0, request::IN, 0, &[buffer(MOST_MIB * MIB)]);
         }
         disk.ring(0);
         wait_until(|| disk.used(0) != 0);
         disk.function.pause();
-        assert_ne!(disk.used(0), disk.added[0], "{kind:?}: the last ones stay in the queue");
+        assert_ne!(disk.used(0), disk.added[0], "{kind:?}: the last requests stay in the queue");
         disk.function.resume();
         disk.served(0);
         assert_eq!(disk.device.counters().errors, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A disk against a model of it: an array of bytes.
+//! Test of a disk against a model: an array of bytes.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const SECTORS: u64 = 256;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Sector, sectors, and where the buffers are cut and how far they are from a page's start.
+    /// Sector, number of sectors, split position of the buffers, and offset of the buffers from the start of a page.
     Read(u64, u64, u64, u64),
     Write(u64, u64, u64, u64, u8),
     Zero(u64, u32, bool),
@@ -31,14 +31,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Two buffers of `len` bytes together, in memory that begins at `at` behind a page's start.
+/// Returns two buffers with `len` bytes in total. The first buffer starts `at` bytes after the start of a page.
 fn buffers(len: u64, cut: u64, at: u64) -> Vec<(u64, u32)> {
     let cut = cut.min(len);
     let length = |len: u64| u32::try_from(len).unwrap();
     vec![(DATA + at, length(cut)), (DATA + 0x8000 + at / 2, length(len - cut))]
 }
 
-/// The bytes of the model that a request is for, if it is within the disk.
+/// Returns the bytes of the model that a request covers. Returns `None` if the request exceeds the disk.
 fn part(model: &mut [u8], sector: u64, sectors: u64) -> Option<&mut [u8]> {
     let start = usize::try_from(sector * 512).unwrap();
     model.get_mut(start..start + usize::try_from(sectors * 512).unwrap())
@@ -77,7 +77,7 @@ fn run(kind: Kind, steps: &[Step]) -> Result<(), TestCaseError> {
                 let there = part(&mut model, sector, sectors.into()).is_some();
                 prop_assert_eq!(disk.call_ranges(request::DISCARD, &[(sector, sectors, 0)]), code(there));
                 if let Some(place) = part(&mut model, sector, sectors.into()) {
-                    // What is there now is not said: it may be what was, or zeroes.
+                    // The content after a discard is undefined: the old bytes or zeroes.
                     let now = disk.image(sector * 512, place.len());
                     for (now, old) in now.iter().zip(place.iter()) {
                         prop_assert!(now == old || *now == 0);
@@ -102,7 +102,7 @@ proptest! {
         copied in any::<bool>(),
         durable in any::<bool>(),
     ) {
-        // Both ways of I/O do the same.
+        // Both I/O modes must give the same results.
         for mode in [IoMode::Async, IoMode::Plain] {
             let memory = if copied { 512 } else { 1 };
             let without = if durable { NO_FLUSH } else { 0 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a busy driver and the device tell each other.
+//! Test of the notifications between a busy driver and the device.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ const DATA: u64 = 0x8000;
 fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);
-    // A read of a sector.
+    // A read of one sector.
     ram.write_obj(request::IN, GuestAddress(0x4000)).unwrap();
     for (at, (address, len, flags, next)) in (0x1000..).step_by(16).zip([
         (0x4000u64, 16u32, NEXT, 1u16),
@@ -45,7 +45,7 @@ fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
         image,
         serial: [0; ID_BYTES],
         counts: Counts::default(),
-        // A request has ended when it was begun.
+        // In this mode a request has ended as soon as it was started.
         mode: IoMode::Plain,
         limiter: None,
         affinity: Default::default(),
@@ -65,7 +65,7 @@ fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
     let mut data = [0; 512];
     ram.read_slice(&mut data, GuestAddress(DATA)).unwrap();
     assert!(data[..] == content[..512]);
-    // Now that the disk has nothing left to do, it is to be told.
+    // The disk has nothing left to do, so the driver must notify it.
     busy.add();
     assert_eq!(busy.counts(), (100, 2));
 }

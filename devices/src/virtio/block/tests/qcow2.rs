@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Disks of qcow2 images: against a model of them, after a crash, with images behind them; and `qemu-img`'s word on what is left.
+//! Tests of qcow2 disks: against a model, after a crash, and with backing files. `qemu-img`, if installed, checks the resulting images.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ const ALONE: ImageOptions = ImageOptions { backing_files: false, ..WRITTEN };
 
 type Storage = imago::file::File;
 
-/// Makes an image of so many bytes, with clusters of so many, and with the image of this name and format behind it.
+/// Creates an image of `bytes` bytes with clusters of `cluster` bytes. `behind` is the name and format of its backing file.
 fn create(path: &Path, bytes: u64, cluster: usize, behind: Option<(&str, &str)>) {
     let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
     let mut builder: imago::qcow2::Qcow2CreateBuilder<Storage> =
@@ -45,17 +45,17 @@ fn create(path: &Path, bytes: u64, cluster: usize, behind: Option<(&str, &str)>)
     builder.create().unwrap();
 }
 
-/// Has `qemu-img`, where it is there, say that the image is sound.
+/// Checks the image with `qemu-img`, if installed.
 fn assert_sound(path: &Path) {
     let Ok(output) = Command::new("qemu-img").args(["check", "-f", "qcow2", "--force-share"]).arg(path).output() else {
         return;
     };
-    // 3: there are clusters that nothing uses, which a crash leaves.
+    // Exit code 3 means leaked clusters, which a crash leaves behind.
     let sound = matches!(output.status.code(), Some(0 | 3));
     assert!(sound, "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
 }
 
-/// Has `qemu-img`, where it is there, say that the image shows these bytes.
+/// Compares the image's content with `bytes` by `qemu-img`, if installed.
 fn assert_shows(path: &Path, bytes: &[u8]) {
     let raw = path.with_extension("expected");
     fs::write(&raw, bytes).unwrap();
@@ -76,7 +76,7 @@ fn disk(path: &Path, options: ImageOptions) -> Harness {
     disk
 }
 
-/// Writes `bytes` to the disk, and closes it.
+/// Writes `bytes` to the disk, then closes the disk.
 fn write(path: &Path, sector: u64, bytes: &[u8]) {
     let mut disk = disk(path, WRITTEN);
     disk.fill(DATA, bytes);
@@ -84,7 +84,7 @@ fn write(path: &Path, sector: u64, bytes: &[u8]) {
     assert_eq!(disk.call(request::OUT, sector, &[(DATA, len)]), status::OK);
 }
 
-/// All that the disk shows.
+/// Returns the whole content of the disk.
 fn content(disk: &mut Harness, sectors: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for sector in (0..sectors).step_by(64) {
@@ -102,9 +102,9 @@ enum Step {
     Zero(u64, u32, bool),
     Discard(u64, u32),
     Flush,
-    /// The process is killed.
+    /// Simulates a killed process.
     Crash,
-    /// The disk goes and comes again.
+    /// Closes the disk and opens it again.
     Reopen,
 }
 
@@ -122,10 +122,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does `steps` to the image of `model`'s bytes.
+/// Runs `steps` on the image at `path`, whose content is `model`.
 fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut disk = disk(path, WRITTEN);
-    // What may be there of each sector after a crash: what was flushed, and all that was written since.
+    // Possible content of each sector after a crash: the last flushed bytes, or any bytes written since.
     let flushed = |model: &[u8]| model.chunks(512).map(|sector| vec![sector.to_vec()]).collect::<Vec<_>>();
     let mut may_be = flushed(&model);
     for step in steps {
@@ -156,7 +156,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
             }
             Step::Discard(sector, sectors) => {
                 prop_assert_eq!(disk.call_ranges(request::DISCARD, &[(sector, sectors, 0)]), status::OK);
-                // It reads as zeroes, whatever is behind the image.
+                // A discarded sector reads as zeroes, even if there is a backing file.
                 model[range(sector, sectors.into())].fill(0);
                 changed = Some((sector, sectors.into()));
             }
@@ -165,10 +165,10 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
                 may_be = flushed(&model);
             }
             Step::Crash => {
-                // As the file is, with nothing of what is in memory.
+                // The copy has only what is in the file, nothing that is cached in memory.
                 let copy = path.with_extension("crashed");
                 fs::copy(path, &copy).unwrap();
-                // QEMU does not open what is behind an image and is locked.
+                // QEMU does not open a locked backing file.
                 if !behind {
                     assert_sound(&copy);
                 }
@@ -210,7 +210,7 @@ proptest! {
         let path = dir.path().join("disk.qcow2");
         let mut model = vec![0; BYTES];
         if behind {
-            // Shorter than the disk: behind its end there are zeroes.
+            // The backing file is shorter than the disk. The disk reads zeroes beyond its end.
             let bytes = pattern(BYTES * 3 / 4, 5);
             fs::write(dir.path().join("behind.img"), &bytes).unwrap();
             model[..bytes.len()].copy_from_slice(&bytes);
@@ -219,7 +219,7 @@ proptest! {
         run(&path, model, behind, &steps)?;
     }
 
-    /// Whatever its tables say, the disk is refused or serves, and nothing panics.
+    /// The image is either rejected or works, whatever its tables contain. Nothing panics.
     #[test]
     fn image_that_was_spoiled_does_no_harm(
         changes in prop::collection::vec((0..16_384usize, any::<u8>()), 1..12),
@@ -267,12 +267,12 @@ fn images_behind_others_are_shown_locked_and_never_written() {
         let refused = Image::open(path, options).unwrap_err();
         assert!(matches!(refused, ImageError::Used { .. }), "{}: {refused}", path.display());
     }
-    // Others may have the same behind them.
+    // Several images can share a backing file.
     Image::open(&middle, READ).unwrap();
     expected[..64 * 512].fill(0);
     assert!(content(&mut first, SECTORS) == expected);
     drop(first);
-    assert!([fs::read(&raw).unwrap(), fs::read(&middle).unwrap()] == before, "what is behind is only read");
+    assert!([fs::read(&raw).unwrap(), fs::read(&middle).unwrap()] == before, "backing files are only read");
     assert_sound(&front);
     assert_shows(&front, &expected);
 }
@@ -284,8 +284,8 @@ fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
     fs::write(path("raw.img"), [0; 1024]).unwrap();
     create(&path("front"), 1 << 20, 4096, Some(("raw.img", "raw")));
     let refused = |name: &str, options| Image::open(&path(name), options).unwrap_err().to_string();
-    assert!(refused("front", ALONE).starts_with("has the image 'raw.img' behind it, which must be allowed"));
-    // In front of it nothing says what it is: a guest may have made it look like another.
+    assert!(refused("front", ALONE).starts_with("has the backing file 'raw.img', but backing files are not allowed"));
+    // This image does not state the backing file's format. A guest may have made a raw file look like another format.
     let mut bytes = fs::read(path("front")).unwrap();
     let format = bytes.windows(8).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3]).unwrap();
     bytes[format..format + 4].copy_from_slice(&[0, 0, 0x12, 0x34]);
@@ -298,11 +298,11 @@ fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
     assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
     assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
-    // One that is behind itself is locked already, or would never end.
+    // If an image is its own backing file, it is locked already. Read-only, the chain would never end.
     create(&path("circle"), 1 << 20, 4096, Some(("circle", "qcow2")));
     assert!(refused("circle", WRITTEN).contains("circle: is already used by this VM"));
-    assert!(refused("circle", READ).contains("the image is behind itself"));
-    assert!(refused("raw.img", WRITTEN).contains("does not begin as a qcow2 image does"));
+    assert!(refused("circle", READ).contains("the image is its own backing file"));
+    assert!(refused("raw.img", WRITTEN).contains("does not start with a qcow2 header"));
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn disk_gets_another_size_and_nothing_behind_it_comes_to_light() {
     assert_sound(&path);
     let image = Image::open(&path, READ).unwrap();
     assert_eq!(image.bytes(), BYTES as u64 + 512);
-    assert!(image.resize(512).unwrap_err().to_string().contains("it is read-only"));
+    assert!(image.resize(512).unwrap_err().to_string().contains("the image is read-only"));
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn saved_disk_restores_from_its_image_in_another_process() {
     assert_eq!(old.call(request::OUT, 8, &[(DATA, 4096)]), status::OK);
     old.function.pause();
     let state = old.function.save().unwrap();
-    // The process is killed now.
+    // Simulates that the process is killed now.
     let copy = dir.path().join("copy.qcow2");
     fs::copy(&path, &copy).unwrap();
     let mut new = Harness::of_image(RING, Image::open(&copy, WRITTEN).unwrap(), file(&[]));
@@ -358,7 +358,7 @@ fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 4096, None);
     write(&path, 8, &pattern(4096, 9));
-    // A file that cannot grow.
+    // This file cannot grow.
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create(c"image", flags).unwrap());
     file.write_all_at(&fs::read(&path).unwrap(), 0).unwrap();
@@ -384,7 +384,7 @@ fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
     assert_sound(&path);
 }
 
-/// `imago` would look for room for the missing block until there is no more stack.
+/// `imago` would search for room for the missing block until the stack overflows.
 #[test]
 fn image_without_first_refcount_block_is_only_readable() {
     let dir = tempfile::tempdir().unwrap();
@@ -395,11 +395,11 @@ fn image_without_first_refcount_block_is_only_readable() {
     bytes[table..table + 8].fill(0);
     fs::write(&path, bytes).unwrap();
     let refused = Image::open(&path, WRITTEN).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("its refcounts do not begin with the header's own cluster"), "{refused}");
+    assert!(refused.contains("it has no refcount block for its first clusters"), "{refused}");
     assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
 }
 
-/// Each is named for what is wrong with it.
+/// Each image's name says what is wrong with it.
 #[test]
 fn images_that_are_stored_do_no_harm_and_the_valid_ones_serve() {
     let corpus = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/qcow2"));
@@ -408,7 +408,7 @@ fn images_that_are_stored_do_no_harm_and_the_valid_ones_serve() {
         let path = entry.unwrap().path();
         let serves = fuzzing::opens(&fs::read(&path).unwrap());
         if path.file_name().unwrap().to_str().unwrap().starts_with("valid_") {
-            assert!(serves, "{} is refused", path.display());
+            assert!(serves, "{} is rejected", path.display());
             valid += 1;
         } else {
             malformed += 1;

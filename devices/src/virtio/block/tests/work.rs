@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a disk does for a driver that keeps to the rules.
+//! Tests of a disk whose driver follows the rules.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn request_may_be_split_wherever_the_driver_likes() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         let offset = disk.offset();
         let at = |address: u64| address + offset;
-        // A write whose header and data share buffers, in odd pieces.
+        // A write whose header and data share buffers of odd lengths.
         let mut all = Vec::new();
         all.extend(request::OUT.to_le_bytes());
         all.extend([0; 4]);
@@ -62,7 +62,7 @@ fn request_may_be_split_wherever_the_driver_likes() {
         disk.ring(0);
         disk.served(0);
         assert_eq!((disk.byte(DATA + 0x7000), disk.image(1024, 1024)), (status::OK, data.clone()), "{kind:?}");
-        // A read to odd pieces, the last of which has the status too.
+        // A read into buffers of odd lengths. The last buffer also has the status.
         disk.fill(DATA + 0x8000, &[request::IN.to_le_bytes().as_slice(), &[0; 4], &2u64.to_le_bytes()].concat());
         let chain = [
             (at(DATA + 0x8000), 16, NEXT),
@@ -172,7 +172,7 @@ fn preallocated_disk_offers_no_discard_and_frees_no_blocks() {
         let mut disk = Harness::of_image(kind, image, content);
         disk.start();
         assert_eq!(disk.features() & (feature::DISCARD | feature::WRITE_ZEROES), feature::WRITE_ZEROES, "{kind:?}");
-        assert_eq!((disk.config::<4>(36), disk.config::<1>(56)), ([0; 4], [0]), "neither discards nor unmapping");
+        assert_eq!((disk.config::<4>(36), disk.config::<1>(56)), ([0; 4], [0]), "no discards and no unmapping");
         let room = disk.content.metadata().unwrap().blocks();
         assert_eq!(disk.call_ranges(request::DISCARD, &[(64, 512, 0)]), status::UNSUPP);
         assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(64, 512, 1)]), status::OK);
@@ -195,7 +195,7 @@ fn driver_that_knows_no_flushes_is_served_too() {
 
 #[test]
 fn oversized_scatter_list_is_served_in_several_operations() {
-    // Behind the IOMMU neighbouring pages lie anywhere: 4 MiB are 1024 of them, and these begin in the midst of one.
+    // Behind the IOMMU, neighbouring pages can be anywhere in RAM. These buffers have odd offsets and cross page boundaries.
     for kind in kinds() {
         let mut disk = Harness::silent(kind, file(&pattern(IMAGE, 0)), IMAGE as u64);
         disk.start();
