@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The buffers of descriptor chains.
+//! Buffers of descriptor chains.
 
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::dma::DmaView;
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// Buffers, with their bytes.
+/// Address and length of each buffer.
 pub(super) type Buffers = Vec<(GuestAddress, usize)>;
 
-/// Which buffers a chain may have.
+/// Direction that all buffers of a chain must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// The device reads them.
+    /// The device reads the buffers.
     Readable,
-    /// The device writes them.
+    /// The device writes the buffers.
     Writable,
 }
 
-/// Adds the buffers of a chain to `buffers`; returns their bytes.
+/// Adds the buffers of a chain to `buffers`. Returns the total length of the added buffers.
 ///
 /// # Errors
 /// The rule that the chain breaks.
@@ -33,22 +33,22 @@ pub(super) fn collect(
     for buffer in walk(chain, queue_size) {
         let buffer = buffer?;
         match (direction, buffer.writable) {
-            (Direction::Readable, true) => return Err("a packet to be sent has a device-writable buffer"),
-            (Direction::Writable, false) => return Err("room for a packet has a device-readable buffer"),
+            (Direction::Readable, true) => return Err("a transmit chain has a device-writable buffer"),
+            (Direction::Writable, false) => return Err("a receive chain has a device-readable buffer"),
             _ => {}
         }
         if buffer.len != 0 {
             buffers.push((buffer.address, buffer.len));
-            bytes = bytes.checked_add(buffer.len).ok_or("buffers are too long together")?;
+            bytes = bytes.checked_add(buffer.len).ok_or("the total length of the buffers is too large")?;
         }
     }
     Ok(bytes)
 }
 
-/// Reads what is in `buffers` into `data`, as far as either goes; returns the bytes.
+/// Copies the content of `buffers` into `data`, up to the end of the shorter one. Returns the number of copied bytes.
 ///
 /// # Errors
-/// A buffer is not in the memory that the device sees.
+/// A buffer is outside the memory that the device can access.
 pub(super) fn read(memory: &DmaView<'_>, buffers: &Buffers, data: &mut [u8]) -> Result<usize, &'static str> {
     let mut done = 0;
     for (address, len) in buffers {
@@ -63,10 +63,10 @@ pub(super) fn read(memory: &DmaView<'_>, buffers: &Buffers, data: &mut [u8]) -> 
     Ok(done)
 }
 
-/// Writes `data` to `buffers`, which have room for it.
+/// Writes `data` to `buffers`. The buffers are large enough for `data`.
 ///
 /// # Errors
-/// A buffer is not in the memory that the device sees.
+/// A buffer is outside the memory that the device can access.
 pub(super) fn write(memory: &DmaView<'_>, buffers: &Buffers, data: &[u8]) -> Result<(), &'static str> {
     let mut left = data;
     for (address, len) in buffers {

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of a network device.
+//! Host interface of a network device.
 
 use std::fs::File;
 use std::io;
 
 use super::spec::{GUEST_CSUM, GUEST_ECN, GUEST_TSO4, GUEST_TSO6, GUEST_USO4, GUEST_USO6};
 
-/// What the guest takes of packets that the host has not finished.
+/// Offloads: kinds of unfinished packets that the guest accepts from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// Packets without their checksum.
+    /// Packets without a checksum.
     pub csum: bool,
-    /// Segments of TCP over IPv4 in one packet.
+    /// Large packets of TCP over IPv4, still to be segmented.
     pub tso4: bool,
-    /// Segments of TCP over IPv6 in one packet.
+    /// Large packets of TCP over IPv6, still to be segmented.
     pub tso6: bool,
-    /// Likewise with bits for congestion.
+    /// Large packets of TCP with ECN bits, still to be segmented.
     pub ecn: bool,
-    /// Segments of UDP in one packet, over either.
+    /// Large packets of UDP over IPv4 or IPv6, still to be segmented.
     pub uso: bool,
 }
 
 impl Offloads {
-    /// Those that a driver has agreed to.
+    /// Returns the offloads that a driver has accepted.
     pub(super) fn of(features: u64) -> Self {
         let has = |feature| features & feature == feature;
-        // All others need the first (virtio 1.4, section 5.1.3.1).
+        // All other offloads require GUEST_CSUM (virtio 1.4, section 5.1.3.1).
         let csum = has(GUEST_CSUM);
         Self {
             csum,
@@ -38,19 +38,19 @@ impl Offloads {
     }
 }
 
-/// The host's interface.
+/// Host interface.
 pub trait Carrier: Send + Sync {
-    /// The file of a pair of queues. A read takes a packet with a header of [`HEADER_BYTES`](super::spec::HEADER_BYTES) before it, a write
-    /// gives one; neither waits.
+    /// Returns the file of a pair of queues. A read returns one packet, a write sends one packet. A header of
+    /// [`HEADER_BYTES`](super::spec::HEADER_BYTES) precedes each packet. Reads and writes do not block.
     fn file(&self, pair: u16) -> &File;
-    /// Tells the host what the guest takes.
+    /// Sets the offloads that the guest accepts.
     ///
     /// # Errors
-    /// The host refuses.
+    /// The host rejects them.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
-    /// Has the host use the first of the pairs of queues: so many.
+    /// Makes the host use the first `pairs` pairs of queues.
     ///
     /// # Errors
-    /// The host refuses.
+    /// The host rejects the number.
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }

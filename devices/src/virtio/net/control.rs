@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control queue: how many pairs of queues the driver uses (virtio 1.4, section 5.1.6.5).
+//! Control queue: the driver sets the number of pairs that it uses (virtio 1.4, section 5.1.6.5).
 
 use std::io;
 use std::sync::Arc;
@@ -18,57 +18,57 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Size of the control queue: a driver has a command at a time in it.
+/// Size of the control queue. A driver sends one command at a time.
 pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// Number of the control queue for a driver that accepted `features`, on a device of `pairs` pairs of queues: it follows the last
-/// pair that the driver knows of (virtio 1.4, section 5.1.2).
+/// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. A driver that
+/// does not accept MQ knows only one pair (virtio 1.4, section 5.1.2).
 pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
     if features & (CTRL_VQ | MQ) == CTRL_VQ { 2 } else { 2 * pairs }
 }
 
-/// Whoever moves the packets of the pairs of queues.
+/// Backend that moves the packets of the pairs of queues.
 pub(in crate::virtio) trait Pairs: Send + Sync {
     /// Name of the device in logs.
     fn id(&self) -> &str;
-    /// Has the first of the pairs used: so many.
+    /// Makes the backend use the first `pairs` pairs of queues.
     ///
     /// # Errors
-    /// Why those are used that were.
+    /// Why the number of used pairs stays unchanged.
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }
 
-/// Bytes of a command that are looked at: class, command, and the number of pairs.
+/// Bytes of a command that the device reads: class, command, and number of pairs.
 const COMMAND: usize = 4;
 
-/// A command of the driver.
+/// Command of the driver.
 struct Command {
-    /// Its chain.
+    /// Head of the command's descriptor chain.
     head: u16,
-    /// Its first bytes.
+    /// First bytes of the command.
     bytes: [u8; COMMAND],
-    /// How many of them there are.
+    /// Number of valid bytes in `bytes`.
     len: usize,
-    /// Where the answer goes.
+    /// Address of the answer.
     answer: GuestAddress,
 }
 
-/// The work of the thread that serves the control queue.
+/// Task of the thread that serves the control queue.
 pub(in crate::virtio) struct Control {
     index: u16,
     queue: DeviceQueue,
     driver: Driver,
     host: Arc<dyn Pairs>,
-    /// Pairs of queues that the driver may use. 0: it did not accept the command.
+    /// Maximum number of pairs that the driver may use. 0 if the driver did not accept MQ.
     most: u16,
-    /// Pairs that are used.
+    /// Number of pairs in use.
     pairs: Arc<AtomicU16>,
     failed: bool,
     throttle: Throttle,
 }
 
 impl Control {
-    /// Of a device of `most` pairs of queues.
+    /// Creates the task for a device with `most` pairs of queues.
     pub(in crate::virtio) fn new(
         index: u16,
         queue: Queue,
@@ -82,7 +82,7 @@ impl Control {
         Self { index, queue, driver, host, most, pairs, failed: false, throttle: Throttle::default() }
     }
 
-    /// How far the queue is served.
+    /// Returns the queue's state.
     pub(in crate::virtio) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
@@ -131,7 +131,7 @@ impl Control {
         Err(rule("a command has no room for an answer"))
     }
 
-    /// Does a command; its answer.
+    /// Executes a command and returns its answer.
     fn execute(&self, command: &[u8]) -> u8 {
         let [CTRL_MQ, CTRL_MQ_VQ_PAIRS_SET, low, high] = *command else { return CTRL_ERR };
         let pairs = u16::from_le_bytes([low, high]);
@@ -140,7 +140,7 @@ impl Control {
         }
         if let Err(error) = self.host.set_pairs(pairs) {
             if self.throttle.pass() {
-                warn!("{}: having the host use {pairs} pairs of queues: {error}", self.host.id());
+                warn!("{}: the host interface rejected the use of {pairs} pairs of queues: {error}", self.host.id());
             }
             return CTRL_ERR;
         }

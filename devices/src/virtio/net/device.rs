@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The network device, as the transport sees it.
 
 use std::io;
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_worker::QueueWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, Driver, VirtioDevice};
 
-/// What a driver is told of the host's side.
+/// Properties of the device that the driver sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetTraits {
-    /// Address of the device.
+    /// MAC address of the device.
     pub mac: [u8; 6],
-    /// Most bytes of a packet, without the Ethernet header.
+    /// Maximum bytes of a packet, without the Ethernet header.
     pub mtu: u16,
-    /// Pairs of queues, 1 at least.
+    /// Number of pairs of queues, at least 1.
     pub pairs: u16,
     /// Size of each queue, a power of two.
     pub queue_size: u16,
-    /// Whether checksums may be left to the other side.
+    /// True if either side may leave checksums to the other side.
     pub csum: bool,
-    /// Whether segments of TCP may come and go as one packet. Needs checksums.
+    /// True if either side may send large TCP packets that are segmented later. Requires `csum`.
     pub tso: bool,
-    /// Whether segments of UDP may. Needs checksums.
+    /// True if either side may send large UDP packets that are segmented later. Requires `csum`.
     pub uso: bool,
-    /// Whether a large packet may come in several small buffers. A driver that has segments come as one packet otherwise
-    /// has room for the largest one at each place of the queue (section 5.1.6.3.1).
+    /// True if a large packet may be spread over several small receive buffers. Without this feature, a driver that accepts large packets
+    /// must make each receive buffer large enough for the largest one (section 5.1.6.3.1).
     pub merges: bool,
 }
 
@@ -60,7 +60,7 @@ impl NetTraits {
             | when(self.csum && self.uso, GUEST_USO4 | GUEST_USO6 | HOST_USO)
     }
 
-    /// The configuration (virtio 1.4, section 5.1.4): address, status, pairs of queues, MTU.
+    /// Returns the configuration (virtio 1.4, section 5.1.4): MAC address, status, number of pairs, MTU.
     fn config(&self) -> [u8; CONFIG_BYTES] {
         let mut config = [0; CONFIG_BYTES];
         config[..6].copy_from_slice(&self.mac);
@@ -69,7 +69,7 @@ impl NetTraits {
         config
     }
 
-    /// Sizes of pairs of queues, and of the control queue where there are several.
+    /// Returns the sizes of all queues. With several pairs, the control queue comes last.
     fn queue_sizes(&self) -> Vec<u16> {
         let mut sizes = vec![self.queue_size; usize::from(self.pairs) * 2];
         sizes.extend((self.pairs > 1).then_some(CONTROL_QUEUE_SIZE));
@@ -84,7 +84,7 @@ pub struct VirtioNet {
     features: u64,
     config: [u8; CONFIG_BYTES],
     queue_sizes: Vec<u16>,
-    /// Pairs of queues that the driver uses.
+    /// Number of pairs of queues that the driver uses.
     pairs: Arc<AtomicU16>,
     queues: QueueWorker<Work>,
     throttle: Throttle,
@@ -92,7 +92,7 @@ pub struct VirtioNet {
 
 impl VirtioNet {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(link: Link, traits: NetTraits) -> io::Result<Self> {
         let (link, queue_sizes, pairs) = (Arc::new(link), traits.queue_sizes(), Arc::new(AtomicU16::new(1)));
         let queues = threads(link.clone(), queue_sizes.len(), traits.pairs, pairs.clone())?;
@@ -108,18 +108,18 @@ impl VirtioNet {
         })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> NetCounters {
         self.link.counts.read()
     }
 
-    /// Has the host use so many pairs of queues, and give packets as the driver takes them.
+    /// Sets the number of pairs that the host uses, and the offloads that the driver accepts.
     fn set_up(&self, features: u64, pairs: u16) {
         let carrier = &self.link.carrier;
         let done = carrier.set_offloads(Offloads::of(features)).and_then(|()| carrier.set_pairs(pairs));
         if let Err(error) = done {
-            // Packets that the driver cannot take are worse than none, but nobody could be told.
-            self.link.complain(&self.throttle, "setting the host's interface up", &error);
+            // The guest may now receive packets that it cannot process. There is no way to report this to the driver, so only log it.
+            self.link.complain(&self.throttle, "cannot set offloads and queues of the host interface", &error);
         }
         self.pairs.store(pairs, Ordering::Release);
     }
@@ -156,18 +156,18 @@ impl VirtioDevice for VirtioNet {
         DeviceState::new(STATE.0, STATE.1, &NetState { mac: self.traits.mac, mtu: self.traits.mtu, pairs })
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the device. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let NetState { mac, mtu, pairs } = state.payload(STATE.0, STATE.1)?;
         let rule = |field, rule| Err(StateError::rule(field, rule));
         if mac != self.traits.mac {
-            return rule("mac", "is not that of the configuration".to_string());
+            return rule("mac", "the saved MAC address is not the one in the configuration".to_string());
         }
         if mtu != self.traits.mtu {
-            return rule("mtu", format!("is {mtu}, but {} of the interface that there is now", self.traits.mtu));
+            return rule("mtu", format!("the saved MTU is {mtu}, but the present interface has {}", self.traits.mtu));
         }
         if !(1..=self.traits.pairs).contains(&pairs) {
-            return rule("pairs", format!("{pairs} is not 1 to {}", self.traits.pairs));
+            return rule("pairs", format!("{pairs} is not in the range 1 to {}", self.traits.pairs));
         }
         self.queues.restore_paused();
         if let Some(driver) = self.queues.driver() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::byte_driver::{ByteDriver, Layout};
 use crate::worker::{Orders, Task};
 
-/// An interface to a socket.
+/// A host interface that is a socket.
 struct Socket(File);
 
 impl Carrier for Socket {
@@ -35,18 +35,18 @@ impl Carrier for Socket {
     }
 }
 
-/// Fills rings, descriptors and buffers with `bytes` and has the queue served that the first of them names: first all at once, then
-/// after each further piece, which is also a packet that comes.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the queue is served. Each piece is also
+/// sent to the device as a packet. The first byte selects the queue and the options.
 pub fn run(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let queue = guest.queue(0, first & 1 != 0);
-    let (ours, host) = UnixDatagram::pair().expect("descriptors");
+    let (ours, host) = UnixDatagram::pair().expect("two descriptors");
     for socket in [&ours, &host] {
         socket.set_nonblocking(true).expect("a socket");
     }
     let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
-    // So little that it makes a difference, and comes back soon.
+    // A small limit that refills soon, so that packets are held back for a short time only.
     let bucket = BucketParams { size: 512, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let limiter = || (first & 16 != 0).then(|| RateLimiter::new(limits, Instant::now()));
@@ -74,7 +74,7 @@ pub fn run(bytes: &[u8]) {
     };
     let mut sent = [0; 2048];
     guest.feed(bytes, |piece, orders| {
-        // A packet that cannot be sent is no matter.
+        // Ignore packets that cannot be sent.
         let _ = host.send(&piece[..piece.len().min(0x400)]);
         task(orders);
         while host.recv(&mut sent).is_ok() {}

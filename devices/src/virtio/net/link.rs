@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the queues of a device share.
+//! State that the queues of a network device share.
 
 use std::fs::File;
 use std::io;
@@ -16,45 +16,48 @@ use crate::counters::count;
 use crate::rate_limit::RateLimiter;
 use crate::throttle::Throttle;
 
-/// The host's side and the counts.
+/// Host interface, counters and rate limits of a device.
 pub(super) struct Link {
     pub(super) id: String,
     pub(super) carrier: Box<dyn Carrier>,
     pub(super) counts: Counts,
-    /// What holds packets for the guest back, of all queues together.
+    /// Rate limit for packets to the guest, shared by all receive queues.
     pub(super) receive_limiter: Option<RateLimiter>,
-    /// Likewise of the guest's own.
+    /// Rate limit for packets from the guest, shared by all transmit queues.
     pub(super) transmit_limiter: Option<RateLimiter>,
-    /// The host's interface was deleted.
+    /// True if the host interface was deleted.
     pub(super) gone: AtomicBool,
 }
 
 impl Link {
-    /// The file of the pair that a queue belongs to: each has one to receive, then one to transmit (virtio 1.4, section 5.1.2).
+    /// Returns the file of the pair that a queue belongs to. A pair has a receive queue, then a transmit queue (virtio 1.4, section 5.1.2).
     pub(super) fn file(&self, queue: u16) -> &File {
         self.carrier.file(queue / 2)
     }
 
-    /// Whether the host's interface was deleted. Its files are of none from then on.
+    /// Returns true if the host interface was deleted. Its files are useless from then on.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Says that the host's interface does not do as it should: once if there is none any more, else when `throttle` lets it pass.
+    /// Logs a failure of the host interface. A deleted interface is logged once, other failures as often as `throttle` allows.
     pub(super) fn complain(&self, throttle: &Throttle, what: &str, error: &io::Error) {
         if error.raw_os_error() == Some(libc::EBADFD) {
             if !self.gone.swap(true, Ordering::Relaxed) {
-                warn!("{}: the host's interface is gone: packets are lost from now on", self.id);
+                warn!(
+                    "{}: the host interface was deleted: all packets are lost from now on; to restore the network, create the interface and re-add the device",
+                    self.id
+                );
             }
         } else if throttle.pass() {
             warn!("{}: {what}: {error}", self.id);
         }
     }
 
-    /// Lets a packet of so many bytes pass `limiter`.
+    /// Takes a packet of `bytes` bytes from the budget of `limiter`.
     ///
     /// # Errors
-    /// It has to wait so long.
+    /// The time that the packet has to wait.
     pub(super) fn pass(&self, limiter: Option<&RateLimiter>, bytes: usize) -> Result<(), Duration> {
         let passed = limiter.map_or(Ok(()), |limiter| limiter.pass(bytes as u64, Instant::now()));
         passed.inspect_err(|_| count(&self.counts.rate_waits, 1))

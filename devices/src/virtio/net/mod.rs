@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-net: network devices whose packets an interface of the host takes and gives (virtio 1.4, section 5.1).
+//! virtio-net: network devices backed by a host interface (virtio 1.4, section 5.1).
 //!
-//! `device` is what the transport sees. Each `pair` of queues has a thread: `receive` gives the guest what the host's interface gives,
-//! `transmit` the other way round, a `turn` each. `control` has another one, and does what the driver says of pairs. The interface is a
-//! [`Carrier`], which has a file for each pair. Packets are copied once, between that file and the guest's `buffers`.
+//! `device` is the interface to the transport. Each `pair` of queues has a thread. In turns (`turn`), `receive` passes packets from the
+//! host to the guest, and `transmit` passes packets from the guest to the host. `control` has its own thread, and executes the driver's
+//! commands about pairs. The host interface is a [`Carrier`] with a file for each pair. Packets are copied once, between that file and the
+//! guest's `buffers`.
 
 mod buffers;
 mod carrier;
@@ -41,30 +42,30 @@ use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::rate_limit::{RateLimiter, RateLimits};
 
-/// What a network device is made of.
+/// Parameters of a network device.
 pub struct NetParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// The host's interface.
+    /// Host interface.
     pub carrier: Box<dyn Carrier>,
-    /// What the driver is told of it.
+    /// Properties of the device that the driver sees.
     pub traits: NetTraits,
-    /// How much may pass in each direction.
+    /// Rate limit of each direction.
     pub limits: Option<RateLimits>,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a network device: the PCI function, and the device by which its counters are read.
+/// Creates a network device: the PCI function, and the device for reading its counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: NetParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioNet>), TransportError> {
     let NetParams { id, carrier, traits, limits, memory, msi, doorbells, observer } = params;
     let limiter = || limits.map(|limits| RateLimiter::new(limits, Instant::now()));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The work of the thread that serves a pair of queues.
+//! Task of the thread that serves a pair of queues.
 //!
-//! One thread has both: most packets that come are answers to those that go, and the host's kernel makes them while it takes those. A thread
-//! of its own for each direction would be woken in the middle of the other's work, for each packet; this one finds all of them afterwards.
+//! One thread serves both queues of a pair. Most received packets answer transmitted ones, and the host kernel often creates the answer
+//! while it accepts the transmitted packet. A separate receive thread would be woken for each packet, in the middle of the transmit
+//! thread's work. The single thread finds all answers when it has finished transmitting.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -17,24 +18,24 @@ use super::turn::Turn;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Queues of a pair, as far as they are started.
+/// Pair of queues. A queue is `None` until it is started.
 pub(super) struct Pair {
     driver: Driver,
     link: Arc<Link>,
     receive: Option<Receive>,
     transmit: Option<Transmit>,
-    /// The queue that has its turn.
+    /// Index of the queue that is being served.
     serving: u16,
     failed: bool,
 }
 
-/// Whether a queue receives: in each pair the first one does (virtio 1.4, section 5.1.2).
+/// Returns true if a queue is a receive queue. It is the first queue of each pair (virtio 1.4, section 5.1.2).
 fn receives(queue: u16) -> bool {
     queue.is_multiple_of(2)
 }
 
 impl Pair {
-    /// Without queues.
+    /// Creates a pair without queues.
     pub(super) fn new(driver: Driver, link: Arc<Link>) -> Self {
         Self { driver, link, receive: None, transmit: None, serving: 0, failed: false }
     }
@@ -49,7 +50,7 @@ impl Pair {
         }
     }
 
-    /// How far a queue is served.
+    /// Returns the state of a queue.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
         if receives(index) {
             self.receive.as_ref().map(Receive::state)
@@ -58,7 +59,7 @@ impl Pair {
         }
     }
 
-    /// Stops a queue.
+    /// Stops a queue and returns its state.
     pub(super) fn take(&mut self, index: u16) -> Option<QueueState> {
         let state = self.state(index);
         if receives(index) {
@@ -69,12 +70,12 @@ impl Pair {
         state
     }
 
-    /// Whether no queue is left.
+    /// Returns true if no queue is left.
     pub(super) fn is_empty(&self) -> bool {
         self.receive.is_none() && self.transmit.is_none()
     }
 
-    /// Gives each queue a turn after the other, until neither has more to do.
+    /// Serves the queues in turns, until neither has more to do.
     fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
         loop {
             let (mut wait, mut more) = (Wait::Doorbell, false);

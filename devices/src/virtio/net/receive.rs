@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A receive queue: packets of the host for the guest (virtio 1.4, section 5.1.6.3).
+//! Receive queue: packets from the host for the guest (virtio 1.4, section 5.1.6.3).
 
 use std::io::{self, Read};
 use std::num::Wrapping;
@@ -23,43 +23,43 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
-/// Most packets of a turn, after which the driver learns what came.
+/// Maximum packets of a turn. The driver is notified at the end of each turn.
 const MOST: u32 = 64;
-/// How long to wait after the host's interface could not be read.
+/// Delay before the next read after a read from the host interface failed.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A receive queue.
+/// Receive queue.
 pub(super) struct Receive {
     pub(super) index: u16,
     queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
-    /// The packet at hand, with its header.
+    /// Current packet with its header.
     packet: Vec<u8>,
-    /// Its bytes; 0 if there is none at hand.
+    /// Bytes of the current packet. 0 if there is none.
     len: usize,
-    /// The limit on the rate has let it pass.
+    /// True if the rate limit has let the current packet pass.
     passed: bool,
-    /// Buffers for it, and the chains that they are of.
+    /// Buffers for the current packet, and the chains that contain them.
     buffers: Buffers,
     used: Vec<(u16, u32)>,
-    /// The available ring's index when room was looked for last.
+    /// Index of the available ring at the last check.
     seen: Wrapping<u16>,
-    /// How long the limit on the rate holds the packet back, or the host's interface is left alone.
+    /// Remaining delay: of the rate limit, or after a failed read from the host interface.
     rest: Rest,
     throttle: Throttle,
 }
 
-/// What came of a look at packet and queue.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A packet is with the driver, or is lost.
+    /// A packet was given to the driver or dropped.
     Done,
     /// There is no packet.
     NoPacket,
-    /// The driver has no room for one.
+    /// The driver has no room for a packet.
     NoRoom,
-    /// The limit on the rate holds the packet back so long.
+    /// The rate limit holds the packet back for this time.
     Held(Duration),
 }
 
@@ -81,17 +81,17 @@ impl Receive {
         }
     }
 
-    /// How far the queue is served.
+    /// Returns the queue's state.
     pub(super) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
 
-    /// What can be read when there are packets.
+    /// Returns the file descriptor that becomes readable when there are packets.
     pub(super) fn source(&self) -> BorrowedFd<'_> {
         self.link.file(self.index).as_fd()
     }
 
-    /// Gives the driver packets that there are, [`MOST`] at most, as far as it has room.
+    /// Gives waiting packets to the driver: at most [`MOST`], and as many as the driver has room for.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));
@@ -108,14 +108,14 @@ impl Receive {
             match self.step() {
                 Ok(Step::Done) => received += 1,
                 Ok(Step::NoPacket) => break Turn::Wait(Wait::Source),
-                // Further ones wait on the host's side.
+                // Further packets wait in the host interface.
                 Ok(Step::Held(time)) => break self.rest.begin(time),
                 Ok(Step::NoRoom) if self.has_room_now()? => {}
                 Ok(Step::NoRoom) => break Turn::Wait(Wait::Doorbell),
                 Err(Failure::Driver(error)) => return Err(error),
                 Err(Failure::Host(error)) => {
                     count(&self.link.counts.host_errors, 1);
-                    self.link.complain(&self.throttle, "reading the host's interface", &error);
+                    self.link.complain(&self.throttle, "cannot read from the host interface", &error);
                     break if self.link.is_gone() { Turn::Wait(Wait::Doorbell) } else { self.rest.begin(AGAIN) };
                 }
             }
@@ -124,7 +124,7 @@ impl Receive {
         Ok(turn)
     }
 
-    /// Asks to be told of more room; `true` if some has come since there was none.
+    /// Asks the driver for a notification when it adds room. Returns true if the driver has added room since the last check.
     fn has_room_now(&mut self) -> Result<bool, DeviceError> {
         let before = self.seen;
         ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
@@ -132,18 +132,18 @@ impl Receive {
         Ok(self.seen != before)
     }
 
-    /// Looks what the driver has put into the queue.
+    /// Reads the index of the available ring.
     fn look(&mut self) -> Result<(), DeviceError> {
         let available = self.queue.avail_idx(&self.driver.memory.view(), Ordering::Acquire);
         self.seen = available.map_err(ring_error(self.index))?;
         Ok(())
     }
 
-    /// Gives the driver a packet.
+    /// Gives the driver one packet.
     fn step(&mut self) -> Result<Step, Failure> {
         self.look()?;
         if self.len == 0 {
-            // What the driver has no room for waits on the host's side, which drops what is too much.
+            // While the driver has no room, packets wait in the host interface, and the host drops what exceeds its queue.
             if self.seen == Wrapping(self.queue.next_avail()) {
                 return Ok(Step::NoRoom);
             }
@@ -168,7 +168,7 @@ impl Receive {
         Ok(given)
     }
 
-    /// Writes the packet at hand to as many buffers as it takes, or drops it if it cannot be put into them.
+    /// Writes the current packet to as many buffers as it needs. Drops the packet if it can never fit.
     fn give(&mut self) -> Result<Step, DeviceError> {
         let (ring, rule) = (ring_error(self.index), broken(self.index));
         let memory = &self.driver.memory.view();
@@ -180,19 +180,19 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the driver has all of its buffers in the queue, it will never have more.
+                // If the driver has already added all of its buffers, it can never add more.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };
             let head = chain.head_index();
             let bytes = collect(chain, size, Direction::Writable, &mut self.buffers).map_err(&rule)?;
             if !merges && bytes < self.len {
-                // The buffers are still the driver's.
+                // The buffers stay in the queue.
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
                 return Ok(self.lose());
             }
             let part = bytes.min(self.len - room);
-            // No more than a packet has.
+            // `part` is at most the length of the packet.
             self.used.push((head, u32::try_from(part).map_err(|_| rule("a buffer is too long"))?));
             room += part;
             if self.used.len() > usize::from(size) {
@@ -208,18 +208,18 @@ impl Receive {
         Ok(Step::Done)
     }
 
-    /// The packet is too large for the driver.
+    /// Drops the current packet, which is too large for the driver.
     fn lose(&self) -> Step {
         count(&self.link.counts.rx_dropped, 1);
         Step::Done
     }
 }
 
-/// Why a packet cannot be given.
+/// Reason why a packet cannot be given to the driver.
 enum Failure {
-    /// The driver's mistake.
+    /// The driver broke a rule.
     Driver(DeviceError),
-    /// The host's interface.
+    /// The host interface failed.
     Host(io::Error),
 }
 

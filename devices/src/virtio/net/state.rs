@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("net", 1);
 
-/// What the driver has read of the configuration and relies on, and what it has set. A packet that has not reached the guest is lost
-/// like one on a wire.
+/// Configuration fields that the driver has read and relies on, and the number of pairs that it has set. A packet that has not reached the
+/// guest is lost, as on a wire.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NetState {
-    /// The device's address.
+    /// MAC address of the device.
     pub(super) mac: [u8; 6],
-    /// Most bytes of a packet, without the Ethernet header.
+    /// Maximum bytes of a packet, without the Ethernet header.
     pub(super) mtu: u16,
-    /// Pairs of queues that the driver uses.
+    /// Number of pairs of queues that the driver uses.
     pub(super) pairs: u16,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver and an interface of the host that the tests play.
+//! Tests of the device behind its transport. The tests act as the driver and as the host interface.
 
 mod gone;
 mod harness;

@@ -17,25 +17,25 @@ use crate::virtio::queue_worker::{QueueTask, QueueWorker, Thread};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Role of the threads that serve a pair of queues each: read and write the file of the host's interface.
+/// Role of the threads that serve a pair of queues. They read and write the file of the host interface.
 pub const ROLE: ThreadRole = ThreadRole { name: "net", calls: &[] };
-/// Role of the thread that serves the control queue: sets the host's interface up.
+/// Role of the thread that serves the control queue. It configures the host interface.
 pub const CONTROL_ROLE: ThreadRole = ThreadRole { name: "net_control", calls: &[calls::TAP] };
 
-/// Threads of a device of `most` pairs, whose driver uses `pairs` of them. It has `queues` queues in all.
+/// Creates the threads of a device with `queues` queues. The device has `most` pairs, and its driver uses `pairs` of them.
 ///
 /// # Errors
-/// The process can have no more descriptors.
+/// The process has no free file descriptor.
 pub(super) fn threads(
     link: Arc<Link>,
     queues: usize,
     most: u16,
     pairs: Arc<AtomicU16>,
 ) -> io::Result<QueueWorker<Work>> {
-    // A number behind all pairs can be nothing else than the control queue's, whatever the driver accepted.
+    // An index after all pairs is always the control queue, whatever features the driver accepted.
     let is_last = move |index| index == 2 * most;
     let is_control = move |index, driver: &Driver| is_last(index) || index == control_queue(driver.features, most);
-    // A control queue within the numbers of pairs shares no thread with a queue of a pair.
+    // If the index of the control queue lies within the pairs, the queue has its own thread, which serves no queue of a pair.
     let is_moved = move |index, driver: &_| !is_last(index) && is_control(index, driver);
     QueueWorker::several(queues, 2, is_moved, move |driver, index, queue, _| {
         let id = &link.id;
@@ -50,7 +50,7 @@ pub(super) fn threads(
     })
 }
 
-/// Work of a thread.
+/// Task of a thread.
 pub(super) enum Work {
     Pair(Box<Pair>),
     Control(Control),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A transmit queue: packets of the guest for the host (virtio 1.4, section 5.1.6.2).
+//! Transmit queue: packets from the guest for the host (virtio 1.4, section 5.1.6.2).
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use crate::virtio::queue::DeviceQueue;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Wait};
 
-/// Most packets of a turn, after which the driver learns what was sent.
+/// Maximum packets of a turn. The driver is notified at the end of each turn.
 const MOST: u32 = 64;
 
-/// A transmit queue.
+/// Transmit queue.
 pub(super) struct Transmit {
     pub(super) index: u16,
     queue: DeviceQueue,
     driver: Driver,
     link: Arc<Link>,
-    /// The packet at hand.
+    /// Current packet.
     packet: Vec<u8>,
-    /// Its buffers.
+    /// Buffers of the current packet.
     buffers: Buffers,
-    /// How long the limit on the rate holds the next packet back.
+    /// Remaining delay of the rate limit.
     rest: Rest,
     throttle: Throttle,
 }
 
-/// What came of a look at the queue.
+/// Result of a step.
 enum Step {
-    /// A packet is with the host, or is lost.
+    /// A packet was sent to the host or dropped.
     Done,
     /// There is no packet.
     NoPacket,
-    /// The limit on the rate holds the next one back so long.
+    /// The rate limit holds the next packet back for this time.
     Held(Duration),
 }
 
@@ -56,12 +56,12 @@ impl Transmit {
         Self { index, queue, driver, link, packet, buffers, rest, throttle }
     }
 
-    /// How far the queue is served.
+    /// Returns the queue's state.
     pub(super) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
 
-    /// Sends packets that there are, [`MOST`] at most. The driver is asked to tell of more only when none is left.
+    /// Sends waiting packets, at most [`MOST`]. Asks the driver for notifications only when the queue is empty.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));
@@ -86,7 +86,7 @@ impl Transmit {
         more_came(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))
     }
 
-    /// Sends the next packet. One that is held back stays in the queue, as if the driver had not added it yet.
+    /// Sends the next packet. A packet that is held back stays in the queue, as if the driver had not added it yet.
     fn send(&mut self) -> Result<Step, DeviceError> {
         let ring = ring_error(self.index);
         let (head, bytes, whole) = {
@@ -103,12 +103,12 @@ impl Transmit {
             }
             (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
         };
-        // The view is gone: the host may take its time.
+        // The memory view was dropped, so a slow write to the host blocks no change of the mappings.
         let counts = &self.link.counts;
         if whole > bytes || bytes < HEADER_BYTES + MIN_FRAME {
             count(&counts.tx_dropped, 1);
         } else {
-            // A packet is taken whole or not at all.
+            // A write sends the whole packet or fails.
             match self.link.file(self.index).write_all(&self.packet[..bytes]) {
                 Ok(()) => {
                     count(&counts.tx_frames, 1);
@@ -116,7 +116,11 @@ impl Transmit {
                 }
                 Err(error) => {
                     count(&counts.tx_dropped, 1);
-                    self.link.complain(&self.throttle, "the host does not take a packet", &error);
+                    self.link.complain(
+                        &self.throttle,
+                        "cannot send a packet of the guest to the host interface",
+                        &error,
+                    );
                 }
             }
         }

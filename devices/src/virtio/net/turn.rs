@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How the queues that a thread serves take turns.
+//! Turns of the queues that a thread serves.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use crate::virtio::used_batch::wants_interrupt;
 use crate::virtio::{DeviceError, Driver};
 use crate::worker::Wait;
 
-/// What came of a queue's turn.
+/// Result of a queue's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// There may be more to do: the other queue has its turn first.
+    /// There may be more to do. The other queue has its turn first.
     More,
-    /// There is nothing to do until then.
+    /// There is nothing to do until this event.
     Wait(Wait),
 }
 
-/// A moment before which a queue does nothing, whatever wakes its thread for the other one.
+/// Delay of a queue: it does nothing until then, even if its thread is woken for the other queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest(Option<Instant>);
 
 impl Rest {
-    /// Begins now and takes so long.
+    /// Starts a delay of `time`.
     pub(super) fn begin(&mut self, time: Duration) -> Turn {
         self.0 = Instant::now().checked_add(time);
         Turn::Wait(Wait::Time(time))
     }
 
-    /// What is left of it, if it is not over.
+    /// Returns the remaining delay, if there is any.
     pub(super) fn left(&mut self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -40,7 +40,7 @@ impl Rest {
     }
 }
 
-/// Ends a turn: notifies the driver of the buffers of queue `index` that were used since, if it wants to know.
+/// Ends a turn. If the driver wants an interrupt, notifies it of the buffers of queue `index` that were used since `since`.
 pub(super) fn notify_driver(queue: &DeviceQueue, driver: &Driver, index: u16, since: u16) -> Result<(), DeviceError> {
     if wants_interrupt(queue, &driver.memory.view(), since).map_err(ring_error(index))? {
         driver.interrupt.queue_used(index);

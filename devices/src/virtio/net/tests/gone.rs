@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! An interface of the host that is deleted while the device is in use. A file of `/dev/net/tun` that is of no interface yet answers as
-//! one does whose interface is gone: EBADFD, and an error for who waits for it.
+//! Test of a host interface that is deleted while the device is in use. A file of `/dev/net/tun` without an interface behaves like a file
+//! of a deleted interface: it fails with EBADFD, and a poll reports an error.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -36,7 +36,7 @@ fn vanished_interface_ends_reads_and_drops_guest_packets() {
         harness.send(&frame(100));
         harness.wait_used(TRANSMIT, count);
     }
-    // Longer than the pause after which a host that fails is asked again.
+    // Longer than the delay before the host interface is read again after a failure.
     thread::sleep(Duration::from_millis(1500));
     let counters = harness.device.counters();
     assert_eq!((counters.host_errors, counters.tx_dropped, counters.tx_frames), (1, 200, 0));

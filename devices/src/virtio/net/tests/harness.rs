@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver of the device, and the other end of its interface.
+//! A driver of the device, and the other end of its host interface.
 
 use std::fs::File;
 use std::io;
@@ -19,31 +19,31 @@ use crate::virtio::test_driver::{NEXT, Part, Rings, TestDriver, TestPlatform, wa
 use crate::virtio::test_support::FakeMsi;
 
 pub(super) const MAC_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 7];
-/// Elements of each queue.
+/// Size of each queue.
 pub(super) const QUEUE: u16 = 16;
-/// Buffers of the tests.
+/// Address of the tests' buffers.
 pub(super) const BUFFERS: u64 = 0x8_0000;
 pub(super) const RECEIVE: u16 = 0;
 pub(super) const TRANSMIT: u16 = 1;
 pub(super) const RINGS: Rings = Rings { first: [0x1_0000, 0x1_1000, 0x1_2000], stride: 0x4000, size: QUEUE };
 
-/// Sockets for pairs of queues, and what the device asked for.
+/// Sockets for pairs of queues, and the settings that the device requested.
 pub(super) struct Host {
     files: Vec<File>,
     asked: Arc<Mutex<Asked>>,
 }
 
-/// What the device asked of the host last.
+/// Settings that the device requested last.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) offloads: Offloads,
     pub(super) pairs: u16,
-    /// The host refuses from now on.
+    /// True if the host rejects requests.
     pub(super) refuses: bool,
 }
 
 impl Host {
-    /// One pair, whose packets go to `file` and come from there.
+    /// Creates a host with a single pair that uses `file` for its packets.
     pub(super) fn of(file: File) -> Self {
         Self { files: vec![file], asked: Arc::default() }
     }
@@ -70,7 +70,7 @@ impl Carrier for Host {
 }
 
 pub(super) struct Interface {
-    /// The other ends of the interface.
+    /// Other ends of the host interface, one for each pair.
     pub(super) host: Vec<UnixDatagram>,
     pub(super) asked: Arc<Mutex<Asked>>,
 }
@@ -82,7 +82,7 @@ impl Harness {
         Self::limited(pairs, translated, None)
     }
 
-    /// The same, with a limit on the rate.
+    /// Creates a device with a rate limit.
     pub(super) fn limited(pairs: u16, translated: bool, limits: Option<RateLimits>) -> Self {
         let (mut files, mut host) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
@@ -95,7 +95,7 @@ impl Harness {
         Self::on(files, host, translated, limits)
     }
 
-    /// A device of one pair on a file of the host's.
+    /// Creates a device with one pair that uses `file`.
     pub(super) fn on_file(file: File) -> Self {
         Self::on(vec![file], Vec::new(), false, None)
     }
@@ -127,7 +127,7 @@ impl Harness {
         platform.drive(create(params).unwrap(), RINGS, Interface { host, asked })
     }
 
-    /// Sets the device up as a driver does, with buffers that may come in several, or not.
+    /// Initialises the device as a driver does, with or without mergeable receive buffers.
     pub(super) fn start(&mut self, merges: bool) {
         let queues = if self.host.len() > 1 { 2 * self.host.len() + 1 } else { 2 };
         let queues: Vec<u16> = (0..u16::try_from(queues).unwrap()).collect();
@@ -139,7 +139,7 @@ impl Harness {
         self.set_up(features, queues);
     }
 
-    /// Puts a chain of buffers into a queue.
+    /// Adds a chain of buffers to a queue.
     pub(super) fn add(&mut self, queue: u16, buffers: &[Part]) {
         let mut chain = buffers.to_vec();
         let last = chain.len() - 1;
@@ -147,7 +147,7 @@ impl Harness {
         self.chain(queue, &chain);
     }
 
-    /// Bytes that were written to the buffers of a used element.
+    /// Returns the number of bytes written to the buffers of a used element.
     pub(super) fn used_len(&self, queue: u16, element: u16) -> u32 {
         self.used_element(queue, element).1
     }
@@ -156,12 +156,12 @@ impl Harness {
         wait_until(|| self.used(queue) == count);
     }
 
-    /// Has the host give a packet.
+    /// Sends a packet from the host to the guest.
     pub(super) fn give(&self, pair: usize, frame: &[u8]) {
         self.host[pair].send(&[&[0; HEADER_BYTES], frame].concat()).unwrap();
     }
 
-    /// Receives a packet on the host's side, and returns its length. A process that is stopped and continued meanwhile tries again.
+    /// Receives a packet on the host's side, and returns its length. If a signal interrupts the call, it is retried.
     pub(super) fn receive(&self, packet: &mut [u8]) -> usize {
         loop {
             match self.host[0].recv(packet) {
@@ -178,13 +178,13 @@ impl Harness {
         self.fill(place, &packet);
         let len = u32::try_from(packet.len()).unwrap();
         let place = place + self.offset();
-        // The header has a buffer of its own, as old drivers have it.
+        // The header has a separate buffer, as in old drivers.
         self.add(TRANSMIT, &[(place, 12, 0), (place + 12, len - 12, 0)]);
         self.ring(TRANSMIT);
     }
 }
 
-/// A frame of so many bytes.
+/// Returns a frame of `len` bytes.
 pub(super) fn frame(len: usize) -> Vec<u8> {
     (0..len).map(|index| u8::try_from(index % 251).unwrap()).collect()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers that break rules.
+//! Tests with drivers that break rules.
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -32,7 +32,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 fn ring_that_names_the_same_chain_again_and_again_ends() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
-    // A circle of descriptors without an end.
+    // Make the descriptors a loop.
     harness.add(TRANSMIT, &[(BUFFERS, 64, 0)]);
     let table = RINGS.of(TRANSMIT)[0];
     harness.ram.write_obj(NEXT, GuestAddress(table + 12)).unwrap();

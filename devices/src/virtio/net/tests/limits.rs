@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A limit on the rate.
+//! Tests of the rate limit.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
 
 #[test]
 fn rate_limits_are_per_direction_and_delay_without_loss() {
-    // 1000 bytes, and 100 in each 10 ms.
+    // A budget of 1000 bytes, refilled with 100 bytes per 10 ms.
     let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
     harness.start(true);
     for index in 0..8 {
@@ -27,10 +27,10 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
         harness.give(0, &frame(1000));
     }
     harness.wait_used(RECEIVE, 4);
-    // The first three are paid before the fourth passes.
+    // The fourth packet passes only after the budget has recovered from the first three.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
-    // Until here nothing was taken of the other direction.
+    // The other direction has used nothing of its budget yet.
     for count in 1..=4 {
         harness.send(&frame(1000));
         assert_eq!(harness.receive(&mut [0; 2048]), 1012);
@@ -63,6 +63,6 @@ fn rate_limited_packet_delays_neither_pause_nor_reset() {
     harness.function.resume();
     harness.function.reset().unwrap();
     assert_eq!(harness.status(), 0);
-    // Between the two wake-ups of a queue there is an hour.
+    // A queue is woken an hour later, so it checks its limit only a few times.
     assert!(harness.device.counters().rate_waits < 20);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Packets that come and go.
+//! Tests of packets in both directions.
 
 use super::harness::{BUFFERS, Harness, RECEIVE, TRANSMIT, frame};
 use crate::virtio::VirtioDevice;
@@ -66,7 +66,7 @@ fn large_packet_comes_in_several_buffers() {
     let bytes: Vec<u8> = (0..3u16).flat_map(|index| harness.bytes(BUFFERS + 0x1000 * u64::from(index), 512)).collect();
     assert_eq!(bytes[10..12], [3, 0]);
     assert!(bytes[HEADER_BYTES..1412] == frame(1400));
-    // The fourth is still there for the next.
+    // The fourth buffer is still available for the next packet.
     harness.give(0, &frame(64));
     harness.wait_used(RECEIVE, 4);
     assert_eq!(harness.used_len(RECEIVE, 3), 76);
@@ -81,12 +81,12 @@ fn packet_waits_for_room_and_none_of_those_behind_it_is_lost() {
     for len in [1000, 100, 200] {
         harness.give(0, &frame(len));
     }
-    // The thread that takes the guest's packets has looked at the host's when the second one is taken.
+    // The thread serves both queues in turns. When the second packet is sent, it has also checked the host's packets.
     for _ in 0..2 {
         harness.send(&frame(60));
         harness.served(TRANSMIT);
     }
-    assert_eq!(harness.used(RECEIVE), 0, "half a packet is none");
+    assert_eq!(harness.used(RECEIVE), 0, "the packet needs more room");
     for index in 1..4 {
         harness.add(RECEIVE, &[(BUFFERS + 0x1000 * index, 512, WRITE)]);
         harness.ring(RECEIVE);
@@ -111,7 +111,7 @@ fn packet_too_large_for_receive_buffers_is_counted_as_dropped() {
     harness.wait_used(RECEIVE, 1);
     assert_eq!(harness.used_len(RECEIVE, 0), 112);
 
-    // With all buffers of the queue together likewise.
+    // The same holds if all buffers of the queue together are too small.
     let mut harness = Harness::new(1, false);
     harness.start(true);
     for index in 0..16 {
@@ -171,7 +171,7 @@ fn interface_that_is_gone_is_counted_and_the_device_stays() {
 fn gpa_buffer_behind_the_iommu_faults_and_needs_a_reset() {
     let mut harness = Harness::new(1, true);
     harness.start(true);
-    // A guest-physical address is no IOVA.
+    // A guest-physical address is not an IOVA.
     harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
     harness.ring(RECEIVE);
     harness.give(0, &frame(100));

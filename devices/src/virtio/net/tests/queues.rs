@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Several pairs of queues, and what of a device outlives its process.
+//! Tests of several pairs of queues, and of saved state.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -14,12 +14,12 @@ use crate::virtio::net::spec::{CONFIG_BYTES, CTRL_ERR, CTRL_MQ, CTRL_OK, CTRL_VQ
 use crate::virtio::test_driver::{WRITE, wait_until};
 use crate::virtio::test_support::SOON;
 
-/// Tells the device how many pairs of queues there are to be; its answer.
+/// Sets the number of pairs, and returns the answer.
 fn set_pairs(harness: &mut Harness, command: &[u8]) -> u8 {
     control(harness, 4, command)
 }
 
-/// Sends a command by the control queue, which has this number; the answer.
+/// Sends a command to the control queue `queue`, and returns the answer.
 fn control(harness: &mut Harness, queue: u16, command: &[u8]) -> u8 {
     let place = BUFFERS + 0x3_0000;
     harness.ram.write_slice(command, GuestAddress(place)).unwrap();
@@ -59,7 +59,7 @@ fn queue_pair_count_is_validated_and_passed_to_the_host() {
     lock(&harness.asked).refuses = false;
     assert_eq!(lock(&harness.asked).pairs, 2);
 
-    // The second pair has packets of its own.
+    // The second pair has its own packets.
     harness.add(2, &[(BUFFERS, 2048, WRITE)]);
     harness.ring(2);
     harness.give(1, &frame(100));
@@ -76,7 +76,7 @@ fn control_queue_without_mq_is_the_third() {
     for pairs in [2, 3] {
         let mut harness = Harness::new(pairs, false);
         harness.set_up(MAC | CTRL_VQ, 0..3);
-        // It was not told of the command, which is refused, and nothing is broken.
+        // The driver did not accept MQ. The command is rejected, and the device keeps working.
         assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
         assert_eq!(harness.status(), 15);
         harness.add(RECEIVE, &[(BUFFERS, 2048, WRITE)]);
@@ -93,7 +93,7 @@ fn control_queue_without_mq_is_the_third() {
         assert_eq!(other.device.queue_state(2), Some(served));
         harness.function.resume();
         assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
-        // A driver that knows of all pairs has it behind them.
+        // A reset makes the queue's state disappear.
         harness.write(20, &[0]);
         assert_eq!(harness.device.queue_state(2), None);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a busy driver and the device tell each other, and how queues of a pair take turns.
+//! Tests of notifications between a busy driver and the device, and of the turns of a pair's queues.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ use crate::worker::{Orders, Task, Wait};
 const SIZE: u16 = 128;
 const DATA: u64 = 0x8000;
 
-/// A pair with one of its queues, whose driver adds a buffer of a packet's size each time that it is told, and the host's end.
+/// Creates a pair with one of its queues, a driver and the host's end. The driver adds one packet-sized buffer at each interrupt.
 fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);
@@ -57,7 +57,7 @@ fn pair(queue_index: u16, most: u16) -> (Pair, Arc<BusyDriver>, UnixDatagram) {
     (pair, driver, host)
 }
 
-/// How many packets the host has got.
+/// Returns the number of packets that the host has received.
 fn packets(host: &UnixDatagram) -> usize {
     let mut packet = [0; 200];
     std::iter::from_fn(|| host.recv(&mut packet).ok()).inspect(|len| assert_eq!(*len, 112)).count()
@@ -67,7 +67,8 @@ fn packets(host: &UnixDatagram) -> usize {
 fn driver_that_sends_while_the_device_is_at_work_notifies_once() {
     let (mut pair, driver, _host) = pair(TRANSMIT, SIZE + 2);
     (0..SIZE).for_each(|_| driver.add());
-    // It is told after each turn of 64, and adds one packet in the first two. The host, which reads none, takes some and loses others.
+    // The driver is notified after each turn of 64 packets, and adds one packet after each of the first two turns. The host reads no
+    // packets, so it accepts some and drops the others.
     assert_eq!(pair.run(&Orders::none().unwrap()), Wait::Doorbell);
     assert_eq!((driver.used(), driver.counts()), (SIZE + 2, (3, 1)));
     driver.add();
@@ -77,7 +78,7 @@ fn driver_that_sends_while_the_device_is_at_work_notifies_once() {
 #[test]
 fn packets_that_are_sent_together_cost_one_interrupt() {
     let (mut pair, driver, host) = pair(TRANSMIT, 0);
-    // As many as a socket of the host's holds by its default (net.unix.max_dgram_qlen).
+    // As many packets as a socket holds by default (net.unix.max_dgram_qlen).
     (0..8).for_each(|_| driver.add());
     pair.run(&Orders::none().unwrap());
     assert_eq!((packets(&host), driver.used(), driver.counts()), (8, 8, (1, 1)));
