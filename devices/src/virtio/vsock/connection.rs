@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A connection between a socket of the guest and one of the host.
+//! Connection between a socket of the guest and a socket of the host.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,63 +12,63 @@ use super::credit::{BUF_ALLOC, Credit};
 use super::packet::Header;
 use super::spec::{op, shutdown};
 
-/// Most bytes of a packet for the guest.
+/// Maximum data bytes in a packet for the guest.
 pub(super) const MOST_DATA: usize = 64 << 10;
 
-/// How far a connection has come.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The guest is to be asked.
+    /// A host client wants to connect. The request to the guest is still to be sent.
     ToAsk,
-    /// It was asked.
+    /// The request was sent to the guest.
     Asked,
-    /// It has asked, and is to be answered.
+    /// The guest has requested the connection. The response is still to be sent.
     ToAnswer,
-    /// Bytes go.
+    /// The connection is established.
     Open,
 }
 
-/// What becomes of a connection.
+/// Action for the caller after an event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It goes on.
+    /// Keep the connection.
     Goes,
-    /// It ends, and the guest knows.
+    /// Remove the connection. The guest knows that it has ended.
     Ends,
-    /// It ends, and the guest is told so.
+    /// Remove the connection, and send the guest a reset.
     Reset,
-    /// The same, for a rule that the guest broke.
+    /// The guest broke a rule: remove the connection, and send the guest a reset.
     Broken,
 }
 
-/// A connection. None of its calls waits.
+/// Connection. No method blocks.
 pub(super) struct Connection {
     stage: Stage,
-    /// The host's socket, until nothing can go through it any more.
+    /// Socket of the host. `None` once no data can pass through it any more.
     socket: Option<OwnedFd>,
     credit: Credit,
-    /// Bytes of the guest that the socket did not take yet, [`BUF_ALLOC`] at most.
+    /// Bytes from the guest that the socket has not accepted yet, at most [`BUF_ALLOC`].
     kept: VecDeque<u8>,
-    /// The socket may have bytes, or an end.
+    /// True if the socket may have data or an end of stream.
     readable: bool,
-    /// The socket may take bytes.
+    /// True if the socket may accept data.
     writable: bool,
-    /// Neither side of the socket sends any more.
+    /// True if both directions of the socket are closed (`EPOLLHUP`), or it has failed.
     hung_up: bool,
-    /// The host's side sends no more, and all that it sent is on its way to the guest.
+    /// True if the host's side has ended its stream, and all of its data was sent to the guest.
     ended: bool,
-    /// The host's side takes no more.
+    /// True if the host's side accepts no more data.
     deaf: bool,
-    /// The directions that the guest has given up, and those of which the socket knows.
+    /// Directions that the guest has shut down, and directions that were shut down on the socket.
     guest_shut: u32,
     socket_shut: u32,
-    /// The directions that the guest was told of.
+    /// Directions that this side has announced to the guest as shut down.
     told_shut: u32,
-    /// The guest has asked how much it may send.
+    /// True if the guest has requested a credit update.
     update_due: bool,
-    /// It was asked how much it takes, since there was room last.
+    /// True if the guest was asked for a credit update since it last had room.
     asked_room: bool,
-    /// It waits for its turn to send the guest something.
+    /// True if the connection waits for its turn to send a packet to the guest.
     pub(super) queued: bool,
 }
 
@@ -93,26 +93,26 @@ impl Connection {
         }
     }
 
-    /// Of a client of the host.
+    /// Creates a connection that a host client has requested.
     pub(super) fn of_host(socket: OwnedFd) -> Self {
         Self::new(Stage::ToAsk, socket)
     }
 
-    /// Of the guest, which asked with this packet.
+    /// Creates a connection that the guest has requested with the packet `request`.
     pub(super) fn of_guest(socket: OwnedFd, request: &Header) -> Self {
         let mut connection = Self::new(Stage::ToAnswer, socket);
         connection.credit.hear(request);
         connection
     }
 
-    /// Something has come about at the socket.
+    /// Handles a change of the socket's state.
     pub(super) fn notice(&mut self, readable: bool, writable: bool, hung_up: bool) -> Fate {
         self.readable |= readable | hung_up;
         self.writable |= writable | hung_up;
         self.hung_up |= hung_up;
         match self.stage {
             Stage::ToAsk if hung_up => Fate::Ends,
-            // A client does not wait any longer.
+            // The client has given up waiting.
             Stage::Asked if hung_up => Fate::Reset,
             _ => {
                 self.send_kept();
@@ -121,8 +121,8 @@ impl Connection {
         }
     }
 
-    /// A packet of the guest. `data` is what it has behind the header, or nothing where that is more than [`BUF_ALLOC`]. `host_port`
-    /// is what a client of the host is told when the guest takes its connection.
+    /// Handles a packet of the guest. `data` is the packet's data, or empty if the packet has more than [`BUF_ALLOC`] bytes. `host_port` is
+    /// the port that a host client is told when the guest accepts its connection.
     pub(super) fn receive(&mut self, header: &Header, data: &[u8], host_port: u32) -> Fate {
         self.credit.hear(header);
         self.asked_room &= self.credit.left() == 0;
@@ -144,15 +144,15 @@ impl Connection {
         }
     }
 
-    /// The guest has taken the connection.
+    /// Establishes a connection that the guest has accepted.
     fn open(&mut self, host_port: u32) -> Fate {
         self.stage = Stage::Open;
         let line = format!("OK {host_port}\n");
-        // Nothing was sent before, so there is room unless the client is gone.
+        // Nothing was sent on the socket before. It has room for the line unless the client is gone.
         if self.send(line.as_bytes()) == line.len() { Fate::Goes } else { Fate::Reset }
     }
 
-    /// Bytes of the guest.
+    /// Handles data from the guest.
     fn take(&mut self, len: u32, data: &[u8]) -> Fate {
         if self.guest_shut & shutdown::SEND != 0 || len as usize > BUF_ALLOC - self.kept.len() {
             return Fate::Broken;
@@ -168,7 +168,7 @@ impl Connection {
         Fate::Goes
     }
 
-    /// Gives bytes to the socket; returns how many it took.
+    /// Sends data to the socket. Returns the number of bytes that the socket accepted.
     fn send(&mut self, mut data: &[u8]) -> usize {
         let all = data.len();
         while !data.is_empty()
@@ -188,7 +188,7 @@ impl Connection {
         all - data.len()
     }
 
-    /// Gives the socket what was kept.
+    /// Sends the kept bytes to the socket.
     fn send_kept(&mut self) {
         let mut kept = std::mem::take(&mut self.kept);
         while !kept.is_empty() {
@@ -203,13 +203,13 @@ impl Connection {
                 break;
             }
         }
-        // Memory is not held for a connection that needs none.
+        // Free the memory when no bytes are kept.
         if !kept.is_empty() {
             self.kept = kept;
         }
     }
 
-    /// Has the socket follow what the guest has shut down.
+    /// Applies the guest's shutdowns to the socket.
     fn follow(&mut self) -> Fate {
         let drained = self.kept.is_empty();
         if self.guest_shut == shutdown::BOTH && drained {
@@ -221,7 +221,7 @@ impl Connection {
                 && let Some(socket) = &self.socket
             {
                 self.socket_shut |= flag;
-                // It fails where the other side is gone, which is noticed anyway.
+                // The call fails if the other side is gone. An event of the socket reports that case.
                 let _ = rustix::net::shutdown(socket.as_fd(), how);
             }
         };
@@ -232,9 +232,9 @@ impl Connection {
         Fate::Goes
     }
 
-    /// The directions in which nothing goes any more, for the host's side.
+    /// Returns the directions to shut down, because the host's side sends or accepts no more data.
     fn to_shut(&self) -> u32 {
-        // Where the guest takes nothing, there is nothing to be read to the end.
+        // If the guest receives no more data, the socket need not be read to its end.
         let ended = self.ended || self.hung_up && self.guest_shut & shutdown::RECEIVE != 0;
         let through = self.guest_shut & shutdown::SEND != 0 && self.kept.is_empty();
         let send = if ended { shutdown::SEND } else { 0 };
@@ -250,7 +250,7 @@ impl Connection {
             && self.guest_shut & shutdown::RECEIVE == 0
     }
 
-    /// Whether there is something for the guest, or may be.
+    /// Returns true if there is or may be a packet for the guest.
     pub(super) fn has_output(&self) -> bool {
         match self.stage {
             Stage::ToAsk | Stage::ToAnswer => true,
@@ -264,8 +264,8 @@ impl Connection {
         }
     }
 
-    /// The next packet for the guest; `None` if there is none now. `room` is what its buffer has behind the header, a byte at least;
-    /// bytes go to the start of `scratch`, which has [`MOST_DATA`]. CIDs and ports are the caller's matter.
+    /// Returns the next packet for the guest. `None` means that there is none now. `room` is the size of the guest's buffer after the
+    /// header, at least one byte. The data goes to the start of `scratch`, which has [`MOST_DATA`] bytes. The caller sets CIDs and ports.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let mut header = self.choose(room, scratch)?;
         self.credit.tell(&mut header);
@@ -304,7 +304,7 @@ impl Connection {
         if shut & !self.told_shut != 0 {
             self.told_shut = shut;
             if shut == shutdown::BOTH {
-                // What is left is the guest's answer.
+                // Only the guest's answer is still to come.
                 self.socket = None;
                 self.credit.count_forwarded(self.kept.len());
                 self.kept = VecDeque::new();
@@ -316,7 +316,7 @@ impl Connection {
         if update { of(op::CREDIT_UPDATE) } else { None }
     }
 
-    /// Reads of the socket; 0 if it has nothing now, or nothing any more.
+    /// Reads data from the socket. Returns 0 if the socket has no data now or has ended.
     fn read(&mut self, most: usize, scratch: &mut [u8]) -> u32 {
         let most = most.min(scratch.len());
         while let Some(socket) = &self.socket {
@@ -325,7 +325,7 @@ impl Connection {
                 Ok((_, read)) => return u32::try_from(read).unwrap_or(0),
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => self.readable = false,
-                // The other side is gone, with bytes that it did not read.
+                // The other side has closed its socket with unread data.
                 Err(_) => (self.ended, self.hung_up, self.deaf) = (true, true, true),
             }
             break;

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How much either side of a connection may send (virtio 1.4, section 5.10.6.3).
+//! Credit: the number of bytes that each side of a connection may send (virtio 1.4, section 5.10.6.3).
 
 use std::num::Wrapping;
 
 use super::packet::Header;
 
-/// Bytes of the guest that a connection keeps at most, while the host's side does not take them.
+/// Maximum bytes from the guest that a connection keeps while the host's side does not accept them.
 pub(super) const BUF_ALLOC: usize = 128 << 10;
 const BUF_ALLOC_32: u32 = 128 << 10;
 
-/// Both sides' credit. Counts of bytes are modulo 2^32.
+/// Credit of both sides of a connection. All byte counts are modulo 2^32.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
-    /// The guest's buffer, and what has left it.
+    /// Size of the guest's buffer, and number of bytes that have left the buffer.
     guest_alloc: u32,
     guest_forwarded: Wrapping<u32>,
-    /// Bytes that were sent to the guest.
+    /// Bytes sent to the guest.
     sent: Wrapping<u32>,
-    /// Bytes that came of the guest, how many of them the host's side has taken, and how many the guest knows of.
+    /// Bytes received from the guest, bytes of them that the host's side has accepted, and the last such count sent to the guest.
     received: Wrapping<u32>,
     forwarded: Wrapping<u32>,
     told: Wrapping<u32>,
 }
 
 impl Credit {
-    /// What a packet of the guest says of its buffer.
+    /// Reads the state of the guest's buffer from a packet of the guest.
     pub(super) fn hear(&mut self, header: &Header) {
         self.guest_alloc = header.buf_alloc;
         self.guest_forwarded = Wrapping(header.fwd_cnt);
     }
 
-    /// Bytes that the guest has room for.
+    /// Returns the free bytes of the guest's buffer.
     pub(super) fn left(&self) -> usize {
         let under_way = (self.sent - self.guest_forwarded).0;
-        // Fits, as this is for 64-bit hosts.
+        // The cast is lossless on 64-bit hosts, and Carom runs only on those.
         self.guest_alloc.saturating_sub(under_way) as usize
     }
 
@@ -46,19 +46,20 @@ impl Credit {
         self.received += bytes;
     }
 
-    /// The host's side has taken so many of the bytes that came, which are [`BUF_ALLOC`] at most.
+    /// Records that the host's side has accepted `bytes` received bytes, at most [`BUF_ALLOC`].
     pub(super) fn count_forwarded(&mut self, bytes: usize) {
         self.forwarded += u32::try_from(bytes).unwrap_or(BUF_ALLOC_32);
     }
 
-    /// Whether the guest is to be told of room that it may soon wait for: at half of the buffer, but not byte by byte.
+    /// Returns true if the guest should get a credit update before it runs out of credit: when half of the buffer is used up and enough
+    /// bytes have been accepted.
     pub(super) fn is_worth_telling(&self) -> bool {
         let (taken_up, news) = ((self.received - self.told).0, (self.forwarded - self.told).0);
         let drained = self.forwarded == self.received;
         taken_up > BUF_ALLOC_32 / 2 && news != 0 && (drained || news >= BUF_ALLOC_32 / 4)
     }
 
-    /// Tells of this side's buffer in a packet.
+    /// Writes the state of this side's buffer into a packet.
     pub(super) fn tell(&mut self, header: &mut Header) {
         self.told = self.forwarded;
         header.buf_alloc = BUF_ALLOC_32;
@@ -84,9 +85,9 @@ mod tests {
         credit.hear(&heard(1000, 850));
         assert_eq!(credit.left(), 950);
         credit.hear(&heard(10, 850));
-        assert_eq!(credit.left(), 0, "its buffer has shrunk");
+        assert_eq!(credit.left(), 0, "the guest's buffer has shrunk");
         credit.hear(&heard(1000, 901));
-        assert_eq!(credit.left(), 0, "it has forwarded more than it got");
+        assert_eq!(credit.left(), 0, "the guest claims to have forwarded more than it received");
     }
 
     #[test]
@@ -104,7 +105,7 @@ mod tests {
         let mut credit = Credit::default();
         credit.count_received(BUF_ALLOC_32 / 2);
         credit.count_forwarded(BUF_ALLOC / 2);
-        assert!(!credit.is_worth_telling(), "it has room for as much again");
+        assert!(!credit.is_worth_telling(), "the guest still has credit for the other half");
         credit.count_received(BUF_ALLOC_32 / 2);
         assert!(credit.is_worth_telling());
         let mut header = Header::default();
@@ -114,6 +115,6 @@ mod tests {
         credit.count_forwarded(1);
         assert!(!credit.is_worth_telling(), "a byte is not worth a packet");
         credit.count_forwarded(BUF_ALLOC - 1);
-        assert!(credit.is_worth_telling(), "all is drained");
+        assert!(credit.is_worth_telling(), "all bytes were accepted");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The vsock device, as the transport sees it.
 
 use std::io;
 use std::sync::Arc;
@@ -19,23 +19,23 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
-/// Role of the thread that carries bytes between sockets of the guest and of the host.
+/// Role of the thread that moves data between sockets of the guest and sockets of the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "vsock", calls: &[calls::MESSAGES, calls::SOCKETS, calls::WAITING] };
 
-/// Largest size of each queue.
+/// Maximum size of each queue.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 
-/// A vsock device. One thread serves all its queues, as what comes by one goes by another.
+/// A vsock device. One thread serves all queues, because a packet of one queue often causes a packet in another.
 pub struct VirtioVsock {
     ends: Arc<Ends>,
     queues: TableWorker<Traffic>,
-    /// The guest was restored: the connections that it knows of are gone.
+    /// True if the guest was restored, so the connections that it knows no longer exist.
     restored: Arc<AtomicBool>,
 }
 
 impl VirtioVsock {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(id: &str, ends: Ends) -> io::Result<Self> {
         let (ends, restored) = (Arc::new(ends), Arc::new(AtomicBool::new(false)));
         let of_traffic = (ends.clone(), restored.clone());
@@ -46,7 +46,7 @@ impl VirtioVsock {
         Ok(Self { ends, queues: TableWorker::serving(id.to_string(), ROLE, QUEUES, make)?, restored })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> VsockCounters {
         self.ends.counts.read()
     }
@@ -75,7 +75,7 @@ impl VirtioDevice for VirtioVsock {
         DeviceState::new(STATE.0, STATE.1, &VsockState {})
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the device. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let VsockState {} = state.payload(STATE.0, STATE.1)?;
         self.queues.restore_paused();

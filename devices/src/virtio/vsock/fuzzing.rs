@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// The port of the host that somebody serves.
+/// Port of the host that has a server.
 const SERVED: u32 = 1;
 
-/// Fills rings, descriptors and packets with `bytes` and has them served, piece after piece. The first byte says what the device and its
-/// driver are, and a client of the host is there all the time.
+/// Writes `bytes` to the guest's rings, descriptors and packets piece by piece. After each piece, the device serves the queues. The first
+/// byte selects the options of the device and the driver. A host client is connected all the time.
 ///
 /// # Panics
-/// The device holds more than it may.
+/// The device keeps more state than allowed.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
@@ -29,9 +29,9 @@ pub fn run(bytes: &[u8]) {
     let listener = Listener::bind(&dir.0.join("s")).expect("a new directory");
     let server = UnixListener::bind(dir.0.join(format!("s_{SERVED}"))).expect("a new directory");
     server.set_nonblocking(true).expect("a socket");
-    let mut client = UnixStream::connect(dir.0.join("s")).expect("somebody listens");
-    // Its port is one that a guest's mistake may well name.
-    std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("it is short");
+    let mut client = UnixStream::connect(dir.0.join("s")).expect("the device listens");
+    // The guest may name this small port by mistake.
+    std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("the socket has room");
     let guest = ByteDriver::new(Layout::queues(0x2_0000, 0x3000));
     let ends = Ends { cid: 3, listener, connections: 8, counts: Counts::default() };
     let traffic = Traffic::new(Arc::new(ends), is(0)).expect("a descriptor");
@@ -48,7 +48,7 @@ pub fn run(bytes: &[u8]) {
     assert!(traffic.service.hub.is_bounded());
 }
 
-/// A directory that goes when it is dropped.
+/// Directory that is removed when it is dropped.
 struct Directory(std::path::PathBuf);
 
 impl Directory {
@@ -63,7 +63,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What is left is for whoever tidies temporary files up.
+        // If the removal fails, the directory stays with the other temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

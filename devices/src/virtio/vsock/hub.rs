@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All connections of a device, whichever side began them.
+//! All connections of a device, started by either side.
 //!
-//! Sockets are watched by an epoll that tells of each change once: what is noted then stays so until the socket says that it would
-//! wait. So nothing that a side does, or does not do, has the thread turn in circles. What the guest is to get waits in `turns`,
-//! each connection once, and gets there one packet each.
+//! An edge-triggered epoll watches the sockets. It reports each change once, and the change stays recorded until the socket would block.
+//! Therefore no behaviour of either side can make the thread loop without progress. Connections with data for the guest wait in `turns`,
+//! each at most once, and each sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -24,20 +24,20 @@ use super::unix::{Greeting, Listener, greeting};
 use crate::counters::count;
 use crate::throttle::Throttle;
 
-/// Most connections, whatever the process may have.
+/// Maximum connections, whatever file descriptors the process may have.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// Most clients that have not said yet what they want. When more come, those that came first are let go.
+/// Maximum clients that have not sent their first line. When more clients connect, the oldest ones are closed.
 pub const MOST_CLIENTS: usize = 128;
-/// Resets that may wait for the guest to give buffers before nothing new is begun: as many as a queue holds.
+/// Maximum resets that wait for buffers of the guest, equal to the queue size. Above this limit, no new packets and clients are accepted.
 const MOST_RESETS: usize = 256;
-/// Clients that are taken at a time.
+/// Maximum clients that are accepted at a time.
 const ACCEPTS: usize = 32;
-/// Changes of sockets that are taken at a time.
+/// Maximum socket events that are read at a time.
 const EVENTS: usize = 64;
-/// The first port of the host's that clients get. Those below are for programs of the host that the guest connects to.
+/// First host port for clients. Lower ports are for host programs that the guest connects to.
 const FIRST_PORT: u32 = 1 << 30;
 
-/// Which connection: the ports of both sides. What belongs to no connection yet has [`PORT_ANY`] as the guest's.
+/// Key of a connection: the ports of both sides. Sockets without a connection have [`PORT_ANY`] as the guest's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     host: u32,
@@ -61,43 +61,43 @@ impl Key {
     }
 }
 
-/// What of a socket is watched.
+/// Returns the watched events of a socket.
 fn watched() -> epoll::EventFlags {
     epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
 }
 
-/// What a device is, whoever drives it.
+/// Properties of a device that do not depend on its driver.
 pub(super) struct Ends {
-    /// The guest's.
+    /// CID of the guest.
     pub(super) cid: u64,
-    /// The host's.
+    /// Listener of the host's side.
     pub(super) listener: Listener,
-    /// Most connections.
+    /// Maximum connections.
     pub(super) connections: usize,
     pub(super) counts: Counts,
 }
 
-/// The connections of a device while a driver uses it.
+/// Connections of a device while a driver uses it.
 pub(super) struct Hub {
     ends: Arc<Ends>,
     epoll: OwnedFd,
     connections: HashMap<Key, Connection>,
-    /// Clients of the host that have not said what they want, by the order in which they came.
+    /// Host clients that have not sent their first line, from oldest to newest.
     clients: BTreeMap<u32, OwnedFd>,
     next_client: u32,
     next_port: u32,
-    /// Clients may wait at the listener.
+    /// True if clients may be waiting at the listener.
     accepts: bool,
-    /// Resets for the guest.
+    /// Resets to send to the guest.
     resets: VecDeque<Header>,
-    /// Connections that may have something for the guest.
+    /// Connections that may have a packet for the guest.
     turns: VecDeque<Key>,
     throttle: Throttle,
 }
 
 impl Hub {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(ends: Arc<Ends>) -> io::Result<Self> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -116,37 +116,37 @@ impl Hub {
         })
     }
 
-    /// Has ports of the host be others than those that the guest was saved with: it may keep what it had with them for some seconds
-    /// after it has heard that they are gone, and would take a request of the same port for one of those.
+    /// Starts with other host ports than the ones that the saved guest knows. The guest may keep the state of an old connection for some
+    /// seconds after the reset event. It would take a request from the same port as part of the old connection.
     pub(super) fn forget_ports(&mut self) {
         let chance = u32::try_from(RandomState::new().hash_one(0) >> 34).unwrap_or_default();
         self.next_port = FIRST_PORT + chance;
     }
 
-    /// What can be read when a socket has changed.
+    /// Returns the file descriptor that becomes readable when a socket has changed.
     pub(super) fn source(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Whether so much waits for the guest that nothing more is to be taken of it.
+    /// Returns true if so many resets wait that no more packets of the guest may be accepted.
     pub(super) fn is_full(&self) -> bool {
         self.resets.len() >= MOST_RESETS
     }
 
-    /// Whether something waits for the guest.
+    /// Returns true if something waits for the guest.
     pub(super) fn has_output(&self) -> bool {
         !self.resets.is_empty() || !self.turns.is_empty()
     }
 
-    /// Notes what has changed at sockets; `true` if anything has.
+    /// Handles changes of sockets. Returns true if there were any.
     pub(super) fn notice(&mut self) -> bool {
         let mut room = [MaybeUninit::uninit(); EVENTS];
-        // Of a descriptor of ours it fails only where a signal comes.
+        // With a valid epoll descriptor, the call fails only when a signal interrupts it.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut room, Some(&Timespec::default())) else { return false };
         let mut some = false;
         for event in events {
             some = true;
-            // They stand packed.
+            // The event is a packed structure, so copy its fields.
             let (changed, data) = (event.flags, event.data);
             let is = |flags| changed.intersects(flags);
             let hung_up = is(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
@@ -165,7 +165,7 @@ impl Hub {
         some
     }
 
-    /// Takes clients that wait; `true` if there were any.
+    /// Accepts waiting clients. Returns true if there were any.
     pub(super) fn accept(&mut self) -> bool {
         let mut some = false;
         for _ in 0..ACCEPTS {
@@ -178,10 +178,10 @@ impl Hub {
                     self.add_client(client);
                 }
                 Ok(None) => self.accepts = false,
-                // They wait until something else happens.
+                // The clients wait until the next event.
                 Err(error) => {
                     if self.throttle.pass() {
-                        warn!("virtio-vsock: taking a client: {error}");
+                        warn!("virtio-vsock: cannot accept a client: {error}");
                     }
                     break;
                 }
@@ -195,19 +195,19 @@ impl Hub {
             self.clients.pop_first();
         }
         let number = self.next_client;
-        // The listener has the last one.
+        // The listener's key uses the last number.
         self.next_client = (number + 1) % PORT_ANY;
         match epoll::add(&self.epoll, &client, Key::client(number).data(), watched()) {
             Ok(()) => drop(self.clients.insert(number, client)),
             Err(error) => {
                 if self.throttle.pass() {
-                    warn!("virtio-vsock: watching a client: {error}");
+                    warn!("virtio-vsock: cannot watch a client, so the connection is closed: {error}");
                 }
             }
         }
     }
 
-    /// Sees what a client wants. `ended`: it will say no more.
+    /// Reads the first line of a client. `ended`: the client sends no more.
     fn greet(&mut self, number: u32, ended: bool) {
         let Some(client) = self.clients.get(&number) else { return };
         let port = match greeting(client, ended) {
@@ -226,7 +226,7 @@ impl Hub {
         }
     }
 
-    /// A port of the host's that no connection to this port of the guest's has.
+    /// Returns a key with a host port that no connection to this guest port uses.
     fn free_key(&mut self, guest: u32) -> Key {
         loop {
             let key = Key { host: self.next_port, guest };
@@ -238,12 +238,12 @@ impl Hub {
         }
     }
 
-    /// A packet of the guest. `data` is what it has behind the header, or nothing where that is more than a connection takes.
+    /// Handles a packet of the guest. `data` is the packet's data, or empty if the packet has more bytes than a connection accepts.
     pub(super) fn receive(&mut self, header: &Header, data: &[u8]) {
         count(&self.ends.counts.tx_packets, 1);
         let Header { src_cid, dst_cid, src_port, dst_port, kind, op, .. } = *header;
         if src_cid != self.ends.cid || src_port == PORT_ANY {
-            // Nobody can be answered.
+            // There is no valid address for an answer.
             return;
         }
         if kind != TYPE_STREAM || dst_cid != HOST_CID {
@@ -265,7 +265,7 @@ impl Hub {
         }
     }
 
-    /// The guest wants a connection.
+    /// Connects the guest to a program of the host.
     fn connect(&mut self, key: Key, header: &Header) {
         let full = self.connections.len() >= self.ends.connections;
         let socket = if full { None } else { self.ends.listener.connect(key.host).ok() };
@@ -279,7 +279,7 @@ impl Hub {
         self.settle(key, Fate::Goes);
     }
 
-    /// Answers a packet with a reset, unless it is one.
+    /// Answers a packet with a reset, unless the packet is a reset.
     fn refuse(&mut self, header: &Header) {
         if header.op != op::RST {
             let Header { src_port, dst_port, dst_cid, kind, .. } = *header;
@@ -295,7 +295,7 @@ impl Hub {
         }
     }
 
-    /// Does with a connection what has become of it.
+    /// Applies `fate` to a connection.
     fn settle(&mut self, key: Key, fate: Fate) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         if fate == Fate::Goes {
@@ -328,8 +328,8 @@ impl Hub {
         }
     }
 
-    /// The next packet for the guest; `None` if there is none. `room` is what its buffer has behind the header, a byte at least;
-    /// bytes go to the start of `scratch`.
+    /// Returns the next packet for the guest, or `None` if there is none. `room` is the size of the guest's buffer after the header, at
+    /// least one byte. The data goes to the start of `scratch`.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let packet = self.resets.pop_front().or_else(|| self.next_of_turns(room, scratch))?;
         count(&self.ends.counts.rx_packets, 1);
@@ -353,7 +353,7 @@ impl Hub {
         None
     }
 
-    /// Lets go of all sockets but the listener.
+    /// Closes all sockets except the listener.
     pub(super) fn close(&mut self) {
         self.connections.clear();
         self.clients.clear();
@@ -361,7 +361,7 @@ impl Hub {
         self.resets.clear();
     }
 
-    /// Whether it holds no more than it may.
+    /// Returns true if all collections are within their limits.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn is_bounded(&self) -> bool {
         self.connections.len() <= self.ends.connections

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10), of which the host's side are Unix sockets.
+//! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10). On the host they are Unix sockets.
 //!
-//! A program of the host connects to the device's socket, says `CONNECT <port>`, and is connected with the guest's port. A program of the
-//! guest that connects to a port of CID 2 is connected with the socket `<socket>_<port>`. No kernel module and no right is needed on the host, and
-//! guests cannot reach each other.
+//! A host program connects to the device's socket and sends `CONNECT <port>`. It is then connected to that port of the guest. A guest
+//! program that connects to a port of CID 2 is connected to the socket `<socket>_<port>`. The host needs no kernel module and no privilege,
+//! and guests cannot reach each other.
 //!
-//! `device` is what the transport sees. One thread does its `traffic`: it reads and writes packets (`packet`) and hands them to the
-//! `hub`, which has the connections (`connection`, with `credit` for what either side may send, `unix` for the host's side). The host's
-//! kernel copies between sockets and memory of this process, never the guest's.
+//! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
+//! `hub`. The hub has the connections (`connection`), with `credit` for flow control and `unix` for the host's side. The host kernel copies
+//! only between sockets and memory of this process. It never accesses the guest's memory.
 
 mod connection;
 mod counters;
@@ -38,30 +38,30 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
-/// What a vsock device is made of.
+/// Parameters of a vsock device.
 pub struct VsockParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// CID of the guest, 3 at least.
+    /// CID of the guest, at least 3.
     pub cid: u32,
-    /// Where the host's programs connect.
+    /// Socket that host programs connect to.
     pub listener: Listener,
-    /// Most connections, of which each has a descriptor: no more than [`MOST_CONNECTIONS`] in any case.
+    /// Maximum connections. Each uses a file descriptor. [`MOST_CONNECTIONS`] is the upper bound.
     pub connections: usize,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a vsock device: the PCI function, and the device by which its counters are read.
+/// Creates a vsock device: the PCI function, and the device for reading its counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: VsockParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioVsock>), TransportError> {
     let VsockParams { id, cid, listener, connections, memory, msi, doorbells, observer } = params;
     let connections = connections.min(MOST_CONNECTIONS);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Packets in the guest's memory (virtio 1.4, section 5.10.6), however the driver splits them into buffers.
+//! Packets in the guest's memory (virtio 1.4, section 5.10.6). The driver may split a packet into any buffers.
 //!
-//! The crate `virtio-vsock` reads packets of one buffer, or of a header and one more, each in memory that lies together on the host. A
-//! driver that copies nothing (Linux 6.7 and later) sends many buffers, and behind the virtio-iommu what lies together for the driver
-//! need not do so on the host.
+//! The crate `virtio-vsock` only supports packets with one buffer, or with a header and one data buffer. It also requires each buffer to be
+//! contiguous in host memory. A driver with zero-copy transmission (Linux 6.7 and later) sends many buffers. Behind the virtio-iommu, a
+//! buffer that is contiguous for the driver need not be contiguous on the host.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -12,25 +12,25 @@ use super::spec::HEADER;
 use crate::dma::DmaView;
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// The header of a packet.
+/// Header of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) src_cid: u64,
     pub(super) dst_cid: u64,
     pub(super) src_port: u32,
     pub(super) dst_port: u32,
-    /// Bytes behind the header.
+    /// Bytes of data after the header.
     pub(super) len: u32,
     pub(super) kind: u16,
     pub(super) op: u16,
     pub(super) flags: u32,
-    /// Bytes that the sender's buffer has room for in all.
+    /// Total size of the sender's buffer in bytes.
     pub(super) buf_alloc: u32,
-    /// Bytes that have left that buffer since the connection began, modulo 2^32.
+    /// Bytes that have left the sender's buffer since the connection began, modulo 2^32.
     pub(super) fwd_cnt: u32,
 }
 
-/// The first bytes, and the rest.
+/// Splits off and returns the first bytes.
 fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
     let (first, rest) = bytes.split_first_chunk().expect("the fields are as long as the header");
     *bytes = rest;
@@ -38,7 +38,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
 }
 
 impl Header {
-    /// Reads one, all fields little-endian.
+    /// Decodes a header. All fields are little-endian.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Self {
         let bytes = &mut bytes.as_slice();
         Self {
@@ -55,12 +55,12 @@ impl Header {
         }
     }
 
-    /// What is kept of it among the last requests: what it does, and its ports.
+    /// Returns the operation and the ports, for the record of the last requests.
     pub(super) fn noted(&self) -> (u8, u64) {
         (u8::try_from(self.op).unwrap_or(u8::MAX), u64::from(self.src_port) << 32 | u64::from(self.dst_port))
     }
 
-    /// The bytes that [`Self::decode`] reads.
+    /// Encodes the header for [`Self::decode`].
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
@@ -78,7 +78,7 @@ impl Header {
     }
 }
 
-/// The buffers of a descriptor chain, as if they were one. It is used again for chain after chain.
+/// Buffers of a descriptor chain, accessed as one contiguous buffer. The object is reused for further chains.
 #[derive(Default)]
 pub(super) struct Buffers {
     parts: Vec<(GuestAddress, usize)>,
@@ -86,11 +86,11 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Notes the buffers of `chain`; returns the bytes that they have in all.
+    /// Stores the buffers of `chain`. Returns their total length in bytes.
     ///
     /// # Errors
-    /// The rule that the chain breaks: its links lead nowhere or in a circle, it is longer than its queue, or one of its buffers is not
-    /// `writable` where it is to be, or is where it is not to be.
+    /// The rule that the chain breaks. A link points outside the table or the links form a loop, the chain is longer than its queue, or a
+    /// buffer is not device-writable as `writable` requires.
     pub(super) fn gather(
         &mut self,
         chain: Chain<&DmaView<'_>>,
@@ -103,9 +103,9 @@ impl Buffers {
             let buffer = buffer?;
             if buffer.writable != writable {
                 return Err(if writable {
-                    "a buffer for the driver is device-readable"
+                    "a receive buffer is device-readable"
                 } else {
-                    "a buffer of a packet is device-writable"
+                    "a transmit buffer is device-writable"
                 });
             }
             if buffer.len != 0 {
@@ -116,7 +116,7 @@ impl Buffers {
         Ok(self.len)
     }
 
-    /// Calls `each` with each part of `len` bytes from `skip` on: where it is, and which of these bytes it has.
+    /// Calls `each` for each part of the `len` bytes from `skip` on, with the part's address and its range within these bytes.
     fn for_each(
         &self,
         mut skip: usize,
@@ -134,21 +134,21 @@ impl Buffers {
                 done += count;
             }
         }
-        if done == len { Ok(()) } else { Err("a packet is shorter than it says") }
+        if done == len { Ok(()) } else { Err("a packet is shorter than its header says") }
     }
 
-    /// Copies what is at `skip` to `bytes`.
+    /// Reads the bytes from offset `skip` on into `bytes`.
     ///
     /// # Errors
-    /// There are not so many bytes, or they are not in memory.
+    /// The buffers are too short, or a buffer is outside memory.
     pub(super) fn read(&self, memory: &DmaView<'_>, skip: usize, bytes: &mut [u8]) -> Result<(), &'static str> {
         self.for_each(skip, bytes.len(), |address, range| memory.read_slice(&mut bytes[range], address))
     }
 
-    /// Copies `bytes` to what is at `skip`.
+    /// Writes `bytes` to the buffers from offset `skip` on.
     ///
     /// # Errors
-    /// There is not so much room, or it is not in memory.
+    /// The buffers are too short, or a buffer is outside memory.
     pub(super) fn write(&self, memory: &DmaView<'_>, skip: usize, bytes: &[u8]) -> Result<(), &'static str> {
         self.for_each(skip, bytes.len(), |address, range| memory.write_slice(&bytes[range], address))
     }
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(&bytes, b"bcde");
         assert_eq!(view.read_obj::<u8>(GuestAddress(0x102)).unwrap(), b'a');
         assert_eq!(view.read_obj::<u8>(GuestAddress(0x10)).unwrap(), b'b');
-        assert!(buffers.read(&view, 9, &mut bytes).is_err(), "they end");
+        assert!(buffers.read(&view, 9, &mut bytes).is_err(), "the buffers are too short");
         for far in [0xffeu64, u64::MAX - 1, 1 << 50] {
             let buffers = Buffers { parts: vec![(GuestAddress(far), 12)], len: 12 };
             assert!(buffers.read(&view, 4, &mut bytes).is_err(), "{far:#x}");

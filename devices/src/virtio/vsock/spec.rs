@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Numbers of the specification (virtio 1.4, section 5.10).
+//! Constants of the specification (virtio 1.4, section 5.10).
 
 /// Device type (virtio 1.4, section 5).
 pub const DEVICE_TYPE: u16 = 19;
-/// PCI class: communication controller, of no kind that PCI knows.
+/// PCI class: communication controller, other.
 pub const PCI_CLASS: u32 = 0x07_8000;
 
 /// Indices of the queues (section 5.10.2).
 pub mod queue {
-    /// Packets for the driver.
+    /// Packets from the device to the driver.
     pub const RX: u16 = 0;
-    /// Packets of the driver.
+    /// Packets from the driver to the device.
     pub const TX: u16 = 1;
-    /// Events for the driver.
+    /// Events from the device to the driver.
     pub const EVENT: u16 = 2;
 }
 
 /// Feature bits (section 5.10.3).
 pub mod feature {
-    /// There are stream sockets.
+    /// The device supports stream sockets.
     pub const STREAM: u64 = 1 << 0;
 }
 
@@ -29,40 +29,40 @@ pub const CONFIG_BYTES: usize = 8;
 pub const HEADER: usize = 44;
 /// CID of the host.
 pub const HOST_CID: u64 = 2;
-/// Stands for any port, and is none.
+/// Wildcard that means any port. No connection can use it.
 pub const PORT_ANY: u32 = u32::MAX;
-/// The type of packets of stream sockets.
+/// Type of packets of stream sockets.
 pub const TYPE_STREAM: u16 = 1;
 
-/// What a packet does.
+/// Operations of a packet.
 pub mod op {
-    /// Asks for a connection.
+    /// Requests a connection.
     pub const REQUEST: u16 = 1;
-    /// Takes one.
+    /// Accepts a connection.
     pub const RESPONSE: u16 = 2;
-    /// Ends one, or refuses it.
+    /// Resets or refuses a connection.
     pub const RST: u16 = 3;
-    /// Says in which directions no bytes will go any more.
+    /// Shuts down one or both directions.
     pub const SHUTDOWN: u16 = 4;
-    /// Has bytes.
+    /// Carries data.
     pub const RW: u16 = 5;
-    /// Tells of the sender's buffer.
+    /// Reports the state of the sender's buffer.
     pub const CREDIT_UPDATE: u16 = 6;
-    /// Asks for that.
+    /// Requests a credit update.
     pub const CREDIT_REQUEST: u16 = 7;
 }
 
 /// Flags of [`op::SHUTDOWN`] (section 5.10.6.5).
 pub mod shutdown {
-    /// The sender receives no more.
+    /// The sender will receive no more data.
     pub const RECEIVE: u32 = 1 << 0;
-    /// The sender sends no more.
+    /// The sender will send no more data.
     pub const SEND: u32 = 1 << 1;
-    /// Both.
+    /// Both directions.
     pub const BOTH: u32 = RECEIVE | SEND;
 }
 
 /// Bytes of an event (section 5.10.6.7).
 pub const EVENT: usize = 4;
-/// The event that all connections are gone.
+/// Event: all connections were lost.
 pub const EVENT_TRANSPORT_RESET: u32 = 0;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("vsock", 1);
 
-/// All that it has is in the transport's registers and in the queues. Connections are never saved: their other ends are processes of
-/// the host. The guest is told that they are gone, and reads its CID again then.
+/// Saved device state, which has no fields. The transport saves the registers and queues. Connections are never saved, because their other
+/// ends are host processes. The restored guest is notified of the loss, and then reads its CID again.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VsockState {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The work of the thread that serves the queues (virtio 1.4, section 5.10.6).
+//! Task of the thread that serves the queues (virtio 1.4, section 5.10.6).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,34 +18,34 @@ use crate::virtio::chain::{broken, ring_error};
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Queues of a device.
+/// Number of queues of a device.
 pub(super) const QUEUES: usize = 3;
-/// Packets that go one way before the other has its turn, and after which the driver is told.
+/// Maximum packets in one direction before the other direction has its turn. The driver is notified after them.
 const BATCH: usize = 64;
 
-/// What came of a look at a queue.
+/// Result of a step.
 enum Step {
     Done,
-    /// There is no buffer in it.
+    /// The queue has no buffer.
     Empty,
-    /// There is nothing to put in.
+    /// There is nothing to put into the queue.
     Idle,
 }
 
-/// The work of the thread that serves the queues.
+/// Task of the thread that serves the queues.
 pub(super) struct Traffic {
     pub(super) hub: Hub,
-    /// The guest is to be told that connections that it knows of are gone, if it has an event queue. No client is taken before: it could
-    /// be taken for one of them.
+    /// True if the guest must be notified that its connections were lost. No client is accepted before: the guest could take its connection
+    /// for a lost one.
     reset_due: bool,
     buffers: Buffers,
-    /// Bytes of a packet.
+    /// Data of a packet.
     scratch: Vec<u8>,
 }
 
 impl Traffic {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(ends: Arc<Ends>, reset_due: bool) -> io::Result<Self> {
         let mut hub = Hub::new(ends)?;
         if reset_due {
@@ -54,7 +54,7 @@ impl Traffic {
         Ok(Self { hub, reset_due, buffers: Buffers::default(), scratch: vec![0; BUF_ALLOC.max(MOST_DATA)] })
     }
 
-    /// Takes packets of the guest; `true` if there were any.
+    /// Handles packets of the guest. Returns true if there were any.
     fn serve_tx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let mut some = false;
         for _ in 0..BATCH {
@@ -87,9 +87,9 @@ impl Traffic {
         queue.note(head, header.noted());
         let len = header.len as usize;
         if len > all - HEADER {
-            return Err(broken("a packet is shorter than it says"));
+            return Err(broken("a packet is shorter than its header says"));
         }
-        // What no connection takes is not read.
+        // A connection rejects data that exceeds `BUF_ALLOC`, so such data is not read.
         let data = &mut self.scratch[..if len > BUF_ALLOC { 0 } else { len }];
         self.buffers.read(memory, HEADER, data).map_err(&broken)?;
         queue.add_used(memory, head, 0).map_err(&ring)?;
@@ -97,13 +97,13 @@ impl Traffic {
         Ok(Step::Done)
     }
 
-    /// Gives the guest packets; `true` if there were any.
+    /// Sends packets to the guest. Returns true if there were any.
     fn serve_rx(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let (mut some, mut asked) = (false, false);
         for _ in 0..BATCH {
             match self.give_packet(queues)? {
                 Step::Done => some = true,
-                // The driver need not tell of buffers while there are enough.
+                // While there are enough buffers, the driver need not notify the device of new ones.
                 Step::Empty if !asked => {
                     asked = true;
                     queues.ask(queue::RX)?;
@@ -130,7 +130,7 @@ impl Traffic {
         let head = chain.head_index();
         let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
         if all <= HEADER {
-            return Err(broken("a buffer has no room for a header and a byte"));
+            return Err(broken("a receive buffer has no room for a header and one byte of data"));
         }
         let room = (all - HEADER).min(MOST_DATA);
         let Some(packet) = self.hub.next(room, &mut self.scratch) else {
@@ -146,7 +146,7 @@ impl Traffic {
         Ok(Step::Done)
     }
 
-    /// Tells the guest that its connections are gone, once it has given a buffer for that.
+    /// Notifies the guest that its connections were lost, once the guest has added an event buffer.
     fn tell_of_reset(&mut self, queues: &mut QueueTable) -> Result<(), DeviceError> {
         const INDEX: u16 = queue::EVENT;
         if !self.reset_due {
@@ -154,8 +154,8 @@ impl Traffic {
         }
         queues.ask(INDEX)?;
         let Some((driver, queue)) = queues.get(INDEX) else {
-            // A driver without this queue cannot be told, and has set up all its queues before the first run. Clients come with
-            // ports of their own, and a packet of an old connection is answered with a reset.
+            // A driver sets up all its queues before the first run. Without the event queue, the driver cannot be notified. This is safe:
+            // new clients have other ports, and a packet of an old connection is answered with a reset.
             self.reset_due = false;
             return Ok(());
         };
@@ -167,7 +167,7 @@ impl Traffic {
             let head = chain.head_index();
             let all = self.buffers.gather(chain, size, true).map_err(&broken)?;
             if all < EVENT {
-                return Err(broken("a buffer has no room for an event"));
+                return Err(broken("an event buffer has no room for an event"));
             }
             self.buffers.write(memory, 0, &EVENT_TRANSPORT_RESET.to_le_bytes()).map_err(&broken)?;
             let used = u32::try_from(EVENT).expect("an event is short");
@@ -181,7 +181,7 @@ impl Traffic {
 impl QueueService for Traffic {
     const PANIC_QUEUE: u16 = queue::RX;
 
-    /// Carries all that there is, either way.
+    /// Moves all waiting packets in both directions.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
         queues.ask(queue::TX)?;
         self.tell_of_reset(queues)?;

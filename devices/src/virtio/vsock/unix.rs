@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of connections: stream sockets in the file system.
+//! The host's side of connections: Unix stream sockets.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,23 +16,23 @@ use super::spec::PORT_ANY;
 use crate::inherited::is_kept;
 use crate::listening_socket::{Clients, ListeningSocket};
 
-/// Longest first line of a client: `CONNECT`, a blank, a port, and the end of the line.
+/// Maximum length of a client's first line: `CONNECT`, a space, a port, and a line break.
 const MOST_LINE: usize = 32;
 
-/// The socket on which the host's programs reach the guest. Its file goes when it is dropped.
+/// Socket that host programs connect to. Its file is removed when the listener is dropped.
 pub struct Listener {
     socket: ListeningSocket,
-    /// What sockets of the host's programs are beside. One that was inherited may have no such name.
+    /// Path prefix of the sockets that serve ports of the host. An inherited socket may have no such path.
     path: Option<PathBuf>,
 }
 
 impl Listener {
-    /// Makes a socket at `path`, and replaces a stale one. An inherited socket takes its place
-    /// ([`inherited::listener`](crate::inherited::listener)). If the inherited socket has an absolute path, sockets of the host's programs
-    /// have that path with a port at its end.
+    /// Creates a socket at `path`, and replaces a stale one. An inherited socket is used instead if `path` names one
+    /// ([`inherited::listener`](crate::inherited::listener)). The sockets of host programs have the listener's path, followed by `_` and a
+    /// port. An inherited socket needs an absolute path for that.
     ///
     /// # Errors
-    /// Those of [`ListeningSocket::for_part`].
+    /// The errors of [`ListeningSocket::for_part`].
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = ListeningSocket::for_part(path, Clients::ByUmask)?;
         socket.listener().set_nonblocking(true)?;
@@ -46,31 +46,31 @@ impl Listener {
         Ok(Self { socket, path })
     }
 
-    /// Its descriptor.
+    /// Returns the listening socket.
     pub(super) fn socket(&self) -> &UnixListener {
         self.socket.listener()
     }
 
-    /// A client that waits; `None` if there is none.
+    /// Accepts a waiting client. Returns `None` if no client waits.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             match accept_with(self.socket.listener(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(client) => return Ok(Some(client)),
                 Err(Errno::AGAIN) => return Ok(None),
-                // It has gone meanwhile.
+                // The client is gone, or a signal interrupted the call.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Connects to the program of the host that serves `port`: `<path>_<port>`. Does not wait.
+    /// Connects to the host program that serves `port`, at `<path>_<port>`. Does not block.
     ///
     /// # Errors
-    /// Nobody is there, or too many wait for them.
+    /// No program serves the port, or its listen queue is full.
     pub(super) fn connect(&self, port: u32) -> io::Result<OwnedFd> {
         let path = self.path.clone().ok_or(io::ErrorKind::NotFound)?;
         let mut path = path.into_os_string();
@@ -83,18 +83,19 @@ impl Listener {
     }
 }
 
-/// What a client has said so far.
+/// First line of a client, as far as it was received.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// No whole line.
+    /// The line is incomplete.
     None,
-    /// It wants this port of the guest's.
+    /// The client wants to connect to this port of the guest.
     Connect(u32),
-    /// Nothing that can be answered, or it is gone.
+    /// The line is invalid, or the client is gone.
     Wrong,
 }
 
-/// Reads the first line of a client, and not a byte more: what follows is for the guest. `ended`: no more will come.
+/// Reads the first line of a client. Leaves all further bytes in the socket, because they are for the guest. `ended`: the client sends no
+/// more.
 pub(super) fn greeting(client: &OwnedFd, ended: bool) -> Greeting {
     let mut line = [0; MOST_LINE];
     let seen = match recv(client, &mut line, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -111,7 +112,7 @@ pub(super) fn greeting(client: &OwnedFd, ended: bool) -> Greeting {
     }
 }
 
-/// The port of `CONNECT <port>`.
+/// Returns the port of a line `CONNECT <port>`.
 fn parse(line: &[u8]) -> Option<u32> {
     let (word, port) = std::str::from_utf8(line).ok()?.trim_end().split_once(' ')?;
     let port = port.bytes().all(|byte| byte.is_ascii_digit()).then_some(port)?;
@@ -157,16 +158,16 @@ mod tests {
         assert_eq!(greeting(&server, false), Greeting::None);
         client.write_all(b"CONN").unwrap();
         assert_eq!(greeting(&server, false), Greeting::None);
-        assert_eq!(greeting(&server, true), Greeting::Wrong, "no more comes");
+        assert_eq!(greeting(&server, true), Greeting::Wrong, "the client sends no more");
         client.write_all(b"ECT 7\nhello").unwrap();
         assert_eq!(greeting(&server, false), Greeting::Connect(7));
         let mut rest = [0; 16];
         assert_eq!((&ours).read(&mut rest).unwrap(), 5);
         client.write_all(&[b'x'; MOST_LINE]).unwrap();
-        assert_eq!(greeting(&server, false), Greeting::Wrong, "a line has an end");
+        assert_eq!(greeting(&server, false), Greeting::Wrong, "the line is too long");
         let (_, gone) = (client, (&ours).read(&mut [0; 64]).unwrap());
         assert_eq!(gone, MOST_LINE);
-        assert_eq!(greeting(&server, false), Greeting::Wrong, "nobody is there");
+        assert_eq!(greeting(&server, false), Greeting::Wrong, "the client is gone");
     }
 
     #[test]
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
         fs::remove_file(&path).unwrap();
-        // As a process leaves it that was killed, and as one has it that runs.
+        // First a socket that a killed process has left, then the socket of a running process.
         let other = UnixListener::bind(&path).unwrap();
         assert_eq!(Listener::bind(&path).err().unwrap().to_string(), "another process serves this socket");
         drop(other);
@@ -191,7 +192,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, "somebody else's").unwrap();
         drop(listener);
-        assert!(path.exists(), "it was not the listener's any more");
+        assert!(path.exists(), "the file no longer belonged to the listener");
         assert_eq!(Listener::bind(&dir.path().join("no/s")).err().unwrap().kind(), io::ErrorKind::NotFound);
     }
 
@@ -204,14 +205,14 @@ mod tests {
         crate::inherited::keep(number, socket).unwrap();
         let named = format!("/dev/fd/{number}");
         let listener = Listener::bind(Path::new(&named)).unwrap();
-        assert!(Listener::bind(Path::new(&named)).is_err(), "another device has it");
+        assert!(Listener::bind(Path::new(&named)).is_err(), "another device uses the socket");
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());
         let server = UnixListener::bind(dir.path().join("s_5000")).unwrap();
         drop(listener.connect(5000).unwrap());
         assert!(server.accept().is_ok() && listener.connect(5001).is_err());
         drop(listener);
-        assert!(path.exists(), "whoever made it removes it");
+        assert!(path.exists(), "the process that created the file removes it");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device with its queues and its thread.
+//! Tests of the device with its queues and its thread.
 
 use std::io::{Read, Write};
 
@@ -23,7 +23,7 @@ fn driver_finds_the_device_and_the_guests_cid() {
     let harness = Harness::new(false);
     harness.check_id(DEVICE_TYPE);
     assert_eq!(u64::from_le_bytes(harness.config(0)), CID);
-    // Bytes behind it are none.
+    // Bytes beyond the configuration read as zero.
     assert_eq!(u64::from_le_bytes(harness.config(6)), 0);
 }
 
@@ -48,7 +48,7 @@ fn bytes_go_both_ways_beside_and_behind_the_iommu() {
         }
         client.read_exact(&mut got).unwrap();
         assert_eq!(got, sent);
-        // They are counted once they are written.
+        // The device counts the bytes after it has written them.
         wait_until(|| harness.device.counters().tx_bytes == 100_000);
         let counters = harness.device.counters();
         assert_eq!((counters.connections, counters.tx_bytes, counters.rx_bytes), (1, 100_000, 100_000));
@@ -90,7 +90,7 @@ fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
         harness.wait_used(queue::TX);
         let mut ops = [harness.receive().0.op, harness.receive().0.op];
         ops.sort_unstable();
-        assert_eq!(ops, [op::REQUEST, op::RST], "of the client, and for the guest's packet");
+        assert_eq!(ops, [op::REQUEST, op::RST], "the request of the client, and the reset for the guest's packet");
     }
 }
 
@@ -108,7 +108,7 @@ fn packets_wait_for_buffers() {
 #[test]
 fn guest_that_gives_no_buffers_is_not_served_without_end() {
     let mut harness = Harness::started(false);
-    // Each is to be answered with a reset.
+    // The device answers each packet with a reset.
     for _ in 0..256 {
         harness.say(PORTS, op::RW);
     }
@@ -158,7 +158,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
         harness.ram.write_slice(&header, GuestAddress(0x8_0000)).unwrap();
         harness.add(queue, parts);
         harness.broken();
-        // Whoever was connected finds out.
+        // The connected program notices that the connection has ended.
         assert!(matches!(served.read(&mut [0; 8]), Ok(0) | Err(_)));
         harness.stop();
         assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
@@ -171,7 +171,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 #[test]
 fn access_that_is_not_mapped_is_reported() {
     let mut harness = Harness::started(true);
-    // A guest-physical address is no IOVA.
+    // A guest-physical address is not an IOVA.
     harness.add(queue::TX, &[(0x8_0000, 44, 0)]);
     harness.broken();
     assert_eq!(harness.relay.take().0[0].iova, 0x8_0000);
@@ -184,7 +184,7 @@ fn reset_ends_connections_and_the_next_driver_gets_new_ones() {
     let (_, mut client) = harness.connected(1);
     harness.stop();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
-    // It waits for the next driver.
+    // This client waits for the next driver.
     let mut early = harness.client(2);
     harness.start();
     harness.give_all();
@@ -223,15 +223,15 @@ fn restored_guest_gets_transport_reset_before_new_connections() {
         new.function.resume();
         let before = new.used(queue::RX);
         new.looked();
-        assert_eq!(new.used(queue::RX), before, "the guest does not know yet");
+        assert_eq!(new.used(queue::RX), before, "the guest was not notified yet");
         new.add(queue::EVENT, &[(place, 4, WRITE)]);
         assert_eq!(new.wait_used(queue::EVENT).1, 4);
         let event: u32 = new.ram.read_obj(GuestAddress(place - new.offset())).unwrap();
         assert_eq!(event, 0);
         let (request, _) = new.receive();
         assert_eq!((request.op, request.dst_port), (op::REQUEST, 2));
-        assert_ne!(request.src_port, ports.host, "the guest may know that one still");
-        // Nobody knows of the old one.
+        assert_ne!(request.src_port, ports.host, "the guest may still know the old port");
+        // The old connection no longer exists.
         new.write_data(ports, b"x");
         assert_eq!(new.receive().0.op, op::RST);
         new.say(Ports { guest: 2, host: request.src_port }, op::RST);
@@ -249,10 +249,10 @@ fn restored_guest_without_event_queue_gets_new_connections() {
     let mut new = Harness::restored(&old);
     new.function.resume();
     let (other, mut client) = new.connected(2);
-    assert_ne!(other.host, ports.host, "the guest may know that one still");
+    assert_ne!(other.host, ports.host, "the guest may still know the old port");
     client.write_all(b"hello").unwrap();
     assert_eq!(new.receive().1, b"hello");
-    // The guest learns that the old one is gone when it uses it.
+    // The guest learns of the old connection's loss when it uses that connection.
     new.write_data(ports, b"x");
     assert_eq!(new.receive().0.op, op::RST);
 }

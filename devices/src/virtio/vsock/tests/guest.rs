@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A guest in front of a hub, without queues.
+//! A guest that uses a hub directly, without queues.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,9 +18,9 @@ use crate::virtio::vsock::spec::{HOST_CID, TYPE_STREAM, op};
 use crate::virtio::vsock::unix::Listener;
 
 pub(super) const CID: u64 = 3;
-/// Most connections.
+/// Maximum connections.
 pub(super) const CONNECTIONS: usize = 300;
-/// Bytes that the guest takes of a connection before it tells of more.
+/// Size of the guest's buffer for a connection, in bytes.
 pub(super) const ROOM: u32 = 256 << 10;
 
 pub(super) struct Guest {
@@ -30,7 +30,7 @@ pub(super) struct Guest {
     scratch: Vec<u8>,
 }
 
-/// A connection as the guest sees it.
+/// Ports of a connection, as the guest sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ports {
     pub(super) guest: u32,
@@ -51,25 +51,25 @@ impl Guest {
         self.dir.path().join("s")
     }
 
-    /// A program of the host that serves `port`.
+    /// Starts a host program that serves `port`.
     pub(super) fn serve(&self, port: u32) -> UnixListener {
         UnixListener::bind(self.dir.path().join(format!("s_{port}"))).unwrap()
     }
 
-    /// A program of the host that connects to the guest's `port`.
+    /// Starts a host program that connects to the guest's `port`.
     pub(super) fn client(&self, port: u32) -> UnixStream {
         let mut client = UnixStream::connect(self.path()).unwrap();
         client.write_all(format!("CONNECT {port}\n").as_bytes()).unwrap();
         client
     }
 
-    /// Has the hub see what the host's side did.
+    /// Lets the hub handle all events of the host's side.
     pub(super) fn turn(&mut self) {
         while self.hub.notice() | self.hub.accept() {}
         assert!(self.hub.is_bounded());
     }
 
-    /// The next packet, with buffers of `room` bytes.
+    /// Returns the next packet, for a buffer with `room` bytes of data.
     pub(super) fn next_with(&mut self, room: usize) -> Option<(Header, Vec<u8>)> {
         self.turn();
         let header = self.hub.next(room, &mut self.scratch)?;
@@ -80,14 +80,15 @@ impl Guest {
         self.next_with(MOST_DATA)
     }
 
-    /// The next packet, which is of this kind.
+    /// Returns the next packet, which must have the operation `op`.
     pub(super) fn expect(&mut self, op: u16) -> Header {
-        let (header, _) = self.next().unwrap_or_else(|| panic!("there is no packet, but op {op} was to come"));
+        let (header, _) =
+            self.next().unwrap_or_else(|| panic!("there is no packet, but one with op {op} was expected"));
         assert_eq!((header.op, header.kind, header.dst_cid), (op, TYPE_STREAM, CID), "{header:?}");
         header
     }
 
-    /// All bytes that come next.
+    /// Returns the data of all following packets.
     pub(super) fn data(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         while let Some((header, data)) = self.next() {
@@ -123,13 +124,13 @@ impl Guest {
         self.send(&Header { len, ..Self::header(ports, op::RW) }, data);
     }
 
-    /// As the queues' reader does it.
+    /// Passes a packet to the hub, as the device's thread does.
     pub(super) fn send(&mut self, header: &Header, data: &[u8]) {
         self.hub.receive(header, if header.len as usize > BUF_ALLOC { &[] } else { data });
         assert!(self.hub.is_bounded());
     }
 
-    /// A connection that a client of the host began.
+    /// Establishes a connection that a host client requests.
     pub(super) fn of_host(&mut self, port: u32) -> (Ports, UnixStream) {
         let mut client = self.client(port);
         let request = self.expect(op::REQUEST);
@@ -140,7 +141,7 @@ impl Guest {
         (ports, client)
     }
 
-    /// A connection that the guest began.
+    /// Establishes a connection that the guest requests.
     pub(super) fn of_guest(&mut self, ports: Ports) -> UnixStream {
         let server = self.serve(ports.host);
         self.say(ports, op::REQUEST);
@@ -151,7 +152,7 @@ impl Guest {
     }
 }
 
-/// A line, and nothing behind it.
+/// Reads a line, and nothing after it.
 pub(super) fn line(stream: &mut UnixStream) -> String {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver that the tests play.
+//! A device behind its transport, with the tests acting as its driver.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::virtio::vsock::spec::{HEADER, op, queue};
 use crate::virtio::vsock::{Listener, VirtioVsock, VsockParams, create};
 
 pub(super) const RAM: usize = 0x10_0000;
-/// Buffers of the first queue; those of the next one are behind them.
+/// Address of the first queue's buffers. The next queue's buffers follow them.
 const BUFFERS: u64 = 0x2_0000;
 const BUFFERS_SIZE: u64 = 0x2_0000;
-/// Bytes of a chain's buffers.
+/// Bytes of buffers per chain.
 const BUFFER: u64 = 0x8000;
-/// Chains that may be under way in a queue, and descriptors of each.
+/// Maximum chains in a queue, and descriptors per chain.
 pub(super) const CHAINS: u16 = 4;
 const EACH: u16 = 4;
 
@@ -29,7 +29,7 @@ const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0x3000, si
 
 pub(super) struct Host {
     dir: TempDir,
-    /// Elements of the used ring that were looked at, by queue.
+    /// Number of used elements that were read, by queue.
     seen: [u16; 3],
 }
 
@@ -50,30 +50,30 @@ impl Harness {
             observer: Some(platform.witness.clone()),
         };
         let mut harness = platform.drive(create(params).unwrap(), RINGS, Host { dir, seen: [0; 3] });
-        // Page by page: the device sees no two pages as one range.
+        // Page by page, so that the device never sees two pages as one range.
         harness.map_pages((0..RAM as u64).step_by(0x1000));
         harness
     }
 
-    /// A device whose driver is ready.
+    /// Creates a device with an initialised driver.
     pub(super) fn started(translated: bool) -> Self {
         let mut harness = Self::new(translated);
         harness.start();
         harness
     }
 
-    /// Sets the device up as a driver does.
+    /// Initialises the device as a driver does.
     pub(super) fn start(&mut self) {
         self.set_up(0, 0..3);
     }
 
-    /// Takes the device away from its driver, with its rings.
+    /// Resets the device, and clears its rings.
     pub(super) fn stop(&mut self) {
         self.reset(0..3);
         self.seen = [0; 3];
     }
 
-    /// A device in the state of `old`, which is paused, with its driver.
+    /// Creates a device with the state and the driver of `old`, which is paused.
     pub(super) fn restored(old: &Self) -> Self {
         let mut new = Self::new(old.mapper.is_some());
         new.restore_from(old);
@@ -81,31 +81,31 @@ impl Harness {
         new
     }
 
-    /// Puts a chain of these buffers into a queue, and tells of it.
+    /// Adds a chain of buffers to a queue, and notifies the device.
     pub(super) fn add(&mut self, queue: u16, parts: &[Part]) {
         let head = self.added[usize::from(queue)] % CHAINS * EACH;
         self.chain_at(queue, head, parts);
         self.ring(queue);
     }
 
-    /// The buffers of the chain that is added next.
+    /// Returns the address of the buffers of the next chain.
     pub(super) fn place(&self, queue: u16) -> u64 {
         let number = self.added[usize::from(queue)] % CHAINS;
         BUFFERS + BUFFERS_SIZE * u64::from(queue) + BUFFER * u64::from(number)
     }
 
-    /// Gives the device a buffer for packets, in three parts.
+    /// Adds a receive buffer in three parts.
     pub(super) fn give(&mut self) {
         let at = self.place(queue::RX) + self.offset();
         self.add(queue::RX, &[(at, 20, WRITE | NEXT), (at + 20, 0x1000, WRITE | NEXT), (at + 0x1014, 0x3000, WRITE)]);
     }
 
-    /// Gives as many as there may be.
+    /// Adds the maximum number of receive buffers.
     pub(super) fn give_all(&mut self) {
         (0..CHAINS).for_each(|_| self.give());
     }
 
-    /// The next used chain of a queue: where its buffers are, and the bytes that were written. Waits for it.
+    /// Waits for the next used chain of a queue. Returns the address of its buffers, and the number of written bytes.
     pub(super) fn wait_used(&mut self, queue: u16) -> (u64, u32) {
         let seen = self.seen[usize::from(queue)];
         wait_until(|| self.used(queue) != seen);
@@ -115,7 +115,7 @@ impl Harness {
         (BUFFERS + BUFFERS_SIZE * u64::from(queue) + BUFFER * number, len)
     }
 
-    /// The next packet of the device. Another buffer is given for it.
+    /// Returns the next packet of the device, and adds another receive buffer.
     pub(super) fn receive(&mut self) -> (Header, Vec<u8>) {
         let (place, len) = self.wait_used(queue::RX);
         let mut bytes = self.bytes(place, usize::try_from(len).unwrap());
@@ -126,7 +126,7 @@ impl Harness {
         (header, data)
     }
 
-    /// Sends a packet in three parts and waits until it was taken.
+    /// Sends a packet in three parts, and waits until the device has read the packet.
     pub(super) fn send(&mut self, header: &Header, data: &[u8]) {
         let place = self.place(queue::TX);
         let bytes = [&header.encode(), data].concat();
@@ -144,8 +144,8 @@ impl Harness {
         self.send(&Guest::header(ports, op), &[]);
     }
 
-    /// Waits until the device has looked at all that the host and the guest had for it. The pass that takes the first packet is over
-    /// when the second one is taken. The device answers neither.
+    /// Waits until the device has handled all earlier events of the host and the guest. Sends two packets that the device does not answer.
+    /// When it has read the second, it has finished the pass in which it read the first.
     pub(super) fn looked(&mut self) {
         (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }
@@ -155,12 +155,12 @@ impl Harness {
         self.send(&Header { len, ..Guest::header(ports, op::RW) }, data);
     }
 
-    /// A program of the host that serves `port`.
+    /// Starts a host program that serves `port`.
     pub(super) fn serve(&self, port: u32) -> UnixListener {
         UnixListener::bind(self.dir.path().join(format!("s_{port}"))).unwrap()
     }
 
-    /// A program of the host that connects to the guest's `port`.
+    /// Starts a host program that connects to the guest's `port`.
     pub(super) fn client(&self, port: u32) -> UnixStream {
         use std::io::Write;
         let mut client = UnixStream::connect(self.dir.path().join("s")).unwrap();
@@ -168,7 +168,7 @@ impl Harness {
         client
     }
 
-    /// The same, connected.
+    /// Starts such a program, and establishes its connection.
     pub(super) fn connected(&mut self, port: u32) -> (Ports, UnixStream) {
         let mut client = self.client(port);
         let (request, _) = self.receive();

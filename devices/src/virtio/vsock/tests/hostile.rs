@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests and programs of the host that do what none should.
+//! Tests with guests and host programs that break rules.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,7 +38,7 @@ fn wrong_type_or_dst_cid_is_reset_and_wrong_source_ignored() {
     guest.send(&Header { dst_cid: 77, ..Guest::header(PORTS, op::REQUEST) }, &[]);
     let reset = guest.expect(op::RST);
     assert_eq!(reset.src_cid, 77);
-    // Of somebody else there is nobody to answer.
+    // A packet with a wrong source gets no answer, because there is no valid address for it.
     for (src_cid, src_port) in [(CID + 1, 1), (HOST_CID, 1), (u64::MAX, 1), (CID, PORT_ANY)] {
         guest.send(&Header { src_cid, src_port, ..Guest::header(PORTS, op::REQUEST) }, &[]);
         assert!(guest.next().is_none());
@@ -84,7 +84,7 @@ fn guest_that_answers_before_it_was_asked_is_reset() {
     let mut guest = Guest::new();
     let mut client = guest.client(5);
     guest.turn();
-    // The port is easily guessed.
+    // The guest can guess the port easily.
     guest.say(Ports { guest: 5, host: 1 << 30 }, op::RESPONSE);
     guest.expect(op::RST);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -99,7 +99,7 @@ fn guest_that_sends_more_than_it_was_given_room_for_is_reset() {
     while guest.ends.counts.resets.load(Ordering::Relaxed) == 0 {
         guest.write(PORTS, &part);
         parts += 1;
-        assert!(parts < 100, "what is kept is bounded");
+        assert!(parts < 100, "the amount of kept data is bounded");
     }
 }
 
@@ -116,13 +116,13 @@ fn connections_of_the_guest_are_bounded() {
         }
     }
     assert_eq!(kept.len(), CONNECTIONS);
-    // A client is refused as well.
+    // A host client is refused as well.
     let mut client = guest.client(1);
     guest.turn();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     drop(kept.pop());
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
-    // It is the guest's until that has answered.
+    // The connection exists until the guest has answered.
     guest.say(Ports { guest: u32::try_from(CONNECTIONS).unwrap() - 1, host: 52 }, op::RST);
     guest.of_host(1);
 }
@@ -133,7 +133,7 @@ fn flood_of_requests_and_resets_takes_no_memory() {
     let server = guest.serve(PORTS.host);
     server.set_nonblocking(true).unwrap();
     for _ in 0..10_000 {
-        // The guest gives no buffers. `say` looks whether what is held is bounded.
+        // The guest adds no buffers. `say` checks that all collections are bounded.
         if guest.hub.is_full() {
             break;
         }
@@ -145,7 +145,7 @@ fn flood_of_requests_and_resets_takes_no_memory() {
     while !guest.hub.is_full() {
         guest.say(PORTS, op::CREDIT_REQUEST);
         asked += 1;
-        assert!(asked < 1000, "it is not taken more of than is answered");
+        assert!(asked < 1000, "the device accepts no more packets than it can answer");
     }
     while guest.next().is_some() {}
     assert!(!guest.hub.is_full());
@@ -159,7 +159,7 @@ fn clients_that_say_nothing_keep_nobody_out() {
         silent.push(UnixStream::connect(guest.path()).unwrap());
         guest.turn();
     }
-    assert_eq!(silent[0].read(&mut [0; 8]).unwrap(), 0, "the first was let go");
+    assert_eq!(silent[0].read(&mut [0; 8]).unwrap(), 0, "the first client was closed");
     let (_, _client) = guest.of_host(3);
 }
 
@@ -172,7 +172,7 @@ fn client_that_says_something_else_is_let_go() {
         client.write_all(words.as_bytes()).unwrap();
         guest.turn();
         let end = client.read(&mut [0; 8]);
-        // With bytes that nobody has read the end is a reset.
+        // If the closed socket has unread data, the client gets a connection reset instead of an end of stream.
         assert!(matches!(end, Ok(0)) || end.is_err(), "{words:?}");
         assert!(guest.next().is_none());
     }
@@ -182,7 +182,7 @@ fn client_that_says_something_else_is_let_go() {
 fn client_that_does_not_wait_for_the_guest_is_taken_back() {
     let mut guest = Guest::new();
     drop(guest.client(4));
-    assert!(guest.next().is_none(), "the guest was not asked yet");
+    assert!(guest.next().is_none(), "the guest was not sent a request yet");
     let client = guest.client(4);
     let request = guest.expect(op::REQUEST);
     drop(client);
@@ -190,7 +190,7 @@ fn client_that_does_not_wait_for_the_guest_is_taken_back() {
     assert_eq!((reset.src_port, reset.dst_port), (request.src_port, 4));
 }
 
-/// What a side does next.
+/// Next action of a side.
 #[derive(Clone, Debug)]
 enum Act {
     Packet { op: u16, port: u32, host: u32, len: u32, flags: u32, fwd_cnt: u32, kind: u16 },
@@ -244,13 +244,13 @@ proptest! {
                     peers.push(client);
                     guest.turn();
                 }
-                // They may be gone, or full.
+                // The peers may be gone, or their sockets full.
                 Act::Write(which) => drop(peers.get(which % count).map(|mut peer| peer.write(&[1; 3000]))),
                 Act::Read(which) => drop(peers.get(which % count).map(|mut peer| peer.read(&mut [0; 3000]))),
                 Act::Close(which) => drop((which % count < peers.len()).then(|| peers.swap_remove(which % count))),
             }
         }
-        // Whatever they did, it comes to rest, and does not turn in circles.
+        // The device must become idle after any sequence of actions.
         for _ in 0..10_000 {
             if guest.next().is_none() {
                 break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connections between programs of the host and a guest that keeps to the rules.
+//! Tests of connections between host programs and a guest that follows the rules.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -27,7 +27,7 @@ fn client_of_the_host_is_connected_when_the_guest_takes_it() {
     client.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"world!");
     let (other, _client) = guest.of_host(1024);
-    assert_ne!(other.host, ports.host, "connections to one port have ports of their own");
+    assert_ne!(other.host, ports.host, "each connection to a port has its own host port");
     assert_eq!(guest.ends.counts.connections.load(Ordering::Relaxed), 2);
 }
 
@@ -37,7 +37,7 @@ fn bytes_that_a_client_sends_before_it_is_answered_are_not_lost() {
     let mut client = guest.client(7);
     client.write_all(b"early").unwrap();
     let request = guest.expect(op::REQUEST);
-    assert!(guest.next().is_none(), "not before the guest has answered");
+    assert!(guest.next().is_none(), "no data is sent before the guest has answered");
     guest.say(Ports { guest: 7, host: request.src_port }, op::RESPONSE);
     assert_eq!(guest.data(), b"early");
 }
@@ -48,9 +48,9 @@ fn line_of_a_client_is_taken_when_it_is_whole_however_it_comes() {
     let mut slow = UnixStream::connect(guest.path()).unwrap();
     for byte in b"CONNECT 1024" {
         slow.write_all(&[*byte]).unwrap();
-        assert!(guest.next().is_none(), "nothing is asked of the guest yet");
+        assert!(guest.next().is_none(), "the guest is not sent a request yet");
     }
-    // Nobody waits for it.
+    // Other clients do not wait for this one.
     let (_, _other) = guest.of_host(7);
     slow.write_all(b"\nearly").unwrap();
     let request = guest.expect(op::REQUEST);
@@ -112,12 +112,12 @@ fn no_more_goes_to_the_guest_than_it_has_room_for() {
         }
     }
     assert_eq!((got, asked), (ROOM as usize, 1));
-    // It has read a part.
+    // The guest has read a part of the data.
     guest.send(&Header { fwd_cnt: 1000, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
     let (header, data) = guest.next().unwrap();
     assert_eq!((header.op, data.len()), (op::RW, 1000));
     guest.expect(op::CREDIT_REQUEST);
-    // And now all.
+    // Now the guest reads all data.
     let mut forwarded = ROOM + 1000;
     while got + 1000 < sent {
         guest.send(&Header { fwd_cnt: forwarded, ..Guest::header(PORTS, op::CREDIT_UPDATE) }, &[]);
@@ -133,7 +133,7 @@ fn no_more_goes_to_the_guest_than_it_has_room_for() {
 fn unread_bytes_are_kept_within_the_advertised_credit() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
-    // As a guest does: no more than it knows of room for.
+    // The guest never sends more than its credit allows.
     let (mut known, mut sent) = (0u32, 0u32);
     let pattern = |from: u32, len: u32| (from..from + len).map(|n| (n % 251) as u8).collect::<Vec<_>>();
     loop {
@@ -149,7 +149,7 @@ fn unread_bytes_are_kept_within_the_advertised_credit() {
             known = header.fwd_cnt;
         }
     }
-    // What the socket holds itself has been forwarded.
+    // Bytes in the socket's own buffer count as forwarded.
     assert!(known > 0 && sent as usize == known as usize + BUF_ALLOC);
     let mut got = vec![0; sent as usize];
     let mut done = 0;
@@ -159,7 +159,7 @@ fn unread_bytes_are_kept_within_the_advertised_credit() {
     }
     assert_eq!(got, pattern(0, sent));
     let update = guest.expect(op::CREDIT_UPDATE);
-    assert!(update.fwd_cnt > known, "the guest hears of room again");
+    assert!(update.fwd_cnt > known, "the guest gets more credit");
     known = update.fwd_cnt;
     while let Some((header, _)) = guest.next() {
         known = header.fwd_cnt;
@@ -227,7 +227,7 @@ fn program_that_takes_no_more_has_the_guest_find_out() {
     served.shutdown(Shutdown::Read).unwrap();
     guest.write(PORTS, b"for nobody");
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::RECEIVE);
-    // What it had sent before it knew does no harm.
+    // Data that the guest sent before it received the shutdown is dropped without an error.
     guest.write(PORTS, b"for nobody");
     (&served).write_all(b"but").unwrap();
     assert_eq!(guest.data(), b"but");
@@ -239,14 +239,14 @@ fn bytes_of_a_guest_that_has_closed_still_arrive() {
     let mut served = guest.of_guest(PORTS);
     let part = vec![1; 60_000];
     let mut sent = 0;
-    // So much that a part is kept.
+    // Send more than the socket holds, so that the device keeps a part.
     while sent < 300_000 {
         guest.write(PORTS, &part);
         sent += part.len();
         while guest.next().is_some() {}
     }
     guest.shut(PORTS, shutdown::BOTH);
-    assert!(guest.next().is_none(), "it is told when all is through");
+    assert!(guest.next().is_none(), "the reset is sent after all data was forwarded");
     let mut got = 0;
     while got < sent {
         got += served.read(&mut [0; 65536]).unwrap();
@@ -265,7 +265,7 @@ fn connection_that_the_host_closed_ends_with_the_guests_answer() {
         let served = guest.of_guest(PORTS);
         drop(served);
         assert_eq!(guest.expect(op::SHUTDOWN).flags, shutdown::BOTH);
-        // Bytes that were under way.
+        // This data was sent before the guest received the shutdown.
         guest.write(PORTS, b"late");
         if answer == op::SHUTDOWN {
             guest.shut(PORTS, shutdown::BOTH);
@@ -274,7 +274,7 @@ fn connection_that_the_host_closed_ends_with_the_guests_answer() {
             guest.say(PORTS, answer);
         }
         assert!(guest.next().is_none());
-        // Nothing is known of it any more.
+        // The connection no longer exists.
         guest.write(PORTS, b"later");
         guest.expect(op::RST);
     }
