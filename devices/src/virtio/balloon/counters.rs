@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a virtio-balloon device counts.
+//! Counters of a virtio-balloon device.
 
 use std::sync::atomic::Ordering;
 
@@ -8,19 +8,19 @@ use crate::counters::counters;
 use crate::reclaim::Reclaimed;
 
 counters! {
-    /// Counters of the device since it was made.
+    /// Counters of the device since its creation.
     BalloonCounters {
-        inflated_bytes: "Bytes that the guest put into the balloon.",
-        deflated_bytes: "Bytes that it took out.",
-        reported_bytes: "Bytes that it reported as free.",
-        given_back_bytes: "Bytes of either that the host has got.",
-        kept_back_bytes: "Bytes of either that the guest keeps: a device of the host has them pinned, or they are parts of huge pages.",
-        refused_bytes: "Bytes of either that the host did not take.",
+        inflated_bytes: "Bytes that the guest added to the balloon.",
+        deflated_bytes: "Bytes that the guest removed from the balloon.",
+        reported_bytes: "Bytes that the guest reported as free.",
+        given_back_bytes: "Ballooned and free bytes that were returned to the host.",
+        kept_back_bytes: "Ballooned and free bytes that stay allocated: a host device has pinned them, or they are parts of huge pages.",
+        refused_bytes: "Ballooned and free bytes that the host refused to take back.",
     }
 }
 
 impl Counts {
-    /// Notes what became of pages.
+    /// Adds the result of a reclaim to the counters.
     pub(super) fn note(&self, Reclaimed { given_back, kept_back, refused }: Reclaimed) {
         self.given_back_bytes.fetch_add(given_back, Ordering::Relaxed);
         self.kept_back_bytes.fetch_add(kept_back, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The virtio-balloon device, as the transport sees it.
 
 use std::io;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
-/// Role of the thread that gives memory of the guest back to the host.
+/// Role of the thread that returns guest memory to the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "balloon", calls: &[] };
 
-/// Largest sizes of the queues.
+/// Maximum sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [128; QUEUES];
 
 /// A virtio-balloon device.
 pub struct VirtioBalloon {
     features: u64,
     counts: Arc<Counts>,
-    /// Pages that the balloon should have.
+    /// Target size of the balloon, in pages.
     wanted: AtomicU32,
-    /// Pages that it has, as the driver says.
+    /// Size of the balloon in pages, as reported by the driver.
     actual: AtomicU32,
     queues: TableWorker<Traffic>,
 }
@@ -42,7 +42,7 @@ fn pages(bytes: u64) -> u32 {
 
 impl VirtioBalloon {
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(params: &BalloonParams) -> io::Result<Self> {
         let feature = |offered, bit| if offered { bit } else { 0 };
         let (reclaim, counts) = (params.reclaim.clone(), Arc::<Counts>::default());
@@ -58,17 +58,17 @@ impl VirtioBalloon {
         })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> BalloonCounters {
         self.counts.read()
     }
 
-    /// Bytes that the driver says are in the balloon. It may say anything.
+    /// Returns the size of the balloon in bytes, as reported by the driver. The value is not checked.
     pub fn actual_size(&self) -> u64 {
         u64::from(self.actual.load(Ordering::Relaxed)) * PAGE
     }
 
-    /// Has the driver make the balloon as large as this, in whole pages.
+    /// Sets the balloon's target size in bytes, rounded down to whole pages, and notifies the driver.
     pub fn resize(&self, bytes: u64) {
         self.wanted.store(pages(bytes), Ordering::Relaxed);
         if let Some(driver) = self.queues.driver() {
@@ -88,14 +88,14 @@ impl VirtioDevice for VirtioBalloon {
         read_bytes(config.as_flattened(), offset, data);
     }
 
-    /// The driver says how many pages there are: the second field. It writes it whole.
+    /// Stores the number of pages that the driver reports. It is the second field, and the driver must write it as a whole.
     fn write_config(&self, offset: usize, data: &[u8]) {
         if let (4, Ok(actual)) = (offset, data.try_into()) {
             self.actual.store(u32::from_le_bytes(actual), Ordering::Relaxed);
         }
     }
 
-    /// The driver that comes next has no pages in the balloon.
+    /// Resets the device. The balloon of the next driver is empty.
     fn reset(&self) {
         self.queues.reset();
         self.actual.store(0, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl VirtioDevice for VirtioBalloon {
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the device. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let BalloonState { wanted, actual } = state.payload(STATE.0, STATE.1)?;
         self.queues.restore_paused();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::sync::Arc;
 
@@ -12,10 +12,11 @@ use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Fills rings, descriptors and buffers with `bytes` and has them served, piece after piece. The first byte says what the driver is.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queues. The first
+/// byte selects the options of the driver and the page size.
 ///
 /// # Panics
-/// Something went that no queue named, or some of it is in no count.
+/// The device returned pages that no request named, or the counters do not add up.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let guest = ByteDriver::new(Layout::queues(0x4_0000, 0x2000));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-balloon: memory that the guest does without goes back to the host (virtio 1.3, section 5.5), what is in the balloon and what
-//! the driver reports as free.
+//! virtio-balloon: returns memory to the host that the guest does not need (virtio 1.3, section 5.5). These are the pages in the balloon,
+//! and pages that the driver reports as free.
 //!
-//! [`spec`] has the numbers of the specification, `device` is what the transport sees, `traffic` the work of the thread that serves the
-//! queues, `state` what is saved. Which pages may go [`Reclaim`] knows.
+//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread that
+//! serves the queues, and `state` is the saved state. [`Reclaim`] decides which pages can be returned.
 
 mod counters;
 mod device;
@@ -26,32 +26,32 @@ use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::reclaim::Reclaim;
 
-/// What a virtio-balloon device is made of.
+/// Parameters of a virtio-balloon device.
 pub struct BalloonParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Bytes that the balloon should have, of which whole pages count.
+    /// Target size of the balloon in bytes, rounded down to whole pages.
     pub size: u64,
-    /// Whether the driver may take pages out by itself when the guest is out of memory.
+    /// True if the driver may shrink the balloon by itself when the guest is out of memory.
     pub deflate_on_oom: bool,
-    /// Whether the driver is to tell of pages that are free.
+    /// True if the driver may report free pages.
     pub free_page_reporting: bool,
-    /// By which pages go back to the host.
+    /// Returns pages to the host.
     pub reclaim: Arc<Reclaim>,
-    /// What the device sees of memory: guest-physical addresses are in its queues, so all RAM.
+    /// Guest memory that the device can access. The queues contain guest-physical addresses, so this is all RAM.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a virtio-balloon device: the PCI function, and the device by which it is resized and read.
+/// Creates a virtio-balloon device: the PCI function, and the device for resizing and for reading its counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: BalloonParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioBalloon>), TransportError> {
     let device = Arc::new(VirtioBalloon::new(&params).map_err(TransportError::Descriptors)?);
     let BalloonParams { id, memory, msi, doorbells, observer, .. } = params;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver that the tests play.
+//! Tests of the device behind its transport. The tests act as the driver.
 
 use std::sync::Arc;
 
@@ -47,20 +47,20 @@ impl Harness {
         platform.drive(create(params).unwrap(), RINGS, Memory { reclaim })
     }
 
-    /// As Linux does, whose queue of free pages is the third.
+    /// Creates a device with a Linux driver, whose queue of free pages has the index 2.
     fn linux() -> Self {
         let harness = Self::new();
         harness.set_up(0b10_0100, [0, 1, 2]);
         harness
     }
 
-    /// Puts a request of one buffer into a queue.
+    /// Adds a request with one buffer to a queue.
     fn add(&mut self, queue: u16, address: u64, len: u32, flags: u16) {
         self.chain(queue, &[(address, len, flags)]);
         self.ring(queue);
     }
 
-    /// Puts pages into a queue by their numbers.
+    /// Adds a request with page numbers to a queue.
     fn number(&mut self, queue: u16, pages: &[u32]) {
         for (place, page) in (NUMBERS..).step_by(4).zip(pages) {
             self.ram.write_obj(*page, GuestAddress(place)).unwrap();
@@ -72,13 +72,13 @@ impl Harness {
         pages.into_iter().for_each(|page| self.ram.write_obj(MARK, GuestAddress(page * PAGE)).unwrap());
     }
 
-    /// Of these pages, those that are as they were marked.
+    /// Returns the pages of `pages` that still have their mark.
     fn kept(&self, pages: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let is_kept = |page: &u64| self.ram.read_obj::<u64>(GuestAddress(page * PAGE)).unwrap() == MARK;
         pages.into_iter().filter(is_kept).collect()
     }
 
-    /// Pages that the balloon should have and has.
+    /// Returns the balloon's target size and present size, in pages.
     fn sizes(&self) -> [u32; 2] {
         [0, 4].map(|offset| u32::from_le_bytes(self.config(offset)))
     }
@@ -171,7 +171,7 @@ fn requests_that_no_driver_may_make_have_it_reset_the_device() {
         harness.write(20, &[0]);
         assert_eq!(harness.status(), 0);
     }
-    // Without the feature.
+    // Free pages are reported, although the driver has not accepted the feature.
     let mut harness = Harness::new();
     harness.set_up(0, [0, 1, 2]);
     harness.add(2, 1024 * PAGE, 4096, WRITE);
@@ -190,7 +190,7 @@ fn driver_learns_of_a_new_size_and_says_what_the_balloon_has() {
     harness.device.write_config(4, &[1, 2]);
     assert_eq!((harness.sizes(), harness.device.actual_size()), ([1024, 100], 100 * PAGE));
     harness.write(20, &[0]);
-    assert_eq!(harness.sizes(), [1024, 0], "another driver begins with an empty one");
+    assert_eq!(harness.sizes(), [1024, 0], "the balloon of another driver is empty");
     assert_eq!(harness.device.properties().device_type, DEVICE_TYPE);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The work of the thread that serves the queues (virtio 1.3, section 5.5.6).
+//! Task of the thread that serves the queues (virtio 1.3, section 5.5.6).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,18 +17,18 @@ use crate::virtio::chain::{Buffer, OUTSIDE, broken, ring_error, walk};
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Queues of a device, those among them that no driver uses.
+/// Number of queues of a device, including the queues that no driver uses.
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
-/// Requests of one queue before the next one has its turn, and after which the driver is told.
+/// Maximum requests of one queue before the next queue has its turn. The driver is notified after them.
 const BATCH: usize = 16;
-/// Most bytes of page numbers of one request, so that none takes long.
+/// Maximum bytes of page numbers in one request, so that no request takes long.
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
-/// Most bytes of free pages that are given back of one request. A device may leave free pages where they are.
+/// Maximum bytes of free pages that are returned per request. A device may ignore reported pages.
 const MOST_REPORTED: usize = 1 << 30;
-/// Page numbers that are looked at together. Linux sends as many with a request.
+/// Page numbers that are processed together. Linux sends as many in one request.
 const PIECE: usize = 256;
 
-/// The work of the thread that serves the queues.
+/// Task of the thread that serves the queues.
 pub(super) struct Traffic {
     reclaim: Arc<Reclaim>,
     counts: Arc<Counts>,
@@ -40,7 +40,7 @@ impl Traffic {
         Self { reclaim, counts, numbers: Vec::with_capacity(PIECE) }
     }
 
-    /// Serves a request; `false` if there is none.
+    /// Serves a request. Returns false if there is none.
     fn step(&mut self, queues: &mut QueueTable, index: u16) -> Result<bool, DeviceError> {
         let (ring, broken) = (ring_error(index), broken(index));
         let Some((driver, queue)) = queues.get(index) else { return Ok(false) };
@@ -52,7 +52,7 @@ impl Traffic {
         let buffers = walk(chain, size);
         let served = if queue::REPORTING.contains(&index) {
             if driver.features & feature::REPORTING == 0 {
-                return Err(broken("free pages are reported, and the driver did not accept the feature"));
+                return Err(broken("the driver reports free pages, but did not accept that feature"));
             }
             pages.report(buffers)
         } else {
@@ -84,7 +84,7 @@ impl QueueService for Traffic {
     }
 }
 
-/// What a request is served with.
+/// Tools for serving a request.
 struct Pages<'t> {
     reclaim: &'t Reclaim,
     counts: &'t Counts,
@@ -92,13 +92,14 @@ struct Pages<'t> {
 }
 
 impl Pages<'_> {
-    /// Pages are free: each buffer is some of them. What the guest does not use before it gets the buffers back goes.
+    /// Returns reported free pages to the host. Each buffer is a range of free pages. The guest does not use them until it gets the buffers
+    /// back.
     fn report(self, buffers: impl Iterator<Item = Result<Buffer, &'static str>>) -> Result<(), &'static str> {
         let mut left = MOST_REPORTED;
         for buffer in buffers {
             let Buffer { address, len, writable } = buffer?;
             if !writable {
-                return Err("free pages are in a device-readable buffer");
+                return Err("a buffer of free pages is device-readable");
             }
             let len = len.min(left);
             left -= len;
@@ -108,7 +109,7 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// Pages come into the balloon or leave it: their numbers are in the buffers. A number of no page is the driver's loss.
+    /// Handles pages that enter or leave the balloon. The buffers contain page numbers. Numbers outside the guest's RAM are ignored.
     fn number(
         self,
         buffers: impl Iterator<Item = Result<Buffer, &'static str>>,
@@ -119,14 +120,14 @@ impl Pages<'_> {
         for buffer in buffers {
             let Buffer { address, len, writable } = buffer?;
             if writable {
-                return Err("page numbers are in a device-writable buffer");
+                return Err("a buffer of page numbers is device-writable");
             }
             if !len.is_multiple_of(4) {
-                return Err("a buffer has no whole page numbers");
+                return Err("the length of a buffer of page numbers is not a multiple of 4");
             }
             all += len;
             if all > MOST_NUMBERS {
-                return Err("a request has more page numbers than the device takes");
+                return Err("a request has more than 64 KiB of page numbers");
             }
             if !inflate {
                 self.counts.deflated_bytes.fetch_add(len as u64 / 4 * PAGE, Ordering::Relaxed);
@@ -139,7 +140,7 @@ impl Pages<'_> {
                     self.numbers.push(u32::from_le(memory.read_obj(place).map_err(|_| OUTSIDE)?));
                 }
                 self.counts.inflated_bytes.fetch_add(self.numbers.len() as u64 * PAGE, Ordering::Relaxed);
-                // Pages that follow each other go together, in whatever order the driver names them.
+                // Sort the pages, so that contiguous pages are returned together whatever order the driver uses.
                 self.numbers.sort_unstable();
                 self.numbers.dedup();
                 for run in self.numbers.chunk_by(|page, next| page + 1 == *next) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a virtio-console device counts.
+//! Counters of a virtio-console device.
 
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since it was made.
+    /// Counters of the device since its creation.
     ConsoleCounters {
         tx_bytes: "Bytes that the guest printed on its console.",
-        rx_bytes: "Bytes that the guest read of its console.",
-        resizes: "How often the guest was told of the terminal's size.",
+        rx_bytes: "Bytes that the guest read from its console.",
+        resizes: "Notifications of the guest about the terminal's size.",
     }
 }

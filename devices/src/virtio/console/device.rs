@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The virtio-console device, as the transport sees it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, Driver, VirtioDevice};
 
-/// Role of the thread that carries bytes between the guest's console and the host.
+/// Role of the thread that moves bytes between the guest's console and the host.
 pub const ROLE: ThreadRole = ThreadRole { name: "console", calls: &[] };
 
-/// Largest sizes of the queues.
+/// Maximum sizes of the queues.
 const QUEUE_SIZES: [u16; QUEUES] = [256; QUEUES];
 
 /// A virtio-console device.
@@ -33,10 +33,10 @@ pub struct VirtioConsole {
 }
 
 impl VirtioConsole {
-    /// A device that prints to `output`.
+    /// Creates a device that prints to `output`.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(id: &str, output: Box<dyn Write + Send>) -> io::Result<Self> {
         let ends = Arc::new(Ends::new(output));
         let of_traffic = ends.clone();
@@ -44,12 +44,13 @@ impl VirtioConsole {
         Ok(Self { ends, queues: TableWorker::serving(id.to_string(), ROLE, QUEUES, make)? })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> ConsoleCounters {
         self.ends.counts.read()
     }
 
-    /// Gives the guest bytes to read; returns how many there was room for. While no driver is there they are dropped.
+    /// Adds `bytes` to the guest's input. Returns the number of accepted bytes, which is limited by the room. Without a driver, all bytes
+    /// are accepted and dropped.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut incoming = lock(&self.ends.incoming);
         if !incoming.driver {
@@ -62,20 +63,20 @@ impl VirtioConsole {
         room
     }
 
-    /// The terminal has this size from now on.
+    /// Sets the size of the terminal, and notifies the driver.
     pub fn resize(&self, size: Size) {
         lock(&self.ends.incoming).size = size;
         self.queues.ring();
     }
 
-    /// The work of its thread with a driver that there is from now on, without the thread.
+    /// Returns the task of the device's thread, without the thread. A driver is now present.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn traffic(&self) -> Traffic {
         lock(&self.ends.incoming).driver = true;
         Traffic::new(self.ends.clone())
     }
 
-    /// Bytes of input that wait for the driver.
+    /// Returns the number of input bytes that wait for the driver.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn waiting(&self) -> usize {
         lock(&self.ends.incoming).input.len()
@@ -120,15 +121,15 @@ impl VirtioDevice for VirtioConsole {
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
-    /// The device comes paused, as all are that are restored. Its driver learns of the terminal that there is now.
+    /// Restores the device. A restored device is always paused. Its driver is notified if the terminal now has another size.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConsoleState { input, told, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
-            let rule = format!("has {} bytes, more than {MOST_INPUT}", input.len());
+            let rule = format!("the saved input has {} bytes, more than {MOST_INPUT}", input.len());
             return Err(StateError::rule("input", rule));
         }
         if printed > MOST_PRINTED {
-            return Err(StateError::rule("printed", format!("is {printed}, more than {MOST_PRINTED}")));
+            return Err(StateError::rule("printed", format!("{printed} is more than {MOST_PRINTED}")));
         }
         self.queues.restore_paused();
         self.ends.printed.store(printed, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of a console, which the device and its thread share.
+//! The host's side of a console. The device and its thread share it.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -11,46 +11,46 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counts;
 
-/// Most bytes of input that wait for the driver.
+/// Maximum bytes of input that wait for the driver.
 pub(super) const MOST_INPUT: usize = 4 << 10;
 
-/// The size of a terminal. Zeros stand for one that is not known.
+/// Size of a terminal. Both fields are 0 if the size is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Size {
-    /// Characters of a line.
+    /// Characters per line.
     pub columns: u16,
-    /// Lines.
+    /// Number of lines.
     pub rows: u16,
 }
 
-/// What comes from the host.
+/// Input and terminal size from the host.
 #[derive(Default)]
 pub(super) struct Incoming {
-    /// Input that the driver has not got yet, [`MOST_INPUT`] at most.
+    /// Input that the driver has not received yet, at most [`MOST_INPUT`] bytes.
     pub(super) input: VecDeque<u8>,
-    /// There is a driver: what is typed before one came, or after it went, is for nobody.
+    /// True if there is a driver. Input without a driver is dropped.
     pub(super) driver: bool,
     /// Size of the terminal.
     pub(super) size: Size,
-    /// The size that the driver was told of.
+    /// Size that the driver was notified of last.
     pub(super) told: Option<Size>,
 }
 
 impl Incoming {
-    /// The size, if the driver has to be told of it.
+    /// Returns the size if the driver must be notified of it.
     pub(super) fn news(&self) -> Option<Size> {
-        // A driver that was told of none takes its own guess for it.
+        // A driver that was never notified assumes a size, so no notification is needed while the size is unknown.
         let known = self.told.unwrap_or_default();
         (self.size != known).then_some(self.size)
     }
 }
 
-/// The host's side.
+/// The host's side of a console.
 pub(super) struct Ends {
     pub(super) incoming: Mutex<Incoming>,
     pub(super) output: Mutex<Box<dyn Write + Send>>,
-    /// Bytes of the next request that are printed already: a pause came before its end.
+    /// Bytes of the next request that are already printed. It is not 0 if a pause interrupted the request.
     pub(super) printed: AtomicUsize,
     pub(super) counts: Counts,
 }

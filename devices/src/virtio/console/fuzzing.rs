@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Fills rings, descriptors and buffers with `bytes` and has them served, piece after piece. The first byte says what the driver is, and
-/// each piece is typed at the terminal too, whose size changes with it.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queues. The first
+/// byte selects the options of the driver. Each piece is also typed as input, and changes the terminal's size.
 ///
 /// # Panics
-/// The device holds more input than it may, or gives some twice.
+/// The device keeps more input than allowed, or gives input to the guest twice.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let guest = ByteDriver::new(Layout::queues(0x1_0000, 0x1000));
@@ -31,6 +31,6 @@ pub fn run(bytes: &[u8]) {
     });
     let waiting = console.waiting();
     assert!(waiting <= MOST_INPUT);
-    let got = usize::try_from(console.counters().rx_bytes).expect("it was typed");
-    assert!(got + waiting <= typed, "{got} came and {waiting} wait of {typed}");
+    let got = usize::try_from(console.counters().rx_bytes).expect("the count fits into usize");
+    assert!(got + waiting <= typed, "of {typed} typed bytes, the guest got {got} and {waiting} wait");
 }

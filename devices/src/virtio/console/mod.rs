@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-console: a terminal for the guest (virtio 1.3, section 5.3), with one port.
+//! virtio-console: a terminal for the guest with a single port (virtio 1.3, section 5.3).
 //!
-//! [`spec`] has the numbers of the specification, `device` is what the transport sees, `ends` what device and thread share, `traffic` the
-//! work of the thread that serves the queues, `state` what is saved.
+//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `ends` is shared by the device and its
+//! thread. `traffic` is the task of the thread that serves the queues, and `state` is the saved state.
 
 mod counters;
 mod device;
@@ -27,26 +27,27 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
-/// What a virtio-console device is made of.
+/// Parameters of a virtio-console device.
 pub struct ConsoleParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Where the guest's output goes, in pieces of 256 bytes at most. One write must not wait for long: a pause of the VM waits for it.
+    /// Destination of the guest's output, written in pieces of at most 256 bytes. A write must not block for long, because a pause of the
+    /// VM waits for the write.
     pub output: Box<dyn Write + Send>,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a virtio-console device: the PCI function, and the device by which input comes and its counters are read.
+/// Creates a virtio-console device: the PCI function, and the device for adding input and reading counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: ConsoleParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioConsole>), TransportError> {
     let ConsoleParams { id, output, memory, msi, doorbells, observer } = params;
     let device = Arc::new(VirtioConsole::new(&id, output).map_err(TransportError::Descriptors)?);

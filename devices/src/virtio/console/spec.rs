@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Numbers of the specification (virtio 1.3, section 5.3).
+//! Constants of the specification (virtio 1.3, section 5.3).
 
 /// Device type (virtio 1.3, section 5).
 pub const DEVICE_TYPE: u16 = 3;
-/// PCI class: communication controller, of no kind that PCI knows.
+/// PCI class: communication controller, other.
 pub const PCI_CLASS: u32 = 0x07_8000;
 
 /// Indices of the queues of the only port (section 5.3.2).
 pub mod queue {
-    /// Buffers for what is typed.
+    /// Buffers for input from the host.
     pub const RX: u16 = 0;
-    /// What the driver prints.
+    /// Output of the driver.
     pub const TX: u16 = 1;
 }
 
@@ -21,5 +21,5 @@ pub mod feature {
     pub const SIZE: u64 = 1 << 0;
 }
 
-/// Bytes of the configuration: columns and rows (section 5.3.4). What is behind them belongs to features that the device does not have.
+/// Bytes of the configuration: columns and rows (section 5.3.4). The later fields belong to features that the device does not offer.
 pub const CONFIG_BYTES: usize = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is saved of a virtio-console device.
+//! Saved state of a virtio-console device.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,15 +9,15 @@ use super::Size;
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("console", 1);
 
-/// What is not in the transport's registers and in the queues.
+/// Saved device state, in addition to the transport's registers and queues.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ConsoleState {
-    /// What was typed and the driver has not got yet.
+    /// Input that the driver has not received yet.
     pub(super) input: Vec<u8>,
-    /// The size that the driver was told of.
+    /// Size that the driver was notified of last.
     pub(super) told: Option<Size>,
-    /// Bytes of the next request that are printed already.
+    /// Bytes of the next request that are already printed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) printed: usize,
 }

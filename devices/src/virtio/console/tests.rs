@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver that the tests play.
+//! Tests of the device behind its transport. The tests act as the driver.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +24,14 @@ use crate::virtio::test_driver::*;
 use crate::virtio::test_support::{FakeMsi, SOON, set_bus_master};
 
 const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0x4000, size: 16 };
-/// Buffers, by queue.
+/// Address of the buffers of each queue.
 const BUFFERS: [u64; 2] = [0x4000, 0x8000];
-/// ISR status in the BAR.
+/// Offset of the ISR status in the BAR.
 const ISR: u64 = 0x1000;
-/// The configuration has changed, in the ISR status.
+/// ISR status bit: the configuration has changed.
 const CONFIG_CHANGED: u8 = 2;
 
-/// What the guest has printed, and whether each write takes its time.
+/// Output of the guest. The flag makes each write slow.
 #[derive(Clone, Default)]
 struct Paper(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
 
@@ -49,12 +49,12 @@ impl Write for Paper {
     }
 }
 
-/// Output that tells of each write, and waits until it may end or nobody is left to say so.
+/// Output that reports each write. The write blocks until the test lets it end, or drops its end of the channel.
 struct Gate(Sender<()>, Receiver<()>);
 
 impl Write for Gate {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Both fail where the test is over.
+        // Both calls fail once the test is over.
         let _ = self.0.send(());
         let _ = self.1.recv();
         Ok(bytes.len())
@@ -79,7 +79,7 @@ impl Harness {
         harness
     }
 
-    /// With another output than its paper.
+    /// Creates a device with another output than `Paper`.
     fn printing_to(translated: bool, output: Box<dyn Write + Send>) -> Self {
         let platform = TestPlatform::new(0x10_0000, translated);
         let params = ConsoleParams {
@@ -102,37 +102,37 @@ impl Harness {
         self.map_pages([queue::RX, queue::TX].into_iter().flat_map(|queue| RINGS.of(queue)).chain(BUFFERS));
     }
 
-    /// Sets the device up as a driver does that knows the size of the terminal.
+    /// Initialises the device as a driver does that accepts the terminal's size.
     fn start(&mut self) {
         self.map_all();
         self.set_up(1, [queue::RX, queue::TX]);
     }
 
-    /// Puts a request of one buffer into a queue, and tells the device.
+    /// Adds a request with one buffer to a queue, and notifies the device.
     fn add(&mut self, index: u16, address: u64, len: u32, flags: u16) {
         self.chain(index, &[(address, len, flags)]);
         self.ring(index);
     }
 
-    /// Has the guest print `text`.
+    /// Lets the guest print `text`.
     fn print(&mut self, text: &[u8]) {
         self.ram.write_slice(text, GuestAddress(BUFFERS[1])).unwrap();
         self.add(queue::TX, BUFFERS[1] + self.offset(), u32::try_from(text.len()).unwrap(), 0);
     }
 
-    /// Gives the device a buffer for input.
+    /// Adds an input buffer.
     fn listen(&mut self, len: u32) {
         self.add(queue::RX, BUFFERS[0] + self.offset(), len, WRITE);
     }
 
-    /// What the last buffer for input got.
+    /// Returns the content of the last used input buffer.
     fn typed(&self) -> Vec<u8> {
         self.served(queue::RX);
         self.bytes(BUFFERS[0], self.last_len(queue::RX) as usize)
     }
 
-    /// Has the guest print a request of two buffers to paper that takes its time, and pauses the device when it is in the second one.
-    /// Returns what is to be printed.
+    /// Lets the guest print a request with two buffers to a slow output. Pauses the device while it prints the second buffer. Returns the
+    /// whole text.
     fn pause_in_a_request(&mut self) -> Vec<u8> {
         const PLACES: [u64; 2] = [0x2_0000, 0x4_0000];
         let [first, second] =
@@ -148,7 +148,7 @@ impl Harness {
         wait_until(|| lock(&self.paper.0).len() > first.len());
         self.function.pause();
         self.paper.1.store(false, Ordering::Relaxed);
-        assert_eq!(self.used(queue::TX), 0, "the request is printed to its end");
+        assert_eq!(self.used(queue::TX), 0, "the pause came too late: the whole request was printed");
         first.into_iter().chain(second).collect()
     }
 
@@ -224,7 +224,7 @@ fn driver_is_told_of_the_size_at_its_start_and_of_each_change() {
     harness.device.resize(Size { columns: 80, rows: 300 });
     wait_until(|| harness.isr() & CONFIG_CHANGED != 0);
     assert_eq!(harness.config(0), [80, 0, 44, 1]);
-    // The same again is no change.
+    // Setting the same size again causes no notification.
     harness.device.resize(Size { columns: 80, rows: 300 });
     harness.print(b"x");
     harness.printed();
@@ -261,7 +261,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 fn device_behind_the_iommu_reaches_nothing_that_is_not_mapped() {
     let mut harness = Harness::new(true);
     harness.start();
-    // A guest-physical address is no IOVA.
+    // A guest-physical address is not an IOVA.
     harness.add(queue::TX, BUFFERS[1], 1, 0);
     harness.broken();
     let (faults, _) = harness.relay.take();
@@ -280,7 +280,7 @@ fn restored_device_keeps_input_and_reports_new_terminal_size() {
         old.printed();
         old.device.receive(b"typed");
         old.function.pause();
-        // It comes while the device is paused.
+        // The request arrives while the device is paused.
         old.print(b"after");
         for (columns, resizes) in [(80, 0), (132, 1)] {
             let mut new = Harness::new(translated);
@@ -288,7 +288,7 @@ fn restored_device_keeps_input_and_reports_new_terminal_size() {
             new.map_all();
             new.restore_from(&old);
             thread::sleep(Duration::from_millis(5));
-            assert!(lock(&new.paper.0).is_empty() && new.device.counters().resizes == 0, "it is paused");
+            assert!(lock(&new.paper.0).is_empty() && new.device.counters().resizes == 0, "the device is paused");
             new.function.resume();
             assert_eq!(new.printed(), b"after");
             new.listen(16);
@@ -355,7 +355,7 @@ fn unmap_does_not_wait_for_the_output() {
     let (reached, at_gate) = mpsc::channel();
     let (go, gate) = mpsc::channel();
     let mut harness = Harness::printing_to(true, Box::new(Gate(reached, gate)));
-    // It goes before the harness, whose thread would wait for it.
+    // Drop `go` before the harness: otherwise the harness would wait for its thread, which waits for `go`.
     let go = go;
     harness.start();
     harness.map(OTHER, 0x1000, Permissions::READ);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The work of the thread that serves the queues (virtio 1.3, section 5.3.6).
+//! Task of the thread that serves the queues (virtio 1.3, section 5.3.6).
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::virtio::{DeviceError, Driver};
 use crate::worker::{Orders, Wait};
 
-/// Queues of a device.
+/// Number of queues of a device.
 pub(super) const QUEUES: usize = 2;
-/// Buffers of one queue before the other has its turn, and after which the driver is told.
+/// Maximum buffers of one queue before the other queue has its turn. The driver is notified after them.
 const BATCH: usize = 64;
-/// Most bytes that the driver may print with one request, so that input gets its turn too.
+/// Maximum bytes that the driver may print with one request, so that input also has its turn.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
-/// Bytes that are printed at a time. A pause waits for as many, and the output gives up on a reader who does not make room for them in
-/// half a second: so few that a slow line (9600 bits a second) takes them in a third of a second.
+/// Bytes that are printed at a time. A pause waits for one piece. The output gives up if its reader makes no room within half a second, so
+/// a piece must be small. A slow line (9600 bit/s) takes 256 bytes in about 0.3 s.
 const PIECE: usize = 256;
 
-/// The work of the thread that serves the queues.
+/// Task of the thread that serves the queues.
 pub(super) struct Traffic {
     ends: Arc<Ends>,
-    /// Of the request at hand.
+    /// Buffers of the current request.
     buffers: Vec<(GuestAddress, usize)>,
     throttle: Throttle,
 }
@@ -43,7 +43,7 @@ impl Traffic {
         Self { ends, buffers: Vec::new(), throttle: Throttle::default() }
     }
 
-    /// Tells the driver of the size that the terminal has now.
+    /// Notifies the driver of the terminal's size, if the size has changed.
     fn tell_of_size(&self, driver: &Driver) {
         if driver.features & feature::SIZE == 0 {
             return;
@@ -56,7 +56,7 @@ impl Traffic {
         driver.interrupt.config_changed(true);
     }
 
-    /// Prints what one request has; `false` if there is none, or it was not printed to its end because of orders. Then it stays in the
+    /// Prints the next request. Returns false if there is none, or if an order interrupted the request. An interrupted request stays in the
     /// queue.
     fn print(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;
@@ -80,10 +80,10 @@ impl Traffic {
         Ok(whole)
     }
 
-    /// Prints what is in the buffers, behind what was printed of them already; `false` if orders came before all was.
+    /// Prints the buffers, except the part that was printed already. Returns false if an order came before the end.
     ///
     /// # Errors
-    /// A buffer is not in the memory that the device sees.
+    /// A buffer is outside the memory that the device can access.
     fn print_buffers(&self, driver: &Driver, orders: &Orders) -> Result<bool, &'static str> {
         let mut scratch = [0; PIECE];
         let mut before = self.ends.printed.load(Ordering::Relaxed);
@@ -96,12 +96,12 @@ impl Traffic {
                 }
                 let piece = &mut scratch[..PIECE.min(len - done)];
                 let address = address.checked_add(done as u64).ok_or(OUTSIDE)?;
-                // The view ends here: an UNMAP does not wait for the output.
+                // The memory view ends here, so that an UNMAP does not wait for the output.
                 driver.memory.view().read_slice(piece, address).map_err(|_| OUTSIDE)?;
                 if let Err(error) = lock(&self.ends.output).write_all(piece)
                     && self.throttle.pass()
                 {
-                    warn!("virtio-console: output is lost: {error}");
+                    warn!("virtio-console: cannot write the guest's output, so it is lost: {error}");
                 }
                 done += piece.len();
                 self.ends.printed.fetch_add(piece.len(), Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Traffic {
         Ok(true)
     }
 
-    /// Fills a buffer with input; `false` if there is none of either.
+    /// Fills a buffer with input. Returns false if there is no input or no buffer.
     fn give_input(&self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::RX;
         let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
@@ -128,7 +128,7 @@ impl Traffic {
         for buffer in walk(chain, size) {
             let buffer = buffer.map_err(&broken)?;
             if !buffer.writable {
-                return Err(broken("a buffer for input is device-readable"));
+                return Err(broken("an input buffer is device-readable"));
             }
             let len = incoming.input.len().min(buffer.len);
             if len != 0 {
@@ -142,7 +142,7 @@ impl Traffic {
             }
         }
         if used == 0 {
-            return Err(broken("a buffer for input has no room for a byte"));
+            return Err(broken("an input buffer has length 0"));
         }
         queue.add_used(memory, head, used).map_err(&ring)?;
         self.ends.counts.rx_bytes.fetch_add(used.into(), Ordering::Relaxed);
@@ -150,10 +150,10 @@ impl Traffic {
     }
 }
 
-/// Notes the buffers of a request to print in `buffers`.
+/// Stores the buffers of a print request in `buffers`.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The rule that the request breaks.
 fn readable_buffers(
     chain: Chain<&DmaView<'_>>,
     queue_size: u16,
@@ -164,11 +164,11 @@ fn readable_buffers(
     for buffer in walk(chain, queue_size) {
         let buffer = buffer?;
         if buffer.writable {
-            return Err("what is to be printed is in a device-writable buffer");
+            return Err("an output buffer is device-writable");
         }
         all += buffer.len;
         if all > MOST_PRINTED {
-            return Err("more is to be printed by one request than the device takes");
+            return Err("an output request is longer than 1 MiB");
         }
         buffers.push((buffer.address, buffer.len));
     }
@@ -178,7 +178,7 @@ fn readable_buffers(
 impl QueueService for Traffic {
     const PANIC_QUEUE: u16 = queue::TX;
 
-    /// Carries all that there is, either way.
+    /// Moves all waiting bytes in both directions.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
         self.tell_of_size(queues.driver());
         queues.ask(queue::TX)?;

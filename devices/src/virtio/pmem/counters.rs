@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a virtio-pmem device counts.
+//! Counters of a virtio-pmem device.
 
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since it was made. Reads and writes of the memory leave the guest for nothing, and are not seen.
+    /// Counters of the device since its creation. Reads and writes of the memory cause no exits, so they cannot be counted.
     PmemCounters {
-        flushes: "Flushes of persistent memory that were done.",
-        errors: "Flushes of persistent memory at which the host failed.",
+        flushes: "Completed flushes of persistent memory.",
+        errors: "Flushes of persistent memory that failed on the host.",
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The virtio-pmem device, as the transport sees it.
 
 use std::fs::File;
 use std::io;
@@ -21,15 +21,15 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_table::TableWorker;
 use crate::virtio::{DeviceProperties, DeviceQueues, SharedRegion, TransportError, VirtioDevice};
 
-/// Role of the thread that serves the queue: flushes the file.
+/// Role of the thread that serves the queue. It flushes the file.
 pub const ROLE: ThreadRole = ThreadRole { name: "pmem", calls: &[calls::AT_PLACES] };
 
-/// Largest size of the queue.
+/// Maximum size of the queue.
 const QUEUE_SIZES: [u16; 1] = [256];
 
 /// A virtio-pmem device.
 pub struct VirtioPmem {
-    /// What is flushed; `None` where writes are discarded.
+    /// File to flush. `None` if writes are discarded.
     file: Option<Arc<File>>,
     memory: Memory,
     size: u64,
@@ -38,10 +38,10 @@ pub struct VirtioPmem {
 }
 
 impl VirtioPmem {
-    /// A device of the first `size` bytes of `file`, which messages call `path`.
+    /// Creates a device for the first `size` bytes of `file`. Messages name the file `path`.
     ///
     /// # Errors
-    /// The file cannot be mapped, or the process can have no more descriptors.
+    /// The file cannot be mapped, or the process has no free file descriptor.
     pub(super) fn new(
         id: &str,
         file: File,
@@ -62,7 +62,7 @@ impl VirtioPmem {
         Ok(Self { file, memory, size, counts, queues: queues.map_err(TransportError::Descriptors)? })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> PmemCounters {
         self.counts.read()
     }
@@ -95,19 +95,21 @@ impl VirtioDevice for VirtioPmem {
         Some(&self.queues)
     }
 
-    /// What a file holds that the guest writes to is there for the VM that is restored. What is discarded is not.
+    /// Saves the state. The restored VM finds the memory's content in the file. Discarded writes are in no file, so they cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError> {
         if self.file.is_none() {
-            return Err(StateError::Unsupported("memory whose writes are discarded is nowhere but in this process"));
+            return Err(StateError::Unsupported(
+                "the persistent memory discards its writes, so its content is only in this process",
+            ));
         }
         DeviceState::new(STATE.0, STATE.1, &PmemState { size: self.size })
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the device. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmemState { size } = state.payload(STATE.0, STATE.1)?;
         if size != self.size {
-            let rule = format!("is {size} bytes, and the device has {}", self.size);
+            let rule = format!("the saved device has {size} bytes, but this device has {}", self.size);
             return Err(StateError::rule("size", rule));
         }
         self.queues.restore_paused();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::virtio::byte_driver::{ByteDriver, Layout};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Fills rings, descriptors and buffers with `bytes` and has them served: first all at once, then after each further piece. The file
-/// is one that can be flushed, or not.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue. The first
+/// byte selects whether the device has a file. That file cannot be flushed.
 ///
 /// # Panics
-/// There were more flushes than there can be requests.
+/// There were more flushes than requests are possible.
 pub fn run(bytes: &[u8]) {
     let choice = bytes.first().copied().unwrap_or(0);
-    // A device of characters cannot be flushed.
-    let file = (choice & 2 != 0).then(|| Arc::new(File::open("/dev/zero").expect("every host has it")));
+    // A character device cannot be flushed.
+    let file = (choice & 2 != 0).then(|| Arc::new(File::open("/dev/zero").expect("every host has /dev/zero")));
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let counts = Arc::new(Counts::default());
     let mut requests = TableTask::new(Requests::new(file, counts.clone()), guest.driver(0), 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A file of the host in the guest's view: a mapping of it, shown by a memory slot. All unsafe code of the device stands here.
+//! Host file in the guest's address space: a mapping of the file, registered as a memory slot. This module contains all unsafe code of the
+//! device.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -16,28 +17,30 @@ use crate::host_range::{DeviceContent, DeviceRange, FilePlace};
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
-/// A file that is mapped. No Rust reference to its bytes is ever made: the guest changes them at any time, and the host may.
+/// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Its name in messages. Absent once it is about to be unmapped.
+    /// Registration of the mapping's name for messages. `None` once the mapping is about to be removed.
     name: Option<Registration>,
 }
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`, which messages call `name`. Writes to a `private` one stay in it.
+    /// Maps the first `len` bytes of `file`. Messages name the mapping `name`. Writes to a `private` mapping do not reach the file.
     fn new(file: &Arc<File>, name: String, len: usize, private: bool) -> io::Result<Self> {
         let flags = if private { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: No address is asked for, so the kernel picks one where nothing is.
+        // SAFETY: No address is requested, so the kernel picks an unused range.
         let start = unsafe { mmap(ptr::null_mut(), len, access, flags, file, 0) }?;
         let range = HostRange { address: start.expose_provenance(), len };
         let holes = (!private).then(|| file.clone());
         let origin = Origin { name, supply: Supply::File, file: holes, offset: 0, gpa: None };
         let mapping = Self { range, name: Some(register(range, origin)) };
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // SAFETY: The range was just mapped; neither advice changes its bytes or its access.
+            // SAFETY: The range was just mapped, and neither advice changes its bytes or its access.
             if let Err(error) = unsafe { madvise(start, len, advice) } {
-                warn!("advice on a mapped file refused, which only costs memory in a fork or a core dump: {error}");
+                warn!(
+                    "the kernel rejected an advice for a mapped file; the only effect is a larger fork or core dump: {error}"
+                );
             }
         }
         Ok(mapping)
@@ -48,34 +51,34 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         drop(self.name.take());
         let address = ptr::with_exposed_provenance_mut::<c_void>(self.range.address);
-        // SAFETY: The range is this mapping's alone. No slot and no device has it any more: each keeps a clone of the `DeviceRange`
-        // that owns this.
+        // SAFETY: Only this mapping owns the range. No slot and no device uses the range any more, because each keeps a clone of the
+        // `DeviceRange` that owns this mapping.
         if let Err(error) = unsafe { munmap(address, self.range.len) } {
-            warn!("a file could not be unmapped: {error}");
+            warn!("cannot unmap a file: {error}");
         }
     }
 }
 
-/// Where the guest sees it.
+/// Position of the memory in the guest's address space.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     gpa: u64,
     slot: u32,
 }
 
-/// The memory.
+/// Memory of the device.
 pub(super) struct Memory {
     slots: Arc<dyn MemorySlots>,
     shown: Mutex<Option<Shown>>,
-    /// `None` once it cannot be unmapped, as the guest may see it still.
+    /// `None` if its slot could not be removed on drop. Then the file stays mapped, because the guest may still access it.
     mapping: Option<DeviceRange>,
 }
 
 impl Memory {
-    /// Maps the first `len` bytes of `file`, which messages call `name`.
+    /// Maps the first `len` bytes of `file`. Messages name the mapping `name`.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The error of the kernel.
     pub(super) fn map(
         file: &Arc<File>,
         name: String,
@@ -85,23 +88,24 @@ impl Memory {
     ) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::new(file, name, len, private)?;
-        // No file holds what the guest writes to a private mapping.
+        // A private mapping has no file with the guest's writes.
         let file = (!private).then(|| FilePlace { file: file.clone(), offset: 0 });
         let content = DeviceContent::Pages { file };
-        // SAFETY: The range is mapped, readable and writable, until the `Mapping` is dropped, which makes no references to its bytes.
+        // SAFETY: The range is mapped, readable and writable until the `Mapping` is dropped, and the `Mapping` creates no references to its
+        // bytes.
         let mapping = unsafe { DeviceRange::new(mapping.range, false, content, Arc::new(mapping)) };
         Ok(Self { slots, shown: Mutex::default(), mapping: Some(mapping) })
     }
 
-    /// Where the guest sees it, if it does.
+    /// Returns the guest-physical address of the memory, if it is registered.
     pub(super) fn address(&self) -> Option<u64> {
         lock(&self.shown).map(|shown| shown.gpa)
     }
 
-    /// Shows it at `gpa`, and no longer where it was.
+    /// Registers the memory at `gpa`, and removes its previous registration.
     ///
     /// # Errors
-    /// The platform refuses; the guest does not see it then, or where it was.
+    /// The platform rejects the change. Then the memory is not registered, or still at its previous address.
     pub(super) fn show(&self, gpa: u64) -> io::Result<()> {
         let mut shown = lock(&self.shown);
         if shown.is_some_and(|shown| shown.gpa == gpa) {
@@ -109,16 +113,16 @@ impl Memory {
         }
         self.remove(&mut shown)?;
         let Some(range) = &self.mapping else { return Ok(()) };
-        // SAFETY: The range is kept until `self` is dropped, which removes the slot first, or keeps the range forever where it cannot.
+        // SAFETY: The range is kept until `self` is dropped. The drop first removes the slot. If that fails, it keeps the range forever.
         let slot = unsafe { self.slots.insert_device(gpa, range) }?;
         *shown = Some(Shown { gpa, slot });
         Ok(())
     }
 
-    /// Takes it out of the guest's view.
+    /// Removes the memory from the guest's address space.
     ///
     /// # Errors
-    /// The platform refuses; the guest sees it still.
+    /// The platform rejects the change. Then the guest can still access the memory.
     pub(super) fn hide(&self) -> io::Result<()> {
         self.remove(&mut lock(&self.shown))
     }
@@ -135,7 +139,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
-            warn!("the memory slot of a mapped file could not be removed, so it stays mapped: {error}");
+            warn!("cannot remove the memory slot of a mapped file, so the file stays mapped: {error}");
             std::mem::forget(self.mapping.take());
         }
     }

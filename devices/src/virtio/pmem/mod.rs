@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-pmem: a file of the host as memory of the guest that keeps what is written (virtio 1.3, section 5.19).
+//! virtio-pmem: a host file as persistent memory of the guest (virtio 1.3, section 5.19).
 //!
-//! The guest reads and writes the mapped file itself, without an exit; what comes by the queue is the wish to have all of it on the
-//! host's disk. The memory is a shared memory region, which is a BAR; for drivers that do not know such regions the configuration
-//! says where that is.
+//! The guest reads and writes the mapped file directly, without exits. The queue only carries flush requests, which make all written data
+//! durable on the host's disk. The memory is a shared memory region in a BAR. For drivers that do not support such regions, the
+//! configuration has the BAR's address.
 //!
-//! [`spec`] has the numbers of the specification, `device` is what the transport sees, `memory` the mapped file, `requests` the work of
-//! the thread that serves the queue, `state` what is saved.
+//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `memory` is the mapped file, `requests` is
+//! the task of the queue's thread, and `state` is the saved state.
 
 mod counters;
 mod device;
@@ -33,45 +33,45 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MemorySlots, MsiAllocator};
 
-/// What a virtio-pmem device is made of.
+/// Parameters of a virtio-pmem device.
 pub struct PmemParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// The file, open for reading, and for writing too unless writes are discarded.
+    /// File, open for reading, and also for writing unless writes are discarded.
     pub file: File,
-    /// The file's name for messages.
+    /// Name of the file in messages.
     pub path: String,
-    /// Bytes of it that the guest sees, no more than it has: a multiple of [`spec::GRANULE`].
+    /// Bytes of the file that the guest can access: a multiple of [`spec::GRANULE`], and at most the size of the file.
     pub size: u64,
-    /// What the guest writes is for it alone, and gone with the device.
+    /// True if the guest's writes do not reach the file, and are lost when the device is removed.
     pub discard_writes: bool,
-    /// Where the memory is shown.
+    /// Registers the memory with KVM.
     pub slots: Arc<dyn MemorySlots>,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Why there is no device.
+/// Reason why the device cannot be created.
 #[derive(Debug, Error)]
 pub enum PmemError {
     /// The file cannot be mapped.
-    #[error("mapping the file: {0}")]
+    #[error("cannot map the file: {0}")]
     Map(#[source] io::Error),
     /// It could not be put on PCI.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
 
-/// Makes a virtio-pmem device: the PCI function, and the device by which its counters are read.
+/// Creates a virtio-pmem device: the PCI function, and the device for reading its counters.
 ///
 /// # Errors
-/// The file cannot be mapped, the process can have no more descriptors, or the platform has no interrupt vectors.
+/// The file cannot be mapped, the process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: PmemParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioPmem>), PmemError> {
     let PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer } = params;
     let device = Arc::new(VirtioPmem::new(&id, file, &path, size, discard_writes, slots)?);

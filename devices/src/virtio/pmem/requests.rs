@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The request queue (virtio 1.3, section 5.19.6).
+//! Request queue (virtio 1.3, section 5.19.6).
 
 use std::fs::File;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
 const QUEUE: u16 = REQUEST_QUEUE;
-/// Most buffers of a request: none has more than bytes.
+/// Maximum buffers of a request. Each byte of the request and its answer may have its own buffer.
 const MOST_BUFFERS: usize = 2 * REQUEST_BYTES;
 
-/// The work of the thread that serves the queue.
+/// Task of the thread that serves the queue.
 pub(super) struct Requests {
-    /// `None` where writes are discarded: there is nothing to flush.
+    /// File to flush. `None` if writes are discarded, because then there is nothing to flush.
     file: Option<Arc<File>>,
     counts: Arc<Counts>,
     throttle: Throttle,
 }
 
-/// What a request is, and where its answer goes: a byte here, a byte there.
+/// Type of a request, and addresses of the answer's bytes. The bytes need not be contiguous.
 struct Request {
     kind: u32,
     answer: [GuestAddress; REQUEST_BYTES],
@@ -43,7 +43,7 @@ impl Requests {
         Self { file, counts, throttle: Throttle::default() }
     }
 
-    /// Serves the next request; `false` if there is none.
+    /// Serves the next request. Returns false if there is none.
     fn step(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let Some((driver, queue)) = queues.get(QUEUE) else { return Ok(false) };
         let (ring, size) = (ring_error(QUEUE), queue.size());
@@ -54,14 +54,14 @@ impl Requests {
             (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
         };
         queue.note(head, (0, request.kind.into()));
-        // Without the view: nothing that the guest unmaps meanwhile is waited for as long as the disk takes.
+        // Flush without the memory view: an unmap of the guest must not wait until the disk has finished.
         let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
         queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
         let memory = &driver.memory.view();
         for (address, byte) in request.answer.iter().zip(status.to_le_bytes()) {
             memory.write_obj(byte, *address).map_err(|_| broken(QUEUE)(OUTSIDE))?;
         }
-        let len = u32::try_from(REQUEST_BYTES).expect("a few bytes");
+        let len = u32::try_from(REQUEST_BYTES).expect("the length fits into 32 bits");
         queue.add_used(memory, head, len).map_err(&ring)?;
         if wants_interrupt(queue, memory).map_err(&ring)? {
             driver.interrupt.queue_used(QUEUE);
@@ -75,7 +75,7 @@ impl Requests {
         count.fetch_add(1, Ordering::Relaxed);
         let Err(error) = done else { return status::OK };
         if self.throttle.pass() {
-            warn!("virtio-pmem: what was written could not be made persistent: {error}");
+            warn!("virtio-pmem: cannot flush the file: {error}; the guest's flush fails");
         }
         status::FAILED
     }
@@ -90,10 +90,10 @@ impl Request {
         for (number, buffer) in buffers.enumerate() {
             let buffer = buffer?;
             if number == MOST_BUFFERS {
-                return Err("a request has more buffers than bytes");
+                return Err("a request and its answer have more buffers than bytes");
             }
             if !buffer.writable && !answer.is_empty() {
-                return Err("a request has a device-readable buffer behind a device-writable one");
+                return Err("a device-readable buffer of a request follows a device-writable one");
             }
             let place = if buffer.writable { &mut answer } else { &mut kind };
             for index in 0..buffer.len.min(REQUEST_BYTES - place.len()) {
@@ -102,7 +102,7 @@ impl Request {
         }
         let mut bytes = [0; REQUEST_BYTES];
         if kind.len() != bytes.len() {
-            return Err("a request says not what it is");
+            return Err("a request is too short for its type");
         }
         for (byte, address) in bytes.iter_mut().zip(kind) {
             *byte = memory.read_obj(address).map_err(|_| OUTSIDE)?;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is saved of a virtio-pmem device. Its bytes are the file's.
+//! Saved state of a virtio-pmem device. The content of the memory is in the file.
 
 use serde::{Deserialize, Serialize};
 
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("pmem", 1);
 
-/// What the device is beside the transport's registers and the queue: it is restored with a file that has room for as much.
+/// Saved device state. The transport saves the registers and the queue. The device must be restored with a file of at least this size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PmemState {
-    /// Bytes of its memory.
+    /// Bytes of the memory.
     pub(super) size: u64,
 }

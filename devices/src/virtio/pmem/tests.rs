@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver that the tests play.
+//! Tests of the device behind its transport. The tests act as the driver.
 
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::virtio::test_driver::*;
 use crate::virtio::test_support::{FakeMsi, FakeSlots, SOON, set_bus_master};
 
 const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0, size: 16 };
-/// The request, and behind it its answer.
+/// Addresses of the request and of its answer.
 const REQUEST: u64 = 0x4000;
 const ANSWER: u64 = 0x4800;
-/// Where the memory is shown.
+/// Address of the device's memory.
 const PLACE: u64 = 0x10_0000_0000;
 
 struct Memory {
@@ -59,7 +59,7 @@ impl Harness {
         self.set_up(0, [0]);
     }
 
-    /// Puts a request of this kind into the empty queue.
+    /// Adds a request of type `kind` to the empty queue.
     fn request(&mut self, kind: u32, parts: &[Part]) {
         self.ram.write_obj(kind, GuestAddress(REQUEST)).unwrap();
         self.ram.write_obj(0xffu32, GuestAddress(ANSWER)).unwrap();
@@ -72,7 +72,7 @@ impl Harness {
         self.ram.read_obj(GuestAddress(ANSWER)).unwrap()
     }
 
-    /// A request as Linux makes it.
+    /// Makes a request as Linux does, and returns the answer.
     fn flush(&mut self, kind: u32) -> u32 {
         self.request(kind, &[(REQUEST + self.offset(), 4, NEXT), (ANSWER + self.offset(), 4, WRITE)]);
         self.answer()

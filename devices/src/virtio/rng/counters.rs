@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a virtio-rng device counts.
+//! Counters of a virtio-rng device.
 
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device since it was made.
+    /// Counters of the device since its creation.
     RngCounters {
-        requests: "Requests for random bytes that were served.",
-        bytes: "Random bytes that the guest got.",
-        source_errors: "How often the source could not be read.",
+        requests: "Served requests for random bytes.",
+        bytes: "Random bytes given to the guest.",
+        source_errors: "Failed reads from the source.",
     }
 }

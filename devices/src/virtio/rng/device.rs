@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! The virtio-rng device, as the transport sees it.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 /// Role of the thread that reads random bytes from a file for a guest.
 pub const ROLE: ThreadRole = ThreadRole { name: "rng", calls: &[] };
 
-/// Largest size of the queue. A driver has one request at a time in it.
+/// Maximum size of the queue. A driver has one request at a time in the queue.
 const QUEUE_SIZES: [u16; 1] = [256];
 
 /// A virtio-rng device.
@@ -30,20 +30,20 @@ pub struct VirtioRng {
 }
 
 impl VirtioRng {
-    /// A device that gives bytes of `source`.
+    /// Creates a device that reads its bytes from `source`.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(id: &str, source: File) -> io::Result<Self> {
         let (source, counts) = (Arc::new(source), Arc::<Counts>::default());
         let of_requests = counts.clone();
         let make = move || Ok(Requests::new(source.clone(), of_requests.clone()));
-        // As in Cloud Hypervisor, the name of the device and of the queue.
+        // Cloud Hypervisor's thread names: device name, then queue number.
         let queues = TableWorker::serving(format!("{id}_q{REQUEST_QUEUE}"), ROLE, 1, make)?;
         Ok(Self { counts, queues })
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> RngCounters {
         self.counts.read()
     }
@@ -65,7 +65,7 @@ impl VirtioDevice for VirtioRng {
         DeviceState::new(STATE.0, STATE.1, &state::RngState {})
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the device. A restored device is always paused.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let state::RngState {} = state.payload(STATE.0, STATE.1)?;
         self.queues.restore_paused();

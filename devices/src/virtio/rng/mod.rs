@@ -2,8 +2,8 @@
 
 //! virtio-rng: random bytes of the host for the guest (virtio 1.3, section 5.4).
 //!
-//! The smallest device that there is, and the pattern for others: [`spec`] has the numbers of the specification, `device` is
-//! what the transport sees, `requests` the work of the thread that serves the queue, `state` what is saved of it.
+//! This is the smallest device, and the model for others. [`spec`] has the specification's constants, and `device` is the interface to the
+//! transport. `requests` is the task of the queue's thread, and `state` is the saved state.
 
 mod counters;
 mod device;
@@ -25,27 +25,26 @@ use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
 use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 
-/// What a virtio-rng device is made of.
+/// Parameters of a virtio-rng device.
 pub struct RngParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Where random bytes come from: a file that is read from where it stands, opened such that reading it does not wait
-    /// (`O_NONBLOCK`).
+    /// Source of random bytes: a file that is read from its present offset. It must be open with `O_NONBLOCK`, so that reads do not block.
     pub source: File,
-    /// What the device sees of memory.
+    /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Registers the queue notifications with the platform.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Makes a virtio-rng device: the PCI function, and the device by which its counters are read.
+/// Creates a virtio-rng device: the PCI function, and the device for reading its counters.
 ///
 /// # Errors
-/// The process can have no more descriptors, or the platform has no interrupt vectors.
+/// The process has no free file descriptor, or the platform has no free interrupt vector.
 pub fn create(params: RngParams) -> Result<(Arc<VirtioPciDevice>, Arc<VirtioRng>), TransportError> {
     let RngParams { id, source, memory, msi, doorbells, observer } = params;
     let device = Arc::new(VirtioRng::new(&id, source).map_err(TransportError::Descriptors)?);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The request queue: buffers that the driver wants filled (virtio 1.3, section 5.4.6).
+//! Request queue: buffers that the driver wants filled (virtio 1.3, section 5.4.6).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,29 +23,29 @@ use crate::virtio::notification::wants_interrupt;
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Most bytes that one request gets. A device may use less than the buffer (section 5.4.6.1).
+/// Maximum bytes for one request. A device may fill only a part of the buffer (section 5.4.6.1).
 pub(super) const MOST_BYTES: usize = 64 << 10;
-/// How long to wait after the source could not be read.
+/// Delay before the next read after a read from the source failed.
 const SOURCE_AGAIN: Duration = Duration::from_secs(1);
 
-/// The work of the thread that serves the queue.
+/// Task of the thread that serves the queue.
 pub(super) struct Requests {
     source: Arc<File>,
     counts: Arc<Counts>,
-    /// Bytes of the source that no request has got yet. None is given out twice.
+    /// Bytes from the source that were not given to a request yet. No byte is used twice.
     random: Vec<u8>,
-    /// The buffers of the request at hand.
+    /// Buffers of the current request.
     buffers: Vec<(GuestAddress, usize)>,
     throttle: Throttle,
 }
 
-/// What came of a look at the queue.
+/// Result of a step.
 enum Step {
     /// A request was served.
     Served,
-    /// There is none.
+    /// There is no request.
     Empty,
-    /// So many random bytes are needed first.
+    /// This number of random bytes is needed first.
     Needs(usize),
 }
 
@@ -55,7 +55,7 @@ impl Requests {
         Self { source, counts, random, buffers, throttle }
     }
 
-    /// Serves the next request, if the bytes that it wants are there. Otherwise it stays in the queue.
+    /// Serves the next request if random bytes are available. Otherwise the request stays in the queue.
     fn step(&mut self, queues: &mut QueueTable) -> Result<Step, DeviceError> {
         let Some((driver, queue)) = queues.get(REQUEST_QUEUE) else { return Ok(Step::Empty) };
         let memory = &driver.memory.view();
@@ -84,7 +84,7 @@ impl Requests {
         Ok(Step::Served)
     }
 
-    /// Gets random bytes for a request: one at least.
+    /// Reads up to `bytes` random bytes from the source, at least one.
     fn read_source(&mut self, bytes: usize) -> io::Result<()> {
         self.random.resize(bytes, 0);
         let read = (&*self.source).read(&mut self.random);
@@ -96,7 +96,7 @@ impl Requests {
     }
 }
 
-/// Notes the buffers of a request in `buffers`, as far as the device fills them; returns their bytes.
+/// Stores the buffers of a request in `buffers`, limited to [`MOST_BYTES`]. Returns their total length.
 fn writable_buffers(
     chain: Chain<&DmaView<'_>>,
     queue_size: u16,
@@ -115,13 +115,13 @@ fn writable_buffers(
             room += len;
         }
     }
-    if room == 0 { Err("a request has no room for a byte") } else { Ok(room) }
+    if room == 0 { Err("a request has only empty buffers") } else { Ok(room) }
 }
 
 impl QueueService for Requests {
     const PANIC_QUEUE: u16 = REQUEST_QUEUE;
 
-    /// Serves all requests that there are, or goes as far as the source does.
+    /// Serves requests until the queue or the source is empty.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
         queues.ask(REQUEST_QUEUE)?;
         while !orders.call() {
@@ -134,7 +134,9 @@ impl QueueService for Requests {
                     Err(error) => {
                         self.counts.source_errors.fetch_add(1, Ordering::Relaxed);
                         if self.throttle.pass() {
-                            warn!("virtio-rng: reading the source: {error}; requests wait");
+                            warn!(
+                                "virtio-rng: cannot read the source of random bytes: {error}; the guest's requests wait"
+                            );
                         }
                         return Ok(Wait::Time(SOURCE_AGAIN));
                     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Numbers of the specification (virtio 1.3, section 5.4). The device has no features and no configuration.
+//! Constants of the specification (virtio 1.3, section 5.4). The device has no features and no configuration.
 
 /// Device type (virtio 1.3, section 5).
 pub const DEVICE_TYPE: u16 = 4;

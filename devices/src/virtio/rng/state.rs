@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("rng", 1);
 
-/// All that it has is in the transport's registers and in the queue. Random bytes are never saved: two guests that were
-/// restored from one state must not get the same.
+/// Saved device state, which has no fields. The transport saves the registers and the queue. Random bytes are never saved: two guests that
+/// are restored from one state must not get the same bytes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RngState {}

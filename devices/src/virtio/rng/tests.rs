@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport, with a driver that the tests play.
+//! Tests of the device behind its transport. The tests act as the driver.
 
 use std::fs::File;
 use std::io::Write;
@@ -38,7 +38,7 @@ impl Harness {
         platform.drive(create(params).unwrap(), RINGS, ())
     }
 
-    /// With a source that never ends.
+    /// Creates a device with an endless source.
     fn endless(translated: bool) -> Self {
         Self::new(File::open("/dev/urandom").unwrap(), translated)
     }
@@ -48,18 +48,18 @@ impl Harness {
         self.map_pages(RINGS.first.into_iter().chain([BUFFER]));
     }
 
-    /// Sets the device up as a driver does.
+    /// Initialises the device as a driver does.
     fn start(&mut self) {
         self.map_all();
         self.set_up(0, [0]);
     }
 
-    /// Puts a request of one buffer into the queue.
+    /// Adds a request with one buffer to the queue.
     fn add(&mut self, address: u64, len: u32, flags: u16) {
         self.chain(0, &[(address, len, flags)]);
     }
 
-    /// The length of the last used element, once there are as many as were added.
+    /// Waits until all requests are used, and returns the length of the last used element.
     fn filled(&self) -> u32 {
         self.served(0);
         self.last_len(0)
@@ -84,7 +84,7 @@ fn stop_of_a_missing_queue_leaves_the_device_serving() {
     let mut harness = Harness::endless(false);
     harness.start();
     assert_eq!(harness.device.stop_queue(1), None);
-    // Only a paused device says how far it is.
+    // Only a paused device returns the state of a queue.
     harness.function.pause();
     assert_eq!(harness.device.queue_state(1), None);
     harness.function.resume();
@@ -99,7 +99,7 @@ fn doorbell_is_connected_only_while_active_as_bus_master() {
     assert_eq!(harness.doorbells.count(), 0);
     harness.start();
     assert_eq!(harness.doorbells.count(), 1);
-    // The kernel rings it.
+    // Test a notification by the kernel.
     harness.add(BUFFER, 8, WRITE);
     harness.doorbells.ring(NOTIFY_PORT);
     assert_eq!(harness.filled(), 8);
@@ -139,7 +139,7 @@ fn device_behind_the_iommu_reaches_only_mapped_iovas() {
     harness.ring(0);
     assert_eq!(harness.filled(), 64);
     assert_ne!(harness.bytes(BUFFER, 64), [0; 64]);
-    // A guest-physical address is no IOVA.
+    // A guest-physical address is not an IOVA.
     harness.add(BUFFER, 64, WRITE);
     harness.ring(0);
     harness.broken();
@@ -172,7 +172,7 @@ fn unmap_takes_the_buffer_away_before_it_is_answered() {
     assert_eq!(harness.bytes(BUFFER, 64), [0; 64]);
 }
 
-/// A pipe whose reading end does not wait.
+/// Returns a pipe that does not block.
 fn pipe() -> (File, File) {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
     (File::from(reader), File::from(writer))
@@ -208,7 +208,7 @@ fn request_is_not_served_while_bus_mastering_is_off() {
         harness.ring(0);
         set_bus_master(&harness.function, false);
         writer.write_all(b"random").unwrap();
-        // A notification that is on its way.
+        // This notification was already under way.
         harness.device.notify(0).unwrap();
         std::thread::sleep(SOON);
         assert_eq!((harness.used(0), harness.bytes(BUFFER, 6)), (0, vec![0; 6]));
@@ -239,13 +239,13 @@ fn restored_device_goes_on_with_the_next_request() {
         old.ring(0);
         old.filled();
         old.function.pause();
-        // It comes while the device is paused.
+        // The request arrives while the device is paused.
         old.add(BUFFER + old.offset(), 16, WRITE);
         let mut new = Harness::endless(translated);
         new.map_all();
         new.restore_from(&old);
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(new.used(0), 1, "it is paused");
+        assert_eq!(new.used(0), 1, "the device is paused");
         new.function.resume();
         assert_eq!(new.filled(), 16);
         new.add(BUFFER + new.offset(), 8, WRITE);
@@ -280,7 +280,7 @@ fn state_that_no_driver_can_have_made_is_refused() {
     }
 }
 
-/// The state of a device that has served a request, on RAM that is not there any more.
+/// Returns the state of a device that has served a request. The RAM of that device no longer exists.
 fn saved() -> crate::state::DeviceState {
     let mut old = Harness::endless(false);
     old.start();

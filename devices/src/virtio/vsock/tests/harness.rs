@@ -145,7 +145,7 @@ impl Harness {
     }
 
     /// Waits until the device has handled all earlier events of the host and the guest. Sends two packets that the device does not answer.
-    /// When it has read the second, it has finished the pass in which it read the first.
+    /// When the device has read the second packet, its pass with the first one is complete.
     pub(super) fn looked(&mut self) {
         (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }
