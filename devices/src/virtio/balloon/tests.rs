@@ -85,7 +85,7 @@ impl Harness {
 }
 
 #[test]
-fn pages_in_the_balloon_go_back_to_the_host_and_no_others() {
+fn only_ballooned_pages_are_returned_to_the_host() {
     let mut harness = Harness::linux();
     harness.mark(512..1024);
     harness.number(queue::INFLATE, &[700, 513, 701, 699, 600]);
@@ -100,7 +100,7 @@ fn pages_in_the_balloon_go_back_to_the_host_and_no_others() {
 }
 
 #[test]
-fn no_page_goes_while_bus_mastering_is_off() {
+fn no_page_is_returned_while_bus_mastering_is_off() {
     let mut harness = Harness::linux();
     harness.mark([513]);
     set_bus_master(&harness.function, false);
@@ -114,7 +114,7 @@ fn no_page_goes_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn pages_that_a_device_of_the_host_has_mapped_stay() {
+fn pages_mapped_by_a_host_device_are_kept() {
     let mut harness = Harness::linux();
     harness.mark(512..520);
     let mut mapper = PinningMapper::new(RecordingMapper::default(), harness.reclaim.clone());
@@ -131,7 +131,7 @@ fn pages_that_a_device_of_the_host_has_mapped_stay() {
 }
 
 #[test]
-fn free_pages_go_whichever_queue_they_are_reported_in() {
+fn free_pages_are_returned_from_any_reporting_queue() {
     for queue in queue::REPORTING {
         let mut harness = Harness::new();
         harness.set_up(0b10_0100, [0, 1, queue]);
@@ -144,7 +144,7 @@ fn free_pages_go_whichever_queue_they_are_reported_in() {
 }
 
 #[test]
-fn numbers_of_no_pages_do_nothing() {
+fn page_numbers_outside_ram_are_ignored() {
     let mut harness = Harness::linux();
     harness.number(queue::INFLATE, &[2048, u32::MAX, u32::MAX, 1 << 20]);
     harness.served(queue::INFLATE);
@@ -153,7 +153,7 @@ fn numbers_of_no_pages_do_nothing() {
 }
 
 #[test]
-fn requests_that_no_driver_may_make_have_it_reset_the_device() {
+fn invalid_requests_fail_the_device_until_reset() {
     let requests: [(u16, u64, u32, u16); 7] = [
         (queue::INFLATE, NUMBERS, 4, WRITE),
         (queue::DEFLATE, NUMBERS, 4, WRITE),
@@ -179,7 +179,7 @@ fn requests_that_no_driver_may_make_have_it_reset_the_device() {
 }
 
 #[test]
-fn driver_learns_of_a_new_size_and_says_what_the_balloon_has() {
+fn resize_notifies_driver_which_reports_actual_size() {
     let harness = Harness::linux();
     assert_eq!((harness.sizes(), harness.device.actual_size()), ([512, 0], 0));
     let before = harness.generation();
@@ -216,14 +216,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+    fn device_with_corrupt_state_can_be_reset(changes in changes()) {
         let old = Harness::linux();
         old.function.pause();
         Harness::new().survives(&old.function.save().unwrap(), changes);
     }
 
     #[test]
-    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1800)) {
+    fn random_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1800)) {
         super::fuzzing::run(&bytes);
     }
 }

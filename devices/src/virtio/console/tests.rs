@@ -159,7 +159,7 @@ impl Harness {
 }
 
 #[test]
-fn guest_prints_and_gets_what_is_typed() {
+fn output_and_input_pass_through_the_console() {
     for translated in [false, true] {
         let mut harness = Harness::new(translated);
         harness.check_id(DEVICE_TYPE);
@@ -182,7 +182,7 @@ fn guest_prints_and_gets_what_is_typed() {
 }
 
 #[test]
-fn queues_stand_still_while_bus_mastering_is_off() {
+fn queues_stop_while_bus_mastering_is_off() {
     for translated in [false, true] {
         let mut harness = Harness::new(translated);
         harness.start();
@@ -201,7 +201,7 @@ fn queues_stand_still_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn input_that_nobody_reads_is_bounded_and_none_is_lost() {
+fn unread_input_is_bounded_and_not_lost() {
     let mut harness = Harness::new(false);
     harness.start();
     let typed: Vec<u8> = (0..MOST_INPUT + 100).map(|number| number.to_le_bytes()[0]).collect();
@@ -215,7 +215,7 @@ fn input_that_nobody_reads_is_bounded_and_none_is_lost() {
 }
 
 #[test]
-fn driver_is_told_of_the_size_at_its_start_and_of_each_change() {
+fn driver_is_notified_of_initial_and_changed_size() {
     let mut harness = Harness::new(false);
     harness.device.resize(Size { columns: 132, rows: 43 });
     assert_eq!(harness.config(0), [132, 0, 43, 0]);
@@ -235,7 +235,7 @@ fn driver_is_told_of_the_size_at_its_start_and_of_each_change() {
 }
 
 #[test]
-fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
+fn broken_rule_fails_the_device_until_reset() {
     let most = u32::try_from(MOST_PRINTED).unwrap();
     for (index, address, len, flags) in [
         (queue::TX, BUFFERS[1], 1, WRITE),
@@ -258,7 +258,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 }
 
 #[test]
-fn device_behind_the_iommu_reaches_nothing_that_is_not_mapped() {
+fn unmapped_output_buffer_faults_behind_the_iommu() {
     let mut harness = Harness::new(true);
     harness.start();
     // A guest-physical address is not an IOVA.
@@ -377,7 +377,7 @@ fn unmap_does_not_wait_for_the_output() {
 }
 
 #[test]
-fn state_that_no_device_can_have_is_refused() {
+fn impossible_state_is_rejected() {
     let mut old = Harness::new(false);
     old.start();
     old.function.pause();
@@ -394,7 +394,7 @@ fn state_that_no_device_can_have_is_refused() {
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+    fn device_with_corrupt_state_can_be_reset(changes in changes()) {
         let mut old = Harness::new(false);
         old.start();
         old.device.receive(b"typed");
@@ -403,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
+    fn random_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
         super::fuzzing::run(&bytes);
     }
 }

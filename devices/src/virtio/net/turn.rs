@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rest_is_over_when_its_time_is() {
+    fn rest_ends_after_its_time() {
         let mut rest = Rest::default();
         assert_eq!(rest.left(), None);
         let hour = Duration::from_secs(3600);

@@ -84,7 +84,7 @@ impl Harness {
 }
 
 #[test]
-fn file_is_the_guests_memory_and_a_flush_is_answered() {
+fn guest_write_reaches_the_file_and_flush_succeeds() {
     let mut harness = Harness::new(false, false);
     harness.check_id(DEVICE_TYPE);
     assert_eq!([0, 8].map(|offset| u64::from_le_bytes(harness.config(offset))), [PLACE, GRANULE]);
@@ -97,7 +97,7 @@ fn file_is_the_guests_memory_and_a_flush_is_answered() {
 }
 
 #[test]
-fn device_behind_the_iommu_is_asked_through_what_is_mapped() {
+fn flush_behind_the_iommu_succeeds_with_mapped_buffers() {
     let mut harness = Harness::new(false, true);
     harness.start();
     assert_eq!(harness.flush(0), 0);
@@ -153,7 +153,7 @@ fn unknown_requests_fail_and_malformed_ones_need_a_reset() {
 }
 
 #[test]
-fn memory_moves_with_its_bar_and_goes_with_it() {
+fn memory_slot_follows_its_bar() {
     let harness = Harness::new(false, false);
     harness.slots.store(PLACE, 5);
     harness.function.bar_moved(2, 2 * PLACE).unwrap();
@@ -168,7 +168,7 @@ fn memory_moves_with_its_bar_and_goes_with_it() {
 }
 
 #[test]
-fn restored_device_is_the_one_that_was_saved_if_it_is_as_large() {
+fn restore_needs_a_device_of_the_saved_size() {
     let old = Harness::new(false, false);
     old.function.pause();
     let state = old.function.save().unwrap();
@@ -183,7 +183,7 @@ fn restored_device_is_the_one_that_was_saved_if_it_is_as_large() {
 
 proptest! {
     #[test]
-    fn no_driver_harms(bytes in prop::collection::vec(any::<u8>(), 0..0x1000)) {
+    fn random_driver_does_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1000)) {
         super::fuzzing::run(&bytes);
     }
 }

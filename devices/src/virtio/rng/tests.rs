@@ -80,7 +80,7 @@ fn buffer_is_filled_with_bytes_of_the_source() {
 }
 
 #[test]
-fn stop_of_a_missing_queue_leaves_the_device_serving() {
+fn stopping_a_missing_queue_changes_nothing() {
     let mut harness = Harness::endless(false);
     harness.start();
     assert_eq!(harness.device.stop_queue(1), None);
@@ -112,7 +112,7 @@ fn doorbell_is_connected_only_while_active_as_bus_master() {
 }
 
 #[test]
-fn huge_buffer_gets_a_bounded_part() {
+fn huge_buffer_is_filled_partly() {
     let mut harness = Harness::endless(false);
     harness.start();
     harness.add(BUFFER, u32::MAX, WRITE);
@@ -121,7 +121,7 @@ fn huge_buffer_gets_a_bounded_part() {
 }
 
 #[test]
-fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
+fn broken_rule_fails_the_device_until_reset() {
     for (address, len, flags) in [(BUFFER, 64, 0), (BUFFER, 0, WRITE), (1 << 40, 64, WRITE), (BUFFER, 64, WRITE | 1)] {
         let mut harness = Harness::endless(false);
         harness.start();
@@ -148,7 +148,7 @@ fn device_behind_the_iommu_reaches_only_mapped_iovas() {
 }
 
 #[test]
-fn driver_that_does_not_know_of_the_iommu_is_refused() {
+fn driver_without_iommu_feature_is_rejected() {
     let harness = Harness::endless(true);
     harness.write(20, &[3]);
     harness.write(8, &1u32.to_le_bytes());
@@ -158,7 +158,7 @@ fn driver_that_does_not_know_of_the_iommu_is_refused() {
 }
 
 #[test]
-fn unmap_takes_the_buffer_away_before_it_is_answered() {
+fn unmapped_buffer_is_not_written_after_the_unmap() {
     let mut harness = Harness::endless(true);
     harness.start();
     harness.add(BUFFER + OFFSET, 0x1000, WRITE);
@@ -219,7 +219,7 @@ fn request_is_not_served_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn source_that_ends_is_counted_and_the_device_goes_on() {
+fn ended_source_is_counted_and_device_survives() {
     let (source, writer) = pipe();
     drop(writer);
     let mut harness = Harness::new(source, false);
@@ -255,7 +255,7 @@ fn restored_device_goes_on_with_the_next_request() {
 }
 
 #[test]
-fn state_that_no_driver_can_have_made_is_refused() {
+fn invalid_driver_state_is_rejected() {
     let mut old = Harness::endless(false);
     old.start();
     old.function.pause();
@@ -293,12 +293,12 @@ fn saved() -> crate::state::DeviceState {
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+    fn device_with_corrupt_state_can_be_reset(changes in changes()) {
         Harness::endless(false).survives(&saved(), changes);
     }
 
     #[test]
-    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
+    fn random_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
         super::fuzzing::run(&bytes);
     }
 }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_room_is_what_it_said_less_what_is_under_way() {
+    fn guest_room_is_its_buffer_minus_bytes_in_flight() {
         let mut credit = Credit::default();
         assert_eq!(credit.left(), 0);
         credit.hear(&heard(1000, 0));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_wrap_around() {
+    fn credit_counters_wrap_around() {
         let mut credit = Credit { sent: Wrapping(u32::MAX - 9), ..Credit::default() };
         credit.hear(&heard(100, u32::MAX - 9));
         credit.count_sent(30);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_is_told_of_room_in_time_and_not_byte_by_byte() {
+    fn credit_update_is_due_at_half_buffer_not_per_byte() {
         let mut credit = Credit::default();
         credit.count_received(BUF_ALLOC_32 / 2);
         credit.count_forwarded(BUF_ALLOC / 2);

@@ -163,7 +163,7 @@ mod tests {
     use crate::ram::Ram;
 
     #[test]
-    fn header_is_read_as_it_is_written() {
+    fn header_round_trips() {
         let mut bytes = [0; HEADER];
         for (number, byte) in (0..).zip(&mut bytes) {
             *byte = number;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_over_the_bounds_of_buffers() {
+    fn access_crosses_buffer_boundaries() {
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap());
         let memory = DeviceMemory::all_ram(ram);
         let view = memory.view();

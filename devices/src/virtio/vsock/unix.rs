@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_clients_are_read_strictly() {
+    fn client_lines_are_parsed_strictly() {
         for (line, port) in [
             ("CONNECT 1024", Some(1024)),
             ("connect 0", Some(0)),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn greeting_takes_the_line_and_leaves_what_follows() {
+    fn greeting_reads_only_the_first_line() {
         let (ours, mut client) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let server = OwnedFd::from(ours.try_clone().unwrap());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_file_is_the_listeners_own_and_goes_with_it() {
+    fn socket_file_is_exclusive_and_removed_on_drop() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = Listener::bind(&path).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_was_inherited_is_listened_on_and_stays() {
+    fn inherited_socket_is_used_and_its_file_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = OwnedFd::from(UnixListener::bind(&path).unwrap());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_the_host_are_sockets_beside_the_listeners() {
+    fn host_port_is_the_listener_path_with_the_port() {
         let dir = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&dir.path().join("s")).unwrap();
         assert!(listener.connect(5000).is_err());

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffer_is_aligned_and_as_long_as_was_asked_for() {
+    fn buffer_is_page_aligned_and_long_enough() {
         for len in [1, PAGE, PAGE + 1] {
             let mut buffer = Buffer::new(len);
             assert!(buffer.address().addr().is_multiple_of(PAGE) && buffer.bytes_mut().len() >= len);

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn written_image_is_locked_alone_and_read_image_is_shared() {
+    fn writable_image_lock_excludes_and_read_only_shares() {
         let file = image(&[0; 512]);
         let first = Image::open(file.path(), WRITTEN).unwrap();
         for options in [WRITTEN, READ] {
@@ -381,7 +381,7 @@ mod tests {
 
     /// Only root can create a loop device.
     #[test]
-    fn read_only_block_device_is_refused_unless_it_is_only_read() {
+    fn read_only_block_device_needs_a_read_only_disk() {
         let file = image(&[0; 1 << 20]);
         let losetup = |arguments: &[&std::ffi::OsStr]| std::process::Command::new("losetup").args(arguments).output();
         let made = losetup(&["-f".as_ref(), "--show".as_ref(), "-r".as_ref(), file.path().as_os_str()]);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_are_known_unless_the_image_is_said_to_be_raw() {
+    fn other_formats_are_rejected_unless_declared_raw() {
         for (beginning, name) in
             [(&b"QFI\xfb"[..], "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")]
         {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn image_that_is_read_follows_its_file_only() {
+    fn read_only_image_follows_its_files_size() {
         let file = image(&[1; 1024]);
         let disk = Image::open(file.path(), READ).unwrap();
         let refused = disk.resize(2048).unwrap_err().to_string();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_come_are_locked_too() {
+    fn resize_locks_the_added_bytes() {
         let file = image(&[1; 1024]);
         let disk = Image::open(file.path(), WRITTEN).unwrap();
         let take = |other: &File| set(other.as_fd(), libc::F_WRLCK, 1024, 512);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_image_says_what_its_buffers_must_be() {
+    fn direct_image_accepts_only_aligned_buffers() {
         let file = image(&[0; 8192]);
         match Image::open(file.path(), ImageOptions { direct: true, ..WRITTEN }) {
             Ok(image) => {
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_of_the_parent_has_no_lock() {
+    fn parents_descriptor_holds_no_lock() {
         let file = image(&[1; 1024]);
         let parents = file.reopen().unwrap();
         let own = parents.try_clone().unwrap();

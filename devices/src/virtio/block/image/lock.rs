@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_a_killed_user_keep_nobody_waiting() {
+    fn reads_of_a_killed_user_do_not_delay_the_next() {
         let image = image();
         let _requests = killed(image.path(), true);
         take(image.path(), Duration::ZERO).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_is_given_back_when_its_file_is_closed_for_good() {
+    fn lock_is_released_when_its_last_request_ends() {
         let image = image();
         let file = open_again(image.path());
         let mut lock = ImageLock::take(&file, false, Some(4096)).unwrap();
@@ -294,7 +294,7 @@ mod tests {
 
     /// Tests a process that cannot reopen the file.
     #[test]
-    fn lock_on_a_shared_description_is_given_back_too() {
+    fn lock_on_a_shared_description_is_released() {
         let image = image();
         let parents = open_again(image.path());
         let lock = ImageLock { file: parents.try_clone().unwrap(), read_only: false, is_own: false, mark: None };
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn image_of_this_process_is_known_by_any_link() {
+    fn locked_image_is_recognised_by_any_link() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         fs::write(&path, [0; 512]).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_another_process_is_told_as_such() {
+    fn lock_of_another_process_is_reported() {
         let image = image();
         let first = open_again(image.path());
         set(first.as_fd(), libc::F_WRLCK, 0, 0).unwrap();

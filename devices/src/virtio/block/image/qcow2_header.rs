@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn header_says_what_is_not_supported() {
+    fn unsupported_header_is_rejected_with_the_rule() {
         let sound = Header { cluster: 65536, l1: 0x3_0000..0x4_0000 };
         assert_eq!(checked(|_| {}, true), Ok(sound.clone()));
         for (place, value, rule) in [

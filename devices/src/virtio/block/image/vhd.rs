@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn footer_says_how_large_the_disk_is() {
+    fn footer_gives_the_disk_size() {
         let (file, len) = image(|_| {});
         assert_eq!(size(&file, len).unwrap(), 4096);
         // Some tools make the file larger than the disk.
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fixed_image_is_refused_with_the_rule() {
+    fn invalid_fixed_vhd_is_rejected_with_the_rule() {
         let refused = |(file, len): (File, u64)| size(&file, len).unwrap_err().to_string();
         for (image, rule) in [
             (image(|footer| footer[63] = 3), "type 3, but only fixed size"),

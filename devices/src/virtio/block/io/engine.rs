@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn write_to_the_page_cache_that_is_one_of_few_is_done_at_once() {
+    fn single_write_to_the_page_cache_runs_at_once() {
         let write = |are_few, alignment| is_done_at_once(tempfile().unwrap(), true, are_few, alignment);
         assert_ne!(write(true, 1), Some(false));
         assert_ne!(write(false, 1), Some(true));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn read_of_a_file_in_memory_that_is_one_of_few_is_done_at_once() {
+    fn single_read_from_tmpfs_runs_at_once() {
         let file = || File::from(memfd_create("image", MemfdFlags::CLOEXEC).unwrap());
         assert_ne!(is_done_at_once(file(), false, true, 1), Some(false));
         assert_ne!(is_done_at_once(file(), false, false, 1), Some(true));

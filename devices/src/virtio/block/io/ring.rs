@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ring_does_nothing_but_what_disks_need() {
+    fn ring_rejects_operations_that_disks_do_not_need() {
         let file = tempfile::tempfile().unwrap();
         let Ok(mut ring) = Ring::new(Arc::new(Image::made_up(file, 4096, 1, false)), 4) else {
             return eprintln!("not tested: the host does not allow io_uring");

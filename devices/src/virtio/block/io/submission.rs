@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_short_of_memory_is_asked_again_after_a_rest() {
+    fn kernel_without_memory_is_retried_after_a_sleep() {
         let mut kernel = Fake { errors: vec![libc::EAGAIN; 5], ..Fake::default() };
         make_room(&mut kernel);
         assert_eq!((kernel.calls, kernel.rests), (6, 5));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_that_waits_rests_where_the_kernel_takes_nothing() {
+    fn waiting_caller_sleeps_if_kernel_accepts_nothing() {
         let mut kernel = Fake { errors: vec![libc::EAGAIN, libc::EINTR], ..Fake::default() };
         submit(&mut kernel, 1).unwrap();
         assert_eq!((kernel.waits, kernel.rests), (vec![1, 1], 1));

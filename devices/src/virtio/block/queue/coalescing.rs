@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_adds_without_answers_is_told_of_many_at_a_time() {
+    fn deep_queue_gets_many_answers_per_interrupt() {
         let mut coalescing = Coalescing::default();
         let told = told(&mut coalescing, 64, 1000);
         let (first, rest) = told.split_at(16);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_waits_for_some_answers_is_told_when_it_waits() {
+    fn shallow_queue_is_notified_at_its_depth() {
         for depth in [1, 2, 3, 5] {
             let mut coalescing = Coalescing::default();
             let told = told(&mut coalescing, depth, 1000);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_gets_slower_is_told_of_many_at_a_time_again() {
+    fn slower_deep_queue_keeps_many_answers_per_interrupt() {
         for gap in [GAP * 3, GAP * 10, MOST] {
             let mut coalescing = Coalescing::default();
             told(&mut coalescing, 64, 1000);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_waiting_for_each_answer_is_tried_ever_less_often() {
+    fn trials_become_rare_for_a_driver_of_one_request() {
         let mut coalescing = Coalescing::default();
         let (mut turn, mut waits) = (0, Vec::new());
         while turn < 30_000 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_twice_what_requests_take_to_come_and_bounded() {
+    fn wait_is_twice_the_request_interval_and_bounded() {
         let mut coalescing = Coalescing { answers: 8, ..Coalescing::default() };
         assert_eq!((coalescing.begin(1), coalescing.longest()), (MOST, Duration::ZERO));
         coalescing.came(GAP);

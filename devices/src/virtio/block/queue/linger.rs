@@ -76,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn thread_sleeps_at_once_until_lingering_is_first_tried() {
+    fn thread_does_not_poll_before_the_first_trial() {
         assert_eq!(patience(&mut Linger::default(), 40, 64), [0; 64]);
     }
 
     #[test]
-    fn requests_that_come_soon_have_it_look_for_twice_that_time() {
+    fn polling_time_is_twice_the_request_interval() {
         let mut linger = Linger::default();
         patience(&mut linger, 40, 64);
         assert_eq!(patience(&mut linger, 40, 3), [200, 80, 80]);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn some_that_take_long_keep_it_from_nothing() {
+    fn occasional_slow_requests_do_not_stop_polling() {
         let mut linger = Linger::default();
         patience(&mut linger, 110, 100);
         for _ in 0..100 {

@@ -50,7 +50,7 @@ mod tests {
     use crate::scheduling::current_policy;
 
     #[test]
-    fn thread_is_a_batch_while_there_are_many_requests_at_a_time() {
+    fn thread_uses_batch_policy_while_requests_are_many() {
         let run = || {
             let mut preemption = Preemption::default();
             let mut after = |requests| {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_that_somebody_chose_stays() {
+    fn policy_chosen_by_the_user_stays() {
         let run = || {
             assert!(change_policy(Policy::Other, Policy::Batch));
             let mut preemption = Preemption::default();

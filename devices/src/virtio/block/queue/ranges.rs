@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_done_in_order_and_empty_ones_not_at_all() {
+    fn ranges_run_in_order_without_empty_ones() {
         let mut ranges = Ranges::new(Fate::Discarded, vec![(0, 512), (4096, 0), (1024, 1024)]);
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_PUNCH_HOLE, 0, 512)));
         ranges.ended(0).unwrap();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_written_where_the_host_cannot_do_it_by_itself() {
+    fn zeroes_are_written_if_fallocate_is_unsupported() {
         let mut ranges = Ranges::new(Fate::Zeroed { unmap: false }, vec![(512, 3 << 20)]);
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
         ranges.ended(-libc::EOPNOTSUPP).unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_the_host_is_one_of_the_request() {
+    fn host_error_fails_the_request() {
         let mut ranges = Ranges::new(Fate::Zeroed { unmap: true }, vec![(0, 512)]);
         assert_eq!(ranges.ended(-libc::EIO), Err(Failure::Host(libc::EIO)));
         ranges.ended(-libc::ENOSYS).unwrap();

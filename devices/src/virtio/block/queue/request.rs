@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_cut_where_it_is_wanted() {
+    fn range_of_parts_is_cut_at_both_ends() {
         let mut parts = Parts::default();
         for (address, len) in [(0x1000, 10), (0x2000, 0), (0x3000, 1), (0x4000, 20)] {
             parts.push(address, len);

@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn what_pays_lasts_and_ends_when_it_does_not_any_more() {
+    fn useful_measure_lasts_until_it_stops_helping() {
         let mut trial = Trial::default();
         assert_eq!(done(&mut trial, true, 1000), (SOON..1000).collect::<Vec<_>>());
         assert_eq!(done(&mut trial, false, SOON), (0..SURE).collect::<Vec<_>>());
     }
 
     #[test]
-    fn losses_between_gains_end_nothing() {
+    fn losses_between_gains_do_not_end_the_trial() {
         let mut trial = Trial::default();
         done(&mut trial, true, 100);
         for _ in 0..100 {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_less_and_less_often() {
+    fn useless_measure_is_tried_less_and_less_often() {
         let mut trial = Trial::default();
         let begins: Vec<u16> = done(&mut trial, false, 30_000).into_iter().step_by(usize::from(TRIAL)).collect();
         let pauses: Vec<u16> = begins.windows(2).map(|pair| pair[1] - pair[0] - TRIAL).collect();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn sign_that_it_may_pay_brings_the_next_trial_nearer() {
+    fn promising_sign_brings_the_next_trial_nearer() {
         let mut trial = Trial::default();
         done(&mut trial, false, 30_000);
         assert!(!trial.is_on() && trial.left > AT_A_SIGN);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_loss_ends_a_trial_at_once() {
+    fn expensive_loss_ends_a_trial_at_once() {
         let mut trial = Trial::default();
         done(&mut trial, true, SOON);
         assert!(trial.is_on());

@@ -51,7 +51,7 @@ fn request_out_of_range_fails_and_changes_nothing() {
 }
 
 #[test]
-fn request_that_is_not_known_is_told_so() {
+fn unknown_request_is_unsupported() {
     let mut disk = disk(RING);
     for of in [2, 3, 5, 10, 14, 15, 16, u32::MAX] {
         assert_eq!(disk.call(of, 0, &[(DATA, 512)]), status::UNSUPP, "{of}");
@@ -60,7 +60,7 @@ fn request_that_is_not_known_is_told_so() {
 }
 
 #[test]
-fn disk_that_is_read_only_is_not_written() {
+fn read_only_disk_rejects_writes() {
     for kind in kinds() {
         let mut disk = disk(Kind { read_only: true, ..kind });
         assert_eq!(disk.call(request::OUT, 0, &[(DATA, 512)]), status::IOERR);
@@ -73,7 +73,7 @@ fn disk_that_is_read_only_is_not_written() {
 }
 
 #[test]
-fn ranges_that_break_a_rule_are_refused() {
+fn invalid_ranges_are_rejected() {
     let mut disk = disk(RING);
     let past = [(0, 1, 0), (SECTORS, 1, 0)];
     for (of, ranges, code) in [
@@ -97,7 +97,7 @@ fn ranges_that_break_a_rule_are_refused() {
 }
 
 #[test]
-fn buffer_that_is_not_in_memory_fails_the_request() {
+fn buffer_outside_memory_fails_the_request() {
     for kind in kinds() {
         let mut disk = disk(kind);
         for address in [RAM as u64 - 256, 1 << 40, u64::MAX - OFFSET - 100] {
@@ -113,7 +113,7 @@ fn buffer_that_is_not_in_memory_fails_the_request() {
 }
 
 #[test]
-fn device_behind_the_iommu_writes_where_it_may_only() {
+fn disk_behind_the_iommu_respects_mapping_permissions() {
     for kind in kinds().filter(|kind| kind.translated) {
         let mut disk = disk(kind);
         disk.unmap(DATA, 0x2000);

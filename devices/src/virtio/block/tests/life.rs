@@ -93,7 +93,7 @@ fn device_is_reset_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
+fn resize_waits_for_requests_and_notifies_the_driver() {
     let (disk, writer, first) = reading(RING);
     let late = end_late(writer);
     // The image is a pipe and cannot be resized.
@@ -124,7 +124,7 @@ fn new_size_waits_for_what_is_under_way_and_the_driver_is_told() {
 }
 
 #[test]
-fn new_size_waits_for_what_a_reset_waits_for() {
+fn resize_waits_for_requests_during_a_reset() {
     let (disk, writer, first) = reading(RING);
     let function = disk.function.clone();
     let reset = thread::spawn(move || function.reset().unwrap());
@@ -152,7 +152,7 @@ fn unmap_cancels_kernel_io_to_its_range_and_leaves_the_rest() {
 }
 
 #[test]
-fn unmap_ends_what_a_failed_disk_has_under_way() {
+fn unmap_ends_requests_of_a_failed_disk() {
     let (mut disk, _writer) = slow(Kind { translated: true, ..RING });
     disk.add(0, request::IN, 0, &[(DATA, 512)]);
     disk.begun();
@@ -164,7 +164,7 @@ fn unmap_ends_what_a_failed_disk_has_under_way() {
 }
 
 #[test]
-fn restored_disk_goes_on_with_the_next_request() {
+fn restored_disk_continues_with_the_next_request() {
     for kind in kinds() {
         let kind = Kind { queues: 2, ..kind };
         let mut old = Harness::new(kind, file(&pattern(BYTES, 0)));
@@ -211,12 +211,12 @@ fn state_of_another_disk_is_refused() {
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+    fn device_with_corrupt_state_can_be_reset(changes in changes()) {
         Harness::silent(RING, file(&pattern(BYTES, 0)), BYTES as u64).survives(&saved(), changes);
     }
 
     #[test]
-    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
+    fn random_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x1200)) {
         crate::virtio::block::fuzzing::run(&bytes);
     }
 }

@@ -76,7 +76,7 @@ fn queues_share_the_limit_and_requests_pass_at_its_rate() {
 }
 
 #[test]
-fn all_kinds_of_requests_count_and_bytes_of_reads_and_writes() {
+fn bandwidth_limit_counts_all_request_types() {
     let limits = RateLimits { bandwidth: bucket(1024, Duration::from_secs(3600)), ops: None };
     let mut disk = Harness::new(Kind { limits: Some(limits), ..RING }, file(&pattern(BYTES, 0)));
     assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
@@ -133,7 +133,7 @@ fn pause_waits_for_few_large_requests_not_the_whole_queue() {
 }
 
 #[test]
-fn request_that_is_larger_than_any_driver_makes_fails() {
+fn oversized_request_fails() {
     for kind in [PLAIN, RING] {
         let mut disk = with_large_buffers(kind, MOST_MIB + 1);
         assert_eq!(disk.call(request::IN, 0, &[buffer(MOST_MIB * MIB)]), status::OK, "{kind:?}");

@@ -96,7 +96,7 @@ fn run(kind: Kind, steps: &[Step]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn disk_has_what_was_written_to_it(
+    fn disk_behaves_like_its_model(
         steps in prop::collection::vec(step(), 1..24),
         translated in any::<bool>(),
         copied in any::<bool>(),

@@ -23,7 +23,7 @@ const SIZE: u16 = 16;
 const DATA: u64 = 0x8000;
 
 #[test]
-fn driver_that_adds_while_the_disk_is_at_work_notifies_once() {
+fn busy_disk_needs_only_one_notification() {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap());
     let queue = BusyDriver::queue(SIZE);
     // A read of one sector.

@@ -221,7 +221,7 @@ proptest! {
 
     /// The image is either rejected or works, whatever its tables contain. Nothing panics.
     #[test]
-    fn image_that_was_spoiled_does_no_harm(
+    fn corrupt_qcow2_image_does_no_harm(
         changes in prop::collection::vec((0..16_384usize, any::<u8>()), 1..12),
         operations in prop::collection::vec(any::<u8>(), 0..64),
     ) {
@@ -242,7 +242,7 @@ proptest! {
 }
 
 #[test]
-fn images_behind_others_are_shown_locked_and_never_written() {
+fn backing_files_are_visible_locked_and_read_only() {
     let dir = tempfile::tempdir().unwrap();
     let [raw, middle, front] = ["raw.img", "middle.qcow2", "front.qcow2"].map(|name| dir.path().join(name));
     fs::write(&raw, pattern(BYTES, 1)).unwrap();
@@ -278,7 +278,7 @@ fn images_behind_others_are_shown_locked_and_never_written() {
 }
 
 #[test]
-fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
+fn backing_file_must_be_allowed_and_have_a_format() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::write(path("raw.img"), [0; 1024]).unwrap();
@@ -306,7 +306,7 @@ fn image_behind_another_has_to_be_allowed_and_to_have_a_format() {
 }
 
 #[test]
-fn disk_gets_another_size_and_nothing_behind_it_comes_to_light() {
+fn grown_qcow2_reads_zeroes_not_backing_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     fs::write(dir.path().join("behind.img"), pattern(BYTES, 1)).unwrap();
@@ -353,7 +353,7 @@ fn saved_disk_restores_from_its_image_in_another_process() {
 }
 
 #[test]
-fn write_that_the_host_cannot_do_fails_and_all_else_goes_on() {
+fn failed_host_write_fails_only_its_request() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     create(&path, BYTES as u64, 4096, None);
@@ -401,7 +401,7 @@ fn image_without_first_refcount_block_is_only_readable() {
 
 /// Each image's name says what is wrong with it.
 #[test]
-fn images_that_are_stored_do_no_harm_and_the_valid_ones_serve() {
+fn corpus_images_do_no_harm_and_valid_ones_work() {
     let corpus = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/qcow2"));
     let (mut valid, mut malformed) = (0, 0);
     for entry in fs::read_dir(corpus).unwrap() {

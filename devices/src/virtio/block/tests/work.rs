@@ -13,7 +13,7 @@ use crate::virtio::block::spec::{DEVICE_TYPE, feature, request, status};
 const IMAGE: usize = 1 << 20;
 
 #[test]
-fn reads_and_writes_reach_the_image_however_the_bytes_go() {
+fn reads_and_writes_reach_the_image_in_all_modes() {
     for kind in kinds() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         assert_eq!(disk.call(request::IN, 8, &[(DATA, 8192)]), status::OK, "{kind:?}");
@@ -34,7 +34,7 @@ fn reads_and_writes_reach_the_image_however_the_bytes_go() {
 }
 
 #[test]
-fn request_may_be_split_wherever_the_driver_likes() {
+fn request_may_be_split_into_any_buffers() {
     for kind in kinds() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         let offset = disk.offset();
@@ -80,7 +80,7 @@ fn request_may_be_split_wherever_the_driver_likes() {
 }
 
 #[test]
-fn configuration_says_what_the_disk_is() {
+fn configuration_describes_the_disk() {
     let kind = Kind { queues: 3, ..RING };
     let disk = Harness::new(kind, file(&[0; 12 << 10]));
     let mut id = [0; 4];
@@ -99,7 +99,7 @@ fn configuration_says_what_the_disk_is() {
 }
 
 #[test]
-fn disk_tells_its_name_as_far_as_there_is_room() {
+fn serial_number_is_truncated_to_the_buffer() {
     for kind in kinds() {
         let mut disk = Harness::new(kind, file(&[0; 512]));
         disk.fill(DATA, &[0xee; 64]);
@@ -114,7 +114,7 @@ fn disk_tells_its_name_as_far_as_there_is_room() {
 }
 
 #[test]
-fn many_requests_are_under_way_and_each_gets_its_own_bytes() {
+fn concurrent_reads_each_get_their_own_data() {
     for kind in kinds() {
         let whole = pattern(IMAGE, 0);
         let mut disk = Harness::new(Kind { queues: 2, ..kind }, file(&whole));
@@ -141,7 +141,7 @@ fn many_requests_are_under_way_and_each_gets_its_own_bytes() {
 }
 
 #[test]
-fn zeroes_are_written_and_what_is_discarded_costs_no_room() {
+fn write_zeroes_and_discard_change_only_their_ranges() {
     for kind in kinds() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(8, 9, 0)]), status::OK, "{kind:?}");
@@ -182,7 +182,7 @@ fn preallocated_disk_offers_no_discard_and_frees_no_blocks() {
 }
 
 #[test]
-fn driver_that_knows_no_flushes_is_served_too() {
+fn driver_without_flush_feature_is_served() {
     for kind in kinds() {
         let mut disk = Harness::new(Kind { without: NO_FLUSH, ..kind }, file(&[0; 4096]));
         disk.fill(DATA, &pattern(512, 1));

@@ -10,7 +10,7 @@ use crate::virtio::net::fuzzing;
 use crate::virtio::test_driver::{NEXT, WRITE};
 
 #[test]
-fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
+fn broken_rule_fails_the_device_until_reset() {
     for (queue, address, len, flags) in [
         (TRANSMIT, BUFFERS, 64, WRITE),
         (TRANSMIT, 1 << 40, 64, 0),
@@ -29,7 +29,7 @@ fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
 }
 
 #[test]
-fn ring_that_names_the_same_chain_again_and_again_ends() {
+fn looped_chain_fails_the_device() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     // Make the descriptors a loop.
@@ -42,7 +42,7 @@ fn ring_that_names_the_same_chain_again_and_again_ends() {
 }
 
 #[test]
-fn index_that_is_further_than_the_queue_is_long_is_refused() {
+fn available_index_beyond_queue_size_fails_the_device() {
     for queue in [RECEIVE, TRANSMIT] {
         let mut harness = Harness::new(1, false);
         harness.start(true);
@@ -57,7 +57,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_bytes_in_any_queue_are_lived_through(bytes in prop::collection::vec(any::<u8>(), 0..0x2000)) {
+    fn random_bytes_in_any_queue_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x2000)) {
         fuzzing::run(&bytes);
     }
 }

@@ -9,7 +9,7 @@ use crate::virtio::test_driver::{WRITE, wait_until};
 use crate::virtio::test_support::{SOON, set_bus_master};
 
 #[test]
-fn packet_of_the_host_reaches_the_guest_with_its_header() {
+fn host_packet_reaches_the_guest_with_a_header() {
     for (merges, translated) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut harness = Harness::new(1, translated);
         harness.check_id(DEVICE_TYPE);
@@ -28,7 +28,7 @@ fn packet_of_the_host_reaches_the_guest_with_its_header() {
 }
 
 #[test]
-fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
+fn no_packet_moves_while_bus_mastering_is_off() {
     for translated in [false, true] {
         let mut harness = Harness::new(1, translated);
         harness.start(true);
@@ -52,7 +52,7 @@ fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn large_packet_comes_in_several_buffers() {
+fn large_packet_is_spread_over_several_buffers() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     for index in 0..4 {
@@ -73,7 +73,7 @@ fn large_packet_comes_in_several_buffers() {
 }
 
 #[test]
-fn packet_waits_for_room_and_none_of_those_behind_it_is_lost() {
+fn packet_waits_for_room_and_later_ones_are_kept() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     harness.add(RECEIVE, &[(BUFFERS, 512, WRITE)]);
@@ -125,7 +125,7 @@ fn packet_too_large_for_receive_buffers_is_counted_as_dropped() {
 }
 
 #[test]
-fn packets_of_the_guest_reach_the_host_as_they_are() {
+fn guest_packets_reach_the_host_unchanged() {
     for translated in [false, true] {
         let mut harness = Harness::new(1, translated);
         harness.start(true);
@@ -142,7 +142,7 @@ fn packets_of_the_guest_reach_the_host_as_they_are() {
 }
 
 #[test]
-fn what_is_no_packet_goes_nowhere_and_comes_back_to_the_driver() {
+fn invalid_packet_is_dropped_and_returned_to_driver() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     for buffers in
@@ -158,7 +158,7 @@ fn what_is_no_packet_goes_nowhere_and_comes_back_to_the_driver() {
 }
 
 #[test]
-fn interface_that_is_gone_is_counted_and_the_device_stays() {
+fn closed_interface_drops_packets_and_device_survives() {
     let mut harness = Harness::new(1, false);
     harness.start(true);
     harness.host.clear();

@@ -32,7 +32,7 @@ fn control(harness: &mut Harness, queue: u16, command: &[u8]) -> u8 {
 }
 
 #[test]
-fn configuration_says_address_pairs_and_mtu() {
+fn configuration_has_mac_pairs_and_mtu() {
     let harness = Harness::new(2, false);
     let mut config = [0; CONFIG_BYTES];
     harness.device.read_config(0, &mut config);
@@ -100,7 +100,7 @@ fn control_queue_without_mq_is_the_third() {
 }
 
 #[test]
-fn queues_of_no_driver_do_no_harm() {
+fn unexpected_queues_do_no_harm() {
     let mut harness = Harness::new(2, false);
     harness.set_up(MAC | CTRL_VQ, 0..5);
     harness.function.pause();

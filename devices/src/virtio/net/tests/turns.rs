@@ -64,7 +64,7 @@ fn packets(host: &UnixDatagram) -> usize {
 }
 
 #[test]
-fn driver_that_sends_while_the_device_is_at_work_notifies_once() {
+fn busy_transmit_queue_needs_only_one_notification() {
     let (mut pair, driver, _host) = pair(TRANSMIT, SIZE + 2);
     (0..SIZE).for_each(|_| driver.add());
     // The driver is notified after each turn of 64 packets, and adds one packet after each of the first two turns. The host reads no
@@ -76,7 +76,7 @@ fn driver_that_sends_while_the_device_is_at_work_notifies_once() {
 }
 
 #[test]
-fn packets_that_are_sent_together_cost_one_interrupt() {
+fn packets_sent_together_cost_one_interrupt() {
     let (mut pair, driver, host) = pair(TRANSMIT, 0);
     // As many packets as a socket holds by default (net.unix.max_dgram_qlen).
     (0..8).for_each(|_| driver.add());
@@ -85,7 +85,7 @@ fn packets_that_are_sent_together_cost_one_interrupt() {
 }
 
 #[test]
-fn packets_that_came_together_cost_one_interrupt() {
+fn packets_received_together_cost_one_interrupt() {
     let (mut pair, driver, host) = pair(RECEIVE, 0);
     (0..100).for_each(|_| driver.add());
     for _ in 0..8 {

@@ -19,7 +19,7 @@ use crate::virtio::vsock::spec::{DEVICE_TYPE, op, queue, shutdown};
 
 const PORTS: Ports = Ports { guest: 1025, host: 52 };
 #[test]
-fn driver_finds_the_device_and_the_guests_cid() {
+fn driver_finds_device_and_cid() {
     let harness = Harness::new(false);
     harness.check_id(DEVICE_TYPE);
     assert_eq!(u64::from_le_bytes(harness.config(0)), CID);
@@ -28,7 +28,7 @@ fn driver_finds_the_device_and_the_guests_cid() {
 }
 
 #[test]
-fn bytes_go_both_ways_beside_and_behind_the_iommu() {
+fn data_moves_both_ways_with_and_without_iommu() {
     for translated in [false, true] {
         let mut harness = Harness::started(translated);
         harness.give_all();
@@ -73,7 +73,7 @@ fn guest_reaches_programs_of_the_host() {
 }
 
 #[test]
-fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
+fn no_packet_moves_while_bus_mastering_is_off() {
     for translated in [false, true] {
         let mut harness = Harness::started(translated);
         harness.give_all();
@@ -95,7 +95,7 @@ fn no_packet_comes_or_goes_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn packets_wait_for_buffers() {
+fn packets_wait_for_receive_buffers() {
     let mut harness = Harness::started(false);
     let mut client = harness.client(3);
     client.write_all(b"x").unwrap();
@@ -106,7 +106,7 @@ fn packets_wait_for_buffers() {
 }
 
 #[test]
-fn guest_that_gives_no_buffers_is_not_served_without_end() {
+fn packets_wait_when_too_many_resets_are_pending() {
     let mut harness = Harness::started(false);
     // The device answers each packet with a reset.
     for _ in 0..256 {
@@ -132,7 +132,7 @@ fn doorbells_of_all_queues_are_connected() {
 }
 
 #[test]
-fn driver_that_breaks_a_rule_is_told_to_reset_and_can() {
+fn broken_rule_fails_the_device_until_reset() {
     let header = Header { len: 100, ..Guest::header(PORTS, op::RW) }.encode();
     let bad: [(u16, &[Part]); 11] = [
         (queue::TX, &[(0x8_0000, 43, 0)]),
@@ -178,7 +178,7 @@ fn access_that_is_not_mapped_is_reported() {
 }
 
 #[test]
-fn reset_ends_connections_and_the_next_driver_gets_new_ones() {
+fn reset_ends_connections_and_new_driver_gets_clients() {
     let mut harness = Harness::started(false);
     harness.give_all();
     let (_, mut client) = harness.connected(1);
@@ -195,7 +195,7 @@ fn reset_ends_connections_and_the_next_driver_gets_new_ones() {
 }
 
 #[test]
-fn paused_device_carries_nothing_and_goes_on_afterwards() {
+fn paused_device_moves_no_data_until_resumed() {
     let mut harness = Harness::started(false);
     harness.give_all();
     let (ports, mut client) = harness.connected(1);
@@ -258,7 +258,7 @@ fn restored_guest_without_event_queue_gets_new_connections() {
 }
 
 #[test]
-fn state_of_something_else_is_refused() {
+fn foreign_state_is_rejected() {
     let mut old = Harness::started(false);
     old.give_all();
     old.function.pause();
@@ -275,7 +275,7 @@ fn state_of_something_else_is_refused() {
 
 proptest! {
     #[test]
-    fn device_of_a_spoiled_state_can_be_reset(changes in changes()) {
+    fn device_with_corrupt_state_can_be_reset(changes in changes()) {
         let mut old = Harness::started(false);
         (0..CHAINS).for_each(|_| old.give());
         old.function.pause();

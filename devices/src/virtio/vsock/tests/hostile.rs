@@ -46,7 +46,7 @@ fn wrong_type_or_dst_cid_is_reset_and_wrong_source_ignored() {
 }
 
 #[test]
-fn connection_is_reset_for_what_the_guest_may_not_do() {
+fn forbidden_guest_packet_resets_the_connection() {
     let too_much = u32::try_from(BUF_ALLOC).unwrap() + 1;
     let packet = |op| Guest::header(PORTS, op);
     for (number, bad) in [
@@ -71,7 +71,7 @@ fn connection_is_reset_for_what_the_guest_may_not_do() {
 }
 
 #[test]
-fn guest_that_sends_after_it_said_that_it_would_not_is_reset() {
+fn data_after_send_shutdown_is_reset() {
     let mut guest = Guest::new();
     let _served = guest.of_guest(PORTS);
     guest.shut(PORTS, shutdown::SEND | 0xffff_fff0);
@@ -80,7 +80,7 @@ fn guest_that_sends_after_it_said_that_it_would_not_is_reset() {
 }
 
 #[test]
-fn guest_that_answers_before_it_was_asked_is_reset() {
+fn response_without_request_is_reset() {
     let mut guest = Guest::new();
     let mut client = guest.client(5);
     guest.turn();
@@ -91,7 +91,7 @@ fn guest_that_answers_before_it_was_asked_is_reset() {
 }
 
 #[test]
-fn guest_that_sends_more_than_it_was_given_room_for_is_reset() {
+fn data_beyond_the_credit_is_reset() {
     let mut guest = Guest::new();
     let _served = guest.of_guest(PORTS);
     let part = vec![0; 64 << 10];
@@ -104,7 +104,7 @@ fn guest_that_sends_more_than_it_was_given_room_for_is_reset() {
 }
 
 #[test]
-fn connections_of_the_guest_are_bounded() {
+fn number_of_connections_is_bounded() {
     let mut guest = Guest::new();
     let server = guest.serve(52);
     let mut kept = Vec::new();
@@ -152,7 +152,7 @@ fn flood_of_requests_and_resets_takes_no_memory() {
 }
 
 #[test]
-fn clients_that_say_nothing_keep_nobody_out() {
+fn silent_clients_do_not_block_other_clients() {
     let mut guest = Guest::new();
     let mut silent = Vec::new();
     for _ in 0..MOST_CLIENTS + 5 {
@@ -164,7 +164,7 @@ fn clients_that_say_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn client_that_says_something_else_is_let_go() {
+fn client_with_invalid_first_line_is_closed() {
     for words in ["GET / HTTP/1.1\n", "CONNECT\n", "CONNECT 99999999999\n", "a line that does not end, and is too long"]
     {
         let mut guest = Guest::new();
@@ -179,7 +179,7 @@ fn client_that_says_something_else_is_let_go() {
 }
 
 #[test]
-fn client_that_does_not_wait_for_the_guest_is_taken_back() {
+fn client_that_leaves_early_is_reset_on_the_guest() {
     let mut guest = Guest::new();
     drop(guest.client(4));
     assert!(guest.next().is_none(), "the guest was not sent a request yet");
@@ -217,7 +217,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #[test]
-    fn no_order_of_acts_does_harm(acts in prop::collection::vec(act(), 1..200)) {
+    fn random_sequence_of_actions_does_no_harm(acts in prop::collection::vec(act(), 1..200)) {
         let mut guest = Guest::new();
         let servers = [guest.serve(0), guest.serve(1)];
         servers.iter().for_each(|server| server.set_nonblocking(true).unwrap());
@@ -260,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn any_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x3000)) {
+    fn random_rings_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..0x3000)) {
         crate::virtio::vsock::fuzzing::run(&bytes);
     }
 }

@@ -16,7 +16,7 @@ use crate::virtio::vsock::spec::{op, shutdown};
 const PORTS: Ports = Ports { guest: 1025, host: 52 };
 
 #[test]
-fn client_of_the_host_is_connected_when_the_guest_takes_it() {
+fn host_client_is_connected_after_guest_accepts() {
     let mut guest = Guest::new();
     let (ports, mut client) = guest.of_host(1024);
     assert!(ports.host >= 1 << 30);
@@ -32,7 +32,7 @@ fn client_of_the_host_is_connected_when_the_guest_takes_it() {
 }
 
 #[test]
-fn bytes_that_a_client_sends_before_it_is_answered_are_not_lost() {
+fn client_data_before_the_response_is_kept() {
     let mut guest = Guest::new();
     let mut client = guest.client(7);
     client.write_all(b"early").unwrap();
@@ -43,7 +43,7 @@ fn bytes_that_a_client_sends_before_it_is_answered_are_not_lost() {
 }
 
 #[test]
-fn line_of_a_client_is_taken_when_it_is_whole_however_it_comes() {
+fn client_line_is_handled_once_complete() {
     let mut guest = Guest::new();
     let mut slow = UnixStream::connect(guest.path()).unwrap();
     for byte in b"CONNECT 1024" {
@@ -60,7 +60,7 @@ fn line_of_a_client_is_taken_when_it_is_whole_however_it_comes() {
 }
 
 #[test]
-fn client_whom_the_guest_refuses_is_let_go() {
+fn client_refused_by_the_guest_is_closed() {
     let mut guest = Guest::new();
     let mut client = guest.client(7);
     let request = guest.expect(op::REQUEST);
@@ -70,7 +70,7 @@ fn client_whom_the_guest_refuses_is_let_go() {
 }
 
 #[test]
-fn guest_is_connected_with_the_program_that_serves_the_port() {
+fn guest_connects_to_the_ports_server() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
     guest.write(PORTS, b"from the guest");
@@ -82,7 +82,7 @@ fn guest_is_connected_with_the_program_that_serves_the_port() {
 }
 
 #[test]
-fn port_that_nobody_serves_is_refused() {
+fn unserved_port_is_refused() {
     let mut guest = Guest::new();
     guest.say(PORTS, op::REQUEST);
     let reset = guest.expect(op::RST);
@@ -91,7 +91,7 @@ fn port_that_nobody_serves_is_refused() {
 }
 
 #[test]
-fn no_more_goes_to_the_guest_than_it_has_room_for() {
+fn data_to_the_guest_stays_within_its_credit() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
     served.set_nonblocking(true).unwrap();
@@ -168,7 +168,7 @@ fn unread_bytes_are_kept_within_the_advertised_credit() {
 }
 
 #[test]
-fn guest_that_asks_for_room_is_told() {
+fn credit_request_is_answered() {
     let mut guest = Guest::new();
     let _served = guest.of_guest(PORTS);
     guest.write(PORTS, b"12345");
@@ -209,7 +209,7 @@ fn each_side_may_stop_sending_and_still_receive() {
 }
 
 #[test]
-fn guest_that_takes_no_more_has_the_program_find_out() {
+fn guest_receive_shutdown_reaches_the_host_program() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
     guest.shut(PORTS, shutdown::RECEIVE);
@@ -221,7 +221,7 @@ fn guest_that_takes_no_more_has_the_program_find_out() {
 }
 
 #[test]
-fn program_that_takes_no_more_has_the_guest_find_out() {
+fn host_receive_shutdown_reaches_the_guest() {
     let mut guest = Guest::new();
     let served = guest.of_guest(PORTS);
     served.shutdown(Shutdown::Read).unwrap();
@@ -234,7 +234,7 @@ fn program_that_takes_no_more_has_the_guest_find_out() {
 }
 
 #[test]
-fn bytes_of_a_guest_that_has_closed_still_arrive() {
+fn data_sent_before_the_guest_closed_arrives() {
     let mut guest = Guest::new();
     let mut served = guest.of_guest(PORTS);
     let part = vec![1; 60_000];
@@ -259,7 +259,7 @@ fn bytes_of_a_guest_that_has_closed_still_arrive() {
 }
 
 #[test]
-fn connection_that_the_host_closed_ends_with_the_guests_answer() {
+fn host_closed_connection_ends_after_guest_answer() {
     for answer in [op::RST, op::SHUTDOWN] {
         let mut guest = Guest::new();
         let served = guest.of_guest(PORTS);
@@ -281,7 +281,7 @@ fn connection_that_the_host_closed_ends_with_the_guests_answer() {
 }
 
 #[test]
-fn connections_get_their_turns() {
+fn connections_send_in_turns() {
     let mut guest = Guest::new();
     let (first, mut one) = guest.of_host(1);
     let (second, mut two) = guest.of_host(2);
