@@ -42,9 +42,9 @@ pub struct BalloonParams {
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Registers the queue notifications with the platform.
+    /// Platform interface that registers queue notifications.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Is notified when the device is activated, fails or is reset.
+    /// Observer of activation, failure and reset of the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

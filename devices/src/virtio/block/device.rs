@@ -61,7 +61,7 @@ impl VirtioBlock {
     /// Changes the disk's size and notifies the driver. First, requests that are under way complete. New requests wait for the resize.
     ///
     /// # Errors
-    /// Why the size stays unchanged.
+    /// The reason why the size stays unchanged.
     pub fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.queues.while_paused(|| self.disk.image.resize(bytes))?;
         if let Some(driver) = self.queues.driver() {

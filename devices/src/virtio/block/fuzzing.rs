@@ -34,9 +34,9 @@ const IMAGE: u64 = 64 << 10;
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
-    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
-    file.set_len(IMAGE).expect("enough memory");
-    let content = file.try_clone().expect("a descriptor");
+    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a file descriptor is free"));
+    file.set_len(IMAGE).expect("there is enough memory");
+    let content = file.try_clone().expect("a file descriptor is free");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
     // A small limit that refills soon, so that requests are held back for a short time only.
@@ -54,8 +54,8 @@ pub fn run(bytes: &[u8]) {
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let driver = guest.driver(if is(4) { u64::MAX } else { 0 });
     let queue = guest.queue(0, is(0));
-    let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
-    let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+    let doorbell = EventFd::new(EFD_NONBLOCK).expect("a file descriptor is free");
+    let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a file descriptor is free");
     requests.begin();
     guest.feed(bytes, |_, orders| _ = requests.run(orders));
     requests.settle();
@@ -74,8 +74,8 @@ pub fn image(bytes: &[u8]) {
 pub(super) fn opens(bytes: &[u8]) -> bool {
     let Some((count, bytes)) = bytes.split_first() else { return false };
     let (steps, content) = bytes.split_at(usize::from(*count).min(bytes.len()));
-    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a descriptor"));
-    file.write_all_at(content, 0).expect("enough memory");
+    let file = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).expect("a file descriptor is free"));
+    file.write_all_at(content, 0).expect("there is enough memory");
     let read_only = count & 1 != 0;
     let options = ImageOptions { read_only, format: ImageFormat::Qcow2, ..ImageOptions::default() };
     let Ok(image) = Image::of_file(file, false, Path::new("image"), options) else { return false };

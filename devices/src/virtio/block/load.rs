@@ -79,8 +79,9 @@ impl ReadLoad {
         let bytes = u64::from(BYTES) * u64::from(MOST);
         // Do not use a file in memory (tmpfs): Linux 6.18 hands reads of such files to kernel threads.
         let (flags, mode) = (OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-        let file = File::from(open(temp_dir(), flags, mode).expect("an unnamed file"));
-        file.write_all_at(&vec![7; bytes.try_into().expect("a few bytes")], 0).expect("enough disk space");
+        let file = File::from(open(temp_dir(), flags, mode).expect("an unnamed file can be created"));
+        file.write_all_at(&vec![7; bytes.try_into().expect("the length fits into usize")], 0)
+            .expect("there is enough disk space");
         let disk = Disk {
             id: "disk".into(),
             image: Arc::new(Image::made_up(file, bytes, 1, false)),
@@ -92,10 +93,17 @@ impl ReadLoad {
         };
         let requests = Arc::new(LastRequests::new("load", 1, 1));
         let driver = Driver { requests, ..silent_driver(&ram, 0) };
-        let doorbell = EventFd::new(EFD_NONBLOCK).expect("a descriptor");
-        let mut requests = Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a descriptor");
+        let doorbell = EventFd::new(EFD_NONBLOCK).expect("a file descriptor is free");
+        let mut requests =
+            Requests::new(0, queue, driver, Arc::new(disk), &doorbell).expect("a file descriptor is free");
         requests.begin();
-        Self { ram, requests, orders: Orders::none().expect("a descriptor"), added: 0, _doorbell: doorbell }
+        Self {
+            ram,
+            requests,
+            orders: Orders::none().expect("a file descriptor is free"),
+            added: 0,
+            _doorbell: doorbell,
+        }
     }
 
     /// The driver adds `reads` reads (at most 64), and the disk serves them. Returns the CPU time of this thread.

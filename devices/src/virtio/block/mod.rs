@@ -57,7 +57,7 @@ pub struct BlockParams {
     pub queues: u16,
     /// Size of each queue: a power of two, at least 4.
     pub queue_size: u16,
-    /// How the device does its I/O.
+    /// I/O method.
     pub mode: IoMode,
     /// Rate limit. Several disks can share a limiter.
     pub limiter: Option<Arc<RateLimiter>>,
@@ -67,9 +67,9 @@ pub struct BlockParams {
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Registers the queue notifications with the platform.
+    /// Platform interface that registers queue notifications.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Is notified when the device is activated, fails or is reset.
+    /// Observer of activation, failure and reset of the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

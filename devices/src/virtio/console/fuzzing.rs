@@ -20,7 +20,7 @@ use crate::worker::Task;
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let guest = ByteDriver::new(Layout::queues(0x1_0000, 0x1000));
-    let console = VirtioConsole::new("fuzz", Box::new(io::sink())).expect("a descriptor");
+    let console = VirtioConsole::new("fuzz", Box::new(io::sink())).expect("a file descriptor is free");
     let mut traffic = TableTask::new(console.traffic(), guest.driver(feature::SIZE), QUEUES);
     guest.start_queues(&mut traffic, QUEUES, first & 1 != 0);
     let mut typed = 0;

@@ -34,7 +34,7 @@ pub(in crate::virtio) trait Pairs: Send + Sync {
     /// Makes the backend use the first `pairs` pairs of queues.
     ///
     /// # Errors
-    /// Why the number of used pairs stays unchanged.
+    /// The reason why the number of used pairs stays unchanged.
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }
 

@@ -41,9 +41,9 @@ pub fn run(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let guest = ByteDriver::new(Layout::ONE_QUEUE);
     let queue = guest.queue(0, first & 1 != 0);
-    let (ours, host) = UnixDatagram::pair().expect("two descriptors");
+    let (ours, host) = UnixDatagram::pair().expect("two file descriptors are free");
     for socket in [&ours, &host] {
-        socket.set_nonblocking(true).expect("a socket");
+        socket.set_nonblocking(true).expect("the socket is open");
     }
     let carrier = Box::new(Socket(File::from(OwnedFd::from(ours))));
     // A small limit that refills soon, so that packets are held back for a short time only.

@@ -45,15 +45,15 @@ pub struct PmemParams {
     pub size: u64,
     /// True if the guest's writes do not reach the file, and are lost when the device is removed.
     pub discard_writes: bool,
-    /// Registers the memory with KVM.
+    /// Platform interface that registers the memory as a slot.
     pub slots: Arc<dyn MemorySlots>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Registers the queue notifications with the platform.
+    /// Platform interface that registers queue notifications.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Is notified when the device is activated, fails or is reset.
+    /// Observer of activation, failure and reset of the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 

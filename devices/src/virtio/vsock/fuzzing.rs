@@ -26,15 +26,15 @@ pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let is = |bit: u8| first & 1 << bit != 0;
     let dir = Directory::new();
-    let listener = Listener::bind(&dir.0.join("s")).expect("a new directory");
-    let server = UnixListener::bind(dir.0.join(format!("s_{SERVED}"))).expect("a new directory");
-    server.set_nonblocking(true).expect("a socket");
+    let listener = Listener::bind(&dir.0.join("s")).expect("the directory is new");
+    let server = UnixListener::bind(dir.0.join(format!("s_{SERVED}"))).expect("the directory is new");
+    server.set_nonblocking(true).expect("the socket is open");
     let mut client = UnixStream::connect(dir.0.join("s")).expect("the device listens");
     // The guest may name this small port by mistake.
     std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("the socket has room");
     let guest = ByteDriver::new(Layout::queues(0x2_0000, 0x3000));
     let ends = Ends { cid: 3, listener, connections: 8, counts: Counts::default() };
-    let traffic = Traffic::new(Arc::new(ends), is(0)).expect("a descriptor");
+    let traffic = Traffic::new(Arc::new(ends), is(0)).expect("a file descriptor is free");
     let mut traffic = TableTask::new(traffic, guest.driver(0), QUEUES);
     guest.start_queues(&mut traffic, QUEUES, is(1));
     let mut accepted = Vec::new();
@@ -56,7 +56,7 @@ impl Directory {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("carom-vsock-{}-{number}", std::process::id()));
-        std::fs::create_dir(&path).expect("a place for temporary files");
+        std::fs::create_dir(&path).expect("the directory for temporary files is writable");
         Self(path)
     }
 }

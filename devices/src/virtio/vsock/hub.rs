@@ -28,7 +28,8 @@ use crate::throttle::Throttle;
 pub const MOST_CONNECTIONS: usize = 1024;
 /// Maximum clients that have not sent their first line. When more clients connect, the oldest ones are closed.
 pub const MOST_CLIENTS: usize = 128;
-/// Maximum resets that wait for buffers of the guest, equal to the queue size. Above this limit, no new packets and clients are accepted.
+/// Maximum resets that wait for buffers of the guest, equal to the queue size. At this limit, the device accepts no further packets and
+/// clients.
 const MOST_RESETS: usize = 256;
 /// Maximum clients that are accepted at a time.
 const ACCEPTS: usize = 32;

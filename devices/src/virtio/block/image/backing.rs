@@ -25,7 +25,7 @@ pub(super) fn path(path: &Path, name: &str) -> PathBuf {
 /// Opens and locks a backing file. `format` is the format that the image in front of it states.
 ///
 /// # Errors
-/// Why the file cannot be used.
+/// The reason why the file cannot be used.
 pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Backing, ImageError> {
     let is_qcow2 = match format {
         Some("raw" | "file" | "host_device") => false,

@@ -34,7 +34,7 @@ impl Buffer {
     /// Returns the bytes. Nothing else may access the memory meanwhile, so no kernel I/O to the buffer may be under way.
     pub(in crate::virtio::block) fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.0.len() * PAGE;
-        // SAFETY: Every bit pattern of a page is valid bytes, and the pages follow each other without a gap.
+        // SAFETY: A page consists of initialised bytes without padding, and the pages follow each other without a gap.
         unsafe { std::slice::from_raw_parts_mut(self.address(), len) }
     }
 }

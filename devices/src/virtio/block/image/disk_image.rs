@@ -84,7 +84,7 @@ impl Image {
     /// Opens an image and locks it. A read-only image shares its lock with other readers.
     ///
     /// # Errors
-    /// Why the image cannot be used.
+    /// The reason why the image cannot be used.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         let (file, device) = host_file::open(path, options.read_only)?;
         Self::of_file(file, device, path, options)
@@ -93,7 +93,7 @@ impl Image {
     /// Creates the image from `file`. `device` is true for a block device. Paths of backing files are relative to `path`.
     ///
     /// # Errors
-    /// Why the image cannot be used.
+    /// The reason why the image cannot be used.
     pub(in crate::virtio::block) fn of_file(
         file: File,
         device: bool,
@@ -205,7 +205,7 @@ impl Image {
     /// No write may be under way: a write beyond the new end would make the file grow again.
     ///
     /// # Errors
-    /// Why the size stays unchanged.
+    /// The reason why the size stays unchanged.
     pub(in crate::virtio::block) fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let block = self.block;
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
@@ -470,9 +470,7 @@ mod tests {
         let disk = Image::open(file.path(), READ).unwrap();
         let refused = disk.resize(2048).unwrap_err().to_string();
         assert!(
-            refused.starts_with(
-                "cannot change the size to 2048 bytes, because the image has 1024 bytes: the image is read-only"
-            ),
+            refused.starts_with("cannot change the size from 1024 to 2048 bytes: the image is read-only"),
             "{refused}"
         );
         file.as_file().set_len(2048 + 100).unwrap();

@@ -85,7 +85,7 @@ pub enum ResizeError {
         block: u32,
     },
     /// Carom cannot change the size of the image.
-    #[error("cannot change the size to {bytes} bytes, because the image has {has} bytes: {why}")]
+    #[error("cannot change the size from {has} to {bytes} bytes: {why}")]
     Fixed {
         /// Requested size in bytes.
         bytes: u64,

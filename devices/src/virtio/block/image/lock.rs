@@ -153,8 +153,8 @@ fn reader_mark() -> i64 {
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: All of its fields are numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = i16::try_from(kind).expect("a small number");
-    lock.l_whence = i16::try_from(libc::SEEK_SET).expect("a small number");
+    lock.l_type = i16::try_from(kind).expect("the constant is small");
+    lock.l_whence = i16::try_from(libc::SEEK_SET).expect("the constant is small");
     (lock.l_start, lock.l_len) = (start, len);
     lock
 }

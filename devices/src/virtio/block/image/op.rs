@@ -2,7 +2,7 @@
 
 //! Operations on an image.
 
-/// An operation on an image. Places and lengths are in bytes.
+/// Operation on an image. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::virtio::block) enum Op {
     /// Reads into the buffers.

@@ -65,7 +65,7 @@ impl Qcow2Image {
     /// Opens the image in `file`, which is already locked. Opens and locks its backing files. Their paths are relative to `path`.
     ///
     /// # Errors
-    /// Why the image cannot be used.
+    /// The reason why the image cannot be used.
     pub(super) fn open(file: &File, path: &Path, options: ChainOptions) -> Result<Self, ImageError> {
         let Header { cluster, l1 } = qcow2_header::check(file, options.writable)?;
         let l1 = Arc::new(Mutex::new(L1Table::at(l1)));

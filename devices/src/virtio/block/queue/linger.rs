@@ -6,7 +6,7 @@
 //! has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread looks for as long as requests
 //! usually take to arrive. If most requests take longer than polling is worth, the thread does not look at all.
 //!
-//! A sleeping thread cannot measure when a request arrived, only when it was woken. Therefore it sometimes tries polling again.
+//! A sleeping thread cannot measure when a request arrived, only when it was woken. Therefore the thread sometimes tries polling again.
 
 use std::time::{Duration, Instant};
 
