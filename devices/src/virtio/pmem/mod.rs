@@ -63,7 +63,7 @@ pub enum PmemError {
     /// The file cannot be mapped.
     #[error("cannot map the file: {0}")]
     Map(#[source] io::Error),
-    /// It could not be put on PCI.
+    /// The PCI function cannot be created.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

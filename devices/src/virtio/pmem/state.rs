@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Kind and version.
 pub(super) const STATE: (&str, u32) = ("pmem", 1);
 
-/// Saved device state. The transport saves the registers and the queue. The device must be restored with a file of at least this size.
+/// Saved device state. The transport saves the registers and the queue. The device must be restored with the same size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PmemState {

@@ -82,7 +82,7 @@ mod tests {
     impl Kernel for Fake {
         fn enter(&mut self, wanted: usize) -> io::Result<usize> {
             self.calls += 1;
-            assert!(self.calls < 100, "it spins");
+            assert!(self.calls < 100, "the caller calls the kernel without end");
             self.waits.push(wanted);
             match self.errors.pop() {
                 Some(error) => Err(io::Error::from_raw_os_error(error)),

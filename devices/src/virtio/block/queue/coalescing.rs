@@ -4,9 +4,9 @@
 //!
 //! A driver with many requests under way adds further requests whether it has received answers or not. Each interrupt in between costs an
 //! exit, and so does each notification of a device that sleeps meanwhile. Therefore the thread looks for further requests before it
-//! notifies the driver of finished ones. It stops at a target number of answers: the number up to which requests kept arriving before. A
-//! driver that waits for its answers adds no requests, so its target becomes small and it is notified at once. The thread sometimes tries a
-//! larger target, but less and less often while the additional requests do not arrive.
+//! notifies the driver of finished ones. It stops at a target number of answers, which earlier turns reached before requests stopped
+//! arriving. A driver that waits for its answers adds no requests, so its target becomes small and it is notified at once. The thread
+//! sometimes tries a larger target, but less and less often while the additional requests do not arrive.
 
 use std::time::Duration;
 
