@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a host device could not be passed through, and what the user can do about it.
+//! Reasons why a host device cannot be passed through, with a remedy where the user has one.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 use vfio_ioctls::VfioError;
 
-/// A function of the host and the driver that holds it.
+/// Host function and the driver that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Address of the function, such as `0000:00:05.0`.
@@ -26,7 +26,7 @@ impl fmt::Display for Holder {
 
 fn list(holders: &[Holder]) -> String {
     if holders.is_empty() {
-        return "functions that drivers of the host hold".to_string();
+        return "functions that host drivers hold".to_string();
     }
     holders.iter().map(Holder::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -35,29 +35,29 @@ fn held_by(driver: &Option<String>) -> String {
     driver.as_ref().map_or_else(|| "bound to no driver".to_string(), |name| format!("bound to driver {name}"))
 }
 
-/// Why a host device could not be passed through.
+/// Reason why a host device cannot be passed through.
 #[derive(Debug, Error)]
 pub enum VfioPciError {
-    /// The path leads nowhere.
+    /// The path does not exist.
     #[error("{}: {source}; give the sysfs path of a PCI function, such as /sys/bus/pci/devices/0000:00:05.0", path.display())]
     NoSuchDevice {
         /// The path given.
         path: PathBuf,
-        /// What the host said.
+        /// Error of the host.
         source: io::Error,
     },
-    /// The path leads to something else.
-    #[error("{} is no PCI function; give the sysfs path of one, such as /sys/bus/pci/devices/0000:00:05.0", path.display())]
+    /// The path does not name a PCI function.
+    #[error("{} is not a PCI function; give the sysfs path of a PCI function, such as /sys/bus/pci/devices/0000:00:05.0", path.display())]
     NotPci {
         /// The path given.
         path: PathBuf,
     },
-    /// No vfio-user server listens.
+    /// No vfio-user server listens on the socket.
     #[error("{}: {source}; start the vfio-user server first, and give the socket that it listens on", path.display())]
     NoServer {
         /// The socket.
         path: PathBuf,
-        /// What the host said.
+        /// Error of the host.
         source: io::Error,
     },
     /// The function is a bridge.
@@ -70,7 +70,7 @@ pub enum VfioPciError {
         /// Its header type.
         header_type: u8,
     },
-    /// A driver of the host, or none, holds the function.
+    /// The function is not bound to VFIO, but to a host driver or to none.
     #[error(
         "{name} is {}, not to vfio-pci; bind it to vfio-pci: write vfio-pci to /sys/bus/pci/devices/{name}/driver_override, \
          {name} to /sys/bus/pci/devices/{name}/driver/unbind if it has a driver, and {name} to /sys/bus/pci/drivers_probe",
@@ -82,27 +82,27 @@ pub enum VfioPciError {
         /// The driver that holds it, if any.
         driver: Option<String>,
     },
-    /// The host has no IOMMU for it.
+    /// The function is in no IOMMU group.
     #[error(
-        "{name} is in no IOMMU group: turn the host's IOMMU on in its firmware and by intel_iommu=on or amd_iommu=on on the host's \
+        "{name} is in no IOMMU group: enable the host's IOMMU in its firmware and with intel_iommu=on or amd_iommu=on on the host's \
          kernel command line"
     )]
     NoGroup {
         /// Address of the function.
         name: String,
     },
-    /// Its only interrupt cannot be passed on.
+    /// INTx is the only interrupt of the function, and the host cannot forward it.
     #[error(
-        "{name} has INTx alone, no MSI or MSI-X, and the host cannot pass that on: {source}; where its line is shared with another \
-         device of the host and it cannot mask its interrupt (PCI 2.3), give the other one to vfio-pci or to no driver"
+        "{name} has only INTx (no MSI or MSI-X), and the host cannot forward INTx: {source}; if {name} shares its interrupt line with \
+         another host device and cannot mask INTx (PCI 2.3), bind the other device to vfio-pci or to no driver"
     )]
     OnlyIntx {
         /// Address of the function.
         name: String,
-        /// What the host said.
+        /// Error of the host.
         source: io::Error,
     },
-    /// Other functions of its group are in use by the host.
+    /// Host drivers hold other functions of the IOMMU group.
     #[error(
         "IOMMU group {group} of {name} is not viable: it also holds {}; bind them to vfio-pci or to no driver",
         list(others)
@@ -112,12 +112,12 @@ pub enum VfioPciError {
         name: String,
         /// Its IOMMU group.
         group: u32,
-        /// The other functions in the way.
+        /// Other functions of the group that host drivers hold.
         others: Vec<Holder>,
     },
-    /// Another process or device uses the group.
+    /// Another process or device uses the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} is in use: by another process, or by another device of this VM; devices of one group \
+        "IOMMU group {group} of {name} is in use by another process or by another device of this VM; devices of one group \
          can be passed through together only with iommu off"
     )]
     Busy {
@@ -126,24 +126,24 @@ pub enum VfioPciError {
         /// Its IOMMU group.
         group: u32,
     },
-    /// The VM has the function already, by another path to it.
-    #[error("{name} is a device of this VM already, by another path")]
+    /// The function is already a device of this VM, under another path.
+    #[error("{name} is already a device of this VM, by another path; remove one of the two")]
     Twice {
         /// Address of the function.
         name: String,
     },
-    /// A device file of VFIO is not there.
+    /// A VFIO device file is missing.
     #[error("{}: no such file: load VFIO on the host (modprobe vfio-pci vfio_iommu_type1)", path.display())]
     NoVfio {
         /// The device file.
         path: PathBuf,
     },
-    /// A device file of VFIO cannot be opened.
+    /// A VFIO device file cannot be opened.
     #[error("{}: {source}; run as root, or give your user read and write access to it", path.display())]
     NoAccess {
         /// The device file.
         path: PathBuf,
-        /// What the host said.
+        /// Error of the host.
         source: io::Error,
     },
     /// The host's VFIO lacks the type 1 IOMMU back end.
@@ -152,22 +152,22 @@ pub enum VfioPciError {
     /// The host has no IOMMUFD.
     #[error(
         "/dev/iommu: no such file: load IOMMUFD on the host (modprobe iommufd) if its kernel has it (CONFIG_IOMMUFD), \
-         or turn iommufd of the platform off"
+         or use --platform iommufd=off"
     )]
     NoIommufd,
     /// VFIO has no character device for the function.
     #[error(
         "{name} has no character device in /dev/vfio/devices: the host's kernel is built without \
-         CONFIG_VFIO_DEVICE_CDEV; turn iommufd of the platform off"
+         CONFIG_VFIO_DEVICE_CDEV; use --platform iommufd=off"
     )]
     NoCdev {
         /// Address of the function.
         name: String,
     },
-    /// IOMMUFD does not hand the group out.
+    /// IOMMUFD denies access to the IOMMU group.
     #[error(
-        "IOMMU group {group} of {name} cannot be taken: another process owns a device of it, or the host cannot keep its \
-         interrupts apart (interrupt remapping is off; parameter allow_unsafe_interrupts of module iommufd)"
+        "IOMMU group {group} of {name} cannot be used: another process owns a device of the group, or the host cannot \
+         isolate its interrupts (interrupt remapping is off: enable it, or set allow_unsafe_interrupts of module iommufd)"
     )]
     NotOurs {
         /// Address of the function.
@@ -175,47 +175,47 @@ pub enum VfioPciError {
         /// Its IOMMU group.
         group: u32,
     },
-    /// The device, or VFIO, reports something impossible.
+    /// The device or VFIO reports an impossible value.
     #[error("{name}: {what}")]
     Nonsense {
         /// Address of the function.
         name: String,
-        /// What is impossible.
+        /// Description of the impossible value.
         what: String,
     },
     /// A request to VFIO failed.
     #[error("{what}: {source}")]
     Host {
-        /// What was being done, to what.
+        /// Operation that failed, and its object.
         what: String,
-        /// What the host said.
+        /// Error of the host.
         source: io::Error,
     },
     /// A request to VFIO failed.
     #[error("{what}: {source}")]
     Vfio {
-        /// What was being done, to what.
+        /// Operation that failed, and its object.
         what: String,
-        /// What the library said.
+        /// Error of the library.
         source: VfioError,
     },
 }
 
 impl VfioPciError {
-    /// Whether the user can mend it: a wrong path, a device that is not bound to VFIO, missing rights. All else is a
-    /// failure of the host or the device.
+    /// True if the user can fix the error: a wrong path, a device that is not bound to VFIO, or missing rights. All other
+    /// errors are failures of the host or the device.
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Nonsense { .. } | Self::Host { .. } | Self::Vfio { .. })
     }
 }
 
-/// Why a device file of VFIO could not be opened.
+/// Converts a failure to open a VFIO device file to an error with a remedy.
 pub(in crate::vfio) fn file_error(path: PathBuf, source: io::Error) -> VfioPciError {
     match source.kind() {
         io::ErrorKind::NotFound => VfioPciError::NoVfio { path },
         io::ErrorKind::PermissionDenied => VfioPciError::NoAccess { path, source },
-        // The file exists although the module behind it is not loaded.
+        // The device file exists, but its kernel module is not loaded.
         _ if matches!(source.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => VfioPciError::NoVfio { path },
-        _ => VfioPciError::Host { what: format!("opening {}", path.display()), source },
+        _ => VfioPciError::Host { what: format!("cannot open {}", path.display()), source },
     }
 }

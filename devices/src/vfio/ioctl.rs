@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VFIO requests that `vfio-ioctls` does not make, or not as Carom needs them.
+//! VFIO requests that `vfio-ioctls` lacks, or makes differently from what Carom needs.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
-/// Size of one of the structures above, as their `argsz` field wants it.
+/// Size of a request structure, for its `argsz` field.
 const fn argsz<T>() -> u32 {
     let size = size_of::<T>();
     assert!(size <= 4096);
@@ -36,7 +36,7 @@ fn outcome(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets the devices of `container` reach `memory` at `iova`, and pins it.
+/// Maps `memory` at `iova` for the devices of `container`, and pins it.
 pub(in crate::vfio) fn map_dma(
     container: &impl AsRawFd,
     iova: u64,
@@ -53,44 +53,44 @@ pub(in crate::vfio) fn map_dma(
     let request = vfio_iommu_type1_dma_map {
         argsz: argsz::<vfio_iommu_type1_dma_map>(),
         flags,
-        // The address is handed to the kernel alone, which pins the pages that it finds there.
+        // Only the kernel gets the address. It pins the pages at this address.
         vaddr: memory.ptr_guard_mut().as_ptr() as u64,
         iova,
         size: memory.len() as u64,
     };
-    // SAFETY: The kernel reads the structure, whose size it is told, and writes nothing. The device may write the
-    // memory from now on; it is behind a `VolatileSlice`, so that nothing of this process relies on its contents, and
-    // the pages are pinned, so that they are nobody else's until they are unmapped.
+    // SAFETY: The kernel reads the structure, whose size is in `argsz`, and writes nothing. From now on the device
+    // may write the memory. The memory is behind a `VolatileSlice`, so nothing in this process relies on its
+    // contents. Its pages stay pinned until they are unmapped, so the kernel cannot give them to another user.
     outcome(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &request) })
 }
 
-/// Unmaps `[iova, iova + size)` in `container`. Returns how many bytes were mapped there.
+/// Unmaps `[iova, iova + size)` in `container`. Returns the number of bytes that were mapped there.
 pub(in crate::vfio) fn unmap_dma(container: &impl AsRawFd, iova: u64, size: u64) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { iova, size, ..Default::default() })
 }
 
-/// Unmaps everything in `container`. Returns how many bytes were mapped. Linux 5.12.
+/// Unmaps everything in `container`. Returns the number of bytes that were mapped. Needs Linux 5.12.
 pub(in crate::vfio) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
     unmap(container, vfio_iommu_type1_dma_unmap { flags: VFIO_DMA_UNMAP_FLAG_ALL, ..Default::default() })
 }
 
 fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> io::Result<u64> {
     request.argsz = argsz::<vfio_iommu_type1_dma_unmap>();
-    // SAFETY: The kernel reads and writes the structure, whose size it is told, and no flag asks for data behind it.
+    // SAFETY: The kernel reads and writes the structure, whose size is in `argsz`. No flag asks for data after it.
     outcome(unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_UNMAP_DMA(), &mut request) })?;
     Ok(request.size)
 }
 
-/// What the IOMMU behind `container` can do: `vfio_iommu_type1_info` with its capabilities, as bytes.
+/// Returns `vfio_iommu_type1_info` of the IOMMU of `container`, with its capabilities, as bytes.
 pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
-    /// Most bytes that are accepted.
+    /// Maximum size that is accepted, in bytes.
     const LARGEST: u32 = 1 << 20;
     let mut size = argsz::<vfio_iommu_type1_info>();
     loop {
-        // In words, so that the structure is aligned.
+        // Allocated as words, so that the structure is aligned.
         let mut words = vec![0u64; (size as usize).div_ceil(8)];
         words[0] = u64::from(size);
-        // SAFETY: The kernel writes at most `size` bytes from the pointer on, which are allocated and aligned.
+        // SAFETY: The kernel writes at most `size` bytes to the buffer, which is that large and aligned.
         outcome(unsafe { ioctl_with_mut_ptr(container, VFIO_IOMMU_GET_INFO(), words.as_mut_ptr()) })?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let needed = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -104,10 +104,10 @@ pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8
     }
 }
 
-/// Whether the device can be reset.
+/// True if the device can be reset.
 pub(in crate::vfio) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
     let mut info = vfio_device_info { argsz: argsz::<vfio_device_info>(), ..Default::default() };
-    // SAFETY: The kernel writes no more of the structure than its size, which it is told.
+    // SAFETY: The kernel writes at most as many bytes as the structure has. It gets this size in `argsz`.
     outcome(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_GET_INFO(), &mut info) })?;
     Ok(info.flags & VFIO_DEVICE_FLAGS_RESET != 0)
 }
@@ -118,19 +118,19 @@ pub(in crate::vfio) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     outcome(unsafe { ioctl(device, VFIO_DEVICE_RESET()) })
 }
 
-/// What events of interrupts are for.
+/// Use of the eventfds of an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::vfio) enum IrqAction {
-    /// The kernel writes them when the device interrupts. Without events, the device interrupts no more.
+    /// The kernel writes the eventfds when the device interrupts. Without eventfds, the interrupts are disabled.
     Trigger,
-    /// Whoever writes them has the device interrupt again.
+    /// A write to an eventfd unmasks the interrupt, so that the device can interrupt again.
     Unmask,
 }
 
-/// Sets the events of the interrupts of kind `index` (`VFIO_PCI_*_IRQ_INDEX`), from the first one on.
+/// Sets the eventfds of the interrupts of kind `index` (`VFIO_PCI_*_IRQ_INDEX`), starting at interrupt 0.
 ///
 /// # Errors
-/// The kernel's, and `ENOSPC` where the host has fewer interrupts to give than there are events; none is on then.
+/// The kernel's errors, and `ENOSPC` if the host has fewer interrupts available than `events`. Then none is enabled.
 pub(in crate::vfio) fn set_irqs(
     device: &impl AsRawFd,
     index: u32,
@@ -138,14 +138,17 @@ pub(in crate::vfio) fn set_irqs(
     events: &[&EventFd],
 ) -> io::Result<()> {
     let request = irq_set(index, action, events)?;
-    // SAFETY: The kernel reads the structure and as many descriptors behind it as it says, which are there.
+    // SAFETY: The kernel reads the structure and the descriptors after it. `request` holds as many as its count field
+    // says.
     let result = unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), request.as_ptr()) };
     outcome(result)?;
-    // How many there are to be had (`vfio_msi_enable()` of drivers/vfio/pci/vfio_pci_intrs.c).
+    // A positive result is the number of interrupts available (`vfio_msi_enable()` of
+    // drivers/vfio/pci/vfio_pci_intrs.c).
     if result > 0 { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
 }
 
-/// `vfio_irq_set` with descriptors behind it, in words, of which all of its fields are.
+/// Returns `vfio_irq_set`, followed by its descriptors, as 32-bit words. All fields of the structure are 32-bit
+/// words.
 fn irq_set(index: u32, action: IrqAction, events: &[&EventFd]) -> io::Result<Vec<u32>> {
     let count = u32::try_from(events.len()).map_err(io::Error::other)?;
     let action = match action {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Areas of a BAR: mapped into this process, and shown to the guest by memory slots.
+//! Areas of a BAR that are mapped into this process and visible to the guest through memory slots.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use log::error;
 use crate::host_range::{DeviceContent, DeviceRange};
 use crate::platform::{HostRange, MemorySlots};
 
-/// An area of a BAR, mapped into this process. Memory slots refer to it; this process never accesses it.
+/// Area of a BAR, mapped into this process. Memory slots refer to it. This process never accesses it.
 #[derive(Debug)]
 pub(crate) struct BarMapping {
     range: HostRange,
@@ -20,7 +20,7 @@ pub(crate) struct BarMapping {
 }
 
 impl BarMapping {
-    /// Maps `len` bytes at `offset` of `file`, shared, both multiples of the page size.
+    /// Maps `len` bytes at `offset` of `file` as shared memory. Both must be multiples of the page size.
     pub(crate) fn new(file: &impl AsRawFd, offset: u64, len: usize, read_only: bool) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let protection = if read_only { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
@@ -36,14 +36,15 @@ impl BarMapping {
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        // SAFETY: The range was mapped by `new`, and nothing uses it any more: slots made of it hold a reference.
+        // SAFETY: The range was mapped by `new`. Nothing uses it any more: every slot of the mapping holds a
+        // reference to it.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
-            error!("unmapping an area of a BAR: {}", io::Error::last_os_error());
+            error!("cannot unmap an area of a BAR: {}", io::Error::last_os_error());
         }
     }
 }
 
-/// A memory slot that shows a mapping to the guest. Dropping it removes the slot.
+/// Memory slot that makes a mapping visible to the guest. Dropping it removes the slot.
 pub(crate) struct BarSlot {
     slots: Arc<dyn MemorySlots>,
     slot: Option<u32>,
@@ -51,17 +52,17 @@ pub(crate) struct BarSlot {
 }
 
 impl BarSlot {
-    /// Shows `mapping` to the guest at `gpa`.
+    /// Makes `mapping` visible to the guest at `gpa`.
     pub(crate) fn new(slots: &Arc<dyn MemorySlots>, mapping: &Arc<BarMapping>, gpa: u64) -> io::Result<Self> {
-        // SAFETY: The range is mapped until `mapping` is dropped, which gives no access to its bytes.
+        // SAFETY: The range stays mapped until `mapping` is dropped. `BarMapping` gives no access to its bytes.
         let range =
             unsafe { DeviceRange::new(mapping.range, mapping.read_only, DeviceContent::Registers, mapping.clone()) };
-        // SAFETY: The reference kept below keeps the range mapped until the slot is gone.
+        // SAFETY: The reference kept below keeps the range mapped until the slot is removed.
         let slot = unsafe { slots.insert_device(gpa, &range) }?;
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Keeps other devices' DMA away from it for now.
+    /// Keeps other devices' DMA away from the area for now.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }
@@ -79,8 +80,8 @@ impl BarSlot {
 impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
-            error!("removing the memory slot of an area of a BAR: {error}");
-            // The guest may still see it, so the mapping must never go.
+            error!("cannot remove the memory slot of an area of a BAR: {error}");
+            // The guest may still see the mapping, so it must never be unmapped.
             std::mem::forget(self.mapping.take());
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! BARs of a passed-through function: what the guest reaches directly, and the memory slots for it.
+//! BARs of a passed-through function: the areas that the guest accesses directly, and their memory slots.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -16,10 +16,10 @@ use crate::pci::{Bar, BarKind};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
 
-/// The areas of a BAR that the guest sees.
+/// Areas of a BAR that the guest sees.
 #[derive(Default)]
 struct ShownAreas {
-    /// Address of the BAR while they are shown.
+    /// Address of the BAR while its areas are visible.
     address: Option<u64>,
     slots: Vec<BarSlot>,
 }
@@ -39,15 +39,15 @@ impl ShownAreas {
 /// One BAR.
 pub(crate) struct HostBar {
     bar: Bar,
-    // Before the mappings, which it refers to.
+    // Dropped before the mappings, because the slots refer to them.
     shown: Mutex<ShownAreas>,
-    /// Areas that the guest reaches without an exit, by offset.
+    /// Areas that the guest accesses without an exit, by offset.
     mapped: Vec<(u64, Arc<BarMapping>)>,
 }
 
 impl HostBar {
-    /// Maps what can be mapped of `bar`; the rest traps. The pages of the MSI-X table and its pending bits, which are
-    /// emulated, always trap.
+    /// Maps the mappable areas of `bar`. Accesses to the rest trap. The pages of the MSI-X table and of its pending
+    /// bits always trap, because Carom emulates them.
     pub(crate) fn new(name: &str, host: &dyn HostFunction, bar: Bar, msix: Option<&MsixCapability>) -> Self {
         let mut mapped = Vec::new();
         if bar.kind != BarKind::Io {
@@ -64,7 +64,10 @@ impl HostBar {
                 match host.map_region(bar.index, area.start, len, !region.writable) {
                     Ok(mapping) => mapped.push((area.start, Arc::new(mapping))),
                     Err(error) => {
-                        warn!("{name}: accesses to BAR {} at {:#x} exit: {error}", bar.index, area.start);
+                        warn!(
+                            "{name}: cannot map BAR {} at {:#x}, so each guest access to it exits: {error}",
+                            bar.index, area.start
+                        );
                     }
                 }
             }
@@ -72,13 +75,13 @@ impl HostBar {
         Self { bar, shown: Mutex::default(), mapped }
     }
 
-    /// The register.
+    /// Returns the description of the BAR.
     pub(crate) fn bar(&self) -> Bar {
         self.bar
     }
 
-    /// Shows the areas to the guest at `address`. Does nothing if they are there already. On failure no area is
-    /// shown, and every access to the BAR exits.
+    /// Makes the areas visible to the guest at `address`. Does nothing if they are visible there already. On failure
+    /// no area is visible, and every access to the BAR exits.
     pub(crate) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
         let mut shown = lock(&self.shown);
         if shown.address == Some(address) {
@@ -98,12 +101,12 @@ impl HostBar {
         Ok(())
     }
 
-    /// Keeps other devices' DMA away from the areas: the device is about to stop decoding them.
+    /// Keeps other devices' DMA away from the areas, because the device is about to stop decoding them.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         first_error(lock(&self.shown).slots.iter().map(BarSlot::withhold))
     }
 
-    /// Removes all areas from the guest's view.
+    /// Hides all areas from the guest.
     pub(crate) fn hide(&self) -> io::Result<()> {
         lock(&self.shown).close()
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reading the capability lists of a device that may be broken or hostile.
+//! Reads the capability lists of a device that may be broken or hostile.
 
 use super::host_function::ConfigAccess;
 use crate::pci::regs;
 
-/// A capability where the device has it.
+/// Capability found in the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FoundCapability {
     /// Capability ID; 8 bits in the standard list.
@@ -22,13 +22,13 @@ fn dword(config: &dyn ConfigAccess, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Whether a list goes on at `offset`: within its space, and not at a capability that it already has.
+/// True if a list continues at `offset`: the offset is in `space`, and `list` does not contain it yet.
 fn goes_on(list: &[FoundCapability], offset: u16, space: std::ops::Range<u16>) -> bool {
     space.contains(&offset) && !list.iter().any(|found| found.offset == offset)
 }
 
-/// The standard capabilities in list order (PCI Local Bus 3.0, section 6.7). A list that leaves its space or comes back
-/// to itself ends there.
+/// Returns the standard capabilities in list order (PCI Local Bus 3.0, section 6.7). The list ends where it leaves its
+/// space or loops.
 pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     let status = dword(config, regs::COMMAND).to_le_bytes();
@@ -47,7 +47,7 @@ pub(crate) fn standard(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     list
 }
 
-/// The extended capabilities in list order (PCI Express Base, section 7.6.3), within the same bounds.
+/// Returns the extended capabilities in list order (PCI Express Base, section 7.6.3), with the same checks.
 pub(crate) fn extended(config: &dyn ConfigAccess) -> Vec<FoundCapability> {
     let mut list = Vec::new();
     if config.config_size() < u64::from(regs::CONFIG_SIZE) {

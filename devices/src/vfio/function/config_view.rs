@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's view of a device's configuration space: the device's own bits, and emulated ones over them.
+//! Guest's view of a device's configuration space: the device's own bits, with emulated bits in place of some of them.
 
 use super::host_function::ConfigAccess;
 use crate::pci::{Bar, ConfigSpace, Identity, regs};
 
 const SIZE: usize = regs::CONFIG_SIZE as usize;
 
-/// Which bits of configuration space are emulated, and their values.
+/// Emulated bits of configuration space, and their values.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigView {
-    /// What the guest reads in emulated bits, and which of them it may write.
+    /// Values that the guest reads in emulated bits, and the emulated bits that it may write.
     space: ConfigSpace,
     emulated: Vec<u8>,
-    /// What is written to the device in the emulated bits of a byte when the guest writes its other bits.
+    /// Values that are written to the device in the emulated bits of a byte when the guest writes the byte's other
+    /// bits.
     host: Vec<u8>,
 }
 
 impl ConfigView {
-    /// A view that emulates nothing but the BARs and the decoding of them.
+    /// Creates a view that emulates only the BARs and the command bits that enable their decoding.
     pub(crate) fn new(bars: &[Bar]) -> Self {
         let nobody = Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
         let mut view = Self { space: ConfigSpace::new(nobody), emulated: vec![0; SIZE], host: vec![0; SIZE] };
@@ -37,7 +38,8 @@ impl ConfigView {
         }
     }
 
-    /// Emulates the bits of `mask` from `offset` on. They read as in `value`; the guest may write those of `writable`.
+    /// Emulates the bits of `mask` from `offset` on. They read as in `value`. The guest may write the bits of
+    /// `writable`.
     pub(crate) fn emulate(&mut self, offset: u16, mask: &[u8], value: &[u8], writable: &[u8]) {
         let mut bytes = vec![0; mask.len()];
         self.space.read(offset, &mut bytes);
@@ -54,20 +56,20 @@ impl ConfigView {
         self.emulate(offset, &vec![0xff; value.len()], value, &[]);
     }
 
-    /// Sets what is written to the device in the emulated bits of a byte that also has bits of the device.
+    /// Sets the value that is written to the device in the emulated bits of a byte that also has device bits.
     pub(crate) fn pin(&mut self, offset: u16, value: &[u8]) {
         for (byte, value) in self.host.iter_mut().skip(offset.into()).zip(value) {
             *byte = *value;
         }
     }
 
-    /// The 16 bits that [`pin`](Self::pin) has set at `offset`.
+    /// Returns the 16 bits that [`pin`](Self::pin) has set at `offset`.
     pub(crate) fn pinned(&self, offset: u16) -> u16 {
         let at = usize::from(offset);
         u16::from_le_bytes([self.host[at], self.host[at + 1]])
     }
 
-    /// Serves a read of the guest's.
+    /// Serves a read by the guest.
     pub(crate) fn read(&self, config: &dyn ConfigAccess, offset: u16, data: &mut [u8]) {
         let range = usize::from(offset)..usize::from(offset) + data.len();
         let Some(masks) = self.emulated.get(range) else { return };
@@ -82,8 +84,8 @@ impl ConfigView {
         }
     }
 
-    /// Serves a write of the guest's: emulated bits change here, all others in the device. Bytes that follow each
-    /// other go to the device in one access, up to a byte that is wholly emulated.
+    /// Serves a write by the guest. Emulated bits change here, all others in the device. Consecutive bytes go to the
+    /// device in one access, up to a byte that is wholly emulated.
     pub(crate) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
         let start = usize::from(offset);
         let (Some(masks), Some(host)) =
@@ -104,12 +106,12 @@ impl ConfigView {
         self.space.write(offset, data);
     }
 
-    /// A 16-bit register as far as it is emulated.
+    /// Returns the emulated bits of a 16-bit register.
     pub(crate) fn word(&self, offset: u16) -> u16 {
         self.space.word(offset)
     }
 
-    /// A 32-bit register as far as it is emulated.
+    /// Returns the emulated bits of a 32-bit register.
     pub(crate) fn dword(&self, offset: u16) -> u32 {
         self.space.dword(offset)
     }
@@ -119,7 +121,7 @@ impl ConfigView {
         self.space.assign_bar(index, address);
     }
 
-    /// Where BAR `index` is decoded.
+    /// Returns the address where BAR `index` is decoded.
     pub(crate) fn bar_address(&self, index: u8) -> Option<u64> {
         self.space.bar_address(index)
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which parts of a BAR the guest may reach without an exit.
+//! Parts of a BAR that the guest may access without an exit.
 
 use std::ops::Range;
 
-/// Bytes of a page, of which memory slots are made.
+/// Page size in bytes. Memory slots consist of whole pages.
 pub(crate) const PAGE: u64 = 4096;
-/// Most areas of one BAR. Each takes a memory slot of the VM, which has few; accesses to the rest exit.
+/// Maximum number of areas of one BAR. Each area takes one of the VM's few memory slots. Accesses to the rest exit.
 const MOST_AREAS: usize = 16;
 
-/// The whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host says) and
-/// hold nothing of the `trapped` ranges; sorted, apart from each other.
+/// Returns the whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host
+/// reports them) and contain no byte of the `trapped` ranges. The areas are sorted and do not touch.
 pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut areas: Vec<Range<u64>> = mappable
         .iter()
@@ -85,7 +85,8 @@ mod tests {
             for page in 0..24 {
                 let range = page * PAGE..(page + 1) * PAGE;
                 let touches = |hole: &Range<u64>| hole.start < hole.end && hole.start < range.end && range.start < hole.end;
-                // Whole within one area; adjoining areas that share a page only in parts do not count.
+                // The page must lie whole within one area. Two adjoining areas that each hold a part of the page do
+                // not count.
                 let mappable = areas.iter().any(|(at, len)| *at <= range.start && range.end <= at + len);
                 let wanted = page < pages && mappable && !traps.iter().any(touches);
                 prop_assert_eq!(shown.iter().any(|s| s.start <= range.start && range.end <= s.end), wanted);

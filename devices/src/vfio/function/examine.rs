@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Examines a device by its configuration space, and decides what the guest sees of it.
+//! Examines a device's configuration space, and decides what the guest sees of it.
 //!
-//! Emulated are the BARs, the links of both capability lists, MSI, MSI-X, the interrupt pin (the guest's function is alone in its slot,
-//! and so has INTA#, or none where INTx cannot be passed), the power state (the device stays in D0: memory that the guest sees would fault otherwise) and the expansion ROM (there
-//! is none). Everything else is the device's, which VFIO guards.
+//! Carom emulates these parts:
+//! - The BARs, the links of both capability lists, MSI and MSI-X.
+//! - The interrupt pin. The guest's function is alone in its slot, so its pin is INTA#, or none if INTx cannot be forwarded.
+//! - The power state. The device stays in D0, because accesses to guest-visible memory would fault in any other state.
+//! - The expansion ROM, which is absent.
+//!
+//! All other registers are the device's own. VFIO guards them.
 
 use std::ops::Range;
 
@@ -16,8 +20,8 @@ use super::host_function::{HostFunction, IrqKind};
 use crate::pci::{Bar, BarKind, ENTRY_SIZE, regs};
 use crate::vfio::error::VfioPciError;
 
-/// Extended capabilities that are hidden: address translation services, SR-IOV, page requests, PASID and resizable BARs
-/// (of a function and of its virtual ones) would let the guest change what the host arranged.
+/// Extended capabilities that are hidden, because the guest could change what the host has configured: address translation services,
+/// SR-IOV, page requests, PASID, and resizable BARs (of a function and of its virtual functions).
 const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
 /// Standard capability that is hidden: enhanced allocation fixes addresses of the host.
 const CAP_ENHANCED_ALLOCATION: u16 = 0x14;
@@ -31,11 +35,11 @@ const MULTIFUNCTION: u8 = 0x80;
 pub(crate) struct MsiCapability {
     /// Offset of the capability.
     pub(crate) offset: u16,
-    /// It has a 64-bit address.
+    /// True if it has a 64-bit address.
     pub(crate) wide: bool,
-    /// It has a mask bit for each vector.
+    /// True if it has a mask bit for each vector.
     pub(crate) maskable: bool,
-    /// Vectors: 1, 2, 4, 8, 16 or 32.
+    /// Number of vectors: 1, 2, 4, 8, 16 or 32.
     pub(crate) vectors: u16,
 }
 
@@ -48,7 +52,7 @@ impl MsiCapability {
     pub(crate) fn mask(self) -> Option<u16> {
         self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
     }
-    /// Bytes that it takes in configuration space.
+    /// Returns its size in configuration space, in bytes.
     pub(crate) fn len(self) -> u16 {
         10 + if self.wide { 4 } else { 0 } + if self.maskable { 10 } else { 0 }
     }
@@ -68,7 +72,7 @@ pub(crate) struct BarRange {
 pub(crate) struct MsixCapability {
     /// Offset of the capability.
     pub(crate) offset: u16,
-    /// Vectors, 1 to 2048.
+    /// Number of vectors, 1 to 2048.
     pub(crate) vectors: u16,
     /// The table.
     pub(crate) table: BarRange,
@@ -76,21 +80,21 @@ pub(crate) struct MsixCapability {
     pub(crate) pending: BarRange,
 }
 
-/// A device as the guest is to see it.
+/// Guest's view of a device.
 pub(crate) struct FunctionLayout {
     pub(crate) view: ConfigView,
     pub(crate) bars: Vec<Bar>,
     pub(crate) msi: Option<MsiCapability>,
     pub(crate) msix: Option<MsixCapability>,
-    /// It has INTx, which the host can pass on.
+    /// True if it has INTx and the host can forward it.
     pub(crate) intx: bool,
 }
 
-/// Examines `host`, called `name` in messages. `line` is the number of the guest's line for its INTx, if there is one.
+/// Examines `host`, which messages call `name`. `line` is the number of the guest's interrupt line for its INTx, if there is one.
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
-        let what = format!("VFIO gives {size} bytes of configuration space in place of 256 or 4096");
+        let what = format!("VFIO reports {size} bytes of configuration space instead of 256 or 4096");
         return Err(VfioPciError::Nonsense { name: name.to_string(), what });
     }
     let header_type = byte(host, regs::HEADER_TYPE) & !MULTIFUNCTION;
@@ -105,7 +109,7 @@ pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> 
     link_standard(name, &mut layout, host);
     link_extended(&mut layout, host);
     if has_pin && layout.msi.is_none() && layout.msix.is_none() && !intx {
-        warn!("{name}: the guest gets none of its interrupts: it has INTx alone, which the host cannot pass on");
+        warn!("{name}: the guest gets no interrupts from it: it has only INTx, which the host cannot forward");
     }
     Ok(layout)
 }
@@ -128,7 +132,7 @@ fn dword(host: &dyn HostFunction, offset: u16) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// The BARs: kinds from configuration space, sizes from VFIO.
+/// Returns the BARs: kinds from configuration space, sizes from VFIO.
 fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
     let mut bars = Vec::new();
     let mut index = 0;
@@ -138,7 +142,7 @@ fn bars(name: &str, host: &dyn HostFunction) -> Result<Vec<Bar>, VfioPciError> {
             let register = dword(host, regs::BAR0 + 4 * u16::from(index));
             let bar = bar(index, register, size).ok_or_else(|| VfioPciError::Nonsense {
                 name: name.to_string(),
-                what: format!("BAR {index} cannot be: register {register:#x}, size {size:#x}"),
+                what: format!("BAR {index} is invalid: register {register:#x}, size {size:#x}"),
             })?;
             bars.push(bar);
             index += u8::from(bar.kind.is_64bit());
@@ -152,7 +156,7 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
     let prefetchable = register & 8 != 0;
     let (kind, sizes) = match register & 7 {
         flags if flags & 1 != 0 => (BarKind::Io, 4..=1 << 15),
-        // Type 1, below 1 MiB, has been dropped from the specification and is served like 0.
+        // Type 1 (below 1 MiB) was dropped from the specification. It is handled like type 0.
         0 | 2 => (BarKind::Memory32 { prefetchable }, 16..=1 << 31),
         4 if index < 5 => (BarKind::Memory64 { prefetchable }, 16..=1 << 52),
         _ => return None,
@@ -162,20 +166,20 @@ fn bar(index: u8, register: u32, size: u64) -> Option<Bar> {
 
 fn emulate_header(layout: &mut FunctionLayout, line: Option<u8>) {
     let view = &mut layout.view;
-    // Decoding stays on in the device whatever the guest asks for: memory of a device that does not decode faults when
-    // it is accessed, and the guest's slots stay while its decoding is off.
+    // Decoding stays on in the device, even if the guest turns it off. The guest's memory slots stay while its decoding is off, and an
+    // access to memory that the device does not decode faults.
     let has = |io: bool| layout.bars.iter().any(|bar| (bar.kind == BarKind::Io) == io);
     let command = if has(true) { regs::COMMAND_IO } else { 0 } | if has(false) { regs::COMMAND_MEMORY } else { 0 };
     view.pin(regs::COMMAND, &command.to_le_bytes());
     view.emulate(regs::HEADER_TYPE, &[MULTIFUNCTION], &[0], &[]);
     view.fix(regs::CARDBUS_CIS, &[0; 4]);
     view.fix(regs::ROM_BAR, &[0; 4]);
-    // The line is what firmware would leave there, for whoever does not read the ACPI tables.
+    // Firmware would leave this line number here, for drivers that do not read the ACPI tables.
     view.emulate(regs::INTERRUPT_LINE, &[0xff], &[line.unwrap_or(0)], &[0xff]);
     view.fix(regs::INTERRUPT_PIN, &[line.map_or(0, |_| INTA)]);
 }
 
-/// Where the capability at `offset` ends at the latest: at the next one in configuration space, or at `limit`.
+/// Returns the latest possible end of the capability at `offset`: the start of the next one in configuration space, or `limit`.
 fn end_of(offset: u16, list: &[FoundCapability], limit: u16) -> u16 {
     list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
 }
@@ -189,15 +193,15 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
         let shown = match u8::try_from(found.id) {
             Ok(regs::CAP_MSI) if layout.msi.is_none() => emulate_msi(layout, host, found.offset, end),
             Ok(regs::CAP_MSIX) if layout.msix.is_none() => emulate_msix(layout, host, found.offset, end),
-            Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("is there twice".to_string()),
+            Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("occurs twice".to_string()),
             Ok(regs::CAP_PM) => emulate_power(layout, found.offset, end),
-            _ if found.id == CAP_ENHANCED_ALLOCATION => Err("fixes addresses of the host".to_string()),
+            _ if found.id == CAP_ENHANCED_ALLOCATION => Err("contains fixed addresses of the host".to_string()),
             _ => Ok(()),
         };
         match shown {
             Ok(()) => seen.push(*found),
             Err(why) => {
-                warn!("{name}: capability {:#x} at {:#x} is hidden: it {why}", found.id, found.offset);
+                warn!("{name}: capability {:#x} at {:#x} is hidden from the guest: it {why}", found.id, found.offset);
                 layout.view.fix(found.offset, &vec![0; usize::from(end - found.offset)]);
             }
         }
@@ -214,12 +218,12 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
     view.emulate(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes(), &has_list.to_le_bytes(), &[]);
 }
 
-/// Emulates the power state: the guest may write it, the device stays in D0 and says that it keeps its state.
+/// Emulates the power state. The guest may write it, but the device stays in D0 and reports that it keeps its state.
 fn emulate_power(layout: &mut FunctionLayout, offset: u16, end: u16) -> Result<(), String> {
     const STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
     if end - offset < 8 {
-        return Err("is cut short".to_string());
+        return Err("is too short".to_string());
     }
     layout.view.emulate(offset + 4, &[STATE | NO_SOFT_RESET], &[NO_SOFT_RESET], &[STATE]);
     Ok(())
@@ -232,7 +236,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     if irqs == 0 {
         return Err("has no vectors".to_string());
     }
-    // The largest power of two that both the device and VFIO have.
+    // Largest power of two that both the device and VFIO support.
     let exponent = most.min(irqs).ilog2();
     let msi = MsiCapability {
         offset,
@@ -241,7 +245,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
         vectors: 1 << exponent,
     };
     if end - offset < msi.len() {
-        return Err("is cut short".to_string());
+        return Err("is too short".to_string());
     }
     let shown = (control & (regs::MSI_WIDE | regs::MSI_MASKABLE)) | u16::try_from(exponent << 1).unwrap_or(0);
     let mut value = vec![0; usize::from(msi.len() - 2)];
@@ -251,7 +255,7 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     // Bits 1 and 0 of the address.
     writable[2] = 0xfc;
     if let Some(mask) = msi.mask() {
-        // The pending bits, and what lies between the data and the mask bits.
+        // Read-only: the pending bits, and the bytes between the data and the mask bits.
         writable[usize::from(msi.data() + 2 - offset - 2)..usize::from(mask - offset - 2)].fill(0);
         writable[usize::from(mask + 4 - offset - 2)..].fill(0);
     }
@@ -262,12 +266,12 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
 
 fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16, end: u16) -> Result<(), String> {
     if end - offset < 12 {
-        return Err("is cut short".to_string());
+        return Err("is too short".to_string());
     }
     let vectors = (word(host, offset + 2) & regs::MSIX_TABLE_SIZE) + 1;
     let irqs = host.irq_count(IrqKind::Msix);
     if u32::from(vectors) > irqs {
-        return Err(format!("has {vectors} vectors, of which VFIO serves {irqs}"));
+        return Err(format!("has {vectors} vectors, but VFIO supports only {irqs}"));
     }
     let place = |register: u32, len: u64| {
         let [low, ..] = register.to_le_bytes();
@@ -280,9 +284,9 @@ fn emulate_msix(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u1
     let msix = MsixCapability {
         offset,
         vectors,
-        table: place(table, u64::from(vectors) * ENTRY_SIZE).ok_or("has its table beyond any memory BAR")?,
+        table: place(table, u64::from(vectors) * ENTRY_SIZE).ok_or("has its table outside all memory BARs")?,
         pending: place(pending, u64::from(vectors).div_ceil(64) * 8)
-            .ok_or("has its pending bits beyond any memory BAR")?,
+            .ok_or("has its pending bits outside all memory BARs")?,
     };
     let mut value = [0; 10];
     value[..2].copy_from_slice(&(vectors - 1).to_le_bytes());

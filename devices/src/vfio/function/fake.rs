@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A function for tests instead of hardware, as broken or hostile as a test needs.
+//! Fake host function for tests, as broken or hostile as a test needs.
 
 use std::fs::File;
 use std::io;
@@ -16,14 +16,14 @@ use crate::platform::{HostRange, MemorySlots, MsiAllocator, MsiMessage, MsiVecto
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// What happened to the function, in order.
+/// Operation on the function. Operations are recorded in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Config(u16, Vec<u8>),
     Region(u8, u64, Vec<u8>),
     Enable(IrqKind, usize),
     Disable(IrqKind),
-    /// INTx is unmasked by an event.
+    /// An event is set that unmasks INTx.
     Unmask,
     Reset,
 }
@@ -32,30 +32,30 @@ pub(crate) struct Inner {
     pub(crate) config: Mutex<Vec<u8>>,
     pub(crate) regions: Vec<Region>,
     pub(crate) irqs: (u32, u32),
-    /// INTx and the host's notices, those that it has, with the event of each that is on.
+    /// INTx and the host's notices that the function has, each with its event if it is enabled.
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
-    /// Notices for which the host refuses an event.
+    /// Notices whose events the host rejects.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
-    /// It takes no event by which INTx is unmasked.
+    /// True if it rejects the event that unmasks INTx.
     pub(crate) keeps_intx_masked: AtomicBool,
-    /// It does not say that interrupts were turned off.
+    /// True if it fails when interrupts are disabled.
     pub(crate) is_gone: AtomicBool,
-    /// The host has so many vectors left.
+    /// Number of vectors that the host has left.
     pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
-    /// It cannot be reset now, as the host holds it.
+    /// True if the host holds it, so that it cannot be reset now.
     pub(crate) held: AtomicBool,
     file: File,
 }
 
-/// The function; clones are the same one.
+/// Fake function. Clones refer to the same one.
 #[derive(Clone)]
 pub(crate) struct FakeFunction(pub(crate) Arc<Inner>);
 
 impl FakeFunction {
-    /// An endpoint with `config` bytes of configuration space, BARs `bars` (index, low bits of the register, size;
-    /// all mappable) and `irqs` MSI and MSI-X vectors.
+    /// Creates an endpoint with `config` bytes of configuration space, the BARs `bars` (index, low bits of the
+    /// register, size; all mappable) and `irqs` MSI and MSI-X vectors.
     pub(crate) fn new(config: usize, bars: &[(u8, u32, u64)], irqs: (u32, u32)) -> Self {
         let mut bytes = vec![0; config];
         bytes[..4].copy_from_slice(&0x0010_1b36u32.to_le_bytes());
@@ -85,12 +85,12 @@ impl FakeFunction {
         Self(Arc::new(inner))
     }
 
-    /// Gives it this notice.
+    /// Adds this notice to the function.
     pub(crate) fn offer(&self, kind: IrqKind) {
         self.0.notices.lock().unwrap().push((kind, None));
     }
 
-    /// Sends the notice if an event is set; returns whether.
+    /// Sends the notice if its event is set. Returns true if it was sent.
     pub(crate) fn tell(&self, kind: IrqKind) -> bool {
         let notices = self.0.notices.lock().unwrap();
         let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());
@@ -101,7 +101,7 @@ impl FakeFunction {
         self.0.config.lock().unwrap()[usize::from(offset)..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sets the status bit and the head of the list of capabilities.
+    /// Sets the status bit and the head of the capability list.
     pub(crate) fn list(&self, head: u8) {
         self.set(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes());
         self.set(regs::CAPABILITIES, &[head]);
@@ -111,7 +111,7 @@ impl FakeFunction {
         self.0.config.lock().unwrap()[usize::from(offset)]
     }
 
-    /// What happened since the last call.
+    /// Returns the operations since the last call.
     pub(crate) fn events(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.events.lock().unwrap())
     }
@@ -227,7 +227,7 @@ impl MsiVectors for FakeVectors {
     }
 }
 
-/// Hands out [`FakeVectors`] and keeps them.
+/// Allocates [`FakeVectors`] and keeps them.
 #[derive(Default)]
 pub(crate) struct FakeAllocator(pub(crate) Mutex<Vec<Arc<FakeVectors>>>);
 
@@ -240,7 +240,7 @@ impl MsiAllocator for FakeAllocator {
     }
 }
 
-/// A line of the guest, with how many devices are connected with it.
+/// Guest interrupt line, with the number of connected devices.
 #[derive(Default)]
 pub(crate) struct FakeLine(pub(crate) AtomicU32);
 
@@ -266,12 +266,12 @@ impl SharedLine for FakeLine {
     }
 }
 
-/// Memory slots that record what the guest sees.
+/// Memory slots that record which areas the guest sees.
 #[derive(Default)]
 pub(crate) struct FakeSlots {
-    /// Slots by number: address and length while shown.
+    /// Slots by number: address and length while visible.
     pub(crate) shown: Mutex<Vec<Option<(u64, usize)>>>,
-    /// Slots made after this many fail.
+    /// Maximum number of slots. Creating another fails.
     pub(crate) most: Mutex<Option<usize>>,
 }
 
@@ -279,7 +279,7 @@ impl FakeSlots {
     pub(crate) fn visible(&self) -> Vec<(u64, usize)> {
         self.shown.lock().unwrap().iter().flatten().copied().collect()
     }
-    /// How many slots were ever made.
+    /// Returns how many slots were ever created.
     pub(crate) fn made(&self) -> usize {
         self.shown.lock().unwrap().len()
     }

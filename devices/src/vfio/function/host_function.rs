@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of a passed-through function: a trait for VFIO, vfio-user and tests.
+//! Host side of a passed-through function: a trait for VFIO, vfio-user and tests.
 
 use std::io;
 use std::sync::Weak;
@@ -10,65 +10,67 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bar_mapping::BarMapping;
 use crate::vfio::space::Attachable;
 
-/// Configuration space as the host gives access to it.
+/// Access to configuration space through the host.
 pub(crate) trait ConfigAccess: Send + Sync {
-    /// Bytes of configuration space: 256, or 4096 with extended configuration space.
+    /// Returns the size of configuration space in bytes: 256, or 4096 with extended configuration space.
     fn config_size(&self) -> u64;
-    /// Reads bytes; on failure they are left as they are.
+    /// Reads bytes. On failure `data` stays unchanged.
     fn read_config(&self, offset: u16, data: &mut [u8]);
     /// Writes bytes.
     fn write_config(&self, offset: u16, data: &[u8]);
 }
 
-/// A BAR as the host gives access to it.
+/// BAR, with the access that the host gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Size in bytes; 0: there is no such BAR.
+    /// Size in bytes. 0 means that the BAR does not exist.
     pub(crate) size: u64,
-    /// It can be read.
+    /// True if the BAR can be read.
     pub(crate) readable: bool,
-    /// It can be written.
+    /// True if the BAR can be written.
     pub(crate) writable: bool,
-    /// The areas that can be mapped, as offset and size, in no order and unchecked.
+    /// Mappable areas as (offset, size), neither sorted nor checked.
     pub(crate) mappable: Vec<(u64, u64)>,
 }
 
-/// Which kind of interrupt.
+/// Kind of interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IrqKind {
-    /// INTx. The host masks it each time that it comes ([`HostFunction::unmask_intx_by`]).
+    /// INTx. The host masks it each time it occurs ([`HostFunction::unmask_intx_by`]).
     Intx,
     /// MSI.
     Msi,
     /// MSI-X.
     Msix,
-    /// A notice of the host's: the device had an uncorrectable error. PCI Express only.
+    /// Notice of the host: the device had an uncorrectable error. PCI Express only.
     Error,
-    /// A notice of the host's: it asks for the device.
+    /// Notice of the host: it asks for the device back.
     Request,
 }
 
-/// A function of the host.
+/// Host function.
 pub(crate) trait HostFunction: ConfigAccess {
-    /// BAR `bar`, 0 to 5.
+    /// Returns BAR `bar`, 0 to 5.
     fn region(&self, bar: u8) -> Region;
-    /// Reads in a BAR; on failure the bytes are left as they are.
+    /// Reads from a BAR. On failure `data` stays unchanged.
     fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]);
-    /// Writes in a BAR.
+    /// Writes to a BAR.
     fn write_region(&self, bar: u8, offset: u64, data: &[u8]);
     /// Maps a part of a BAR into this process.
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping>;
-    /// How many vectors of a kind it has.
+    /// Returns the number of vectors of a kind.
     fn irq_count(&self, kind: IrqKind) -> u32;
-    /// Turns interrupts of a kind on: vector n writes event n.
+    /// Enables interrupts of a kind: vector n writes event n.
     fn enable_irqs(&self, kind: IrqKind, events: Vec<&EventFd>) -> io::Result<()>;
-    /// Has the host unmask INTx, which is on, each time that `event` is written: it comes again then if the device still asks.
+    /// Makes the host unmask INTx, which must be enabled, on each write to `event`. INTx occurs again if the device still
+    /// asserts it.
     fn unmask_intx_by(&self, event: &EventFd) -> io::Result<()>;
-    /// Turns interrupts of a kind off.
+    /// Disables interrupts of a kind.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
-    /// Resets it; `false` if the host knows no way to. There may be nothing to do the first time after it was opened. Fails with
-    /// `WouldBlock` while the host holds it, as when it takes it from its driver.
+    /// Resets the function. Returns `false` if the host has no way to reset it. The first call after the function was opened may
+    /// do nothing. Fails with `WouldBlock` while the host holds the function, for example while it takes the function from its
+    /// driver.
     fn reset(&self) -> io::Result<bool>;
-    /// Attaches it to another address space, as long as it is open.
+    /// Returns a handle that attaches the function to another address space, as long as the function is open.
     fn attachable(&self) -> Weak<dyn Attachable>;
 }

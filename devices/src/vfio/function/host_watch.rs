@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's notices about a passed-through function. VFIO sends them by two interrupts of its own: one tells of an
-//! error of the device, the other asks for the device.
+//! Host's notices about a passed-through function. VFIO sends them as two extra interrupts: one reports an error of
+//! the device, the other asks for the device back.
 
 use std::io;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use crate::sandbox::{self, ThreadRole, calls};
 /// Role of the thread that waits for the host's notices about a device.
 pub const NOTICES_ROLE: ThreadRole = ThreadRole { name: "vfio-notices", calls: &[calls::WAITING] };
 
-/// Token of the event that ends the thread. The token of any other event is its place in the list.
+/// Token of the event that stops the thread. The token of any other event is its index in the list.
 const STOP: usize = usize::MAX;
 
-/// A thread that waits for notices. Dropping it ends the thread.
+/// Thread that waits for notices. Dropping it stops the thread.
 pub(crate) struct HostWatch {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl HostWatch {
-    /// Starts to wait for notices about a function. The listener knows it as `id`; `name` is its address in the host.
-    /// `None` if the host sends no notices about it.
+    /// Starts to wait for notices about a function. `id` is its name for the listener, `name` its address in the
+    /// host. Returns `None` if the host sends no notices about it.
     ///
     /// # Errors
-    /// The host gives no event or no thread.
+    /// The host cannot create an event or a thread.
     pub(crate) fn start(
         id: &str,
         name: &str,
@@ -45,8 +45,8 @@ impl HostWatch {
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
                 match host.enable_irqs(kind, vec![&event]) {
                     Ok(()) => sources.push((event, notice)),
-                    // The other notice is still worth having.
-                    Err(error) => warn!("{name}: the host does not take the event for its {kind:?} interrupt: {error}"),
+                    // Keep the other notice.
+                    Err(error) => warn!("{name}: the host rejects the eventfd for its {kind:?} interrupt: {error}"),
                 }
             }
         }
@@ -62,7 +62,7 @@ impl HostWatch {
         let (id, name) = (id.to_string(), name.to_string());
         let run = move || {
             if let Err(error) = relay(&poll, &sources, |notice| listener.notify(&id, &name, notice)) {
-                error!("{name}: notices of the host are not received any more: {error}");
+                error!("{name}: cannot receive notices of the host any more: {error}");
             }
         };
         let thread = sandbox::start(NOTICES_ROLE, NOTICES_ROLE.name.into(), run)?;
@@ -72,7 +72,7 @@ impl HostWatch {
 
 impl Drop for HostWatch {
     fn drop(&mut self) {
-        // An event that nobody has written before takes a 1.
+        // This is the first write to the event, so the counter has room for it.
         let stopping = self.stop.write(1).is_ok();
         if let (true, Some(thread)) = (stopping, self.thread.take()) {
             // The thread logs its failures itself.
@@ -81,7 +81,8 @@ impl Drop for HostWatch {
     }
 }
 
-/// Passes notices on until it is stopped. One that comes several times before the thread reads it is passed on once.
+/// Forwards notices until it is stopped. If a notice occurs several times before the thread reads it, it is forwarded
+/// once.
 fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], tell: impl Fn(HostNotice)) -> io::Result<()> {
     loop {
         for ready in poll.wait()?.iter_readable() {

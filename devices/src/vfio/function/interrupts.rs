@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interrupts of a passed-through function: the guest's registers of MSI and MSI-X on one side, VFIO's events on the other. INTx is on
-//! whenever neither of them is.
+//! Interrupts of a passed-through function: the guest's MSI and MSI-X registers on one side, VFIO's events on the other. INTx is
+//! enabled whenever MSI and MSI-X are both disabled.
 //!
-//! Vectors are scarce in the host: some 200 for each of its CPUs, for all devices. A function may have 2048, of which a guest uses as
-//! many as it has vCPUs. So MSI-X has the vectors that the guest unmasks, in powers of two, and more when it unmasks more.
+//! Vectors are scarce on the host: it has some 200 for each of its CPUs, for all devices. A function may have 2048 vectors, but a
+//! guest uses only as many as it has vCPUs. So VFIO delivers the MSI-X vectors that the guest unmasks, rounded up to a power of two,
+//! and more when the guest unmasks more.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::pci::{CONTROL_ENABLE, MsixTable, regs};
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::throttle::Throttle;
 
-/// MSI as the guest has set it.
+/// MSI as the guest has configured it.
 struct Msi {
     capability: MsiCapability,
     vectors: Arc<dyn MsiVectors>,
@@ -28,7 +29,7 @@ struct Msi {
 }
 
 impl Msi {
-    /// Routes a vector, or unroutes it, unless it is so already.
+    /// Routes a vector to `message`, or removes its route. Does nothing if that is its state already.
     fn route(&mut self, vector: usize, message: Option<MsiMessage>) -> io::Result<()> {
         if self.routed[vector] != message {
             let number = u16::try_from(vector).map_err(io::Error::other)?;
@@ -39,7 +40,7 @@ impl Msi {
     }
 }
 
-/// Which interrupts VFIO delivers now: a device has one kind at a time.
+/// Interrupts that VFIO delivers now. A device uses one kind at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ActiveIrqs {
     kind: IrqKind,
@@ -73,7 +74,7 @@ impl Interrupts {
         Self { name: name.to_string(), msi, msix, intx, active: None, throttle: Throttle::default() }
     }
 
-    /// Called after the guest wrote `len` bytes at `offset` of configuration space.
+    /// Updates the interrupts after the guest wrote `len` bytes at `offset` of configuration space.
     pub(crate) fn written(
         &mut self,
         host: &dyn HostFunction,
@@ -97,14 +98,14 @@ impl Interrupts {
         }
     }
 
-    /// Called after the guest wrote to the table of MSI-X.
+    /// Updates the interrupts after the guest wrote to the MSI-X table.
     pub(crate) fn table_written(&mut self, host: &dyn HostFunction, table: &mut MsixTable) {
         let Some(active) = self.active.filter(|active| active.kind == IrqKind::Msix) else { return };
         let outcome = self.have_vectors(host, active, table);
         self.report("MSI-X", outcome);
     }
 
-    /// Has VFIO deliver as many vectors of MSI-X as the guest has unmasked, where it delivers fewer.
+    /// Makes VFIO deliver as many MSI-X vectors as the guest has unmasked, if it delivers fewer.
     fn have_vectors(&mut self, host: &dyn HostFunction, active: ActiveIrqs, table: &mut MsixTable) -> io::Result<()> {
         let vectors = enough(table);
         if vectors <= active.vectors {
@@ -113,11 +114,11 @@ impl Interrupts {
         let all = table.vectors().clone();
         let outcome = self.switch(host, Some(ActiveIrqs { vectors, ..active }), Some(&*all));
         if outcome.is_err() {
-            // The host has no more. Those that there were go on.
+            // The host has no more vectors. Keep the old ones enabled.
             self.switch(host, Some(active), Some(&*all))?;
         }
-        // VFIO takes all of them from the device to give it more. One that the device raised meanwhile is lost, and drivers bear one
-        // too many.
+        // VFIO disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
+        // vector once: drivers tolerate an extra interrupt.
         first_error((0..active.vectors).map(|vector| table.trigger(vector))).and(outcome)
     }
 
@@ -164,7 +165,7 @@ impl Interrupts {
         }
     }
 
-    /// Turns INTx on where no other interrupts are: at power-on, and when the guest has turned the others off.
+    /// Enables INTx if no other interrupts are enabled: at power-on, and after the guest has disabled MSI and MSI-X.
     pub(crate) fn start(&mut self, host: &dyn HostFunction) -> io::Result<()> {
         match (&self.active, &self.intx) {
             (None, Some(_)) => self.switch(host, Some(INTX), None),
@@ -172,12 +173,12 @@ impl Interrupts {
         }
     }
 
-    /// There is no INTx from now on. It is off.
+    /// Removes INTx, which is disabled already.
     pub(crate) fn give_intx_up(&mut self) {
         self.intx = None;
     }
 
-    /// Makes VFIO deliver what is wanted. Interrupts that come while their vector is masked stay pending in its event.
+    /// Makes VFIO deliver the wanted interrupts. An interrupt of a masked vector stays pending in its event.
     fn switch(
         &mut self,
         host: &dyn HostFunction,
@@ -192,21 +193,21 @@ impl Interrupts {
             (Some(active), _) => host.disable_irqs(active.kind),
             (None, _) => Ok(()),
         };
-        // What is wanted is still to be had, if the host has it.
-        self.report("interrupts off", off);
+        // Enable the wanted interrupts even if the old ones cannot be disabled.
+        self.report("interrupts", off);
         if let (Some(INTX), Some(intx)) = (wanted, &mut self.intx) {
             intx.enable(host)?;
             self.active = wanted;
         } else if let (Some(wanted), Some(vectors)) = (wanted, vectors) {
             let events: Option<Vec<_>> = (0..wanted.vectors).map(|vector| vectors.event(vector)).collect();
-            let events = events.ok_or_else(|| io::Error::other("a vector has no event"))?;
+            let events = events.ok_or_else(|| io::Error::other("an interrupt vector has no event"))?;
             host.enable_irqs(wanted.kind, events)?;
             self.active = Some(wanted);
         }
         Ok(())
     }
 
-    /// Turns all interrupts off, as at power-on.
+    /// Disables all interrupts, as at power-on.
     pub(crate) fn reset(&mut self, host: &dyn HostFunction, table: Option<&mut MsixTable>) {
         let outcome = self.switch(host, None, None);
         self.report("interrupts", outcome);
@@ -224,12 +225,12 @@ impl Interrupts {
         if let Err(error) = outcome
             && self.throttle.pass()
         {
-            error!("{}: setting {what}: {error}", self.name);
+            error!("{}: cannot update {what}: {error}", self.name);
         }
     }
 }
 
-/// How many vectors of MSI-X are to be delivered: those that the guest uses and up to as many more, one at least.
+/// Returns the number of MSI-X vectors to deliver: those that the guest uses, rounded up to a power of two, at least 1.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! INTx of a passed-through function: its interrupt line on one side, VFIO's events on the other.
+//! INTx of a passed-through function: the guest's interrupt line on one side, VFIO's events on the other.
 //!
-//! The host's kernel does it all: the device interrupts, VFIO masks it and writes an event, KVM raises the guest's line. The guest's
-//! end of interrupt has KVM lower the line and write the other event, by which VFIO unmasks the device. If that still asks, it
-//! interrupts anew. The guest masks INTx by its command register, which VFIO follows.
+//! The host's kernel handles each interrupt without this process:
+//! 1. The device interrupts. VFIO masks it and writes an event, and KVM raises the guest's line.
+//! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks the device.
+//! 3. If the device still asserts INTx, it interrupts again.
+//!
+//! The guest masks INTx through the command register, and VFIO follows it.
 
 use std::io;
 use std::sync::Arc;
@@ -18,37 +21,37 @@ use crate::platform::SharedLine;
 /// INTx of one function.
 pub(crate) struct Intx {
     line: Arc<dyn SharedLine>,
-    /// The device asks.
+    /// VFIO writes it when the device asserts INTx.
     raise: EventFd,
-    /// The guest has served it.
+    /// KVM writes it when the guest has served the interrupt.
     served: EventFd,
     is_connected: bool,
 }
 
 impl Intx {
-    /// INTx on this line, off.
+    /// Creates INTx on this line, disabled.
     pub(crate) fn new(line: Arc<dyn SharedLine>) -> io::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC);
         Ok(Self { line, raise: event()?, served: event()?, is_connected: false })
     }
 
-    /// Turns it on. On error it is off.
+    /// Enables INTx. On error it is disabled.
     pub(crate) fn enable(&mut self, host: &dyn HostFunction) -> io::Result<()> {
         self.line.connect(&self.raise, &self.served)?;
         self.is_connected = true;
         let enabled = host.enable_irqs(IrqKind::Intx, vec![&self.raise]);
         let unmasked = enabled.and_then(|()| {
             host.unmask_intx_by(&self.served).inspect_err(|_| {
-                // Without it the device would interrupt once and never again.
+                // Without unmasking, the device would interrupt once and never again.
                 if let Err(error) = host.disable_irqs(IrqKind::Intx) {
-                    warn!("turning INTx off: {error}");
+                    warn!("cannot disable INTx: {error}");
                 }
             })
         });
         unmasked.inspect_err(|_| self.disconnect())
     }
 
-    /// Turns it off. The guest's line is lowered, whatever fails.
+    /// Disables INTx. The guest's line is lowered even if the host fails.
     pub(crate) fn disable(&mut self, host: &dyn HostFunction) -> io::Result<()> {
         let outcome = host.disable_irqs(IrqKind::Intx);
         self.disconnect();
@@ -59,7 +62,7 @@ impl Intx {
         if std::mem::take(&mut self.is_connected)
             && let Err(error) = self.line.disconnect(&self.raise)
         {
-            warn!("interrupt line {}: disconnecting a device: {error}", self.line.number());
+            warn!("interrupt line {}: cannot disconnect a device: {error}", self.line.number());
         }
     }
 }

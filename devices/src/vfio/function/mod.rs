@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A PCI function outside this process as a function of the guest: configuration space, BARs and interrupts.
+//! PCI function outside this process, exposed as a function of the guest: configuration space, BARs and
+//! interrupts.
 
 mod bar_mapping;
 mod bars;

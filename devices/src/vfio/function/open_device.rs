@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device of VFIO, from its opening to its end, whatever fails between.
+//! VFIO device, from open to close, including failures in between.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,12 +20,12 @@ use crate::platform::VfioFiles;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::space::{Attachable, DmaSpace};
 
-/// An open device.
+/// Open VFIO device.
 pub(super) struct OpenDevice {
     name: String,
-    /// There until this is dropped.
+    /// `Some` until this is dropped.
     device: Option<VfioDevice>,
-    /// Dropped after the device: KVM keeps the file open until then.
+    /// Dropped after the device. KVM keeps the file open until then.
     _listed: Option<ListedFile>,
 }
 
@@ -39,7 +39,7 @@ impl OpenDevice {
                 let inherited = inherited::vfio_device(function.path());
                 let file = inherited.map_or_else(|| VfioDevice::open_cdev(function.path()), Ok).map_err(failed)?;
                 if let Some(kvm) = kvm {
-                    let what = || format!("telling KVM of {}", function.name());
+                    let what = || format!("cannot register {} with KVM", function.name());
                     let told = ListedFile::new(&file, kvm.clone());
                     listed = Some(told.map_err(|source| VfioPciError::Host { what: what(), source })?);
                 }
@@ -54,17 +54,17 @@ impl Deref for OpenDevice {
     type Target = VfioDevice;
 
     fn deref(&self) -> &VfioDevice {
-        self.device.as_ref().expect("it is there until it is dropped")
+        self.device.as_ref().expect("the device exists until `OpenDevice` is dropped")
     }
 }
 
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // The library panics where sysfs has the device no more, which its host may take away at any time, and where the kernel does not
-        // detach it. What it leaves undone ends with the container, or with the program.
+        // The library panics if sysfs no longer has the device, which the host may take away at any time, or if the kernel does not
+        // detach it. Whatever the library leaves undone ends with the container, or with the process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
-            error!("{}: it went away while it was closed", self.name);
+            error!("{}: the device went away while it was being closed", self.name);
         }
     }
 }
@@ -79,8 +79,8 @@ impl Attachable for OpenDevice {
     }
 }
 
-/// A file that KVM was told of, until this is dropped. KVM keeps the file open meanwhile: it would be busy for good if nobody took it
-/// off the list.
+/// File that is registered with KVM until this is dropped. KVM keeps a registered file open, so the device would stay busy until the VM
+/// ends if the file were not removed.
 struct ListedFile {
     /// The same open file.
     file: File,
@@ -98,7 +98,7 @@ impl ListedFile {
 impl Drop for ListedFile {
     fn drop(&mut self) {
         if let Err(error) = self.kvm.remove(self.file.as_fd()) {
-            warn!("a device stays busy until the VM ends: {error}");
+            warn!("cannot remove a device from KVM, so it stays busy until the VM ends: {error}");
         }
     }
 }
@@ -116,19 +116,19 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         VfioError::OpenDeviceCdev(source) => {
             file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
         }
-        // All devices of a group share one address space, and another device's use has chosen a different one.
+        // All devices of a group share one address space, and another device of the group uses a different one.
         VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
-            // The group is open, or the character device is (EINVAL).
+            // The group is open, or the character device is open (EINVAL).
             libc::EBUSY | libc::EINVAL => busy(),
             // Another owner has the group, or interrupts would not be isolated.
             libc::EPERM if function.in_the_way().is_empty() => VfioPciError::NotOurs { name, group },
             libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
-            _ => VfioPciError::Vfio { what: format!("opening {name}"), source: error },
+            _ => VfioPciError::Vfio { what: format!("cannot open {name}"), source: error },
         },
-        // Sysfs showed no driver before, so one was bound since.
+        // Sysfs showed no host driver before, so one was bound since.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
-        source => VfioPciError::Vfio { what: format!("opening {name}"), source },
+        source => VfioPciError::Vfio { what: format!("cannot open {name}"), source },
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// How many files KVM was told of, and how many it was told to forget.
+    /// Counts the files that were added to KVM and removed from it.
     #[derive(Default)]
     struct FakeKvm {
         files: Mutex<(u32, u32)>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What sysfs says about a function of the host, before VFIO is asked for it.
+//! Facts that sysfs reports about a host function, before VFIO opens it.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use crate::vfio::error::{Holder, VfioPciError};
 /// Drivers that do no DMA. VFIO accepts a group with functions that they hold.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
-/// A function of the host that VFIO can hand out, as far as sysfs tells.
+/// Host function that VFIO can hand out, according to sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFunctionPath {
     path: PathBuf,
@@ -20,8 +20,8 @@ pub struct HostFunctionPath {
 }
 
 impl HostFunctionPath {
-    /// Looks at the function behind the sysfs path `path`: it must be a PCI function, bound to vfio-pci (or to a variant
-    /// of it for the device at hand), in an IOMMU group whose other functions the host does not use.
+    /// Checks the function at the sysfs path `path`. It must be a PCI function that is bound to vfio-pci (or to a variant for its kind
+    /// of device). The host must not use the other functions of its IOMMU group.
     pub fn inspect(path: &Path) -> Result<Self, VfioPciError> {
         let real =
             fs::canonicalize(path).map_err(|source| VfioPciError::NoSuchDevice { path: path.to_path_buf(), source })?;
@@ -45,36 +45,36 @@ impl HostFunctionPath {
         Ok(function)
     }
 
-    /// The path without symbolic links: the same for two names of one function.
+    /// Returns the path without symbolic links. All names of one function give the same path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Address of the function, such as `0000:00:05.0`.
+    /// Returns the address of the function, such as `0000:00:05.0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Number of its IOMMU group: functions of one group can only share an address space.
+    /// Returns the number of its IOMMU group. Functions of one group must share an address space.
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// Whether its driver resets it as it is opened: `vfio_pci_core_enable()` of the kernel does. A variant of that driver may go about
-    /// it in its own way.
+    /// True if its driver resets it when it is opened, as the kernel's `vfio_pci_core_enable()` does. A variant driver may behave
+    /// differently, so the result is then false.
     pub(crate) fn is_reset_when_opened(&self) -> bool {
         link_name(&self.path.join("driver")).as_deref() == Some("vfio-pci")
     }
 
-    /// VFIO's character device for the function, where the kernel makes one.
+    /// Returns VFIO's character device for the function, if the kernel provides one.
     pub(crate) fn cdev(&self) -> Option<PathBuf> {
         let entry = fs::read_dir(self.path.join("vfio-dev")).ok()?.next()?.ok()?;
         Some(Path::new("/dev/vfio/devices").join(entry.file_name()))
     }
 
-    /// Memory of the host's buses, whole pages, where DMA of the function may end up at another one instead of at the host's IOMMU: what
-    /// the group has of BARs and of windows of bridges. A function alone in its group has none: the host can keep it apart from all
-    /// others (ACS), which is what makes groups.
+    /// Returns the ranges of the host's bus addresses, in whole pages, where DMA of the function may reach another function instead of
+    /// the host's IOMMU. These are the BARs and bridge windows of its IOMMU group. The list is empty if the function is alone in its
+    /// group: the host can then isolate it from all others (ACS).
     pub fn peer_memory(&self) -> Vec<RangeInclusive<u64>> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let functions: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -89,7 +89,7 @@ impl HostFunctionPath {
         ranges
     }
 
-    /// The functions of the group that drivers of the host hold.
+    /// Returns the functions of the group that host drivers hold.
     pub(crate) fn in_the_way(&self) -> Vec<Holder> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let holder = |entry: fs::DirEntry| {
@@ -104,10 +104,10 @@ impl HostFunctionPath {
     }
 }
 
-/// `IORESOURCE_MEM`, a flag of a line of `resource` (`include/linux/ioport.h`).
+/// `IORESOURCE_MEM`, a flag in a line of `resource` (`include/linux/ioport.h`).
 const IS_MEMORY: u64 = 0x200;
 
-/// The memory that a line of `resource` tells of, in whole pages.
+/// Returns the memory range in a line of `resource`, in whole pages.
 fn memory(line: &str) -> Option<RangeInclusive<u64>> {
     let mut numbers = line.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
     let (first, last, flags) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -119,7 +119,7 @@ fn is_vfio_driver(name: &str) -> bool {
     name.replace('_', "-").contains("vfio-pci")
 }
 
-/// Whether `name` has the form `ssss:bb:dd.f`.
+/// True if `name` has the form `ssss:bb:dd.f`.
 fn is_address(name: &str) -> bool {
     let hex = |text: &str, least: usize| text.len() >= least && text.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.splitn(3, ':');
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs of one IOMMU group; each function comes with its driver.
+    /// Creates a sysfs with one IOMMU group. Each function comes with its driver.
     fn sysfs(functions: &[(&str, Option<&str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("groups/7");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pci_function_is_refused() {
+    fn path_of_no_pci_function_is_refused() {
         let root = sysfs(&[("0000:00:05.0", Some("vfio-pci"))]);
         assert!(matches!(inspect(&root, "groups").unwrap_err(), VfioPciError::NotPci { .. }));
         fs::remove_file(root.path().join("0000:00:05.0/config")).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_functions_that_the_host_cannot_keep_apart_is_told() {
+    fn peer_memory_covers_a_shared_iommu_group_only() {
         let resource = |root: &TempDir, name: &str, text: &str| {
             fs::write(root.path().join(name).join("resource"), text).unwrap();
         };

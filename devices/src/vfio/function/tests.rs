@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The passed-through function as a whole, over a fake one.
+//! Passed-through function as a whole, on top of a fake host function.
 
 mod intx;
 mod kept;
@@ -57,8 +57,9 @@ fn refusal(host: &FakeFunction) -> VfioPciError {
     assemble(host, None).err().unwrap()
 }
 
-/// Much like an emulated NVMe drive: one 64-bit BAR of 16 KiB with the MSI-X table at 0x2000 and its pending bits at
-/// 0x3000, and the capabilities MSI-X at 0x40, PCI Express at 0x80, power management at 0x60.
+/// Creates a function much like an emulated NVMe drive. It has one 64-bit BAR of 16 KiB, with the MSI-X table at
+/// 0x2000 and the pending bits at 0x3000. Its capabilities are MSI-X at 0x40, PCI Express at 0x80 and power
+/// management at 0x60.
 fn nvme() -> FakeFunction {
     let host = FakeFunction::new(4096, &[(0, MEM64, 0x4000)], (0, 65));
     host.list(0x40);
@@ -70,7 +71,7 @@ fn nvme() -> FakeFunction {
     host
 }
 
-/// A function with an MSI capability of 4 vectors, 64-bit address and mask bits at 0x50.
+/// Creates a function with an MSI capability of 4 vectors, 64-bit address and mask bits at 0x50.
 fn with_msi() -> FakeFunction {
     let host = FakeFunction::new(256, &[(0, 0, 0x10_0000)], (4, 0));
     host.list(0x50);
@@ -88,20 +89,20 @@ fn dword(device: &VfioPciDevice, offset: u16) -> u32 {
     u32::from_le_bytes(read(device, offset))
 }
 
-/// The guest's walk along the standard list.
+/// Walks the standard capability list as a guest does.
 fn walk(device: &VfioPciDevice) -> Vec<(u8, u16)> {
     let mut list = Vec::new();
     let mut at = u16::from(read::<1>(device, regs::CAPABILITIES)[0]);
     while at != 0 {
         let [id, next] = read(device, at);
         list.push((id, at));
-        assert!(list.len() <= 48, "the guest's list runs in a circle: {list:x?}");
+        assert!(list.len() <= 48, "the guest's list loops: {list:x?}");
         at = next.into();
     }
     list
 }
 
-/// The guest's walk along the extended list.
+/// Walks the extended capability list as a guest does.
 fn walk_extended(device: &VfioPciDevice) -> Vec<(u16, u16)> {
     let mut list = Vec::new();
     let mut at = regs::EXTENDED;
@@ -110,14 +111,14 @@ fn walk_extended(device: &VfioPciDevice) -> Vec<(u16, u16)> {
         if header != 0 {
             list.push((u16::try_from(header & 0xffff).unwrap(), at));
         }
-        assert!(list.len() <= 960, "the guest's list runs in a circle");
+        assert!(list.len() <= 960, "the guest's list loops");
         at = u16::try_from(header >> 20).unwrap();
     }
     list
 }
 
 #[test]
-fn guest_sees_our_bars_and_the_host_never_does() {
+fn guest_bar_writes_never_reach_the_host() {
     let m = machine(&nvme());
     assert_eq!(m.device.bars(), [Bar { index: 0, kind: BarKind::Memory64 { prefetchable: false }, size: 0x4000 }]);
     m.device.assign_bar(0, HOME);
@@ -168,7 +169,7 @@ fn power_state_is_the_guests_own() {
 }
 
 #[test]
-fn broken_capability_list_ends() {
+fn broken_capability_list_terminates() {
     let host = nvme();
     host.set(0x61, &[0x40]);
     assert_eq!(walk(&machine(&host).device), [(regs::CAP_MSIX, 0x40), (regs::CAP_EXPRESS, 0x80), (regs::CAP_PM, 0x60)]);
@@ -181,13 +182,13 @@ fn broken_capability_list_ends() {
 }
 
 #[test]
-fn capability_that_cannot_be_is_hidden_with_its_body() {
+fn invalid_capability_is_hidden_with_its_body() {
     let cases: [(&str, u16, &[u8]); 5] = [
         ("table beyond the BAR", 0x44, &[0, 0x3c, 0, 0]),
-        ("table in a BAR that is not there", 0x44, &[1, 0, 0, 0]),
+        ("table in a missing BAR", 0x44, &[1, 0, 0, 0]),
         ("pending bits in no BAR", 0x48, &[7, 0, 0, 0]),
         ("more vectors than VFIO serves", 0x42, &[0xff, 0x7]),
-        ("cut short by the next one", 0x41, &[0x48]),
+        ("too short before the next capability", 0x41, &[0x48]),
     ];
     for (what, offset, bytes) in cases {
         let host = nvme();
@@ -202,7 +203,7 @@ fn capability_that_cannot_be_is_hidden_with_its_body() {
 }
 
 #[test]
-fn extended_list_leads_around_what_is_hidden() {
+fn extended_list_skips_hidden_capabilities() {
     let host = nvme();
     let header = |id: u32, next: u32| (id | (1 << 16) | (next << 20)).to_le_bytes();
     host.set(0x100, &header(0x10, 0x140));
@@ -244,7 +245,7 @@ fn impossible_devices_are_refused() {
 fn msix_is_routed_by_the_guests_table_and_delivered_by_vfio() {
     let m = machine(&nvme());
     let vectors = m.msi.0.lock().unwrap()[0].clone();
-    // As Linux does it: enabled with all vectors masked, then the table, then unmasked.
+    // Linux first enables MSI-X with all vectors masked, then writes the table, then unmasks the vectors.
     m.device.write_config(0x42, &[0, 0xc0]);
     assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
     m.device.write_bar(0, 0x2010, &0xfee0_1000u32.to_le_bytes());
@@ -264,7 +265,7 @@ fn msix_is_routed_by_the_guests_table_and_delivered_by_vfio() {
     assert_eq!(read(&m.device, 0x42), [64, 0]);
 }
 
-/// Masks vector `vector`, or unmasks it.
+/// Masks or unmasks vector `vector`.
 fn mask_vector(m: &Machine, vector: u64, masked: bool) {
     m.device.write_bar(0, 0x2000 + vector * 16 + 12, &u32::from(masked).to_le_bytes());
 }
@@ -281,10 +282,10 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
 
     mask_vector(&m, 1, false);
     assert_eq!(m.host.events(), more(2));
-    assert_eq!((fired(0), fired(1)), (1, 0), "what came meanwhile");
+    assert_eq!((fired(0), fired(1)), (1, 0), "an interrupt may have been lost meanwhile");
     mask_vector(&m, 4, false);
     assert_eq!(m.host.events(), more(8));
-    // There is room, and what is masked again keeps its place.
+    // The host has enough vectors, and a masked vector keeps its place.
     for (vector, masked) in [(7, false), (7, true), (4, true), (4, false)] {
         mask_vector(&m, vector, masked);
     }
@@ -292,7 +293,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
     mask_vector(&m, 64, false);
     assert_eq!(m.host.events(), more(65));
 
-    // Turned on again it has those that are unmasked.
+    // After another enable, MSI-X has enough vectors for the unmasked ones.
     mask_vector(&m, 64, true);
     m.device.write_config(0x42, &[0, 0]);
     m.device.write_config(0x42, &[0, 0x80]);
@@ -300,7 +301,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
 }
 
 #[test]
-fn vectors_that_there_are_go_on_where_the_host_has_no_more() {
+fn old_vectors_keep_working_if_the_host_has_no_more() {
     let m = machine(&nvme());
     mask_vector(&m, 1, false);
     m.device.write_config(0x42, &[0, 0x80]);
@@ -345,7 +346,7 @@ fn msi_follows_count_masks_and_enable() {
     assert_eq!(*vectors.routes.lock().unwrap(), [message(0x46), None, None, None]);
     m.device.write_config(0x60, &[0]);
     assert_eq!(*vectors.routes.lock().unwrap(), [message(0x46), message(0x47), None, None]);
-    // More vectors than there are.
+    // The guest asks for more vectors than the device has.
     m.device.write_config(0x52, &[0x71, 0]);
     assert_eq!(m.host.events(), [Event::Disable(IrqKind::Msi), Event::Enable(IrqKind::Msi, 4)]);
     assert_eq!(vectors.routes.lock().unwrap()[3], message(0x47));
@@ -371,7 +372,7 @@ fn device_has_one_kind_of_interrupt_at_a_time() {
 }
 
 #[test]
-fn bar_is_shown_in_pieces_around_the_table_once() {
+fn bar_is_visible_around_the_msix_table_once() {
     let m = machine(&nvme());
     m.device.bar_moved(0, HOME).unwrap();
     assert_eq!(m.slots.visible(), [(HOME, 0x2000)]);
@@ -415,12 +416,12 @@ fn reset_stops_dma_and_interrupts_and_keeps_the_assigned_bars() {
     assert_eq!(dword(&m.device, regs::BAR0 + 4), 0x40);
     assert_eq!(read(&m.device, 0x42), [64, 0]);
     assert_eq!(read(&m.device, 0x64), [8]);
-    // Enabled anew, it works anew.
+    // MSI-X works again after it is enabled again.
     m.device.write_config(0x42, &CONTROL_ENABLE.to_le_bytes());
     assert_eq!(m.host.events(), [Event::Enable(IrqKind::Msix, 1)]);
 }
 
-/// Keeps what it is told, with the device's names.
+/// Forwards each notice to a test, with the device's names.
 struct Listener(Sender<(String, String, HostNotice)>);
 
 impl HostListener for Listener {
@@ -430,12 +431,12 @@ impl HostListener for Listener {
 }
 
 #[test]
-fn what_the_host_tells_is_passed_on_as_long_as_somebody_listens() {
+fn notices_are_forwarded_while_a_listener_exists() {
     let host = nvme();
     host.offer(IrqKind::Error);
     host.offer(IrqKind::Request);
     let m = machine(&host);
-    assert!(!host.tell(IrqKind::Error), "nobody listens yet");
+    assert!(!host.tell(IrqKind::Error), "no listener yet");
     let (sender, notices) = mpsc::channel();
     m.device.watch(Arc::new(Listener(sender))).unwrap();
     assert_eq!(host.events(), [Event::Enable(IrqKind::Error, 1), Event::Enable(IrqKind::Request, 1)]);
@@ -447,7 +448,7 @@ fn what_the_host_tells_is_passed_on_as_long_as_somebody_listens() {
     }
     assert!(host.tell(IrqKind::Error));
     assert_eq!(next(), told(HostNotice::Failed));
-    // A reset concerns the device's own interrupts, and not these.
+    // A reset affects only the device's own interrupts, not the notices.
     m.device.reset().unwrap();
     assert!(!host.events().iter().any(|event| matches!(event, Event::Disable(_))));
     assert!(host.tell(IrqKind::Error));
@@ -455,12 +456,12 @@ fn what_the_host_tells_is_passed_on_as_long_as_somebody_listens() {
 
     m.device.unwatch();
     assert!(host.tell(IrqKind::Error) && host.tell(IrqKind::Request));
-    // The listener is gone with the thread, and said nothing more.
+    // The listener was dropped with the thread, and forwarded nothing more.
     assert_eq!(notices.recv(), Err(RecvError));
 }
 
 #[test]
-fn device_whose_host_tells_nothing_is_not_watched() {
+fn device_without_host_notices_is_not_watched() {
     for (kind, notice) in [(IrqKind::Error, HostNotice::Failed), (IrqKind::Request, HostNotice::Requested)] {
         let host = nvme();
         host.offer(kind);
@@ -470,7 +471,7 @@ fn device_whose_host_tells_nothing_is_not_watched() {
         assert_eq!(host.events(), [Event::Enable(kind, 1)]);
         assert!(host.tell(kind));
         assert_eq!(notices.recv_timeout(Duration::from_secs(60)).unwrap().2, notice);
-        // The end of the device is the end of it, too.
+        // Dropping the device also drops the listener.
         drop(m);
         assert_eq!(notices.recv(), Err(RecvError));
     }
@@ -497,7 +498,7 @@ fn reset_of_reclaimed_device_succeeds_but_open_is_refused() {
     assert!(!host.events().contains(&Event::Reset));
     assert!(m.device.is_held());
     let error = refusal(&host);
-    assert!(error.to_string().contains("resetting 0000:00:05.0"), "{error}");
+    assert!(error.to_string().contains("cannot reset 0000:00:05.0"), "{error}");
     host.0.held.store(false, Ordering::Relaxed);
     m.device.reset().unwrap();
     assert!(!m.device.is_held() && host.events().contains(&Event::Reset));
@@ -516,7 +517,7 @@ fn reset_waits_for_host_hold_and_fails_if_it_persists() {
     release.join().unwrap();
     assert!(m.host.events().contains(&Event::Reset));
 
-    // Nobody said that it is to be given back: it must not go on as it is.
+    // The host did not ask for the device, so the reset must fail.
     m.host.0.held.store(true, Ordering::Relaxed);
     m.host.events();
     assert_eq!(m.device.reset().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -524,7 +525,7 @@ fn reset_waits_for_host_hold_and_fails_if_it_persists() {
 }
 
 #[test]
-fn one_interrupt_that_the_host_does_not_take_leaves_the_other() {
+fn rejected_notice_leaves_the_other_notice_working() {
     let host = nvme();
     host.offer(IrqKind::Error);
     host.offer(IrqKind::Request);
@@ -544,8 +545,8 @@ mod hostile {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever a device has in its configuration space and whatever a guest writes there, the guest's lists end,
-        /// and neither the host's BARs nor its decoding change.
+        /// For any configuration space of a device and any writes of a guest, the guest's lists end, and neither the
+        /// host's BARs nor their decoding change.
         #[test]
         fn random_space_and_random_writes_are_survived(
             space in prop::collection::vec(any::<u8>(), 4096),

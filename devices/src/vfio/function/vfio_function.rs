@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A function of the host that VFIO gives access to.
+//! Host function that VFIO gives access to.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,19 +22,21 @@ use crate::vfio::error::VfioPciError;
 use crate::vfio::ioctl::{self, IrqAction};
 use crate::vfio::space::{Attachable, DmaSpace};
 
-/// A function of the host behind VFIO.
+/// Host function accessed through VFIO.
 pub(crate) struct VfioFunction {
     device: Arc<OpenDevice>,
     has_reset: bool,
-    /// The host reset it as it was opened, and nobody has used it since.
+    /// True if the host reset the function when it was opened and the function was not used since.
     is_new: AtomicBool,
 }
 
 impl VfioFunction {
     pub(crate) fn open(function: &HostFunctionPath, space: &DmaSpace) -> Result<Self, VfioPciError> {
         let device = OpenDevice::open(function, space)?;
-        let has_reset = ioctl::has_reset(&*device)
-            .map_err(|source| VfioPciError::Host { what: format!("asking VFIO about {}", function.name()), source })?;
+        let has_reset = ioctl::has_reset(&*device).map_err(|source| VfioPciError::Host {
+            what: format!("cannot query VFIO about {}", function.name()),
+            source,
+        })?;
         let is_new = function.is_reset_when_opened().into();
         Ok(Self { device: Arc::new(device), has_reset, is_new })
     }
@@ -84,7 +86,7 @@ impl HostFunction for VfioFunction {
 
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping> {
         let start = self.device.get_region_offset(bar.into());
-        let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("a region's offset wraps"))?;
+        let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("the offset of a region overflows"))?;
         BarMapping::new(&**self.device, offset, len, read_only)
     }
 
@@ -105,7 +107,7 @@ impl HostFunction for VfioFunction {
     }
 
     fn reset(&self) -> io::Result<bool> {
-        // A reset takes 100 ms and more where it is one of the function alone (PCI Express Base, section 6.6.2).
+        // A function-level reset takes 100 ms or more (PCI Express Base, section 6.6.2).
         if self.has_reset && !self.is_new.swap(false, Ordering::Relaxed) {
             ioctl::reset(&**self.device)?;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A function of the host as a function of the guest.
+//! Host function exposed as a function of the guest.
 
 use std::io;
 use std::path::Path;
@@ -30,12 +30,13 @@ use crate::vfio::error::VfioPciError;
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// How long a reset waits for the host, which may be resetting the device itself or recovering its link from an error.
+/// Maximum time that a reset waits for the host, which may be resetting the device itself or recovering its link from
+/// an error.
 const HELD_FOR: Duration = Duration::from_secs(3);
-/// How long to wait between two attempts.
+/// Pause between two attempts.
 const HELD_PAUSE: Duration = Duration::from_millis(50);
 
-/// Passes every notice on, and remembers whether the host has asked for the device.
+/// Forwards every notice, and remembers if the host has asked for the device.
 struct RequestWatcher {
     requested: Arc<AtomicBool>,
     listener: Arc<dyn HostListener>,
@@ -58,7 +59,7 @@ struct FunctionState {
 }
 
 impl FunctionState {
-    /// The function has no INTx from now on.
+    /// Removes INTx from the function.
     fn give_intx_up(&mut self) {
         self.interrupts.give_intx_up();
         for view in [&mut self.view, &mut self.initial] {
@@ -67,29 +68,29 @@ impl FunctionState {
     }
 }
 
-/// A PCI function of the host passed through to the guest by VFIO.
+/// Host PCI function, passed through to the guest by VFIO.
 pub struct VfioPciDevice {
     id: String,
     name: String,
     state: Mutex<FunctionState>,
-    /// Locked after `state`, where both are.
+    /// Locked after `state` if both are locked.
     table: Option<Mutex<MsixTable>>,
     msix: Option<MsixCapability>,
     slots: Arc<dyn MemorySlots>,
-    /// The last accesses, where a ring was left for them.
+    /// Recent accesses, if a ring was available for them.
     accesses: Option<Claim>,
     throttle: Throttle,
     watch: Mutex<Option<HostWatch>>,
-    /// The last reset failed because the host held the device.
+    /// True if the last reset failed because the host held the device.
     held: AtomicBool,
-    /// The host has asked for the device, to take it from its driver.
+    /// True if the host has asked for the device, to take it from its driver.
     requested: Arc<AtomicBool>,
-    // The mappings of the BARs hold the device open, so they go before it.
+    // The mappings of the BARs keep the device open, so they are dropped before it.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
 }
 
-/// What an access to a BAR reaches: the MSI-X table or the pending bits at this offset, or the device.
+/// Target of an access to a BAR: the MSI-X table or the pending bits at this offset, or the device.
 enum BarTarget {
     Table(u64),
     Pending(u64),
@@ -97,8 +98,9 @@ enum BarTarget {
 }
 
 impl VfioPciDevice {
-    /// Opens the function at `path` in sysfs, puts it in address space `space`, and resets it. `id` is its
-    /// name in logs and the API. Its INTx goes to `line`; `None` where the VM has no lines for devices of the host.
+    /// Opens the function at sysfs path `path`, attaches it to address space `space`, and resets it. `id` is its name
+    /// in logs and the API. Its INTx goes to `line`, which is `None` if the VM has no interrupt lines for host
+    /// devices.
     pub fn open(
         id: &str,
         path: &Path,
@@ -129,7 +131,7 @@ impl VfioPciDevice {
         let line = line.filter(|_| layout.intx);
         let allocate = |count: u16| -> Result<Arc<dyn MsiVectors>, VfioPciError> {
             msi.allocate(count).map_err(|source| VfioPciError::Host {
-                what: format!("allocating {count} interrupt vectors for {name}"),
+                what: format!("cannot allocate {count} interrupt vectors for {name}"),
                 source,
             })
         };
@@ -138,7 +140,7 @@ impl VfioPciDevice {
         let bars: Vec<_> =
             layout.bars.iter().map(|bar| HostBar::new(name, &*host, *bar, layout.msix.as_ref())).collect();
         let intx = line.map(Intx::new).transpose().map_err(|source| VfioPciError::Host {
-            what: format!("making the events of the INTx of {name}"),
+            what: format!("cannot create the events for INTx of {name}"),
             source,
         })?;
         let interrupts = Interrupts::new(name, msi, layout.msix.clone(), intx);
@@ -158,11 +160,11 @@ impl VfioPciDevice {
             bars,
             host,
         };
-        device.restart().map_err(|source| VfioPciError::Host { what: format!("resetting {name}"), source })?;
+        device.restart().map_err(|source| VfioPciError::Host { what: format!("cannot reset {name}"), source })?;
         match device.start_intx() {
             Err(source) if only_intx => return Err(without_intx(source)),
             Err(source) => {
-                warn!("{name}: the host does not give its INTx, so its driver has to use MSI or MSI-X: {source}");
+                warn!("{name}: the host cannot enable its INTx, so its driver has to use MSI or MSI-X: {source}");
                 lock(&device.state).give_intx_up();
             }
             Ok(()) => {}
@@ -170,15 +172,16 @@ impl VfioPciDevice {
         Ok(device)
     }
 
-    /// Address of the function in the host, such as `0000:00:05.0`.
+    /// Returns the address of the function in the host, such as `0000:00:05.0`.
     pub fn host_name(&self) -> &str {
         &self.name
     }
 
-    /// Passes the host's notices about the function to `listener` from now on. A function may have none.
+    /// Forwards the host's notices about the function to `listener` from now on. The host may send none for a
+    /// function.
     ///
     /// # Errors
-    /// The host gives no event or no thread.
+    /// The host cannot create an event or a thread.
     pub fn watch(&self, listener: Arc<dyn HostListener>) -> io::Result<()> {
         let watcher = RequestWatcher { requested: self.requested.clone(), listener };
         let watch = HostWatch::start(&self.id, &self.name, &*self.host, Arc::new(watcher))?;
@@ -186,23 +189,23 @@ impl VfioPciDevice {
         Ok(())
     }
 
-    /// Stops passing notices on. Returns once the last one is delivered.
+    /// Stops forwarding notices. Returns after the last notice is delivered.
     pub fn unwatch(&self) {
         let watch = lock(&self.watch).take();
         drop(watch);
     }
 
-    /// Whether the last reset failed because the host held the function: it is taking it from its driver.
+    /// True if the last reset failed because the host held the function, in order to take it from its driver.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Attaches the function to another address space.
+    /// Returns a handle that attaches the function to another address space.
     pub(crate) fn attachable(&self) -> Weak<dyn Attachable> {
         self.host.attachable()
     }
 
-    /// Does an access, which is kept among the last ones: one that does not end is seen in the report of a crash.
+    /// Performs an access and records it. If the access never ends, a crash report shows it.
     fn access(&self, code: u8, region: u16, offset: u64, len: usize, access: impl FnOnce()) {
         let Some(ring) = self.accesses.as_ref().map(Claim::ring) else { return access() };
         let (number, slot) = ring.begin(region);
@@ -231,7 +234,8 @@ impl VfioPciDevice {
         state.interrupts.table_written(&*self.host, &mut table);
     }
 
-    /// What the byte at `offset` of BAR `bar` belongs to, and how many bytes from there on belong to the same.
+    /// Returns the target of the byte at `offset` of BAR `bar`, and the number of bytes from there on with the same
+    /// target.
     fn target(&self, bar: u8, offset: u64) -> (BarTarget, u64) {
         let mut left = u64::MAX;
         if let Some(msix) = &self.msix {
@@ -249,7 +253,7 @@ impl VfioPciDevice {
         (BarTarget::Device, left)
     }
 
-    /// Splits an access where what it reaches changes.
+    /// Splits an access wherever its target changes.
     fn each_target(
         &self,
         bar: u8,
@@ -268,11 +272,12 @@ impl VfioPciDevice {
         }
     }
 
-    /// Resets the function, and leaves its interrupts off. Fails with `WouldBlock` while the host holds it.
+    /// Resets the function, and leaves its interrupts disabled. Fails with `WouldBlock` while the host holds the
+    /// function.
     fn restart(&self) -> io::Result<()> {
         let mut state = lock(&self.state);
         let mut table = self.lock_table();
-        // No DMA from here on, whether the device can be reset or not.
+        // No DMA from here on, even if the device cannot be reset.
         self.quiesce(&state);
         state.interrupts.reset(&*self.host, table.as_deref_mut());
         let outcome = self.host.reset();
@@ -280,12 +285,12 @@ impl VfioPciDevice {
         state.view = state.initial.clone();
         match outcome? {
             true => info!("{}: reset", self.name),
-            false => warn!("{}: the host knows no way to reset it; its DMA is off, its registers stay", self.name),
+            false => warn!("{}: the host cannot reset it; its DMA is off, its registers keep their state", self.name),
         }
         Ok(())
     }
 
-    /// INTx is on at power-on.
+    /// Enables INTx, as at power-on.
     fn start_intx(&self) -> io::Result<()> {
         lock(&self.state).interrupts.start(&*self.host)
     }
@@ -296,7 +301,7 @@ impl VfioPciDevice {
     }
 }
 
-/// Whether a write to configuration space turns the decoding of memory BARs off.
+/// True if a write to configuration space turns off the decoding of memory BARs.
 fn ends_decoding(offset: u16, data: &[u8]) -> bool {
     let low = regs::COMMAND.checked_sub(offset).and_then(|at| data.get(usize::from(at)));
     low.is_some_and(|low| u16::from(*low) & regs::COMMAND_MEMORY == 0)
@@ -320,7 +325,10 @@ impl PciDevice for VfioPciDevice {
                 && let Err(error) = first_error(self.bars.iter().map(HostBar::withhold))
                 && self.throttle.pass()
             {
-                warn!("{}: decoding goes off while other devices may reach a BAR: {error}", self.name);
+                warn!(
+                    "{}: cannot keep other devices' DMA away from a BAR before its decoding goes off: {error}",
+                    self.name
+                );
             }
             let FunctionState { view, interrupts, .. } = &mut *state;
             view.write(&*self.host, offset, data);
@@ -384,9 +392,9 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// A function that the host takes back cannot be reset: the host holds it until it is closed. The VM goes on,
-    /// since the guest loses the function anyway. For any other reason the host holds a function for a moment only,
-    /// so the reset is tried again.
+    /// If the host takes the function back, it cannot be reset: the host holds it until it is closed. The VM
+    /// continues, since the guest loses the function anyway. In any other case the host holds a function only for a
+    /// moment, so the reset is tried again.
     fn reset(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {
@@ -394,13 +402,16 @@ impl PciDevice for VfioPciDevice {
             let held = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
             self.held.store(held, Ordering::Relaxed);
             if held && self.requested.load(Ordering::Relaxed) {
-                warn!("{}: the host holds it, and so it is not reset; its DMA is off, its registers stay", self.name);
+                warn!(
+                    "{}: cannot reset it, because the host is taking it back; its DMA is off, but its registers keep their state",
+                    self.name
+                );
                 return Ok(());
             }
             if outcome.is_ok()
                 && let Err(error) = self.start_intx()
             {
-                error!("{}: turning INTx on: {error}", self.name);
+                error!("{}: cannot enable INTx: {error}", self.name);
             }
             if !held || since.elapsed() >= HELD_FOR {
                 return outcome;

@@ -13,25 +13,25 @@ use super::{ioas, type1_info};
 use crate::platform::VfioFiles;
 use crate::vfio::ioctl;
 
-/// An I/O address space of the host: what the devices attached to it can reach. Clones are the same one.
+/// Host I/O address space: the memory that the attached devices can access. Clones refer to the same address space.
 ///
-/// It starts empty. What is mapped stays mapped until it is unmapped, or the last clone and the last device are gone.
+/// It starts empty. A mapping lasts until it is unmapped, or until the last clone and the last device are gone.
 #[derive(Clone)]
 pub enum DmaSpace {
     /// A container of VFIO's type 1 back end.
     Container(Arc<VfioContainer>),
     /// An I/O address space of IOMMUFD.
     Ioas {
-        /// The address space, in which devices are opened.
+        /// Address space. Devices are opened in it.
         ioas: Arc<VfioIommufd>,
-        /// KVM is told of the devices.
+        /// Registers the devices' files with KVM.
         kvm: Option<Arc<dyn VfioFiles>>,
     },
 }
 
 impl DmaSpace {
-    /// Lets the devices reach `memory` at `iova`, and pins it. The errors are the kernel's: `EEXIST` where something is
-    /// mapped already, `ENOSPC` and `ENOMEM` for limits.
+    /// Maps `memory` at `iova` for the devices, and pins it. Fails with the kernel's errors: `EEXIST` if something is
+    /// mapped there already, `ENOSPC` and `ENOMEM` if a limit is reached.
     pub(crate) fn map(&self, iova: u64, memory: &VolatileSlice<'_>, permissions: Permissions) -> io::Result<()> {
         match self {
             Self::Container(container) => ioctl::map_dma(&**container, iova, memory, permissions),
@@ -39,8 +39,8 @@ impl DmaSpace {
         }
     }
 
-    /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns how many bytes were mapped there.
-    /// The error is `EINVAL` or `ENOENT` when the range cuts a mapping or holds none.
+    /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped there.
+    /// Fails with `EINVAL` or `ENOENT` if the range splits a mapping or holds none.
     pub(crate) fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         match self {
             Self::Container(container) => ioctl::unmap_dma(&**container, iova, len),
@@ -60,7 +60,8 @@ impl DmaSpace {
         }
     }
 
-    /// What the host's IOMMU can translate here. A device must be attached: the limits are not known before.
+    /// Returns the limits of the host's IOMMU for this address space. A device must be attached, since the limits are
+    /// unknown before.
     pub(crate) fn limits(&self) -> io::Result<MapperLimits> {
         match self {
             Self::Container(container) => Ok(type1_info::parse(&ioctl::iommu_info(&**container)?)),

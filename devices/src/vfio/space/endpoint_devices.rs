@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind each endpoint. With IOMMUFD, the engine attaches endpoints to other address spaces while they run.
+//! Device of each endpoint. With IOMMUFD, the engine moves endpoints to other address spaces while they run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,21 +13,22 @@ use crate::sync::lock;
 
 /// A device that can be attached to another address space while it runs.
 pub(crate) trait Attachable: Send + Sync {
-    /// Attaches the device to `space` and detaches it from the one it was in, in one step. On error it stays where it was.
+    /// Attaches the device to `space` and detaches it from its old address space, in one step. On error the device stays
+    /// in the old one.
     fn attach(&self, space: &DmaSpace) -> io::Result<()>;
 }
 
-/// The devices behind the endpoints of one IOMMUFD. Clones are the same one. It keeps no device open.
+/// Devices of the endpoints of one IOMMUFD. Clones share one list, which keeps no device open.
 #[derive(Clone, Default)]
 pub(crate) struct EndpointDevices(Arc<Mutex<BTreeMap<EndpointId, Weak<dyn Attachable>>>>);
 
 impl EndpointDevices {
-    /// `device` is behind `endpoint` from now on.
+    /// Registers `device` as the device of `endpoint`.
     pub(crate) fn insert(&self, endpoint: EndpointId, device: Weak<dyn Attachable>) {
         lock(&self.0).insert(endpoint, device);
     }
 
-    /// Attaches the device behind `endpoint` to `space`. On error it stays where it is.
+    /// Attaches the device of `endpoint` to `space`. On error the device stays in its address space.
     pub(crate) fn attach(&self, endpoint: EndpointId, space: &DmaSpace) -> io::Result<()> {
         let device = lock(&self.0).get(&endpoint).and_then(Weak::upgrade);
         let gone = || io::Error::new(io::ErrorKind::NotFound, format!("endpoint {endpoint:#x} has no open device"));

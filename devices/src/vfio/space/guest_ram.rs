@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest RAM in an address space of the host, for devices that are behind no virtual IOMMU.
+//! Guest RAM in a host address space, for devices that are not behind a virtual IOMMU.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::ram::{Ram, RamRegion};
 use crate::sync::lock;
 use crate::vfio::error::VfioPciError;
 
-/// Guest RAM mapped in an address space, each address at itself, until this is dropped.
+/// Guest RAM mapped in an address space, with IOVA equal to GPA. Dropping it unmaps the RAM.
 pub struct GuestRamMapping {
     space: DmaSpace,
-    /// Owns what is mapped.
+    /// Keeps the mapped RAM alive.
     _memory: Arc<Ram>,
     /// Address and length of each region that is mapped.
     mapped: Mutex<Vec<(u64, u64)>>,
@@ -32,10 +32,10 @@ pub fn map_guest_ram(space: &DmaSpace, memory: &Arc<Ram>) -> Result<GuestRamMapp
 }
 
 impl GuestRamMapping {
-    /// Maps and pins a region of the same RAM too, if it is not mapped already.
+    /// Maps and pins another region of the same RAM, unless it is mapped already.
     ///
     /// # Errors
-    /// The kernel does not map it.
+    /// The kernel cannot map the region.
     pub fn add(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
         let mut mapped = lock(&self.mapped);
@@ -51,7 +51,7 @@ impl GuestRamMapping {
         Ok(())
     }
 
-    /// Unmaps a region, if it is mapped.
+    /// Unmaps a region if it is mapped.
     pub fn remove(&self, region: &RamRegion) {
         let range = (region.start_addr().raw_value(), region.len());
         let mut mapped = lock(&self.mapped);
@@ -64,10 +64,10 @@ impl GuestRamMapping {
     fn unmap(&self, (start, len): (u64, u64)) {
         match self.space.unmap(start, len) {
             Ok(done) if done == len => {}
-            Ok(done) => error!("VFIO unmapped {done:#x} bytes of {len:#x} of guest RAM at {start:#x}"),
+            Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at {start:#x}"),
             // The container's last device is closed and its address space gone.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            Err(error) => error!("unmapping guest RAM at {start:#x}: {error}"),
+            Err(error) => error!("cannot unmap guest RAM at {start:#x}: {error}"),
         }
     }
 }
@@ -79,7 +79,7 @@ fn map_error(gpa: u64, len: u64, source: io::Error) -> VfioPciError {
         }
         _ => "",
     };
-    VfioPciError::Host { what: format!("mapping {len:#x} bytes of guest RAM at {gpa:#x} for DMA{hint}"), source }
+    VfioPciError::Host { what: format!("cannot map {len:#x} bytes of guest RAM at {gpa:#x} for DMA{hint}"), source }
 }
 
 impl Drop for GuestRamMapping {

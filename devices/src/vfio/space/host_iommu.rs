@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's IOMMU, by which address spaces and their mappers are made.
+//! Host IOMMU, which creates address spaces and their mappers.
 
 use std::any::Any;
 use std::io;
@@ -20,37 +20,39 @@ use crate::platform::VfioFiles;
 use crate::vfio::error::{VfioPciError, file_error};
 use crate::vfio::function::VfioPciDevice;
 
-/// The host's IOMMU, which makes address spaces.
+/// Host IOMMU, which creates address spaces.
 pub struct HostIommu {
     backend: Backend,
 }
 
-/// Each with KVM's VFIO device, which is told of the devices that the VM uses.
+/// Each variant has KVM's VFIO device, which KVM uses to track the devices of the VM.
 enum Backend {
     Containers(Option<Arc<VfioDeviceFd>>),
     Iommufd(Arc<IommuFd>, EndpointDevices, Option<Arc<dyn VfioFiles>>),
 }
 
 impl HostIommu {
-    /// By VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
+    /// Uses VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
         Self { backend: Backend::Containers(kvm_vfio) }
     }
 
-    /// By IOMMUFD (`/dev/iommu`) and VFIO's character devices: Linux 6.6 built with `CONFIG_IOMMUFD` and
-    /// `CONFIG_VFIO_DEVICE_CDEV`. A descriptor of it that was inherited takes the place of the file.
+    /// Uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. They need Linux 6.6 built with `CONFIG_IOMMUFD`
+    /// and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, it is used instead of the file.
     pub fn iommufd(kvm: Option<Arc<dyn VfioFiles>>) -> Result<Self, VfioPciError> {
         let iommufd = match inherited::iommufd() {
             Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,
             None => IommuFd::new().map_err(|error| match error {
                 IommufdError::OpenIommufd(source) => iommufd_error(source),
-                error => VfioPciError::Host { what: "opening /dev/iommu".to_string(), source: ioas::io_error(error) },
+                error => {
+                    VfioPciError::Host { what: "cannot open /dev/iommu".to_string(), source: ioas::io_error(error) }
+                }
             })?,
         };
         Ok(Self { backend: Backend::Iommufd(Arc::new(iommufd), EndpointDevices::default(), kvm) })
     }
 
-    /// Makes an empty address space.
+    /// Creates an empty address space.
     pub fn new_space(&self) -> Result<DmaSpace, VfioPciError> {
         match &self.backend {
             Backend::Containers(kvm_vfio) => {
@@ -59,7 +61,7 @@ impl HostIommu {
             }
             Backend::Iommufd(iommufd, _, kvm) => {
                 let ioas = VfioIommufd::new(iommufd.clone(), None, None).map_err(|source| VfioPciError::Vfio {
-                    what: "making an address space (IOAS) of /dev/iommu".to_string(),
+                    what: "cannot create an address space (IOAS) of /dev/iommu".to_string(),
                     source,
                 })?;
                 Ok(DmaSpace::Ioas { ioas: Arc::new(ioas), kvm: kvm.clone() })
@@ -67,9 +69,9 @@ impl HostIommu {
         }
     }
 
-    /// The mapper of `endpoint`. Its device `function` is the only one attached to `space`. `memory` owns the guest
-    /// RAM and all else that will be mapped, and is kept as long as the mapper. With IOMMUFD, a mapper of one
-    /// `HostIommu` can adopt the endpoints of its others.
+    /// Returns the mapper of `endpoint`. Its device `function` must be the only one attached to `space`. The mapper
+    /// keeps `memory`, which owns the guest RAM and all other memory that will be mapped. With IOMMUFD, a mapper
+    /// can adopt the endpoints of the other mappers of this `HostIommu`.
     pub fn mapper(
         &self,
         space: DmaSpace,
@@ -92,7 +94,7 @@ fn container_error(error: VfioError) -> VfioPciError {
     match error {
         VfioError::OpenContainer(source) => file_error(PathBuf::from("/dev/vfio/vfio"), source),
         VfioError::VfioExtension => VfioPciError::NoType1,
-        source => VfioPciError::Vfio { what: "opening a VFIO container".to_string(), source },
+        source => VfioPciError::Vfio { what: "cannot open a VFIO container".to_string(), source },
     }
 }
 
@@ -108,11 +110,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absent_iommufd_says_how_to_do_without() {
+    fn absent_iommufd_error_names_the_remedy() {
         for errno in [libc::ENOENT, libc::ENODEV, libc::ENXIO] {
             let error = iommufd_error(io::Error::from_raw_os_error(errno));
             assert!(error.is_user_error(), "{error}");
-            assert!(error.to_string().contains("turn iommufd of the platform off"), "{error}");
+            assert!(error.to_string().contains("use --platform iommufd=off"), "{error}");
         }
         let error = iommufd_error(io::Error::from_raw_os_error(libc::EACCES));
         assert!(error.to_string().starts_with("/dev/iommu: Permission denied"), "{error}");

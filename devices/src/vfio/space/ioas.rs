@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests to IOMMUFD about one I/O address space (`include/uapi/linux/iommufd.h`).
+//! Requests to IOMMUFD for one I/O address space (`include/uapi/linux/iommufd.h`).
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -16,10 +16,10 @@ use vm_memory::VolatileSlice;
 
 use super::iommufd_ioctl::{self, size_field};
 
-/// Smallest page that the guest is told of, whatever the host's IOMMU can do.
+/// Smallest page size reported to the guest, even if the host's IOMMU supports smaller pages.
 const PAGE_SIZE: u64 = 4096;
 
-/// Lets the devices of `ioas` reach `memory` at `iova`. The pages are pinned if a device is attached, or when one is.
+/// Maps `memory` at `iova` for the devices of `ioas`. The pages are pinned as soon as a device is attached.
 pub(crate) fn map(
     ioas: &VfioIommufd,
     iova: u64,
@@ -37,8 +37,8 @@ pub(crate) fn map(
         size: size_field::<iommu_ioas_map>(),
         flags,
         ioas_id: ioas.ioas().id(),
-        // The address is handed to the kernel alone, which pins the pages that it finds there. It is that of a
-        // `VolatileSlice`: nothing of this process relies on what the device may write there.
+        // Only the kernel gets the address. It pins the pages at this address, which is that of a `VolatileSlice`:
+        // nothing in this process relies on what the device may write there.
         user_va: memory.ptr_guard_mut().as_ptr() as u64,
         length: memory.len() as u64,
         iova,
@@ -47,9 +47,9 @@ pub(crate) fn map(
     ioas.iommufd().map_iommu_ioas(&request).map_err(io_error)
 }
 
-/// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns how many bytes were mapped there.
+/// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped there.
 ///
-/// Unlike type 1, IOMMUFD unmaps one mapping after the other, and stops at one that the range cuts.
+/// Unlike type 1, IOMMUFD unmaps one mapping after the other, and stops at a mapping that the range splits.
 pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u64> {
     let size = size_field::<iommu_ioas_unmap>();
     let mut request = iommu_ioas_unmap { size, ioas_id: ioas.ioas().id(), iova, length };
@@ -60,13 +60,13 @@ pub(crate) fn unmap(ioas: &VfioIommufd, iova: u64, length: u64) -> io::Result<u6
 /// Unmaps everything.
 pub(crate) fn unmap_all(ioas: &VfioIommufd) -> io::Result<()> {
     match unmap(ioas, 0, u64::MAX) {
-        // There was nothing.
+        // Nothing was mapped.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         outcome => outcome.map(drop),
     }
 }
 
-/// What can be mapped, as the devices attached now leave it. IOMMUFD has no limit on the number of mappings.
+/// Returns the limits that result from the attached devices. IOMMUFD does not limit the number of mappings.
 pub(crate) fn limits(ioas: &VfioIommufd) -> io::Result<MapperLimits> {
     let (ranges, alignment) = iommufd_ioctl::iova_ranges(ioas.iommufd(), ioas.ioas().id())?;
     Ok(describe(&ranges, alignment))
@@ -76,11 +76,11 @@ fn describe(ranges: &[(u64, u64)], alignment: u64) -> MapperLimits {
     let granule = alignment.max(PAGE_SIZE).next_power_of_two();
     let iova_ranges: Vec<RangeInclusive<u64>> =
         ranges.iter().map(|(start, last)| *start..=*last).filter(|range| !range.is_empty()).collect();
-    // Any multiple of the granule can be mapped; which larger pages the IOMMU makes of it is the kernel's business.
+    // Any multiple of the granule can be mapped. The kernel chooses larger pages of the IOMMU by itself.
     MapperLimits { page_size_mask: !(granule - 1), iova_ranges, max_mappings: None }
 }
 
-/// The kernel's error inside an error of the library.
+/// Extracts the kernel's error from an error of the library.
 pub(crate) fn io_error(error: IommufdError) -> io::Error {
     match error {
         IommufdError::OpenIommufd(source) => source,

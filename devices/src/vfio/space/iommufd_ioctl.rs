@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The request to IOMMUFD that `iommufd-ioctls` does not make.
+//! Request to IOMMUFD that `iommufd-ioctls` lacks.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use vmm_sys_util::ioctl_io_nr;
 
 ioctl_io_nr!(IOMMU_IOAS_IOVA_RANGES, IOMMUFD_TYPE as u32, IOMMUFD_CMD_IOAS_IOVA_RANGES);
 
-/// Size of a request's structure, as its `size` field wants it.
+/// Size of a request structure, for its `size` field.
 pub(crate) const fn size_field<T>() -> u32 {
     let size = size_of::<T>();
     assert!(size <= 4096);
@@ -20,9 +20,10 @@ pub(crate) const fn size_field<T>() -> u32 {
     size
 }
 
-/// The IOVAs that can be mapped in address space `ioas_id`, as first and last, and the alignment of a mapping.
+/// Returns the IOVA ranges (first, last) that can be mapped in address space `ioas_id`, and the alignment of
+/// mappings.
 pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
-    /// Most ranges that are asked for.
+    /// Maximum number of ranges that are requested.
     const MOST: u32 = 1 << 16;
     let mut room = 16;
     loop {
@@ -34,8 +35,8 @@ pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u
             allowed_iovas: ranges.as_mut_ptr() as u64,
             ..Default::default()
         };
-        // SAFETY: The kernel reads and writes the structure, whose size it is told, and writes at most `room` ranges
-        // where `allowed_iovas` points: there are as many, and nothing else refers to them meanwhile.
+        // SAFETY: The kernel reads and writes the structure, whose size is in `size`. It writes at most `room`
+        // ranges to `allowed_iovas`, which points to that many. Nothing else refers to them meanwhile.
         let result = unsafe { ioctl_with_mut_ref(iommufd, IOMMU_IOAS_IOVA_RANGES(), &mut request) };
         let needed = request.num_iovas;
         if result < 0 {

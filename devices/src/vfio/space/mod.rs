@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! I/O address spaces of the host, and what is mapped in them.
+//! Host I/O address spaces and their mappings.
 
 mod dma_space;
 mod endpoint_devices;

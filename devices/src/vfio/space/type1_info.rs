@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What `VFIO_IOMMU_GET_INFO` says: page sizes, and a chain of capabilities (`include/uapi/linux/vfio.h`).
+//! Answer of `VFIO_IOMMU_GET_INFO`: page sizes, and a chain of capabilities (`include/uapi/linux/vfio.h`).
 
 use std::ops::RangeInclusive;
 
@@ -14,9 +14,9 @@ use vfio_bindings::bindings::vfio::{
 const FLAGS: usize = 4;
 const PAGE_SIZES: usize = 8;
 const CAP_OFFSET: usize = 16;
-/// Smallest structure with capabilities.
+/// Minimum size of a structure with capabilities.
 const WITH_CAPS: usize = 24;
-/// A chain longer than this runs in a circle.
+/// Maximum length of the capability chain. A longer chain is a loop.
 const MOST_CAPABILITIES: usize = 64;
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {
@@ -29,7 +29,8 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|b| u64::from_ne_bytes(*b))
 }
 
-/// Reads the limits out of the structure. What a kernel does not say is taken as unlimited, pages as 4 KiB.
+/// Reads the limits from the structure. A limit that the kernel does not report counts as unlimited, the page size
+/// as 4 KiB.
 pub(crate) fn parse(bytes: &[u8]) -> MapperLimits {
     let flags = word(bytes, FLAGS).unwrap_or(0);
     let page_sizes = long(bytes, PAGE_SIZES).filter(|mask| *mask != 0 && flags & VFIO_IOMMU_INFO_PGSIZES != 0);
@@ -56,7 +57,8 @@ pub(crate) fn parse(bytes: &[u8]) -> MapperLimits {
     limits
 }
 
-/// `struct vfio_iommu_type1_info_cap_iova_range` at `at`: a count behind the header, then pairs of first and last.
+/// Reads `struct vfio_iommu_type1_info_cap_iova_range` at `at`: a count after the header, then pairs of first and
+/// last IOVA.
 fn ranges(bytes: &[u8], at: usize) -> Vec<RangeInclusive<u64>> {
     let count = word(bytes, at + 8).unwrap_or(0) as usize;
     let pair = |index: usize| Some(long(bytes, at + 16 + 16 * index)?..=long(bytes, at + 24 + 16 * index)?);

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unmapping in an address space of the host that says how many bytes it has unmapped.
+//! Unmapping in a host address space that reports how many bytes it unmapped.
 //!
-//! The kernel unmaps all mappings in a range, and fails at one that the range cuts. It may fail after it has unmapped some of them.
-//! A call that succeeds leaves nothing mapped in the range, even if its count is short: then the range had gaps.
+//! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. By then it may have unmapped other mappings.
+//! A call that succeeds leaves nothing mapped in the range. If its count is short, the range had gaps.
 
 use std::io;
 
 use iommu_bounce::UnmapError;
 
-/// Most calls for one range. Each but the last has found something.
+/// Maximum number of calls for one range. Every call except the last found something mapped.
 const MOST_CALLS: u32 = 8;
 
-/// Most ranges that are remembered.
+/// Maximum number of ranges that are remembered.
 const MOST_RANGES: usize = 256;
 
-/// Ranges that an unmap has failed in after it may have unmapped a part.
+/// Ranges whose unmap failed after it may have unmapped a part.
 #[derive(Default)]
 pub(super) struct Unmaps {
     begun: Vec<(u64, u64)>,
 }
 
 impl Unmaps {
-    /// Unmaps `[iova, iova + len)` by `call`, which takes first IOVA and length, and returns the bytes that were mapped there. `short` is
-    /// told how many bytes were mapped of a range that had gaps.
+    /// Unmaps `[iova, iova + len)` with `call`, which takes the first IOVA and the length, and returns the number of bytes that were
+    /// mapped there.
+    /// If the range had gaps, `short` gets the number of bytes that were mapped.
     ///
     /// # Errors
-    /// Something may be mapped in the range. Another call tries again. Then a range that has nothing mapped is no error.
+    /// Something may still be mapped in the range. The caller can try again. A retry that finds nothing mapped succeeds.
     pub(super) fn unmap(
         &mut self,
         iova: u64,
@@ -44,7 +45,7 @@ impl Unmaps {
                 self.note(iova, len);
                 short(done);
             }
-            // Nothing is there: an earlier call has unmapped it, or the caller is wrong.
+            // Nothing is mapped: an earlier call unmapped the range, or the caller is wrong.
             outcome if is_nothing(&outcome) => return self.nothing(iova, len),
             outcome => return Err(self.refused(iova, len, outcome)),
         }
@@ -58,7 +59,7 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Nothing is mapped in this range, which may be a part of one that an unmap was begun of.
+    /// Handles a range without mappings. It may be a part of a range whose unmap was begun.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;
@@ -87,7 +88,7 @@ impl Unmaps {
         }
     }
 
-    /// All of this range is unmapped.
+    /// Forgets a range that is unmapped completely.
     fn forget(&mut self, iova: u64, len: u64) {
         if !self.begun.is_empty() {
             self.begun.retain(|range| *range != (iova, len));
@@ -95,7 +96,7 @@ impl Unmaps {
     }
 }
 
-/// True if nothing is mapped in a range. Type 1 returns 0. IOMMUFD returns ENOENT, also for a range that cuts a mapping.
+/// True if nothing is mapped in a range. Type 1 returns 0. IOMMUFD returns ENOENT, also for a range that splits a mapping.
 fn is_nothing(outcome: &io::Result<u64>) -> bool {
     match outcome {
         Ok(done) => *done == 0,
@@ -103,7 +104,7 @@ fn is_nothing(outcome: &io::Result<u64>) -> bool {
     }
 }
 
-/// True if a range cuts a mapping, as type 1 version 2 reports it.
+/// True if a range splits a mapping, as type 1 version 2 reports it.
 fn is_cut(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }
@@ -127,7 +128,7 @@ mod tests {
         Err(io::Error::from_raw_os_error(number))
     }
 
-    /// A host whose calls have these outcomes; others unmap all.
+    /// Host whose calls have the scripted outcomes. Further calls unmap everything.
     struct Host {
         script: Script,
         unmaps: Unmaps,
@@ -149,7 +150,7 @@ mod tests {
         }
     }
 
-    /// An engine whose domain maps four pages.
+    /// Creates an engine whose domain maps four pages.
     fn rig() -> (Engine, Script) {
         let script = Script::default();
         let ram = Arc::new(TestRam::new(&[(0, 0x1_0000)]));
@@ -186,7 +187,7 @@ mod tests {
     fn range_that_is_found_empty_by_a_retry_is_done() {
         for nothing in [Ok(0), errno(libc::ENOENT)] {
             let (mut engine, script) = rig();
-            // A DETACH must go through: what fails is stuck, and tried again by the next request.
+            // DETACH cannot be rejected. A range that it cannot unmap is stuck, and the next request tries again.
             lock(&script).extend([errno(libc::EBUSY)]);
             assert_eq!(status(&mut engine, &detach(1, 1)), Status::DevErr as u8);
             assert_eq!(engine.counters().stuck_ranges, 1);

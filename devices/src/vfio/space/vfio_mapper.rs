@@ -18,18 +18,19 @@ use crate::host_memory::missing_memory;
 use crate::throttle::Throttle;
 use crate::vfio::error::VfioPciError;
 
-/// A VM has one IOMMUFD, and any of its address spaces can adopt any of its devices.
+/// A VM has one IOMMUFD, and each of its address spaces can adopt any of its devices.
 const GROUP: MapperGroup = MapperGroup(0);
 
-/// Maps for the devices of one address space of the host, with the permissions asked for and no more.
+/// Mapper for the devices of one host address space. It grants exactly the permissions that the caller asks for.
 ///
-/// When it is dropped, the address space is emptied.
+/// Dropping it empties the address space.
 pub struct VfioMapper {
     space: DmaSpace,
     limits: MapperLimits,
-    /// The devices that can be attached to other address spaces; `None` with containers.
+    /// Devices that can be attached to other address spaces. `None` with containers.
     devices: Option<EndpointDevices>,
-    /// Keeps the mapped memory as long as the mappings: the lifetime of a slice ends with the call that maps it.
+    /// Keeps the mapped memory alive as long as the mappings: the lifetime of a slice ends with the call that
+    /// maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
     unmaps: Unmaps,
@@ -55,7 +56,8 @@ impl VfioMapper {
         })
     }
 
-    /// Has the guest map nothing in `ranges`, of whole pages: DMA to them may not come to the host's IOMMU.
+    /// Excludes `ranges` (whole pages) from the IOVAs that the guest can map, because DMA to them may not reach
+    /// the host's IOMMU.
     #[must_use]
     pub fn without(mut self, ranges: &[RangeInclusive<u64>]) -> Self {
         for range in ranges {
@@ -64,7 +66,7 @@ impl VfioMapper {
         self
     }
 
-    /// Says in the log which limit of the host is reached, if one is.
+    /// Logs which limit of the host was reached, if any.
     fn explain(&self, error: &io::Error) {
         let has_hint = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENOMEM | libc::EFAULT));
         if has_hint
@@ -76,7 +78,7 @@ impl VfioMapper {
     }
 }
 
-/// What is left of `usable` without `taken`.
+/// Returns the parts of `usable` that are outside `taken`.
 fn cut(usable: &RangeInclusive<u64>, taken: &RangeInclusive<u64>) -> impl Iterator<Item = RangeInclusive<u64>> + use<> {
     let (first, last) = (*usable.start(), *usable.end());
     let below = taken.start().checked_sub(1).map(|end| first..=end.min(last));
@@ -84,7 +86,7 @@ fn cut(usable: &RangeInclusive<u64>, taken: &RangeInclusive<u64>) -> impl Iterat
     below.into_iter().chain(above).filter(|range| !range.is_empty())
 }
 
-/// What an error of the kernel means to the engine.
+/// Converts an error of the kernel to an error of the engine.
 fn classify(error: io::Error) -> MapError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => MapError::Exists,
@@ -93,8 +95,9 @@ fn classify(error: io::Error) -> MapError {
     }
 }
 
-/// Which limit of the host made the kernel refuse to map, if one did, and what to do. `missing_memory` names guest memory that the host cannot
-/// supply, if there is any.
+/// Returns which limit of the host made the kernel refuse a mapping, and the remedy. Returns `None` if no limit
+/// did.
+/// `missing_memory` names guest memory that the host cannot supply, if there is any.
 fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<String>) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
@@ -106,14 +109,14 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
             let limit = getrlimit(Resource::Memlock).current;
             let limit = limit.map_or_else(|| "without limit".to_string(), |bytes| format!("up to {bytes} bytes"));
             Some(format!(
-                "no more memory can be pinned; this process may lock memory {limit}: raise it (ulimit -l, LimitMEMLOCK=), \
+                "no more memory can be pinned; this process may lock memory {limit}: raise this limit (ulimit -l, LimitMEMLOCK=), \
                  or give the process CAP_IPC_LOCK"
             ))
         }
         libc::EFAULT => Some(missing_memory().unwrap_or_else(|| {
-            "the host's kernel pins no memory of this kind for devices: Linux 6.5 and later pin no pages of a file for writing unless it \
-             lies on tmpfs or hugetlbfs, so keep the file of --pmem or of a memory zone there (or use discard_writes=on), and IOMMUFD \
-             pins no registers of other devices"
+            "the host's kernel cannot pin this kind of memory for devices: since Linux 6.5 it pins file pages for writing only on \
+             tmpfs or hugetlbfs, so keep the file of --pmem or of a memory zone there (or use discard_writes=on); IOMMUFD never \
+             pins registers of other devices"
                 .to_string()
         })),
         _ => None,
@@ -133,7 +136,7 @@ impl DmaMapper for VfioMapper {
             |iova, len| space.unmap(iova, len),
             |done| {
                 if throttle.pass() {
-                    error!("VFIO unmapped {done:#x} bytes of {len:#x} at IOVA {iova:#x}: the rest was not mapped");
+                    error!("VFIO unmapped only {done:#x} of {len:#x} bytes at IOVA {iova:#x}: the rest was not mapped");
                 }
             },
         )
@@ -153,16 +156,16 @@ impl DmaMapper for VfioMapper {
 
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let devices = self.devices.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        // When the first device is attached, the kernel pins all that is mapped.
+        // When the first device is attached, the kernel pins all mapped memory.
         devices.attach(endpoint, &self.space).inspect_err(|error| self.explain(error))
     }
 }
 
 impl Drop for VfioMapper {
     fn drop(&mut self) {
-        // Before the memory goes.
+        // Empty the address space before its memory is dropped.
         if let Err(error) = self.space.unmap_all() {
-            error!("emptying an address space of the host: {error}");
+            error!("cannot empty a host address space: {error}");
         }
     }
 }
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_is_left_out_of_what_can_be_used() {
+    fn cut_removes_the_taken_range_from_the_usable_one() {
         let left = |usable, taken| cut(&usable, &taken).collect::<Vec<_>>();
         assert_eq!(left(0..=0xffff, 0x4000..=0x4fff), [0..=0x3fff, 0x5000..=0xffff]);
         assert_eq!(left(0x1000..=0xffff, 0..=0x1fff), vec![0x2000..=0xffff]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The commands of the protocol, and what a server says of its device.
+//! Commands of the protocol, and the server's description of its device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -17,44 +17,44 @@ use crate::local_socket::connect_now;
 use crate::patience::Operation;
 use crate::vfio::error::VfioPciError;
 
-/// Most bytes of an answer without data. Some servers send the request back as their answer.
+/// Maximum size of an answer without data, in bytes. Some servers send the request back as their answer.
 const SHORT: usize = 256;
-/// Most bytes of an answer to VERSION.
+/// Maximum size of an answer to VERSION, in bytes.
 const MOST_VERSION: usize = 4096;
 
-/// What does not change of a server's device.
+/// Constant properties of a server's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Description {
-    /// It can be reset.
+    /// True if the device can be reset.
     pub(super) resets: bool,
     /// BARs 0 to 5.
     pub(super) bars: [RegionInfo; 6],
     /// Configuration space.
     pub(super) config: RegionInfo,
-    /// MSI and MSI-X vectors.
+    /// Number of MSI and MSI-X vectors.
     pub(super) irqs: (u32, u32),
 }
 
-/// This side of a connection.
+/// Client side of a connection.
 pub(super) struct Client {
     name: String,
     connection: Connection,
     abilities: Abilities,
 }
 
-/// Connects to the server that listens at `path`. It does not wait for a server that takes no connections.
+/// Connects to the server that listens at `path`. Does not wait for a server that accepts no connections.
 pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
     connect_now(path).map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
 }
 
 impl Client {
-    /// Connects to the server on `socket`. `name` is the device's in messages. The server's DMA_READ and DMA_WRITE go
-    /// to `dma`.
+    /// Connects to the server on `socket`. `name` is the device's name in messages. `dma` serves the server's
+    /// DMA_READ and DMA_WRITE.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>) -> Result<Self, VfioPciError> {
         Self::with_limit(name, socket, dma, TIME_LIMIT)
     }
 
-    /// As [`new`](Self::new), with another time limit.
+    /// Like [`new`](Self::new), but with another time limit.
     pub(super) fn with_limit(
         name: &str,
         socket: UnixStream,
@@ -62,24 +62,24 @@ impl Client {
         limit: Duration,
     ) -> Result<Self, VfioPciError> {
         let connection = Connection::new(name, socket, dma, limit)
-            .map_err(|source| VfioPciError::Host { what: format!("listening to {name}"), source })?;
+            .map_err(|source| VfioPciError::Host { what: format!("cannot listen to {name}"), source })?;
         let answer = connection.call(Command::Version, &version::proposal(), &[], MOST_VERSION);
         let answer = answer.map_err(|error| failure(name, &connection, Command::Version, error))?;
         let abilities = version::parse(&answer).map_err(|what| nonsense(name, &what))?;
         Ok(Self { name: name.to_string(), connection, abilities })
     }
 
-    /// What the server can do.
+    /// Returns the server's capabilities.
     pub(super) fn abilities(&self) -> Abilities {
         self.abilities
     }
 
-    /// The device's name in messages.
+    /// Returns the device's name in messages.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Why the server is gone, if it is.
+    /// Returns the reason why the server is gone, if it is.
     pub(super) fn gone(&self) -> Option<String> {
         self.connection.gone()
     }
@@ -89,7 +89,7 @@ impl Client {
         self.connection.give_up(reason);
     }
 
-    /// Asks what the device is.
+    /// Asks the server to describe its device.
     pub(super) fn describe(&self) -> Result<Description, VfioPciError> {
         let ask = |command: Command, request: &[u8]| {
             let answer = self.connection.call(command, request, &[], SHORT);
@@ -100,7 +100,7 @@ impl Client {
         let answer = ask(Command::DeviceInfo, &wire::device_info())?;
         let info = wire::parse_device_info(&answer).ok_or_else(|| broken(Command::DeviceInfo))?;
         if !info.pci || info.regions < wire::PCI_REGIONS {
-            return Err(nonsense(&self.name, "has a device that is no PCI function"));
+            return Err(nonsense(&self.name, "has a device that is not a PCI function"));
         }
         let region = |index: u32| -> Result<RegionInfo, VfioPciError> {
             let answer = ask(Command::RegionInfo, &wire::region_info(index))?;
@@ -121,7 +121,7 @@ impl Client {
         Ok(Description { resets: info.resets, bars, config, irqs })
     }
 
-    /// Reads in a region. An invalid answer ends the connection.
+    /// Reads from a region. An invalid answer ends the connection.
     pub(super) fn read_region(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
         let request = wire::region_access(region, offset, data.len());
         let answer = self.connection.call(Command::RegionRead, &request, &[], ACCESS + data.len())?;
@@ -132,7 +132,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes in a region, and waits until the server has taken it.
+    /// Writes to a region, and waits until the server acknowledges the write.
     pub(super) fn write_region(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), CallError> {
         let mut message = wire::region_access(region, offset, data.len());
         message.extend(data);
@@ -146,7 +146,8 @@ impl Client {
         CallError::Gone
     }
 
-    /// Announces memory to the server. Without a file, the server reaches it by DMA_READ and DMA_WRITE only.
+    /// Announces memory to the server. Without a file, the server can access the memory only by DMA_READ and
+    /// DMA_WRITE.
     pub(super) fn map(
         &self,
         iova: u64,
@@ -161,19 +162,19 @@ impl Client {
         self.connection.call(Command::DmaMap, &message, &descriptors, SHORT).map(drop)
     }
 
-    /// Takes memory back from the server: exactly what one [`map`](Self::map) has announced.
+    /// Takes memory back from the server. The range must be exactly that of one [`map`](Self::map).
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), CallError> {
         self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
     }
 
-    /// Turns interrupts of a kind on: vector n writes event n.
+    /// Enables interrupts of a kind: vector n writes event n.
     pub(super) fn enable_irqs(&self, kind: u32, events: &[impl AsFd]) -> Result<(), CallError> {
         let most = usize::try_from(self.abilities.descriptors).unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
         let _operation = Operation::begin();
         let mut start = 0;
         for some in events.chunks(most) {
             let descriptors: Vec<_> = some.iter().map(AsFd::as_fd).collect();
-            // A PCI function has 2048 at most.
+            // A PCI function has at most 2048.
             let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
             let message = wire::enable_irqs(kind, start, count);
             self.connection.call(Command::SetIrqs, &message, &descriptors, SHORT)?;
@@ -182,7 +183,7 @@ impl Client {
         Ok(())
     }
 
-    /// Turns all interrupts of a kind off.
+    /// Disables all interrupts of a kind.
     pub(super) fn disable_irqs(&self, kind: u32) -> Result<(), CallError> {
         self.connection.call(Command::SetIrqs, &wire::disable_irqs(kind), &[], SHORT).map(drop)
     }
@@ -197,10 +198,10 @@ fn nonsense(name: &str, what: &str) -> VfioPciError {
     VfioPciError::Nonsense { name: name.to_string(), what: format!("the vfio-user server {what}") }
 }
 
-/// Why a device cannot be used: its server did not answer `command`.
+/// Returns the reason why a device cannot be used: its server did not answer `command`.
 fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
     match (error, connection.gone()) {
         (CallError::Gone, Some(reason)) => nonsense(name, &reason),
-        (error, _) => VfioPciError::Host { what: format!("{name}: {}", command.name()), source: error.into() },
+        (error, _) => VfioPciError::Host { what: format!("{name}: {} failed", command.name()), source: error.into() },
     }
 }

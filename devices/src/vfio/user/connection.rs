@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The socket to a server, which may be broken or hostile. It carries this side's requests and their answers, and the
-//! server's own requests to read and write memory.
+//! Socket to a server, which may be broken or hostile. It carries this side's requests and their answers, and the server's own requests
+//! to read and write memory.
 //!
-//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and
-//! DMA_WRITE itself. For these it takes no lock that a waiting thread may hold, since a server may access memory
-//! before it answers. Threads wait for a limited time. A server that breaks the protocol, is silent for too long or
-//! closes the socket is *gone*: this is logged once, all waiting threads get an error, and no more messages are sent
-//! or read.
+//! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and DMA_WRITE itself. For
+//! these it takes no lock that a waiting thread may hold, since a server may access memory before it answers. Threads wait for a
+//! limited time.
 //!
-//! Descriptors are only sent. Messages are read without room for descriptors, so the kernel closes those that a server sends.
+//! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. This is logged once, and all waiting
+//! threads get an error. No more messages are sent or read.
+//!
+//! Descriptors are only sent. Messages are read without a buffer for descriptors, so the kernel closes descriptors that a server sends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,40 +34,42 @@ use crate::patience::{Budget, Operation, Peer};
 use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::lock;
 
-/// Role of the thread that reads what the device's server sends, and copies what the server asks for.
+/// Role of the thread that reads the messages of the device's server, and copies memory for its DMA requests.
 pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MESSAGES] };
 
-/// How long a server may take in one [`Operation`], for however many messages. A vCPU may be waiting, with interrupts off in its guest.
+/// Maximum time that a server may take in one [`Operation`], for all its messages. A vCPU may be waiting meanwhile, with interrupts off
+/// in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// How much longer than that it may hold others, all in all, before it is given up: what it took comes back slowly.
+/// Further time, as a fraction of the limit, that a server may delay other threads in total before the connection ends. Used time is
+/// slowly given back.
 const BUDGET: (u32, u32) = (3, 2);
-/// Which part of the limit an answer may take and cost nothing. A busy host does not run a server at once.
+/// Fraction of the limit that an answer may take for free. A busy host does not run a server at once.
 const FREE: u32 = 50;
-/// Most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
-/// Bytes that are read ahead.
+/// Size of the read buffer in bytes.
 const READ_AHEAD: usize = 16 << 10;
 
-/// Why a request failed.
+/// Reason why a request failed.
 #[derive(Debug)]
 pub(super) enum CallError {
-    /// The server refuses, with this error number, which may be 0.
+    /// The server rejects the request with this error number, which may be 0.
     Refused(u32),
-    /// The server is gone. The log says so already.
+    /// The server is gone. This is in the log already.
     Gone,
 }
 
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(0) => f.write_str("the vfio-user server refuses, and does not say why"),
-            Self::Refused(error) => write!(f, "the vfio-user server refuses: {}", errno(*error)),
+            Self::Refused(0) => f.write_str("the vfio-user server rejects the request without a reason"),
+            Self::Refused(error) => write!(f, "the vfio-user server rejects the request: {}", errno(*error)),
             Self::Gone => f.write_str("the vfio-user server is gone"),
         }
     }
 }
 
-/// A server's error number as an error. It may be any number.
+/// Converts a server's error number, which may be any number.
 fn errno(error: u32) -> io::Error {
     i32::try_from(error).map_or_else(|_| io::ErrorKind::Other.into(), io::Error::from_raw_os_error)
 }
@@ -80,18 +83,18 @@ impl From<CallError> for io::Error {
     }
 }
 
-/// The memory that a server reaches by DMA_READ and DMA_WRITE.
+/// Memory that a server accesses by DMA_READ and DMA_WRITE.
 pub(super) trait DmaTarget: Send + Sync {
-    /// Fills `data` from `iova` on; `false` if not all of it may be read.
+    /// Fills `data` from `iova` on. Returns `false` if a part of the range may not be read.
     fn read(&self, iova: u64, data: &mut [u8]) -> bool;
-    /// Writes `data` from `iova` on; `false`, and nothing is written, if not all of it may be written.
+    /// Writes `data` from `iova` on. Returns `false` and writes nothing if a part of the range may not be written.
     fn write(&self, iova: u64, data: &[u8]) -> bool;
 }
 
-/// A request that waits for its answer.
+/// Request that waits for its answer.
 struct PendingRequest {
     command: Command,
-    /// Most bytes that an answer can have.
+    /// Maximum size of an answer, in bytes.
     most: usize,
     answer: Option<Result<Vec<u8>, u32>>,
 }
@@ -100,11 +103,11 @@ struct PendingRequest {
 struct Requests {
     next: u16,
     waiting: BTreeMap<u16, PendingRequest>,
-    /// Why the server is gone, if it is.
+    /// Reason why the server is gone, if it is.
     gone: Option<String>,
 }
 
-/// The requests that wait for their answers.
+/// Requests that wait for their answers.
 #[derive(Default)]
 pub(super) struct Calls {
     requests: Mutex<Requests>,
@@ -112,7 +115,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Registers a request whose answer may have `most` bytes. Returns its number.
+    /// Registers a request whose answer may have at most `most` bytes. Returns its number.
     pub(super) fn expect(&self, command: Command, most: usize) -> Result<u16, CallError> {
         let mut requests = lock(&self.requests);
         if requests.gone.is_some() {
@@ -127,7 +130,7 @@ impl Calls {
         Ok(free)
     }
 
-    /// Waits for the answer to request `id` until `deadline`; `None` if there is none by then.
+    /// Waits until `deadline` for the answer to request `id`. Returns `None` if none arrives.
     pub(super) fn wait(&self, id: u16, deadline: Instant) -> Option<Result<Vec<u8>, CallError>> {
         let mut requests = lock(&self.requests);
         loop {
@@ -145,17 +148,17 @@ impl Calls {
         }
     }
 
-    /// Checks the header of an answer. The error says what is wrong.
+    /// Checks the header of an answer. The error describes the fault.
     fn check(&self, header: &Header) -> Result<(), String> {
         let requests = lock(&self.requests);
         let waiting = requests.waiting.get(&header.id).filter(|waiting| waiting.answer.is_none());
-        let Some(waiting) = waiting else { return Err("answers what it was not asked".into()) };
+        let Some(waiting) = waiting else { return Err("answers a request that is not pending".into()) };
         let name = waiting.command.name();
         if waiting.command.number() != header.command {
             return Err(format!("answers {name} with an answer to command {}", header.command));
         }
         if header.payload > waiting.most {
-            return Err(format!("answers {name} with {} bytes", header.payload));
+            return Err(format!("answers {name} with {} bytes, which is too many", header.payload));
         }
         Ok(())
     }
@@ -168,7 +171,7 @@ impl Calls {
         self.changed.notify_all();
     }
 
-    /// The server is gone; `false` if it was already.
+    /// Marks the server as gone. Returns `false` if it was already.
     fn give_up(&self, reason: &str) -> bool {
         let mut requests = lock(&self.requests);
         let first = requests.gone.is_none();
@@ -180,13 +183,13 @@ impl Calls {
         first
     }
 
-    /// Why the server is gone, if it is.
+    /// Returns the reason why the server is gone, if it is.
     pub(super) fn gone(&self) -> Option<String> {
         lock(&self.requests).gone.clone()
     }
 }
 
-/// Reads one message and sends the answer, if it needs one, by `send`. The error says why the connection ends.
+/// Reads one message and, if it needs an answer, sends the answer with `send`. The error is the reason why the connection ends.
 pub(super) fn take_message(
     input: &mut impl Read,
     calls: &Calls,
@@ -211,7 +214,7 @@ pub(super) fn take_message(
             if no_reply {
                 Ok(())
             } else {
-                send(&answer).map_err(|error| closed(&error).unwrap_or_else(|| format!("takes no answers: {error}")))
+                send(&answer).map_err(|error| closed(&error).unwrap_or_else(|| format!("accepts no answers: {error}")))
             }
         }
     }
@@ -224,15 +227,15 @@ fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), String> {
     })
 }
 
-/// The reason given when the server has closed the socket, whichever call notices it.
+/// Reason if the server has closed the socket, whichever call notices this.
 const CLOSED: &str = "closed the connection";
 
-/// That, if this is what the error says.
+/// Returns [`CLOSED`] if the error means that the server has closed the socket.
 fn closed(error: &io::Error) -> Option<String> {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset).then(|| CLOSED.to_string())
 }
 
-/// Serves a request of the server's. Returns the whole answer.
+/// Serves a request of the server. Returns the whole answer.
 fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     let refuse = |error: i32| header.answer(Some(error.unsigned_abs()), 0).encode().to_vec();
     let is = |command: Command| header.command == command.number();
@@ -254,7 +257,7 @@ fn serve(header: &Header, payload: &[u8], dma: &dyn DmaTarget) -> Vec<u8> {
     refuse(if is(Command::DmaRead) || is(Command::DmaWrite) { libc::EINVAL } else { libc::EOPNOTSUPP })
 }
 
-/// The turn of a thread that sends a whole message.
+/// Right of a thread to send a whole message.
 struct Turn<'c>(&'c SharedConnection);
 
 impl Drop for Turn<'_> {
@@ -268,11 +271,11 @@ struct SharedConnection {
     peer: Peer,
     name: String,
     socket: UnixStream,
-    /// A thread sends a message. Not the lock itself, for which nobody could wait for a limited time.
+    /// True while a thread sends a message. A flag, because a wait for the lock itself has no time limit.
     is_sending: Mutex<bool>,
     sent: Condvar,
     calls: Calls,
-    /// The last messages, where a ring was left for them.
+    /// Recent messages, if a ring was available for them.
     messages: Option<Claim>,
     limit: Duration,
     budget: Mutex<Budget>,
@@ -284,11 +287,11 @@ impl SharedConnection {
         if self.calls.give_up(reason) {
             error!("{}: the vfio-user server {reason}; the device does not answer any more", self.name);
         }
-        // It fails only where the other side is gone already.
+        // The shutdown fails only if the other side is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Waits for the turn to send.
+    /// Waits for the right to send.
     fn turn(&self, deadline: Instant) -> io::Result<Turn<'_>> {
         let mut is_sending = lock(&self.is_sending);
         while *is_sending {
@@ -302,7 +305,7 @@ impl SharedConnection {
         Ok(Turn(self))
     }
 
-    /// Waits until the server has taken some of what was sent.
+    /// Waits until the socket has room for more bytes.
     fn wait_for_room(&self, deadline: Instant) -> io::Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -315,7 +318,7 @@ impl SharedConnection {
         }
     }
 
-    /// Sends a message with its descriptors, all of it by `deadline`.
+    /// Sends a message with its descriptors. All of it must be sent by `deadline`.
     fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
         let _turn = self.turn(deadline)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -329,7 +332,7 @@ impl SharedConnection {
             match sendmsg(&self.socket, &[IoSlice::new(&message[sent..])], &mut control, flags) {
                 Ok(more) => {
                     sent += more;
-                    // The descriptors went with the first byte.
+                    // The descriptors were sent with the first byte.
                     control.clear();
                 }
                 Err(Errno::INTR) => {}
@@ -341,17 +344,18 @@ impl SharedConnection {
     }
 }
 
-/// A connection to a server. When it is dropped, it is closed, and the memory is not touched any more.
+/// Connection to a server. Dropping it closes the socket. After that the memory is not accessed any more.
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// The reader has it, too. It is dropped here, after the reader: the reader may not make the system calls that take memory from the guest.
+    /// The reader has it, too. It is dropped here after the reader, which may not make the system calls that take memory from the
+    /// guest.
     _dma: Arc<dyn DmaTarget>,
 }
 
 impl Connection {
-    /// A connection over `socket`, which blocks. `name` is the device's in logs. The server may take `limit` for the answers of
-    /// an operation.
+    /// Creates a connection over `socket`, which must be blocking. `name` is the device's name in logs. The server may take `limit` for
+    /// all answers of an operation.
     pub(super) fn new(name: &str, socket: UnixStream, dma: Arc<dyn DmaTarget>, limit: Duration) -> io::Result<Self> {
         let shared = Arc::new(SharedConnection {
             peer: Peer::new_server(),
@@ -379,7 +383,7 @@ impl Connection {
         Ok(Self { shared, reader: Some(reader), _dma: dma })
     }
 
-    /// Asks the server and waits for the answer, of `most` bytes at most.
+    /// Sends a request to the server and waits for the answer, of at most `most` bytes.
     pub(super) fn call(
         &self,
         command: Command,
@@ -402,7 +406,7 @@ impl Connection {
         let mut message = Header::request(id, command, payload.len()).encode().to_vec();
         message.extend(payload);
         if let Err(error) = self.shared.send(&message, descriptors, deadline) {
-            let reason = closed(&error).unwrap_or_else(|| format!("takes no {}: {error}", command.name()));
+            let reason = closed(&error).unwrap_or_else(|| format!("accepts no {}: {error}", command.name()));
             self.shared.give_up(&reason);
         }
         let answer = calls.wait(id, deadline);
@@ -422,7 +426,7 @@ impl Connection {
         answer.unwrap_or_else(|| {
             let limit = limit.as_secs_f32();
             let why = if of_budget < of_operation {
-                "has kept others waiting too often of late".to_string()
+                "has kept others waiting too often recently".to_string()
             } else {
                 format!("has not answered {} for {limit} s", command.name())
             };
@@ -436,7 +440,7 @@ impl Connection {
         self.shared.give_up(reason);
     }
 
-    /// Why the server is gone, if it is.
+    /// Returns the reason why the server is gone, if it is.
     pub(super) fn gone(&self) -> Option<String> {
         self.shared.calls.gone()
     }
@@ -444,7 +448,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // No report: it is this side that ends.
+        // No log line, because this side ends the connection.
         self.shared.calls.give_up("is left");
         let _ = self.shared.socket.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take()
@@ -472,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_never_drops_what_the_server_reaches() {
+    fn reader_never_drops_the_dma_target() {
         let (witness, told) = DropWitness::new();
         let (socket, other) = UnixStream::pair().unwrap();
         let connection = Connection::new("/run/x", socket, Arc::new(witness), Duration::from_secs(60)).unwrap();

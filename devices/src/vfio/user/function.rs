@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server's device as a function of the host, so that the PCI front end for VFIO serves it, too.
+//! A server's device as a host function, so that the PCI front end for VFIO serves it, too.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,8 @@ use crate::vfio::function::{ConfigAccess, HostFunction, IrqKind, Region};
 use crate::vfio::space::Attachable;
 use crate::vfio::space::DmaSpace;
 
-/// The device behind a client. A read that the server refuses gives all ones; a write that it refuses does nothing.
-/// Once the server is gone, all accesses end so, without another line in the log.
+/// Device behind a client. A read that the server rejects gives all ones. A write that it rejects does nothing. Once
+/// the server is gone, all accesses end in the same way, without another line in the log.
 pub(super) struct UserFunction {
     client: Arc<Client>,
     description: Description,
@@ -39,7 +39,7 @@ impl UserFunction {
         if let Err(error @ CallError::Refused(_)) = outcome
             && self.throttle.pass()
         {
-            warn!("{}: {what}: {error}", self.client.name());
+            warn!("{}: cannot {what}: {error}", self.client.name());
         }
     }
 }
@@ -59,18 +59,20 @@ impl ConfigAccess for UserFunction {
     }
     fn read_config(&self, offset: u16, data: &mut [u8]) {
         let outcome = self.client.read_region(CONFIG_REGION, offset.into(), data);
-        self.note("reading configuration space", outcome);
+        self.note("read configuration space", outcome);
     }
     fn write_config(&self, offset: u16, data: &[u8]) {
-        // Before the server knows: it may use it before its answer arrives, and must not afterwards.
+        // Update bus mastering before the server sees the write. A server may do DMA before its answer arrives, and
+        // must not do DMA once bus mastering is off.
         self.mastering.follow(offset, data);
         let outcome = self.client.write_region(CONFIG_REGION, offset.into(), data);
-        self.note("writing configuration space", outcome);
+        self.note("write configuration space", outcome);
     }
 }
 
 impl HostFunction for UserFunction {
-    /// Nothing is mappable: a server could cut its file short, and the guest's next access would end the VM.
+    /// Returns a region without mappable areas: a server could truncate a mapped file, and the guest's next access
+    /// would end the VM.
     fn region(&self, bar: u8) -> Region {
         let region = self.description.bars.get(usize::from(bar)).copied().unwrap_or_default();
         Region { size: region.size, readable: region.readable, writable: region.writable, mappable: Vec::new() }
@@ -79,14 +81,14 @@ impl HostFunction for UserFunction {
     fn read_region(&self, bar: u8, offset: u64, data: &mut [u8]) {
         if self.region(bar).readable {
             let outcome = self.client.read_region(bar.into(), offset, data);
-            self.note("reading a BAR", outcome);
+            self.note("read a BAR", outcome);
         }
     }
 
     fn write_region(&self, bar: u8, offset: u64, data: &[u8]) {
         if self.region(bar).writable {
             let outcome = self.client.write_region(bar.into(), offset, data);
-            self.note("writing a BAR", outcome);
+            self.note("write a BAR", outcome);
         }
     }
 
@@ -98,9 +100,10 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
-            // What servers are made of (libvfio-user) signals it as an edge and cannot mask it, which makes no line.
+            // libvfio-user, on which servers are built, signals INTx as an edge and cannot mask it. A
+            // level-triggered line needs both.
             IrqKind::Intx => 0,
-            // A server ends its connection to take a device away, and is not trusted to stop the VM.
+            // A server takes a device away by ending its connection. It is not trusted to stop the VM.
             IrqKind::Error | IrqKind::Request => 0,
         }
     }
@@ -110,8 +113,8 @@ impl HostFunction for UserFunction {
         let events: Vec<BorrowedFd<'_>> = events.into_iter().map(borrow).collect();
         let outcome = self.client.enable_irqs(index, &events);
         if let Err(CallError::Refused(_)) = outcome {
-            // Some of them may be on.
-            self.note("turning interrupts off", self.client.disable_irqs(index));
+            // Some of the interrupts may be enabled.
+            self.note("disable interrupts", self.client.disable_irqs(index));
         }
         unless_gone(outcome)
     }
@@ -124,7 +127,8 @@ impl HostFunction for UserFunction {
         unless_gone(self.client.disable_irqs(irq_index(kind)?))
     }
 
-    /// If the server does not reset the device, its state would reach the next guest. So the connection ends.
+    /// Ends the connection if the server does not reset the device, because the device's state would reach the next
+    /// guest.
     fn reset(&self) -> io::Result<bool> {
         if !self.description.resets {
             return Ok(false);
@@ -140,7 +144,7 @@ impl HostFunction for UserFunction {
     }
 }
 
-/// A failure because the server is gone needs no report.
+/// Ignores the failure if the server is gone, because that is reported already.
 fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
     match outcome {
         Ok(()) | Err(CallError::Gone) => Ok(()),

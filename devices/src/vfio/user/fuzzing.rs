@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server that sends any bytes, for a fuzzer and for replaying what one found.
+//! Server that sends any bytes, for a fuzzer and for replaying its findings.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::wire::{self, ACCESS, Command, HEADER, Header, Kind};
 use crate::dma::{Backing, DmaTable, fault_relay};
 use crate::ram::Ram;
 
-/// Requests that wait for answers; their numbers are 0, 1 and so on.
+/// Requests that wait for answers. Their numbers are 0, 1 and so on.
 const QUESTIONS: [Command; 8] = [
     Command::Version,
     Command::DeviceInfo,
@@ -26,17 +26,17 @@ const QUESTIONS: [Command; 8] = [
     Command::Reset,
 ];
 const PAGE: u64 = 0x1000;
-/// Where the pages of RAM are mapped that may be read and written, only read, and only written.
+/// IOVAs of the RAM pages that the server may read and write, only read, and only write.
 const READ_WRITE: u64 = 0x10_0000;
 const READ: u64 = 0x10_1000;
 const WRITE: u64 = 0x20_0000;
-/// What fills the RAM.
+/// Fill byte of each page of RAM.
 const FILL: [u8; 4] = [0xa0, 0xa1, 0xa2, 0xa3];
 
-/// Takes messages of a server, answers and requests of its own, and checks what they must not bring about.
+/// Takes messages of a server (answers and requests), and checks that they have no forbidden effect.
 ///
 /// # Panics
-/// When they did.
+/// If they have one.
 pub fn server(mut data: &[u8]) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
     for (page, byte) in (0u64..).zip(FILL) {
@@ -66,11 +66,11 @@ pub fn server(mut data: &[u8]) {
     for untouched in [0, 2] {
         ram.read_slice(&mut page, GuestAddress(untouched * PAGE)).expect("it is RAM");
         let byte = FILL[usize::try_from(untouched).expect("it is small")];
-        assert!(page.iter().all(|found| *found == byte), "RAM was written to that must not be");
+        assert!(page.iter().all(|found| *found == byte), "read-only RAM was written");
     }
 }
 
-/// Checks that an answer is whole and holds no byte of RAM that must not be read.
+/// Checks that an answer is complete and holds no byte of RAM that the server must not read.
 fn check_answer(answer: &[u8]) {
     let header = Header::decode(answer.first_chunk().expect("an answer has a header")).expect("it can be one");
     assert_eq!(answer.len(), HEADER + header.payload);
@@ -106,7 +106,7 @@ mod tests {
     use iommu_bounce::test_utils::replay;
 
     #[test]
-    fn stored_inputs_break_no_promise() {
+    fn stored_inputs_have_no_forbidden_effect() {
         replay(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/vfio_user"), 20, super::server);
     }
 
@@ -132,7 +132,7 @@ mod tests {
                     }
                     let mut message =
                         Header { id, command, kind: Kind::Reply { refused: None }, payload: payload.len() }.encode();
-                    // Bits 1 to 3 make it a type that is none.
+                    // Bits 1 to 3 would make the type invalid.
                     message[8..12].copy_from_slice(&(flags & 0x31).to_ne_bytes());
                     [&message[..], &payload].concat()
                 },
@@ -143,12 +143,12 @@ mod tests {
             #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
             #[test]
-            fn messages_in_any_order_break_no_promise(messages in prop::collection::vec(message(), 0..20)) {
+            fn messages_in_any_order_have_no_forbidden_effect(messages in prop::collection::vec(message(), 0..20)) {
                 server(&messages.concat());
             }
 
             #[test]
-            fn bytes_break_no_promise(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            fn random_bytes_have_no_forbidden_effect(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
                 server(&bytes);
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bus mastering: a server may ask for memory only while the guest's driver lets the device do DMA.
+//! Bus mastering: a server may access memory only while the guest's driver allows the device to do DMA.
 
 use std::sync::{Arc, RwLock};
 
@@ -12,7 +12,7 @@ use crate::pci::regs;
 use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
 
-/// What a server reaches by messages, while the device is a bus master.
+/// Memory that a server accesses by messages, while the device is a bus master.
 pub(super) struct Mastering {
     table: Arc<DmaTable>,
     is_on: RwLock<bool>,
@@ -20,13 +20,13 @@ pub(super) struct Mastering {
 }
 
 impl Mastering {
-    /// It is off, as at power-on.
+    /// Creates it with bus mastering off, as at power-on.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
         Self { table, is_on: RwLock::new(false), throttle: Throttle::default() }
     }
 
-    /// The guest, or a reset, is about to write `data` at `offset` of configuration space. When it returns, and the write turns bus
-    /// mastering off, no access of the server's is under way, and none can begin.
+    /// Updates bus mastering before the guest, or a reset, writes `data` at `offset` of configuration space.
+    /// If the write turns bus mastering off, no access of the server is in progress when this returns, and none can begin.
     pub(super) fn follow(&self, offset: u16, data: &[u8]) {
         let low = regs::COMMAND.checked_sub(offset).and_then(|at| data.get(usize::from(at)));
         if let Some(low) = low {
@@ -37,7 +37,10 @@ impl Mastering {
     fn access(&self, access: impl FnOnce(&DmaTable) -> bool) -> bool {
         let is_on = read_lock(&self.is_on);
         if !*is_on && self.throttle.pass() {
-            warn!("{}: the vfio-user server asks for memory, and the device is no bus master", self.table.name());
+            warn!(
+                "{}: rejected a memory access of the vfio-user server, because the device is not a bus master",
+                self.table.name()
+            );
         }
         *is_on && access(&self.table)
     }

@@ -2,10 +2,10 @@
 
 //! vfio-user: devices that another process of the host emulates. That process is not trusted.
 //!
-//! The process is called the *server* and is reached by a socket. Its device is a
-//! [`HostFunction`](super::function::HostFunction), as those of VFIO are, so one PCI front end serves both. Behind
-//! the virtual IOMMU the device reaches what the guest maps and nothing else ([`UserMapper`]). Without a virtual
-//! IOMMU it reaches all guest RAM.
+//! The process is called the *server*, and Carom connects to it by a socket. Its device is a
+//! [`HostFunction`](super::function::HostFunction), like those of VFIO, so one PCI front end serves both. Behind the virtual
+//! IOMMU the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest
+//! RAM.
 
 mod client;
 mod connection;
@@ -57,8 +57,8 @@ pub struct UserServer {
 }
 
 impl UserServer {
-    /// Connects to the server that listens at `socket`. Accesses of its device that are stopped go to `faults`, as those of
-    /// the endpoint; where there is no virtual IOMMU, to the log.
+    /// Connects to the server that listens at `socket`. Rejected accesses of its device are reported to `faults`, as faults of
+    /// the endpoint. If there is no virtual IOMMU, they are logged.
     ///
     /// # Errors
     /// There is no server, or it does not speak the protocol.
@@ -82,22 +82,23 @@ impl UserServer {
         Ok(Self { client, table, mastering, ram })
     }
 
-    /// Gives the server all guest RAM for reading and writing, IOVA equal to GPA, as a device without a virtual IOMMU
+    /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA, as a device without a virtual IOMMU
     /// needs.
     ///
     /// # Errors
-    /// Guest RAM is not backed by a file, or by one of reserved huge pages, or the server refuses it.
+    /// Guest RAM is not backed by a file, or is backed by reserved huge pages, or the server rejects it.
     pub fn share_ram(&self) -> Result<(), VfioPciError> {
         self.ram.iter().try_for_each(|region| self.share(region))
     }
 
-    /// The same with a region of it that came later.
+    /// Gives the server one region of guest RAM, such as a hotplugged one.
     ///
     /// # Errors
-    /// It is not backed by a file, or the server refuses it. Then the server does not have it.
+    /// The region is not backed by a file, or is backed by reserved huge pages, or the server rejects it. Then the server does
+    /// not have it.
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
-            what: format!("giving guest RAM to the server of {}", self.client.name()),
+            what: format!("cannot give guest RAM to the server of {}", self.client.name()),
             source,
         };
         let everything = Permissions::READ | Permissions::WRITE;
@@ -105,7 +106,7 @@ impl UserServer {
         let file = region.file_offset().ok_or_else(|| fail(io::ErrorKind::Unsupported.into()))?;
         if is_of_reserved_pages(file.file()).map_err(fail)? {
             return Err(fail(io::Error::other(
-                "it is of huge pages (--memory hugepages=on), which the server could take away",
+                "the RAM has huge pages (--memory hugepages=on), which the server could take away",
             )));
         }
         let descriptor = (file.file().as_fd(), file.start());
@@ -116,30 +117,30 @@ impl UserServer {
         })
     }
 
-    /// Takes a region back.
+    /// Takes a region back from the server.
     pub fn take_back(&self, region: &RamRegion) {
         let (gpa, len) = (region.start_addr().raw_value(), region.len());
         if let Err(error) = self.client.unmap(gpa, len) {
-            warn!("{}: taking guest RAM at {gpa:#x} back: {error}", self.client.name());
+            warn!("{}: cannot take guest RAM at {gpa:#x} back: {error}", self.client.name());
         }
         self.take_from_table(gpa, len);
     }
 
     fn take_from_table(&self, gpa: u64, len: u64) {
         if let Err(error) = self.table.remove(gpa, len, |_, _| {}) {
-            warn!("{}: taking guest RAM at {gpa:#x} back: {error:?}", self.client.name());
+            warn!("{}: cannot take guest RAM at {gpa:#x} back: {error:?}", self.client.name());
         }
     }
 
-    /// The mapper of its device, behind a virtual IOMMU.
+    /// Returns the mapper of its device, behind a virtual IOMMU.
     pub fn mapper(&self) -> UserMapper {
         UserMapper::new(self.client.clone(), self.table.clone())
     }
 
-    /// Makes its device a function of the guest, and resets it. `id` is its name in logs and the API.
+    /// Exposes its device as a function of the guest, and resets it. `id` is its name in logs and the API.
     ///
     /// # Errors
-    /// The device is no PCI endpoint that can be passed through, or cannot be reset.
+    /// The device is not a PCI endpoint that can be passed through, or cannot be reset.
     pub fn function(
         &self,
         id: &str,
@@ -158,8 +159,8 @@ impl UserServer {
     }
 }
 
-/// Whether a file's memory comes from the host's reserve of huge pages. Who may write such a file may free pages of it, and take
-/// them for itself; then an access to it ends this process.
+/// True if a file's memory comes from the host's reserve of huge pages. A process that can write such a file can free its pages
+/// and take them for itself. An access to such a page then ends this process.
 fn is_of_reserved_pages(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type == HUGETLBFS)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server for tests. It follows the protocol except where a test tells it otherwise.
+//! Server for tests. It follows the protocol except where a test's rule says otherwise.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -20,10 +20,10 @@ use rustix::net::{
 use super::wire::{ACCESS, CONFIG_REGION, Command, HEADER, Header, Kind, MSI_IRQS};
 use crate::pci::regs;
 
-/// Where its MSI capability is.
+/// Offset of its MSI capability.
 pub(super) const MSI: u16 = 0x40;
 
-/// What it was asked.
+/// Request that it got.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) command: u16,
@@ -31,37 +31,37 @@ pub(super) struct Asked {
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// How it breaks the protocol.
+/// Way to break the protocol.
 pub(super) enum Instead {
-    /// It refuses, with this error number.
+    /// It rejects the request with this error number.
     Refuse(u32),
-    /// It says nothing.
+    /// It does not answer.
     Silence,
-    /// It goes away.
+    /// It closes the connection.
     Close,
     /// It answers with this payload.
     Answer(Vec<u8>),
     /// It sends these bytes.
     Bytes(Vec<u8>),
-    /// It answers as it should, a byte at a time, with so much time before each.
+    /// It answers correctly, but one byte at a time, with this pause before each byte.
     Dribble(Duration),
 }
 
-/// When it does so.
+/// Decides for each request if and how the server breaks the protocol.
 pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
 
-/// The server. It ends when the client goes.
+/// Scripted server. It ends when the client goes.
 pub(super) struct Server {
     socket: UnixStream,
-    /// What it was asked so far.
+    /// Requests that it got so far.
     asked: Arc<Mutex<Vec<Asked>>>,
-    /// Answers to what it asked.
+    /// Answers to its own requests.
     answers: Receiver<(Header, Vec<u8>)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// A server with this rule, and the client's end of its socket.
+    /// Starts a server with this rule. Returns it with the client's end of its socket.
     pub(super) fn start(rule: Rule) -> (Self, UnixStream) {
         let (client, socket) = UnixStream::pair().unwrap();
         let (sender, answers) = channel();
@@ -71,24 +71,24 @@ impl Server {
         (Self { socket, asked, answers, thread: Some(thread) }, client)
     }
 
-    /// A server that follows the protocol.
+    /// Starts a server that follows the protocol.
     pub(super) fn good() -> (Self, UnixStream) {
         Self::start(Box::new(|_, _| None))
     }
 
-    /// A server that does `instead` at each request of this kind.
+    /// Starts a server that does `instead` at each request of this kind.
     pub(super) fn that(command: Command, instead: impl Fn() -> Instead + Send + 'static) -> (Self, UnixStream) {
         Self::start(Box::new(move |header, _| (header.command == command.number()).then(&instead)))
     }
 
-    /// What it was asked since the last call.
+    /// Returns the requests since the last call.
     pub(super) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
 
     /// Sends any bytes.
     pub(super) fn send(&self, bytes: &[u8]) {
-        // The client may be gone, which the test sees.
+        // The client may be gone. The test notices this elsewhere.
         let _ = (&self.socket).write_all(bytes);
     }
 
@@ -101,12 +101,12 @@ impl Server {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
     }
 
-    /// The client's next answer.
+    /// Returns the client's next answer.
     pub(super) fn answer(&self) -> (Header, Vec<u8>) {
         self.answers.recv_timeout(Duration::from_secs(60)).expect("the client answers")
     }
 
-    /// Asks the client, and returns what it answers.
+    /// Sends a request to the client, and returns its answer.
     pub(super) fn ask(&self, command: Command, payload: &[u8]) -> (Header, Vec<u8>) {
         let mut message = Header::request(0x7777, command, payload.len()).encode().to_vec();
         message.extend(payload);
@@ -124,7 +124,7 @@ impl Drop for Server {
     }
 }
 
-/// Receives `len` bytes; `None` at the end.
+/// Receives `len` bytes. Returns `None` at the end of the stream.
 fn receive(socket: &UnixStream, len: usize, descriptors: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut done = 0;
@@ -186,7 +186,7 @@ fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &S
     }
 }
 
-/// Sends a message: whole, or byte by byte with `pause` before each.
+/// Sends a message, either whole or byte by byte with `pause` before each byte.
 fn send(mut socket: &UnixStream, message: &[u8], pause: Option<Duration>) -> io::Result<()> {
     let Some(pause) = pause else { return socket.write_all(message) };
     for byte in message {
@@ -202,9 +202,9 @@ fn whole(header: &Header, payload: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// Configuration space of a function with one BAR of 1 MiB and one MSI vector.
+/// Creates the configuration space of a function with one BAR of 1 MiB and one MSI vector.
 fn config() -> Vec<u8> {
-    // More than it says.
+    // The buffer is larger than the reported configuration space.
     let mut config = vec![0; 4096];
     config[..4].copy_from_slice(&0x11e8_1234u32.to_le_bytes());
     config[usize::from(regs::STATUS)] = 0x10;
@@ -213,7 +213,7 @@ fn config() -> Vec<u8> {
     config
 }
 
-/// The answer of a server that follows the protocol.
+/// Creates the answer of a server that follows the protocol.
 fn answer(header: &Header, payload: &[u8], config: &mut [u8]) -> Vec<u8> {
     let long = |at: usize| u32::from_ne_bytes(*payload[at..].first_chunk().unwrap());
     let numbers = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();

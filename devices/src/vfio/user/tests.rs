@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The client, the device and the mapper in front of servers that behave and servers that do not.
+//! Client, device and mapper with servers that follow the protocol and servers that break it.
 
 mod device;
 mod mapping;
@@ -26,12 +26,12 @@ use crate::vfio::error::VfioPciError;
 const RW: Permissions = Permissions::READ.union(Permissions::WRITE);
 const CHUNK: u64 = 4096;
 const ENDPOINT: u32 = 0x18;
-/// How long servers may take that are to be given up.
+/// Time limit for servers that are expected to exceed it.
 const LIMIT: Duration = Duration::from_secs(1);
-/// How long servers may take that behave: longer than a busy machine keeps a thread waiting.
+/// Time limit for servers that answer: longer than a busy machine keeps a thread waiting.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// Memory that nobody reaches.
+/// Memory without any accessible byte.
 struct Nothing;
 
 impl DmaTarget for Nothing {
@@ -47,19 +47,19 @@ fn client(socket: UnixStream) -> Result<Client, VfioPciError> {
     Client::with_limit("/run/x", socket, Arc::new(Nothing), AMPLE)
 }
 
-/// A client that waits for [`LIMIT`] at most, unless the machine is too busy for the handshake within it.
+/// Creates a client that waits at most [`LIMIT`]. Returns `None` if the machine is too busy for the handshake within this time.
 fn impatient_client(server: (Server, UnixStream)) -> Option<(Server, Client)> {
     let (server, socket) = server;
     Some((server, Client::with_limit("/run/x", socket, Arc::new(Nothing), LIMIT).ok()?))
 }
 
-/// Whether it is as `test` says in one of some tries. A machine that keeps a thread waiting for as long as [`LIMIT`] spoils a try,
-/// which is then `false` or `None`; what is wrong fails in each.
+/// True if `test` returns `Some(true)` in one of several tries. A machine that delays a thread by [`LIMIT`] spoils a try, which
+/// then returns `false` or `None`. A real fault fails in every try.
 fn in_some_try(mut test: impl FnMut() -> Option<bool>) -> bool {
     (0..20).any(|_| test() == Some(true))
 }
 
-/// Whether the server is gone for this reason.
+/// True if the server is gone for this reason.
 fn is_gone(client: &Client, reason: &str) -> bool {
     client.gone().is_some_and(|all| all.contains(reason))
 }

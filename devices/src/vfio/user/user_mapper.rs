@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The I/O address space of a server's device behind virtio-iommu.
+//! I/O address space of a server's device behind virtio-iommu.
 //!
-//! A server that has a descriptor of guest RAM reaches all of it, whatever the guest maps. So mapped RAM is announced
-//! without a descriptor: the server reads and writes it by messages, which this side checks. A chunk of a window is a
-//! file of its own, and its descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint
-//! gets the chunk afterwards.
+//! A server that has a descriptor of guest RAM can access all of it, whatever the guest maps. So mapped RAM is announced without a
+//! descriptor: the server reads and writes it by messages, which this side checks. A chunk of a window has its own file, and its
+//! descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint gets the chunk afterwards.
 //!
-//! Memory of devices is announced without a descriptor, too. A file that the guest sees as memory is read and written by messages.
-//! Registers are not: such a message gets an error, and the guest a fault.
+//! Memory of devices is announced without a descriptor, too. A file that the guest sees as memory can be read and written by
+//! messages. Registers cannot: the server gets an error for such a message, and the guest gets a fault.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -24,14 +23,14 @@ use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
 
-/// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. A server names no limit.
+/// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. Servers report no limit.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
-/// Maps for the device of one server, with the permissions asked for and no more.
+/// Mapper for the device of one server. It grants exactly the permissions that the caller asks for.
 ///
-/// An UNMAP always succeeds: accesses to the range are refused from then on, whatever the server answers. The connection to a
-/// server that refuses the UNMAP ends. When a server is gone, mappings are only kept in the table: nobody uses them, and the
-/// other devices of the domain go on.
+/// An UNMAP always succeeds: accesses to the range are rejected from then on, whatever the server answers. If a server rejects the
+/// UNMAP, the connection to it ends. When a server is gone, mappings are only kept in the table. The other devices of the domain
+/// continue.
 pub struct UserMapper {
     /// First, so that it is cleared while the client exists.
     table: MapperTable,
@@ -43,7 +42,8 @@ impl UserMapper {
         Self { table: MapperTable(table), client }
     }
 
-    /// Makes chunks of `windows`, and the memory that the guest sees of `devices`, mappable. Call it before the virtio-iommu has the mapper.
+    /// Makes chunks of `windows`, and the guest-visible memory of `devices`, mappable. Call it before the virtio-iommu gets the
+    /// mapper.
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
         self.table.connect(windows, devices);
     }
@@ -59,7 +59,7 @@ impl UserMapper {
     }
 }
 
-/// What a server's refusal means to the engine.
+/// Converts a server's refusal to an error of the engine.
 fn classify(error: CallError) -> MapError {
     let error = io::Error::from(error);
     match error.raw_os_error() {
@@ -75,13 +75,13 @@ impl DmaMapper for UserMapper {
         if self.table.count() as u64 >= u64::from(self.client.abilities().mappings) {
             return Err(MapError::NoResources);
         }
-        // Before the server is told: it may use the mapping before its answer arrives.
+        // Before the request is sent: the server may use the mapping before its answer arrives.
         let memory = self.table.insert_slice(iova, &memory, permissions)?;
         if self.client.gone().is_some() {
             return Ok(());
         }
         self.announce(iova, len, memory, permissions).inspect_err(|_| {
-            // It was just put there.
+            // The entry was inserted above.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }
@@ -93,14 +93,14 @@ impl DmaMapper for UserMapper {
         for (iova, len) in removed {
             // Each DMA_UNMAP is for exactly one DMA_MAP.
             if let Err(error @ CallError::Refused(_)) = self.client.unmap(iova, len) {
-                self.client.give_up(&format!("does not take DMA_UNMAP ({error})"));
+                self.client.give_up(&format!("rejects DMA_UNMAP ({error})"));
             }
         }
         Ok(())
     }
 
-    /// What the server asks for by message goes through the table, which names the chunk's place in this process: that shows other
-    /// memory while the guest does not see the chunk.
+    /// Returns false. The server's messages go through the table, which refers to the chunk's address in this process. While the
+    /// guest does not see the chunk, other memory is at that address.
     fn keeps_page_tables(&self) -> bool {
         false
     }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VERSION, the first message: both sides tell their version of the protocol and their limits.
+//! VERSION, the first message: both sides report their version of the protocol and their limits.
 
 use serde::{Deserialize, Serialize};
 
 use super::wire::{self, MOST_DATA};
 
-/// The version of the protocol that this side speaks.
+/// Version of the protocol that this side speaks.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
-/// Smallest page that is mapped, whatever the server can do.
+/// Smallest page that is mapped, even if the server supports smaller ones.
 const PAGE: u64 = 4096;
 /// Widest access of a vCPU, in bytes.
 const WIDEST_ACCESS: u64 = 8;
 
-/// The limits of one side that matter here. A missing field has the specification's default.
+/// Limits of one side that matter to Carom. A missing field has the specification's default.
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 struct Capabilities {
@@ -36,42 +36,43 @@ struct Data {
     capabilities: Capabilities,
 }
 
-/// What the server can do.
+/// Capabilities of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// Descriptors that it takes in one message, 1 at least.
+    /// Maximum number of descriptors that it accepts in one message, at least 1.
     pub(super) descriptors: u32,
-    /// Mappings that it takes at once.
+    /// Maximum number of mappings that it accepts.
     pub(super) mappings: u32,
-    /// Bytes of the smallest page that it maps, a power of two, 4096 at least.
+    /// Size of its smallest page in bytes, a power of two, at least 4096.
     pub(super) granule: u64,
 }
 
-/// The request: what this side says of itself.
+/// Returns the request, with this side's version and limits.
 pub(super) fn proposal() -> Vec<u8> {
     // None of the fields can fail to be serialized.
     let data = serde_json::to_string(&Data::default()).unwrap_or_default();
     wire::version(MAJOR, MINOR, &data)
 }
 
-/// Reads the answer: what the server says of itself. The error says what is wrong.
+/// Parses the answer, with the server's version and limits. The error describes the fault.
 pub(super) fn parse(answer: &[u8]) -> Result<Abilities, String> {
     let (major, minor, text) = wire::parse_version(answer).ok_or("answers VERSION with an invalid message")?;
     if major != MAJOR || minor > MINOR {
-        return Err(format!("speaks version {major}.{minor} of the protocol, and not {MAJOR}.{MINOR}"));
+        return Err(format!("speaks version {major}.{minor} of the protocol instead of {MAJOR}.{MINOR}"));
     }
     let data: Data = match text.trim() {
         "" => Data::default(),
-        text => serde_json::from_str(text).map_err(|error| format!("describes itself in what is no JSON: {error}"))?,
+        text => serde_json::from_str(text)
+            .map_err(|error| format!("sends capabilities that are not valid JSON: {error}"))?,
     };
     let Capabilities { max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes } = data.capabilities;
     if max_msg_fds == 0 {
-        return Err("takes no descriptors (max_msg_fds is 0), and so no interrupts".into());
+        return Err("accepts no descriptors (max_msg_fds is 0), which interrupts need".into());
     }
     if max_data_xfer_size < WIDEST_ACCESS {
-        return Err(format!("takes no access of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"));
+        return Err(format!("accepts no access of {WIDEST_ACCESS} bytes (max_data_xfer_size is {max_data_xfer_size})"));
     }
-    // Any multiple of the smallest page can be mapped; which larger ones it makes of it is the server's business.
+    // Any multiple of the smallest page can be mapped. The server chooses larger pages by itself.
     let smallest = pgsizes & pgsizes.wrapping_neg();
     if smallest == 0 {
         return Err("maps no pages of any size (pgsizes is 0)".into());
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_counts() {
+    fn limits_of_the_server_are_used() {
         let data =
             r#"{"capabilities":{"max_msg_fds":8,"max_dma_maps":9999999999,"pgsizes":2162688,"max_data_xfer_size":64}}"#;
         assert_eq!(answer(1, data), Ok(Abilities { descriptors: 8, mappings: u32::MAX, granule: 1 << 16 }));
@@ -113,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_cannot_be_served_are_refused_with_a_reason() {
+    fn servers_with_useless_limits_are_refused_with_a_reason() {
         for (data, part) in [
             (r#"{"capabilities":{"max_msg_fds":0}}"#, "max_msg_fds"),
             (r#"{"capabilities":{"max_data_xfer_size":4}}"#, "max_data_xfer_size"),
             (r#"{"capabilities":{"pgsizes":0}}"#, "pgsizes"),
-            (r#"{"capabilities":{"pgsizes":-1}}"#, "no JSON"),
-            (r#"{"capabilities":7}"#, "no JSON"),
-            ("{", "no JSON"),
+            (r#"{"capabilities":{"pgsizes":-1}}"#, "not valid JSON"),
+            (r#"{"capabilities":7}"#, "not valid JSON"),
+            ("{", "not valid JSON"),
         ] {
             let error = answer(1, data).unwrap_err();
             assert!(error.contains(part), "{error}");

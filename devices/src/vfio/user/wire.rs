@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The protocol's messages: encodes requests, and decodes answers and requests of a server, which may send any bytes.
+//! Messages of the protocol. Encodes requests, and decodes answers and requests of a server, which may send any bytes.
 //!
-//! The numbers are those of the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`). All are in the byte order of
-//! the host. Where it borrows a structure of VFIO's, the offsets are those of `linux/vfio.h`.
+//! The numbers are those of the vfio-user specification (QEMU, `docs/interop/vfio-user.rst`), in the byte order of the
+//! host. Where the specification uses a VFIO structure, the offsets are those of `linux/vfio.h`.
 
-/// Bytes of the header that every message starts with.
+/// Size of the header of every message, in bytes.
 pub(super) const HEADER: usize = 16;
-/// Most bytes that one message may read or write. VERSION tells the server.
+/// Maximum number of bytes that one message may read or write. VERSION reports it to the server.
 pub(super) const MOST_DATA: usize = 1 << 20;
-/// Bytes before the data of a message that reads or writes.
+/// Size of the part before the data in a message that reads or writes, in bytes.
 pub(super) const ACCESS: usize = 16;
-/// Bytes of the longest message that is accepted.
+/// Maximum size of a message that is accepted, in bytes.
 const LONGEST: usize = HEADER + ACCESS + MOST_DATA;
 
-/// Region of a PCI device: its configuration space. The BARs are 0 to 5.
+/// Region index of a PCI device's configuration space. The BARs are regions 0 to 5.
 pub(super) const CONFIG_REGION: u32 = 7;
-/// Regions of a PCI device.
+/// Number of regions of a PCI device.
 pub(super) const PCI_REGIONS: u32 = 9;
-/// Kinds of interrupts of a PCI device: MSI.
+/// Interrupt index of a PCI device's MSI vectors.
 pub(super) const MSI_IRQS: u32 = 1;
-/// Kinds of interrupts of a PCI device: MSI-X.
+/// Interrupt index of a PCI device's MSI-X vectors.
 pub(super) const MSIX_IRQS: u32 = 2;
 
-/// A kind of message.
+/// Command of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Version,
@@ -41,7 +41,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Its number.
+    /// Returns its number.
     pub(super) fn number(self) -> u16 {
         match self {
             Self::Version => 1,
@@ -59,7 +59,7 @@ impl Command {
         }
     }
 
-    /// Its name in the specification.
+    /// Returns its name in the specification.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Version => "VERSION",
@@ -78,17 +78,17 @@ impl Command {
     }
 }
 
-/// What a message is.
+/// Kind of message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It asks for something.
+    /// A request.
     Command {
-        /// No answer is wanted.
+        /// True if the sender wants no answer.
         no_reply: bool,
     },
-    /// It answers.
+    /// An answer.
     Reply {
-        /// The error number if what was asked for is refused, which may be 0.
+        /// Error number if the request was rejected. It may be 0.
         refused: Option<u32>,
     },
 }
@@ -102,28 +102,28 @@ const ERROR: u32 = 0x20;
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Chosen by the sender of a request; its answer has the same.
+    /// Number chosen by the sender of a request. The answer has the same number.
     pub(super) id: u16,
-    /// Number of the command, which need not be one that is known.
+    /// Number of the command. It may be unknown.
     pub(super) command: u16,
-    /// What it is.
+    /// Kind of the message.
     pub(super) kind: Kind,
-    /// Bytes behind the header.
+    /// Number of bytes after the header.
     pub(super) payload: usize,
 }
 
 impl Header {
-    /// The header of a request.
+    /// Creates the header of a request.
     pub(super) fn request(id: u16, command: Command, payload: usize) -> Self {
         Self { id, command: command.number(), kind: Kind::Command { no_reply: false }, payload }
     }
 
-    /// The header of an answer to this one; with an error number, that of a refusal.
+    /// Creates the header of an answer to this request. With an error number, the answer rejects the request.
     pub(super) fn answer(&self, refused: Option<u32>, payload: usize) -> Self {
         Self { kind: Kind::Reply { refused }, payload, ..*self }
     }
 
-    /// As bytes.
+    /// Encodes the header.
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let (flags, error) = match self.kind {
             Kind::Command { no_reply: false } => (TYPE_COMMAND, 0),
@@ -131,7 +131,7 @@ impl Header {
             Kind::Reply { refused: None } => (TYPE_REPLY, 0),
             Kind::Reply { refused: Some(error) } => (TYPE_REPLY | ERROR, error),
         };
-        // No message is longer than the field can say.
+        // Every message is short enough for the 32-bit field.
         let size = u32::try_from(HEADER + self.payload).unwrap_or(u32::MAX);
         let mut bytes = [0; HEADER];
         bytes[..2].copy_from_slice(&self.id.to_ne_bytes());
@@ -142,7 +142,7 @@ impl Header {
         bytes
     }
 
-    /// From bytes. The error says what is wrong.
+    /// Decodes a header. The error describes the fault.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Result<Self, String> {
         let (size, flags, error) = (long(bytes, 4), long(bytes, 8), long(bytes, 12));
         let payload = usize::try_from(size).ok().filter(|size| (HEADER..=LONGEST).contains(size));
@@ -156,22 +156,22 @@ impl Header {
     }
 }
 
-/// The number of 16 bits at `offset`; 0 beyond the end.
+/// Returns the 16-bit number at `offset`, or 0 beyond the end.
 fn short(bytes: &[u8], offset: usize) -> u16 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }
 
-/// The number of 32 bits at `offset`; 0 beyond the end.
+/// Returns the 32-bit number at `offset`, or 0 beyond the end.
 fn long(bytes: &[u8], offset: usize) -> u32 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// The number of 64 bits at `offset`; 0 beyond the end.
+/// Returns the 64-bit number at `offset`, or 0 beyond the end.
 fn quad(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Numbers one after the other.
+/// Builder for a sequence of numbers.
 #[derive(Default)]
 struct Fields(Vec<u8>);
 
@@ -190,12 +190,12 @@ impl Fields {
     }
 }
 
-/// A length as the field has it. No message is that long.
+/// Converts a length for a 32-bit field. No message is longer.
 fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
-/// VERSION: the version and what each side can do, as JSON.
+/// Encodes VERSION: the version, and the capabilities of the sender as JSON.
 pub(super) fn version(major: u16, minor: u16, data: &str) -> Vec<u8> {
     let mut bytes = Fields::default().short(major).short(minor).0;
     bytes.extend(data.as_bytes());
@@ -203,51 +203,51 @@ pub(super) fn version(major: u16, minor: u16, data: &str) -> Vec<u8> {
     bytes
 }
 
-/// The answer to VERSION: major, minor, and the JSON text, which may be empty.
+/// Decodes the answer to VERSION: major, minor, and the JSON text, which may be empty.
 pub(super) fn parse_version(bytes: &[u8]) -> Option<(u16, u16, &str)> {
     let data = bytes.get(4..)?;
-    // The terminating zero may be missing where there is no text.
+    // The terminating zero may be missing if the text is empty.
     let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
     Some((short(bytes, 0), short(bytes, 2), std::str::from_utf8(text).ok()?))
 }
 
-/// What the device may do with what DMA_MAP maps, as flags.
+/// Flags of DMA_MAP: the accesses that the device may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DmaFlags {
     pub(super) read: bool,
     pub(super) write: bool,
 }
 
-/// DMA_MAP. `offset` is that in the file of the descriptor that goes with it, 0 without one.
+/// Encodes DMA_MAP. `offset` is the offset in the file whose descriptor goes with it, or 0 without a descriptor.
 pub(super) fn dma_map(flags: DmaFlags, offset: u64, iova: u64, len: u64) -> Vec<u8> {
     let flags = u32::from(flags.read) | (u32::from(flags.write) << 1);
     Fields::default().long(32).long(flags).quad(offset).quad(iova).quad(len).0
 }
 
-/// DMA_UNMAP.
+/// Encodes DMA_UNMAP.
 pub(super) fn dma_unmap(iova: u64, len: u64) -> Vec<u8> {
     Fields::default().long(24).long(0).quad(iova).quad(len).0
 }
 
-/// DEVICE_GET_INFO.
+/// Encodes DEVICE_GET_INFO.
 pub(super) fn device_info() -> Vec<u8> {
     Fields::default().long(16).long(0).long(0).long(0).0
 }
 
-/// What the device is.
+/// Description of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceInfo {
-    /// It can be reset.
+    /// True if it can be reset.
     pub(super) resets: bool,
-    /// It is a PCI device.
+    /// True if it is a PCI device.
     pub(super) pci: bool,
-    /// How many regions it has.
+    /// Number of regions.
     pub(super) regions: u32,
-    /// How many kinds of interrupts.
+    /// Number of kinds of interrupts.
     pub(super) irqs: u32,
 }
 
-/// The answer to DEVICE_GET_INFO.
+/// Decodes the answer to DEVICE_GET_INFO.
 pub(super) fn parse_device_info(bytes: &[u8]) -> Option<DeviceInfo> {
     let flags = long(bytes, 4);
     let info =
@@ -255,70 +255,71 @@ pub(super) fn parse_device_info(bytes: &[u8]) -> Option<DeviceInfo> {
     (bytes.len() >= 16).then_some(info)
 }
 
-/// DEVICE_GET_REGION_INFO, without room for capabilities.
+/// Encodes DEVICE_GET_REGION_INFO, without room for capabilities in the answer.
 pub(super) fn region_info(index: u32) -> Vec<u8> {
     Fields::default().long(32).long(0).long(index).long(0).quad(0).quad(0).0
 }
 
-/// What a region is.
+/// Description of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RegionInfo {
-    /// It can be read.
+    /// True if it can be read.
     pub(super) readable: bool,
-    /// It can be written.
+    /// True if it can be written.
     pub(super) writable: bool,
     /// Size in bytes.
     pub(super) size: u64,
 }
 
-/// The answer to DEVICE_GET_REGION_INFO for region `index`.
+/// Decodes the answer to DEVICE_GET_REGION_INFO for region `index`.
 pub(super) fn parse_region_info(bytes: &[u8], index: u32) -> Option<RegionInfo> {
     let flags = long(bytes, 4);
     let info = RegionInfo { readable: flags & 1 != 0, writable: flags & 2 != 0, size: quad(bytes, 16) };
     (bytes.len() >= 32 && long(bytes, 8) == index).then_some(info)
 }
 
-/// DEVICE_GET_IRQ_INFO.
+/// Encodes DEVICE_GET_IRQ_INFO.
 pub(super) fn irq_info(index: u32) -> Vec<u8> {
     Fields::default().long(16).long(0).long(index).long(0).0
 }
 
-/// The answer to DEVICE_GET_IRQ_INFO for kind `index`: how many interrupts can be signalled by events.
+/// Decodes the answer to DEVICE_GET_IRQ_INFO for kind `index`: the number of interrupts that can be signalled by eventfds.
 pub(super) fn parse_irq_info(bytes: &[u8], index: u32) -> Option<u32> {
     let by_event = long(bytes, 4) & 1 != 0;
     (bytes.len() >= 16 && long(bytes, 8) == index).then(|| if by_event { long(bytes, 12) } else { 0 })
 }
 
-/// DEVICE_SET_IRQS that gives `count` interrupts of a kind, from `start` on, the events that go with it as descriptors.
+/// Encodes DEVICE_SET_IRQS for `count` interrupts of a kind, from `start` on. Their eventfds go with it as descriptors.
 pub(super) fn enable_irqs(index: u32, start: u32, count: u32) -> Vec<u8> {
     const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
     Fields::default().long(20).long(EVENTFD_TRIGGER).long(index).long(start).long(count).0
 }
 
-/// DEVICE_SET_IRQS that turns all interrupts of a kind off.
+/// Encodes DEVICE_SET_IRQS that disables all interrupts of a kind.
 pub(super) fn disable_irqs(index: u32) -> Vec<u8> {
     const NONE_TRIGGER: u32 = 1 | 1 << 5;
     Fields::default().long(20).long(NONE_TRIGGER).long(index).long(0).long(0).0
 }
 
-/// REGION_READ, and the start of REGION_WRITE.
+/// Encodes REGION_READ, or the start of REGION_WRITE.
 pub(super) fn region_access(region: u32, offset: u64, len: usize) -> Vec<u8> {
     Fields::default().quad(offset).long(region).long(count(len)).0
 }
 
-/// The data in the answer to a REGION_READ of `len` bytes, or to a REGION_WRITE, which has none.
+/// Returns the data in the answer to a REGION_READ of `len` bytes. The answer to a REGION_WRITE has no data.
 pub(super) fn parse_region_access(bytes: &[u8], region: u32, offset: u64, len: usize) -> Option<&[u8]> {
     let echoed = quad(bytes, 0) == offset && long(bytes, 8) == region && long(bytes, 12) == count(len);
     bytes.get(ACCESS..).filter(|_| echoed)
 }
 
-/// DMA_READ, or the start of DMA_WRITE: address and length; `None` for more bytes than a message may have.
+/// Decodes DMA_READ, or the start of DMA_WRITE: address and length. Returns `None` if the length exceeds that of a
+/// message.
 pub(super) fn parse_dma_access(bytes: &[u8]) -> Option<(u64, usize)> {
     let len = usize::try_from(quad(bytes, 8)).ok().filter(|len| *len <= MOST_DATA)?;
     (bytes.len() >= ACCESS).then(|| (quad(bytes, 0), len))
 }
 
-/// The start of the answer to DMA_READ, or that to DMA_WRITE.
+/// Encodes the start of the answer to DMA_READ, or the answer to DMA_WRITE.
 pub(super) fn dma_access(iova: u64, len: usize) -> Vec<u8> {
     Fields::default().quad(iova).quad(len as u64).0
 }
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn header_comes_back_as_it_was() {
+    fn header_survives_encoding_and_decoding() {
         for kind in [
             Kind::Command { no_reply: false },
             Kind::Command { no_reply: true },
@@ -375,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_short_or_to_something_else_are_none() {
+    fn short_or_mismatched_answers_are_rejected() {
         assert!(parse_device_info(&[0; 15]).is_none());
         assert!(parse_region_info(&[0; 31], 0).is_none());
         assert!(parse_region_info(&[0; 32], 1).is_none());

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! INTx: when it is on, what the guest sees of it, and what happens where the host does not give it.
+//! INTx: when it is enabled, what the guest sees, and what happens if the host cannot enable it.
 
 use super::*;
 
 const ENABLE: [Event; 2] = [Event::Enable(IrqKind::Intx, 1), Event::Unmask];
 const DISABLE: Event = Event::Disable(IrqKind::Intx);
 
-/// A function with INTx, of which it says that it is INTC#.
+/// Adds INTx to a function. Its own interrupt pin is INTC#.
 fn with_intx(host: FakeFunction) -> FakeFunction {
     host.set(regs::INTERRUPT_PIN, &[3]);
     host.offer(IrqKind::Intx);
     host
 }
 
-/// One that has no other interrupt.
+/// Creates a function that has no other interrupt than INTx.
 fn only_intx() -> FakeFunction {
     with_intx(FakeFunction::new(256, &[(0, 0, 0x1000)], (0, 0)))
 }
@@ -35,7 +35,7 @@ fn guest_sees_the_first_pin_and_its_own_line() {
 }
 
 #[test]
-fn intx_is_on_from_power_on_until_the_device_goes() {
+fn intx_is_enabled_from_power_on_until_drop() {
     let host = only_intx();
     let line = Arc::new(FakeLine::default());
 
@@ -57,7 +57,7 @@ fn command_register_masks_intx_in_the_host() {
     assert_eq!((read(&m.device, regs::COMMAND), m.line.connected()), ([6, 4], 1));
     let asks = 1 << 3;
     m.host.set(regs::STATUS, &[asks, 0]);
-    assert_eq!(read::<1>(&m.device, regs::STATUS)[0] & asks, asks, "the device tells that it asks");
+    assert_eq!(read::<1>(&m.device, regs::STATUS)[0] & asks, asks, "the device reports that it asserts INTx");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn msi_or_msix_replaces_intx_which_returns_after_disable() {
         assert_eq!(m.host.events(), [&[Event::Disable(kind)][..], &ENABLE].concat());
         assert_eq!(m.line.connected(), 1);
 
-        // Nothing changes with what does not turn one on.
+        // A write that enables neither MSI nor MSI-X changes nothing.
         m.device.write_config(control, &[0, 0]);
         assert_eq!(m.host.events(), []);
     }
@@ -93,7 +93,7 @@ fn interrupt_kind_switches_even_if_host_disable_fails() {
 }
 
 #[test]
-fn reset_turns_intx_off_and_on_around_that_of_the_device() {
+fn intx_is_disabled_during_a_device_reset() {
     let m = machine(&only_intx());
 
     m.device.reset().unwrap();
@@ -105,7 +105,7 @@ fn reset_turns_intx_off_and_on_around_that_of_the_device() {
 }
 
 #[test]
-fn device_that_the_host_takes_back_has_no_intx() {
+fn device_taken_back_by_the_host_has_no_intx() {
     let host = only_intx();
     host.offer(IrqKind::Request);
     let m = machine(&host);
@@ -126,7 +126,7 @@ fn intx_only_device_is_refused_when_host_cannot_forward_it() {
     let line = || Some(Arc::new(FakeLine::default()));
     let error = assemble(&host, None).err().unwrap();
     assert!(
-        error.to_string().contains("INTx alone") && error.to_string().contains("KVM_CAP_IRQFD_RESAMPLE"),
+        error.to_string().contains("has only INTx") && error.to_string().contains("KVM_CAP_IRQFD_RESAMPLE"),
         "{error}"
     );
 
@@ -143,7 +143,7 @@ fn intx_only_device_is_refused_when_host_cannot_forward_it() {
 }
 
 #[test]
-fn device_that_has_others_does_without_intx() {
+fn device_with_msi_works_without_intx() {
     let host = with_intx(with_msi());
     host.0.refused.lock().unwrap().push(IrqKind::Intx);
     let m = machine(&host);
@@ -157,13 +157,13 @@ fn device_that_has_others_does_without_intx() {
     assert_eq!(of_interrupts, [Event::Enable(IrqKind::Msi, 1), Event::Disable(IrqKind::Msi)]);
     assert_eq!((pin_and_line(&m)[0], m.line.connected()), (0, 0));
 
-    // And where the VM has no line for it.
+    // The same applies if the VM has no line for it.
     let device = assemble(&with_intx(with_msi()), None).unwrap();
     assert_eq!(read(&device, regs::INTERRUPT_PIN), [0]);
 }
 
 #[test]
-fn pin_that_the_host_has_not_connected_is_hidden() {
+fn interrupt_pin_is_hidden_if_the_host_has_no_intx() {
     let host = FakeFunction::new(256, &[(0, 0, 0x1000)], (0, 0));
     host.set(regs::INTERRUPT_PIN, &[1]);
     let m = machine(&host);

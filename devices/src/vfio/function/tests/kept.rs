@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a report of a crash says of accesses.
+//! Accesses in a crash report.
 
 use super::*;
 use crate::crash::last_requests;
 
 #[test]
-fn last_accesses_of_the_guest_are_kept_and_not_what_was_written() {
+fn crash_report_has_last_accesses_without_written_data() {
     let (msi, slots) = (FakeAllocator::default(), Arc::new(FakeSlots::default()));
     let device =
         VfioPciDevice::assemble("kept0", "0000:00:05.0", Box::new(nvme()), &msi, None, slots as Arc<_>).unwrap();

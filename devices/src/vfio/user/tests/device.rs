@@ -37,7 +37,7 @@ fn machine(server: (Server, UnixStream)) -> Result<Machine, VfioPciError> {
 }
 
 #[test]
-fn device_is_served_by_the_front_end_of_vfio() {
+fn vfio_front_end_serves_a_vfio_user_device() {
     let Machine { server, device, msi } = machine(Server::good()).unwrap();
     let mut data = [0; 4];
     device.read_config(0, &mut data);
@@ -46,7 +46,7 @@ fn device_is_served_by_the_front_end_of_vfio() {
     device.read_bar(0, 0x40, &mut data);
     assert_eq!(data, [0x40, 0x41, 0x42, 0x43]);
     server.asked();
-    // As a driver turns its MSI on.
+    // A driver enables MSI in this order.
     device.write_config(MSI + 4, &0xfee0_0000u32.to_le_bytes());
     device.write_config(MSI + 12, &[0x31, 0]);
     device.write_config(MSI + 2, &[1, 0]);
@@ -56,7 +56,7 @@ fn device_is_served_by_the_front_end_of_vfio() {
     assert_eq!(irqs[0].payload, wire::enable_irqs(wire::MSI_IRQS, 0, 1));
     let vectors = msi.0.lock().unwrap()[0].clone();
     assert_eq!(vectors.routes.lock().unwrap()[0], Some(MsiMessage { address: 0xfee0_0000, data: 0x31 }));
-    // What the server writes to the event arrives.
+    // A write of the server to the event arrives.
     let event = File::from(irqs[0].descriptors[0].try_clone().unwrap());
     event
         .write_at(&1u64.to_ne_bytes(), 0)
@@ -68,7 +68,11 @@ fn device_is_served_by_the_front_end_of_vfio() {
     device.write_config(regs::COMMAND, &[6, 0]);
     device.reset().unwrap();
     let asked = server.asked();
-    assert!(commands(&asked).ends_with(&[8, 13, 10]), "interrupts off, reset, quiet: {:?}", commands(&asked));
+    assert!(
+        commands(&asked).ends_with(&[8, 13, 10]),
+        "interrupts off, reset, bus mastering off: {:?}",
+        commands(&asked)
+    );
 }
 
 #[test]
@@ -129,13 +133,13 @@ fn impossible_devices_are_refused() {
         let error = machine(Server::start(Box::new(rule))).err().unwrap();
         assert!(!error.is_user_error(), "{error}");
     }
-    // A size beyond what there is is cut.
+    // A size beyond the maximum is reduced to it.
     assert!(machine(Server::start(Box::new(region(7, u64::MAX)))).is_ok());
     let error = machine(Server::that(Command::Reset, || Instead::Refuse(1))).err().unwrap().to_string();
     assert!(error.contains("does not reset the device"), "{error}");
 }
 
-/// RAM of two regions that lie in a file.
+/// Creates RAM of two regions that are backed by one file.
 fn shared_ram() -> (Arc<Ram>, File) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(0x8000).unwrap();
@@ -186,14 +190,14 @@ fn all_ram_goes_to_a_server_without_an_iommu() {
     let wanted = [wire::dma_map(flags, 0, 0, 0x4000), wire::dma_map(flags, 0x4000, 0x10_0000, 0x4000)];
     assert_eq!(asked.iter().map(|asked| asked.payload.clone()).collect::<Vec<_>>(), wanted);
     assert!(asked.iter().all(|asked| asked.descriptors.len() == 1));
-    // It may use messages all the same, once the device is a bus master.
+    // The server may also use messages, once the device is a bus master.
     let slots = Arc::new(FakeSlots::default());
     let device = host.function("user0", &FakeAllocator::default(), slots).unwrap();
     device.write_config(regs::COMMAND, &[6, 0]);
     ram.write_slice(&[6; 4], GuestAddress(0x10_0000)).unwrap();
     let (_, answer) = server.ask(Command::DmaRead, &wire::dma_access(0x10_0000, 4));
     assert_eq!(answer[ACCESS..], [6; 4]);
-    // Private memory cannot be given to anybody.
+    // Private memory cannot be shared with another process.
     let (_server, socket) = Server::good();
     let host = UserServer::start("/run/x", socket, super::ram(), None).unwrap();
     assert!(host.share_ram().is_err());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a server reaches, and what it is told of mappings.
+//! Memory that a server can access, and the mapping messages that it gets.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ fn ram_has_no_descriptor_and_is_reached_by_messages() {
     assert!(rig.write(0x10_0000, &[9; 16]));
     assert_eq!(rig.ram.read_obj::<u8>(GuestAddress(0x200f)).unwrap(), 9);
     assert!(!rig.write(0x10_1000, &[9]));
-    assert_eq!(rig.read(0x2000, 4), None, "a guest-physical address is none of its addresses");
+    assert_eq!(rig.read(0x2000, 4), None, "a guest-physical address is not mapped as an IOVA");
     let faults: Vec<_> = rig.relay.take().0.iter().map(|fault| (fault.endpoint, fault.iova, fault.access)).collect();
     assert_eq!(faults, [(ENDPOINT, 0x10_1000, Permissions::WRITE), (ENDPOINT, 0x2000, Permissions::READ)]);
     rig.mapper.unmap(0x10_0000, 0x2000).unwrap();
@@ -65,11 +65,11 @@ fn refused_map_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn server_that_keeps_what_is_unmapped_is_given_up() {
+fn server_that_rejects_an_unmap_is_given_up() {
     let mut rig = rig(Server::that(Command::DmaUnmap, || Instead::Refuse(16)));
     rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
     rig.mapper.unmap(0x1000, 0x1000).unwrap();
-    assert!(rig.client.gone().unwrap().contains("does not take DMA_UNMAP"));
+    assert!(rig.client.gone().unwrap().contains("rejects DMA_UNMAP"));
     assert!(!rig.table.read(0x1000, &mut [0]));
 }
 
@@ -86,14 +86,14 @@ fn domain_goes_on_when_a_server_is_gone() {
 }
 
 #[test]
-fn map_in_the_middle_of_which_a_server_dies_fails() {
+fn map_fails_if_the_server_dies_meanwhile() {
     let mut rig = rig(Server::that(Command::DmaMap, || Instead::Close));
     assert!(matches!(rig.map(0x1000, 0x1000, 0x1000, RW), Err(MapError::Host(_))));
     assert!(matches!(rig.mapper.unmap(0x1000, 0x1000), Err(UnmapError::NotMapped)));
 }
 
 #[test]
-fn servers_limits_are_kept_and_told() {
+fn limits_of_the_server_are_reported_and_enforced() {
     let mut rig = rig(Server::good());
     let limits = rig.mapper.limits();
     assert_eq!((limits.page_size_mask, limits.max_mappings), (!0xfff, Some(6)));
@@ -106,7 +106,7 @@ fn servers_limits_are_kept_and_told() {
 }
 
 #[test]
-fn memory_that_the_guest_does_not_see_is_not_mapped() {
+fn memory_invisible_to_the_guest_is_not_mapped() {
     let mut rig = rig(Server::good());
     let mut registers = [0u8; 4096];
     assert!(matches!(rig.mapper.map(0, VolatileSlice::from(&mut registers[..]), RW), Err(MapError::Host(_))));
@@ -174,12 +174,12 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(bytes, [0x22, 0x11]);
     assert!(read.write_at(&[1], 0).is_err());
     assert!(vm_memory::MmapRegion::<()>::from_file(FileOffset::new(read, 0), 4096).is_err(), "mapped for writing");
-    // By messages, all are reached as they are mapped.
+    // By messages, the server can access all chunks with their permissions.
     assert_eq!(rig.read(0xffe, 4), Some(vec![0; 4]));
     assert!(rig.write(0x2000, &[3; 4]) && !rig.write(0x1000, &[3; 4]));
     assert_eq!(rig.read(0x2000, 4), None);
     assert_eq!(store.memory(chunks[2]).unwrap().read_obj::<u8>(3).unwrap(), 3);
-    // What was handed out is not kept for another guest, and its memory goes with it.
+    // A chunk whose descriptor the server got is not kept for another guest.
     assert!(store.park(chunks[0]).is_err() && store.park(chunks[1]).is_err());
     assert!(store.park(chunks[2]).is_ok());
     rig.mapper.unmap(0, 4096).unwrap();
@@ -187,11 +187,11 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(rig.read(0, 1), None);
     let again = store.back().unwrap();
     both.write_all_at(&[9; 8], 0).unwrap();
-    assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "a chunk that nobody had");
+    assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "a chunk without a previous user");
 }
 
-/// Nobody has a descriptor of a chunk that devices may only write, so its memory is kept for the next driver. What keeps a server away
-/// from it is that the device is no bus master after a reset, and then that nothing is mapped.
+/// No server has a descriptor of a chunk that devices may only write, so its memory is kept for the next driver. Two facts keep a
+/// server away from the chunk: after a reset the device is not a bus master, and later nothing is mapped.
 #[test]
 fn chunk_written_before_reset_reads_zero_for_next_driver() {
     let (server, socket) = Server::good();
@@ -210,14 +210,14 @@ fn chunk_written_before_reset_reads_zero_for_next_driver() {
     assert!(writes());
     assert_eq!(store.memory(chunk).unwrap().read_obj::<u64>(0).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
     device.reset().unwrap();
-    assert!(!writes(), "it is mapped still, and the device is no bus master");
+    assert!(!writes(), "it is still mapped, but the device is not a bus master");
     store.park(chunk).unwrap();
-    assert!(!writes(), "while nobody has it");
+    assert!(!writes(), "while the chunk has no user");
     mapper.unmap(0x8000, CHUNK).unwrap();
     device.write_config(regs::COMMAND, &[6, 0]);
     assert!(!writes(), "nothing is mapped");
     store.unpark(chunk).unwrap();
-    assert!(!writes(), "the next driver has it, and has not mapped it");
+    assert!(!writes(), "the next driver has it, but has not mapped it");
     let memory = store.memory(chunk).unwrap();
     assert!((0..512).all(|word| memory.read_obj::<u64>(8 * word).unwrap() == 0));
     drop(relay);

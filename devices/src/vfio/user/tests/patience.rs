@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers that answer in time, each time, and hold everybody up all the same.
+//! Servers that answer each request in time, but delay the VM too much in total.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,8 @@ use crate::vfio::user::scripted_server::{Instead, Server};
 use crate::vfio::user::wire::{self, Command, Header, MOST_DATA};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// A server that takes `time` for each request of this kind, and takes one descriptor at a time.
+/// Starts a server that takes `time` for each request of this kind, and accepts one descriptor per
+/// message.
 fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
     Server::start(Box::new(move |header: &Header, _: &[u8]| {
         if header.command == command.number() {
@@ -27,13 +28,13 @@ fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
     }))
 }
 
-/// How many requests of this kind it was asked since the last call.
+/// Returns the number of requests of this kind since the last call.
 fn count(server: &Server, command: Command) -> usize {
     server.asked().iter().filter(|asked| asked.command == command.number()).count()
 }
 
 #[test]
-fn vectors_that_are_taken_one_by_one_share_a_limit() {
+fn vectors_sent_one_by_one_share_a_time_limit() {
     assert!(in_some_try(|| {
         let (server, client) = impatient_client(slow(Command::SetIrqs, LIMIT / 4))?;
         let events: Vec<_> = (0..16).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
@@ -44,7 +45,7 @@ fn vectors_that_are_taken_one_by_one_share_a_limit() {
 }
 
 #[test]
-fn pieces_of_an_unmap_share_a_limit() {
+fn parts_of_an_unmap_share_a_time_limit() {
     assert!(in_some_try(|| {
         let mut rig = rig_with_limit(slow(Command::DmaUnmap, LIMIT / 2), LIMIT).ok()?;
         for page in 0..6 {
@@ -57,7 +58,7 @@ fn pieces_of_an_unmap_share_a_limit() {
 }
 
 #[test]
-fn requests_of_one_exit_share_a_limit() {
+fn requests_of_one_exit_share_a_time_limit() {
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 2 / 5))?;
         let _exit = Operation::begin();
@@ -67,7 +68,7 @@ fn requests_of_one_exit_share_a_limit() {
 }
 
 #[test]
-fn server_that_is_slow_again_and_again_is_given_up() {
+fn repeatedly_slow_server_is_given_up() {
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 7 / 10))?;
         let answered = (0..20).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
@@ -75,13 +76,13 @@ fn server_that_is_slow_again_and_again_is_given_up() {
     }));
 }
 
-/// A server that answers each access to a region byte by byte.
+/// Starts a server that answers each access to a region byte by byte.
 fn dribbling(pause: Duration) -> (Server, UnixStream) {
     Server::that(Command::RegionRead, move || Instead::Dribble(pause))
 }
 
 #[test]
-fn answer_that_comes_byte_by_byte_is_taken_when_it_is_whole() {
+fn answer_sent_byte_by_byte_is_accepted() {
     let (_server, socket) = dribbling(Duration::ZERO);
     let client = client(socket).unwrap();
     let mut bytes = [0; 8];
@@ -92,7 +93,7 @@ fn answer_that_comes_byte_by_byte_is_taken_when_it_is_whole() {
 
 #[test]
 fn server_with_trickling_bytes_is_dropped_within_limit() {
-    // Each byte comes in time, and all 36 take three times what there is.
+    // Each byte arrives in time, but all 36 bytes take three times the limit.
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(dribbling(LIMIT / 12))?;
         assert!(client.read_region(0, 0x40, &mut [0; 4]).is_err());
@@ -101,7 +102,7 @@ fn server_with_trickling_bytes_is_dropped_within_limit() {
 }
 
 #[test]
-fn answer_that_is_drained_slowly_holds_nobody_up() {
+fn slowly_read_answer_does_not_block_other_threads() {
     /// Memory that may be read.
     struct Everything;
     impl DmaTarget for Everything {
@@ -124,14 +125,14 @@ fn answer_that_is_drained_slowly_holds_nobody_up() {
                 thread::sleep(LIMIT / 10);
             }
         });
-        // This side is in the middle of its answer.
+        // The client is in the middle of its answer.
         thread::sleep(LIMIT / 5);
         let start = Instant::now();
         assert!(connection.call(Command::Reset, &[], &[], 0).is_err());
         let time = start.elapsed();
         drop(connection);
         drain.join().unwrap();
-        // All of the answer takes more than twelve times the limit.
+        // The whole answer takes more than twelve times the limit.
         Some(time < LIMIT * 8)
     }));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The client in front of servers that keep to the protocol and servers that break it.
+//! Client with servers that follow the protocol and servers that break it.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn device_of_a_good_server_is_described() {
 }
 
 #[test]
-fn last_messages_are_kept_with_what_came_of_them() {
+fn crash_report_has_last_messages_with_their_outcomes() {
     let (_server, socket) = Server::that(Command::RegionWrite, || Instead::Refuse(13));
     let table = Arc::new(DmaTable::new("/run/kept", ram(), None));
     let client = Client::with_limit("/run/kept", socket, table, AMPLE).unwrap();
@@ -38,19 +38,19 @@ fn last_messages_are_kept_with_what_came_of_them() {
     let text = crate::crash::last_requests();
     let (_, text) = text.split_once("last messages to the vfio-user server of /run/kept, oldest first:\n").unwrap();
     assert!(text.starts_with("1 id=0 command=1 bytes="), "{text}");
-    // REGION_READ and REGION_WRITE: offset, region and count come first.
+    // The payloads of REGION_READ and REGION_WRITE start with offset, region and count.
     let expected = [" command=9 bytes=16 answer=20", " command=10 bytes=20 refused=13"];
     let last: Vec<_> = text.lines().filter(|line| expected.iter().any(|end| line.ends_with(end))).collect();
     assert_eq!(last.len(), 2, "{text}");
 }
 
 #[test]
-fn server_that_is_not_there_is_the_users_mistake() {
+fn missing_server_is_a_user_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("none");
     let error = open_socket(&path).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("start the vfio-user server first"), "{error}");
-    // One that listens and takes no connection is noticed by its silence, however many wait already.
+    // A server that listens but accepts no connection is noticed by its silence, even if many clients wait already.
     let path = dir.path().join("full");
     let _listener = UnixListener::bind(&path).unwrap();
     let mut waiting = Vec::new();
@@ -66,15 +66,15 @@ fn server_that_is_not_there_is_the_users_mistake() {
 }
 
 #[test]
-fn wrong_handshakes_are_told_in_one_line() {
+fn handshake_errors_have_one_line() {
     let answer = |payload: &'static [u8]| Server::that(Command::Version, move || Instead::Answer(payload.to_vec()));
     assert!(refusal(answer(&[1, 0, 0, 0])).contains("version 1.0"));
     assert!(refusal(answer(&[])).contains("answers VERSION with an invalid message"));
-    assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("no JSON"));
+    assert!(refusal(answer(&[0, 0, 1, 0, b'{', 0])).contains("not valid JSON"));
     assert!(refusal(answer(&[0; 5000])).contains("answers VERSION with 5000 bytes"));
     assert!(refusal(Server::that(Command::Version, || Instead::Refuse(22))).contains("Invalid argument"));
     assert!(refusal(Server::that(Command::Version, || Instead::Close)).contains("closed the connection"));
-    assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 16]))).contains("no PCI function"));
+    assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 16]))).contains("not a PCI function"));
     assert!(refusal(Server::that(Command::DeviceInfo, || Instead::Answer(vec![0; 8]))).contains("GET_INFO"));
     assert!(refusal(Server::that(Command::RegionInfo, || Instead::Answer(vec![9; 32]))).contains("REGION_INFO"));
     assert!(refusal(Server::that(Command::IrqInfo, || Instead::Answer(Vec::new()))).contains("IRQ_INFO"));
@@ -86,14 +86,14 @@ fn server_that_breaks_the_protocol_is_gone() {
     let reply = Kind::Reply { refused: None };
     let read = Command::RegionRead.number();
     for (bytes, part) in [
-        // An answer to nothing, one to another request, a size that cannot be, a type that is none.
-        (header(999, read, reply, 0), "what it was not asked"),
+        // An answer to no request, an answer to another request, two impossible sizes, and an impossible type.
+        (header(999, read, reply, 0), "a request that is not pending"),
         (header(1, 77, reply, 0), "with an answer to command 77"),
         (header(1, read, reply, 5000), "with 5000 bytes"),
         (vec![1, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "message of 3 bytes"),
         (vec![1, 0, 9, 0, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 0], "message of 4294967295 bytes"),
         (vec![1, 0, 9, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "type 9"),
-        // The right size, and nothing of what was asked.
+        // Answers of the right size that do not match the request.
         (
             header(1, read, reply, 20).into_iter().chain([0x55; 20]).collect(),
             "answers REGION_READ with an invalid message",
@@ -112,7 +112,7 @@ fn server_that_breaks_the_protocol_is_gone() {
         assert_eq!(data, [0xff; 4]);
         let start = Instant::now();
         assert!(matches!(client.reset(), Err(CallError::Gone)));
-        assert!(start.elapsed() < AMPLE, "nobody waits for who is gone");
+        assert!(start.elapsed() < AMPLE, "no call waits for a server that is gone");
     }
 }
 
@@ -121,7 +121,7 @@ fn silence_and_death_end_every_wait() {
     for (instead, threads, part) in [
         ((|| Instead::Silence) as fn() -> Instead, 4, "has not answered REGION_READ for 1 s"),
         (|| Instead::Close, 4, "closed the connection"),
-        // Half an answer.
+        // A part of an answer.
         (|| Instead::Bytes(vec![1, 0, 9, 0, 36]), 1, "has not answered"),
     ] {
         let is_noticed = || {
@@ -138,8 +138,8 @@ fn silence_and_death_end_every_wait() {
 }
 
 #[test]
-fn server_that_takes_nothing_holds_nobody_up() {
-    // It reads nothing, and its socket is full at some time.
+fn server_that_reads_nothing_blocks_no_thread() {
+    // The server reads nothing, so its socket becomes full.
     let (socket, _other) = UnixStream::pair().unwrap();
     let connection = Connection::new("/run/x", socket, Arc::new(Nothing), LIMIT);
     let connection = connection.unwrap();
@@ -154,7 +154,7 @@ fn server_that_takes_nothing_holds_nobody_up() {
 }
 
 #[test]
-fn threads_get_each_its_own_answer() {
+fn each_thread_gets_its_own_answer() {
     let (_server, socket) = Server::good();
     let client = client(socket).unwrap();
     std::thread::scope(|scope| {
@@ -183,16 +183,16 @@ fn unwanted_descriptors_are_not_taken() {
         Header { id: 9, command: 99, kind: Kind::Command { no_reply: true }, payload: 0 }.encode().to_vec();
     message.extend(Header::request(5, Command::DmaRead, 0).encode());
     server.send_with(&message, &file);
-    // The second one is answered, so both were taken.
+    // The second message is answered, so the server's messages were both read.
     let (header, _) = server.answer();
     assert_eq!((header.id, header.kind), (5, Kind::Reply { refused: Some(libc::EINVAL.unsigned_abs()) }));
     drop(file);
-    // Other tests open and close theirs at the same time.
+    // Other tests open and close descriptors at the same time.
     assert!(open() < before + 64);
 }
 
 #[test]
-fn commands_that_are_none_are_refused() {
+fn invalid_commands_are_refused() {
     let rig = rig(Server::good());
     let too_many = wire::dma_access(0, MOST_DATA + 1);
     for (command, payload, error) in [
