@@ -512,7 +512,7 @@ fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     };
     let output = open("--inherit fd=6 fd=9 --disk path=/dev/fd/9,image_type=raw").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("the descriptor is open to be read only"), "{text}");
+    assert!(text.contains("the descriptor is open for reading only"), "{text}");
 
     let options = "--inherit fd=6 fd=8 --disk path=/dev/fd/8,image_type=raw";
     let mut carom = start_by(open(options), dir);

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a role names the system calls that it makes.
+//! System calls of a role, by number and conditions on their arguments.
 
 use super::call_name::CallName;
 
-/// A system call that a thread may make.
+/// System call that a thread may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// This one, with any arguments.
+    /// The call with any arguments.
     Any(i64),
-    /// This one, where the argument at this index has this value, of 32 bits.
+    /// The call if the argument at this index has this 32-bit value.
     With(i64, u8, u32),
-    /// This one, where the argument at this index has none of these bits.
+    /// The call if the argument at this index has none of these bits.
     Without(i64, u8, u32),
-    /// This one, where all of these arguments are so.
+    /// The call if all these conditions on its arguments hold.
     Where(i64, &'static [Argument]),
-    /// This one, where the first argument is this process.
+    /// The call if its first argument is this process.
     OnItself(i64),
     /// `ioctl` with this request.
     Ioctl(u32),
-    /// `ioctl` with any request of this type, which is what a driver has for its own.
+    /// `ioctl` with any request of this type. A driver uses one type for all its requests.
     IoctlsOf(u8),
 }
 
 /// Condition on one argument of a system call. Arguments count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
-    /// The argument at this index has this value, of 32 bits.
+    /// The argument at this index has this 32-bit value.
     Is(u8, u32),
-    /// Of the argument at this index, the bits of the first number have the value of the second.
+    /// The argument at the index, masked with the first number, equals the second number.
     Bits(u8, u32, u32),
     /// The argument at this index is a null pointer.
     Null(u8),
 }
 
 impl Call {
-    /// Its number.
+    /// Returns its number.
     pub fn number(self) -> i64 {
         match self {
             Self::Any(number)
@@ -47,13 +47,13 @@ impl Call {
         }
     }
 
-    /// Its name, for people.
+    /// Returns its name, for messages.
     pub fn name(self) -> String {
         CallName(self.number()).alone()
     }
 }
 
-/// What a thread does, and the calls that it makes for that beside those of every thread.
+/// Task of a thread, with the system calls that it makes in addition to those of every thread.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadRole {
     /// Its name, for messages.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a system call is called.
+//! Names of system calls.
 
 use std::fmt::{self, Display, Formatter};
 
 use syscalls::Sysno;
 
-/// The number of a system call of x86-64, told with its name where Linux 6.18 has one. A handler of signals may write it: names are in a
-/// table of the program.
+/// Number of an x86-64 system call, displayed with its name if Linux 6.18 has one. A signal handler may write it, because the names are
+/// in a static table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallName(pub(super) i64);
 
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_named_and_numbers_that_are_none_stand_alone() {
-        // Numbers without a call lie between those of 5.0 and later ones; those of x32 have bit 30 set.
+    fn known_calls_have_names_and_unknown_ones_their_number() {
+        // Numbers without a call lie between those of Linux 5.0 and those of later versions. Numbers of x32 have bit 30 set.
         for (number, told) in [
             (libc::SYS_read, "read (0)"),
             (libc::SYS_setsid, "setsid (112)"),

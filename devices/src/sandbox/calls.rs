@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that belong together, for roles to name.
+//! Groups of system calls that roles refer to.
 
 use super::call::Argument::{self, Bits, Is, Null};
 use super::call::Call::{self, Any, Ioctl, IoctlsOf, Where, With};
 
-/// What the ioctl requests of VFIO and IOMMUFD have in common.
+/// Type of the ioctl requests of VFIO and IOMMUFD.
 const VFIO: u8 = b';';
-/// `KVM_SET_USER_MEMORY_REGION`: chunks of window memory come to the guest's view and leave it.
+/// `KVM_SET_USER_MEMORY_REGION`, which adds chunks of window memory to the guest's view and removes them.
 const SHOW_MEMORY: u32 = 0x4020_ae46;
 /// `TUNSETOFFLOAD` and `TUNSETQUEUE`.
 const TAP_OFFLOADS: u32 = 0x4004_54d0;
@@ -15,7 +15,7 @@ const TAP_QUEUES: u32 = 0x4004_54d9;
 /// `FIONBIO`.
 const NOT_BLOCKING: u32 = 0x5421;
 
-/// Reading and writing at a place of a file.
+/// Reads and writes at an offset of a file.
 pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_pread64),
     Any(libc::SYS_pwrite64),
@@ -29,13 +29,13 @@ pub const AT_PLACES: &[Call] = &[
     Any(libc::SYS_fsync),
 ];
 
-/// Operations of rings of io_uring. No role makes rings or changes them: filters do not see their operations.
+/// Operations of io_uring rings. No role creates or changes rings, because seccomp filters do not see the rings' operations.
 pub const URING: &[Call] = &[Any(libc::SYS_io_uring_enter)];
 
-/// How the host schedules this thread, and no other.
+/// Scheduling policy of this thread only.
 pub const POLICY: &[Call] = &[With(libc::SYS_sched_getscheduler, 0, 0), With(libc::SYS_sched_setscheduler, 0, 0)];
 
-/// Waiting for many files.
+/// Waits for many files.
 pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_create1),
     Any(libc::SYS_epoll_ctl),
@@ -44,7 +44,7 @@ pub const WAITING: &[Call] = &[
     Any(libc::SYS_epoll_pwait2),
 ];
 
-/// Bytes of a socket that is there.
+/// Transfers on an existing socket.
 pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_sendmsg),
     Any(libc::SYS_recvmsg),
@@ -54,17 +54,18 @@ pub const MESSAGES: &[Call] = &[
     Any(libc::SYS_getsockopt),
 ];
 
-/// Flags that come with the type of a socket.
+/// Flags that are combined with the type of a socket.
 const SOCKET_FLAGS: u32 = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).cast_unsigned();
 
-/// `call` (`socket`, `socketpair`) for Unix sockets of streams. Nothing is sent by one to a socket that it is not connected with.
+/// Allows `call` (`socket`, `socketpair`) for Unix stream sockets. A stream socket sends only to the socket that it is connected
+/// to.
 pub const fn unix_stream(call: i64) -> Call {
     const STREAM: &[Argument] =
         &[Is(0, libc::AF_UNIX.cast_unsigned()), Bits(1, !SOCKET_FLAGS, libc::SOCK_STREAM.cast_unsigned()), Is(2, 0)];
     Where(call, STREAM)
 }
 
-/// `socket` for Internet datagrams. The kernel takes requests about interfaces by it.
+/// `socket` for Internet datagrams. The kernel takes requests about network interfaces on such a socket.
 pub const INTERNET_DATAGRAMS: &[Call] = {
     const DATAGRAMS: Argument = Bits(1, !SOCKET_FLAGS, libc::SOCK_DGRAM.cast_unsigned());
     &[
@@ -73,15 +74,15 @@ pub const INTERNET_DATAGRAMS: &[Call] = {
     ]
 };
 
-/// Reading a limit of this process.
+/// Reads a limit of this process.
 pub const READ_LIMIT: Call = Where(libc::SYS_prlimit64, &[Is(0, 0), Null(2)]);
 
-/// `fcntl` with this command.
+/// Allows `fcntl` with this command.
 pub const fn fcntl(command: i32) -> Call {
     With(libc::SYS_fcntl, 1, command.cast_unsigned())
 }
 
-/// Sockets of programs of the host.
+/// Sockets to programs of the host.
 pub(crate) const SOCKETS: &[Call] = &[
     Any(libc::SYS_accept),
     Any(libc::SYS_accept4),
@@ -90,7 +91,7 @@ pub(crate) const SOCKETS: &[Call] = &[
     Ioctl(NOT_BLOCKING),
 ];
 
-/// What the virtio-iommu's requests come to: mappings of the host's IOMMU, and window memory.
+/// Calls for virtio-iommu requests: mappings of the host's IOMMU, and window memory.
 pub const MAPPINGS: &[Call] = &[
     IoctlsOf(VFIO),
     Ioctl(SHOW_MEMORY),
@@ -102,7 +103,7 @@ pub const MAPPINGS: &[Call] = &[
     Any(libc::SYS_getrlimit),
 ];
 
-/// Limits on the files that the thread may reach (Landlock): there can be more of them, never less.
+/// Limits on the files that the thread may access (Landlock). A thread can add limits but not remove them.
 pub const FILE_LIMITS: &[Call] =
     &[Any(libc::SYS_landlock_create_ruleset), Any(libc::SYS_landlock_add_rule), Any(libc::SYS_landlock_restrict_self)];
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that no role names: those of the C library and of Rust's, in any version that is in use, and of logging.
+//! Calls that no role lists: those of logging, and of all C and Rust library versions in use.
 
 use super::call::Argument::{Bits, Is, Null};
 use super::call::Call::{self, Any, Ioctl, OnItself, Where, With, Without};
@@ -10,12 +10,12 @@ use super::calls::fcntl;
 const FUTEX_WAKE: i64 = 454;
 const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
-/// `PR_SET_VMA`, by which the C library may name its memory.
+/// `PR_SET_VMA`, which the C library may use to name its memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
-/// Nothing that can be run comes to be once a thread is filtered.
+/// Once a thread is filtered, it cannot create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
-/// `F_SETFL`, without the flag that has the kernel send signals.
+/// `F_SETFL` without `O_ASYNC`, which makes the kernel send signals.
 const SET_FLAGS: Call =
     Where(libc::SYS_fcntl, &[Is(1, libc::F_SETFL.cast_unsigned()), Bits(2, libc::O_ASYNC.cast_unsigned(), 0)]);
 
@@ -27,9 +27,9 @@ const fn advice(advice: i32) -> Call {
 const GUARD: i32 = 102;
 const UNGUARD: i32 = 103;
 
-/// What each thread may call.
+/// Calls that every thread may make.
 pub const COMMON: &[Call] = &[
-    // Threads that wait for each other, and time.
+    // Waits of threads for each other, and time.
     Any(libc::SYS_futex),
     Any(libc::SYS_futex_waitv),
     Any(FUTEX_WAKE),
@@ -63,7 +63,7 @@ pub const COMMON: &[Call] = &[
     advice(UNGUARD),
     Any(libc::SYS_brk),
     With(libc::SYS_prctl, 0, NAME_MEMORY),
-    // Files that are open: events, the log.
+    // Open files: events, the log.
     Any(libc::SYS_read),
     Any(libc::SYS_write),
     Any(libc::SYS_readv),
@@ -80,7 +80,7 @@ pub const COMMON: &[Call] = &[
     fcntl(libc::F_GETFL),
     SET_FLAGS,
     fcntl(libc::F_DUPFD_CLOEXEC),
-    // A terminal's settings, which a thread that panics puts back: `TCGETS`, `TCSETS` to `TCSETSF`, and the same for any speed.
+    // Terminal settings, which a panicking thread restores: `TCGETS`, `TCSETS` to `TCSETSF`, and the same for any speed.
     Ioctl(0x5401),
     Ioctl(0x5402),
     Ioctl(0x5403),
@@ -101,17 +101,17 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_rt_sigprocmask),
     Any(libc::SYS_rt_sigreturn),
     OnItself(libc::SYS_tgkill),
-    // A handler of signals, which any thread may run, tells the thread that waits for them by a socket.
+    // A signal handler can run on any thread. It notifies the thread that waits for signals over a socket.
     Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
-    // For the report of a crash.
+    // For crash reports.
     With(libc::SYS_prctl, 0, libc::PR_GET_NAME.cast_unsigned()),
     Any(libc::SYS_exit),
     Any(libc::SYS_exit_group),
 ];
 
-/// What libraries look for of their own accord in a thread that opens no files, and do without: a setting of the kernel's when
-/// memory is given back, symbols for the trace of a panic. It is refused and nothing more.
+/// Calls of libraries in a thread that opens no files. The libraries work without them: the C library reads a kernel setting
+/// when it frees memory, and the panic backtrace reads symbols. The calls fail with `EACCES` and do not end the process.
 pub const REFUSED: &[i64] = &[
     libc::SYS_open,
     libc::SYS_openat,

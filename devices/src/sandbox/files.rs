@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which files threads may reach (Landlock), and that they reach no other process by a signal or an abstract socket.
+//! Limits on the files that threads may access (Landlock), and on signals and abstract sockets to other processes.
 //!
-//! A thread hands its limits on to those that it starts, and can have more of them, never less.
+//! A thread passes its limits on to the threads that it starts. It can add limits but not remove them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,23 +14,25 @@ use landlock::{
 
 use super::starter;
 
-/// Whether the threads that open files are limited.
+/// True if [`limit_files`] was called.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// What is refused unless a rule allows it, as far as the host's kernel knows it: all that Linux 6.10 has.
+/// Returns the accesses that are denied unless a rule allows them: all of Linux 6.10, as far as the host's kernel supports them.
 pub fn known_accesses() -> BitFlags<AccessFs> {
     AccessFs::from_all(ABI::V5)
 }
 
-/// Scopes to limit threads to, from Linux 6.12 on: no abstract socket that another program made, no signal to another process. `fixed`
-/// are errors that the host's kernel has no more. One of them refuses signals between threads of one process that were limited
-/// separately, such as a vCPU and the thread that stops it.
+/// Returns the scopes that limit threads, from Linux 6.12 on: no connection to another program's abstract socket, no signal to another
+/// process.
+///
+/// `fixed` are the kernel bugs that this kernel has fixed. Without the fix of `ScopedSignalHandling`, the kernel denies signals
+/// between separately limited threads of one process, such as a vCPU and the thread that stops it.
 fn scopes(fixed: BitFlags<Erratum>) -> BitFlags<Scope> {
     let sockets = Scope::AbstractUnixSocket;
     if fixed.contains(Erratum::ScopedSignalHandling) { sockets | Scope::Signal } else { sockets.into() }
 }
 
-/// Rules that allow nothing yet.
+/// Creates rules that allow no access yet.
 ///
 /// # Errors
 /// The host's kernel has no Landlock.
@@ -42,14 +44,14 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
         .handle_access(known_accesses())?
         .scope(scopes(Erratum::current()))?
         .create()
-        // The process gave up privileges when it started; a filter may refuse the call.
+        // The process set `no_new_privs` when it started. A filter may deny the call here.
         .map(|rules| rules.no_new_privs(false))
 }
 
-/// Has the kernel hold this thread to `rules`, all threads that are started from now on, and those that these start.
+/// Applies `rules` to this thread, to all threads that are started from now on, and to their children.
 ///
 /// # Errors
-/// The kernel does not take them: a thread has 16 sets of rules at most. Nothing has changed for this thread then.
+/// The kernel rejects the rules: a thread has at most 16 sets of rules. This thread's limits are then unchanged.
 pub fn limit_files(rules: RulesetCreated) -> io::Result<()> {
     starter::limit_files(&rules)?;
     rules.restrict_self().map_err(io::Error::other)?;
@@ -57,16 +59,16 @@ pub fn limit_files(rules: RulesetCreated) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether threads are limited by [`limit_files`].
+/// True if [`limit_files`] limits threads.
 pub fn files_are_limited() -> bool {
     LIMITED.load(Ordering::Relaxed)
 }
 
-/// Gives up all files that this thread has not open already, other processes and their abstract sockets, if the kernel can. It is for threads that need none, and are there before the
-/// limits of others are known.
+/// Denies this thread all files that it has not opened yet, other processes and their abstract sockets, if the kernel supports it.
+/// This is for threads that need no such access and start before the limits of other threads are known.
 pub fn give_up_files() {
     if let Err(error) = no_files().and_then(RulesetCreated::restrict_self) {
-        log::debug!("the kernel keeps no files from this thread: {error}");
+        log::debug!("the kernel cannot deny this thread access to files (Landlock): {error}");
     }
 }
 
@@ -85,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// True if the host's kernel has both scopes, and keeps signals within a process apart from those to others.
+    /// True if the host's kernel has both scopes, and does not apply the signal scope within a process.
     fn host_has_scopes() -> bool {
         let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal);
         rules.and_then(|rules| rules.create()).is_ok() && Erratum::current().contains(Erratum::ScopedSignalHandling)
@@ -94,7 +96,7 @@ mod tests {
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
     #[test]
-    fn limited_thread_reaches_its_own_process_and_no_other() {
+    fn limited_thread_can_signal_only_its_own_process() {
         if !host_has_scopes() {
             eprintln!("not tested: the host's kernel has no scopes");
             return;
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_that_confuses_signals_scopes_sockets_only() {
+    fn kernel_without_signal_fix_scopes_sockets_only() {
         assert_eq!(scopes(BitFlags::EMPTY), Scope::AbstractUnixSocket);
         assert_eq!(scopes(Erratum::TcpSocketIdentification.into()), Scope::AbstractUnixSocket);
         assert_eq!(scopes(BitFlags::from(ABI::V6)), Scope::AbstractUnixSocket | Scope::Signal);

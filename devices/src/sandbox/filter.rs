@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The filter of a role, as the kernel takes it.
+//! Seccomp filter of a role.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,10 +11,11 @@ use super::call::{Argument, Call, ThreadRole};
 use super::common::{COMMON, REFUSED};
 use super::program::{Rules, program};
 
-/// The bits of an `ioctl` request that say whose it is.
+/// Bits of an `ioctl` request that hold its type.
 const IOCTL_TYPE: u32 = 0xff00;
 
-/// Calls that start and filter a thread, and those that it makes before it is filtered: threads of disks make rings of io_uring.
+/// Calls that start and filter a thread, and calls of a thread before it is filtered. For example, disk threads create io_uring
+/// rings.
 const STARTING: &[Call] = &[
     Call::Any(libc::SYS_io_uring_setup),
     Call::Any(libc::SYS_io_uring_register),
@@ -27,16 +28,16 @@ const STARTING: &[Call] = &[
     Call::Any(libc::SYS_landlock_restrict_self),
 ];
 
-/// The filter of a thread.
+/// Filter of a thread.
 #[derive(Clone, Debug)]
 pub(super) struct Filter(BpfProgram);
 
 impl Filter {
-    /// That of `role`. Another call is met with `other`.
+    /// Creates the filter of `role`. Any other call gets the action `other`.
     pub(super) fn of(role: &ThreadRole, other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let own = role.calls.iter().copied().flatten();
-        // A vCPU's `ioctl` is compared with its own requests first.
+        // The role's own rules come first, so that a vCPU's `ioctl` requests match early.
         for call in own.chain(COMMON).copied() {
             add(&mut rules, call);
         }
@@ -48,8 +49,8 @@ impl Filter {
         Self(program(&fixed, &by_arguments, other))
     }
 
-    /// That of a thread that starts threads of all these roles, and theirs: what it allows is to be cut down by their own. `ioctl` is
-    /// left to those: the kernel would compare each request of a vCPU's with both filters.
+    /// Creates the filter of the thread that starts threads of all these roles. They inherit this filter, and their own filter limits
+    /// them further. It allows every `ioctl`, because otherwise the kernel would compare each request of a vCPU in both filters.
     pub(super) fn of_starter(roles: &[ThreadRole], other: SeccompAction) -> Self {
         let mut rules = Rules::new();
         let calls = roles.iter().flat_map(|role| role.calls.iter().copied().flatten());
@@ -64,7 +65,7 @@ impl Filter {
         Self(program(&fixed, &by_arguments, other))
     }
 
-    /// Has the kernel hold this thread to it, and those that it starts.
+    /// Applies the filter to this thread and to the threads that it starts.
     pub(super) fn install(&self) -> io::Result<()> {
         apply_filter(&self.0).map_err(failed)
     }
@@ -77,7 +78,7 @@ fn failed(error: Error) -> io::Error {
     }
 }
 
-/// Calls that are allowed with any arguments, and the others.
+/// Splits the rules into calls that are allowed with any arguments, and all others.
 fn apart(rules: Rules) -> (Rules, Rules) {
     rules.into_iter().partition(|(_, rules)| rules.is_empty())
 }
@@ -99,11 +100,11 @@ fn add(rules: &mut Rules, call: Call) {
         return;
     }
     if earlier.is_some_and(Vec::is_empty) {
-        // With any arguments already.
+        // The call is allowed with any arguments already.
         return;
     }
     let alternatives = rules.entry(number).or_default();
-    // Roles share calls: the filter of the thread that starts them all has each alternative once.
+    // Roles share calls, so the filter of the starter thread must not contain an alternative twice.
     if !alternatives.iter().any(|known| known == conditions) {
         alternatives.push(conditions.to_vec());
     }
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn starter_has_the_conditions_of_roles_and_compares_no_ioctl() {
+    fn starter_filter_has_role_conditions_except_for_ioctl() {
         const READING: &[Call] = &[Call::Without(libc::SYS_openat, 2, libc::O_RDWR.cast_unsigned())];
         let calls = &[calls::POLICY, calls::TAP, calls::SOCKETS, calls::MAPPINGS, READING];
         let roles = [ThreadRole { name: "test", calls }];

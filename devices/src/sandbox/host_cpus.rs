@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads that run on some CPUs of the host only.
+//! Threads that are pinned to some CPUs of the host.
 //!
-//! A thread takes its place before its calls are filtered: none can leave it later, and no role needs the call.
+//! A thread is pinned before its calls are filtered. Afterwards it cannot change its CPUs, so no role needs the call.
 
 use std::cell::Cell;
 use std::io;
@@ -12,18 +12,18 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thiserror::Error;
 
 thread_local! {
-    /// Where this thread was to run before it was held to some CPUs. Threads that it starts run there, not where it does.
+    /// Affinity of this thread before it was pinned. The threads that it starts get this affinity, not the pinned one.
     static BEFORE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
-/// Why a thread does not run on the CPUs that it is to.
+/// Reason why a thread cannot be pinned to its CPUs.
 #[derive(Debug, Error)]
 pub enum PinError {
-    /// One of them cannot be used.
+    /// One of the CPUs cannot be used.
     #[error("CPU {0} of the host is not there, or this program may not use it")]
     Missing(u32),
-    /// The host did not do it.
-    #[error("holding a thread to CPUs of the host: {0}")]
+    /// The host kernel returned another error.
+    #[error("cannot pin a thread to CPUs of the host: {0}")]
     Host(io::Error),
 }
 
@@ -36,15 +36,15 @@ impl From<PinError> for io::Error {
     }
 }
 
-/// CPUs of the host, one at least for a thread to run on.
+/// Non-empty set of host CPUs for a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCpus(pub(super) CpuSet);
 
 impl HostCpus {
-    /// CPUs of these numbers.
+    /// Creates a set with these CPU numbers.
     ///
     /// # Errors
-    /// A number that is beyond those which a set can hold.
+    /// A number exceeds the capacity of the set.
     pub fn new(numbers: impl IntoIterator<Item = u32>) -> Result<Self, PinError> {
         let mut set = CpuSet::new();
         for number in numbers {
@@ -54,14 +54,14 @@ impl HostCpus {
         Ok(Self(set))
     }
 
-    /// Holds this thread to them.
+    /// Pins this thread to the CPUs.
     fn hold(self) -> Result<(), PinError> {
         let host = |error: rustix::io::Errno| PinError::Host(error.into());
         let set = sched_setaffinity(None, &self.0);
         if set.is_err_and(|error| error != rustix::io::Errno::INVAL) {
             return set.map_err(host);
         }
-        // The kernel forgets those that cannot be used, and refuses where none is left.
+        // The kernel ignores CPUs that cannot be used, and fails if none is left.
         let got = if set.is_ok() { sched_getaffinity(None).map_err(host)? } else { CpuSet::new() };
         let missing = (0..CpuSet::MAX_CPU).find(|cpu| self.0.is_set(*cpu) && !got.is_set(*cpu));
         match missing.map(u32::try_from) {
@@ -71,15 +71,15 @@ impl HostCpus {
     }
 }
 
-/// Where a thread that starts is to run.
+/// Host CPUs of a thread that is about to start.
 pub(super) struct Placement {
-    /// Only there, and who waits to learn whether it does.
+    /// CPUs to pin the thread to, and the channel that reports the result to the requester.
     only: Option<(HostCpus, Sender<Result<(), PinError>>)>,
     before: Option<CpuSet>,
 }
 
 impl Placement {
-    /// On these CPUs, or wherever threads of this process do; and what tells whether it is so.
+    /// Creates a placement on these CPUs, or on all CPUs of the process. The receiver gets the result of pinning.
     pub(super) fn new(cpus: Option<HostCpus>) -> (Self, Option<Receiver<Result<(), PinError>>>) {
         let before = BEFORE.get();
         let Some(cpus) = cpus else { return (Self { only: None, before }, None) };
@@ -87,17 +87,18 @@ impl Placement {
         (Self { only: Some((cpus, tell)), before }, Some(told))
     }
 
-    /// Has this thread, which starts, run there. It is to end where that cannot be.
+    /// Applies the placement to this new thread. Returns false if that fails; the thread must then end.
     pub(super) fn take(self) -> bool {
         let Some((cpus, tell)) = self.only else {
-            // The thread that started this one handed its own place down. Where that cannot be undone, it is slower, no less right.
+            // The thread that started this one passed its own affinity on. If this cannot be undone, the thread is slower but still
+            // correct.
             let _ = self.before.map(|before| sched_setaffinity(None, &before));
             return true;
         };
         BEFORE.set(self.before.or_else(|| sched_getaffinity(None).ok()));
         let held = cpus.hold();
         let is_held = held.is_ok();
-        // Whoever asked waits for it.
+        // The requester waits for the result.
         let _ = tell.send(held);
         is_held
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What threads may ask of the host's kernel (seccomp), and which files they may reach (Landlock).
+//! Limits on the system calls of threads (seccomp), and on the files that they may access (Landlock).
 //!
 //! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call
 //! ends the process with a message, or the kernel logs it.
 //!
-//! A thread inherits the filter of the thread that starts it. So one thread, which does nothing else, starts all others. A vCPU can ask
-//! it for a device's thread without the right to start threads, and the vCPU's filter does not limit the device's thread. Without
-//! [`begin`], as in tests, nothing is filtered.
+//! A thread inherits the filter of the thread that starts it. So a single thread, which does nothing else, starts all others. A vCPU
+//! can ask it to start a device's thread. The vCPU itself needs no right to start threads, and its filter does not limit the device's
+//! thread. Without [`begin`], as in tests, nothing is filtered.
 
 mod call;
 mod call_name;

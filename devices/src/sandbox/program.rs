@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The program of a filter. The library makes one that compares a call with each that has rules, one after another. The kernel takes one
-//! for each thread, and runs it then for each number of a call that no earlier filter stops (`seccomp_cache_prepare()` of
-//! kernel/seccomp.c). It compiles each as well. So here calls are found by halving, and an argument is loaded once for all of its values.
+//! BPF program of a filter.
+//!
+//! The library's programs compare a call with each call that has rules, one after another. That is expensive: when a thread installs a
+//! filter, the kernel runs it for each call number that no earlier filter stops (`seccomp_cache_prepare()` of kernel/seccomp.c), and also
+//! compiles it. So the program here finds a call by binary search, and loads an argument once for all of its values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -15,7 +17,7 @@ use super::call::Argument;
 /// arguments.
 pub(super) type Rules = BTreeMap<i64, Vec<Vec<Argument>>>;
 
-/// `AUDIT_ARCH_X86_64` of linux/audit.h: the call is one of a 64-bit program.
+/// `AUDIT_ARCH_X86_64` of linux/audit.h: the caller is a 64-bit program.
 const X86_64: u32 = 0xc000_003e;
 
 /// Instructions of linux/bpf_common.h.
@@ -26,17 +28,17 @@ const JUMP_IF_NOT_LESS: u16 = code(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K);
 const AND: u16 = code(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K);
 const RETURN: u16 = code(libc::BPF_RET | libc::BPF_K);
 
-/// What becomes of a call.
+/// Answer of the program to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// The kernel gets this word for it.
+    /// The program returns this word.
     Word(u32),
-    /// Its rules decide. They begin this many instructions after the search.
+    /// The rules of the call decide. They start this many instructions after the search.
     Rules(usize),
 }
 
-/// The program that answers a call of `fixed` so, allows one that meets a rule of `rules`, and meets another with `other`. A call is in
-/// one of the two at most.
+/// Creates the program. A call of `fixed` gets its fixed action. A call of `rules` is allowed if it meets an alternative. All other calls
+/// get `other`. No call may be in both maps.
 pub(super) fn program(fixed: &BTreeMap<i64, SeccompAction>, rules: &Rules, other: SeccompAction) -> BpfProgram {
     let other = u32::from(other);
     let mut by_rules = BpfProgram::new();
@@ -69,7 +71,7 @@ fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     }
     let mut program = BpfProgram::new();
     for (index, values) in values {
-        // A jump over more values would not fit.
+        // A conditional jump cannot skip more values.
         for values in values.chunks(200) {
             program.push(load_argument(index, 0));
             let last = values.len() - 1;
@@ -91,7 +93,7 @@ fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     program
 }
 
-/// Goes on if the condition holds, and leaves out `skip` instructions after this check otherwise.
+/// Continues with the next instruction if the condition holds. Otherwise skips `skip` instructions after this check.
 fn check(condition: Argument, skip: usize) -> BpfProgram {
     let equals = |value, after: usize| jump(JUMP_IF_EQUAL, value, 0, short(skip + after));
     match condition {
@@ -99,7 +101,7 @@ fn check(condition: Argument, skip: usize) -> BpfProgram {
         Argument::Bits(index, bits, value) => {
             vec![load_argument(index, 0), jump(AND, bits, 0, 0), equals(value, 0)]
         }
-        // Both halves of a pointer. The kernel takes 32 bits of numbers, whatever the others are.
+        // Compares both halves of a pointer. For numbers, the kernel itself uses only the low 32 bits.
         Argument::Null(index) => vec![load_argument(index, 0), equals(0, 2), load_argument(index, 4), equals(0, 0)],
     }
 }
@@ -117,7 +119,7 @@ fn load_argument(index: u8, byte: usize) -> sock_filter {
     load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
 
-/// Where the answer changes, in order of the numbers, and what it is from there on. The first is at 0.
+/// Returns the call numbers at which the answer changes, in ascending order, each with its new answer. The first number is 0.
 fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     let mut spans = vec![(0, other)];
     for (number, answer) in answers {
@@ -125,7 +127,7 @@ fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
         spans.push((number, *answer));
         spans.push((number + 1, other));
     }
-    // Of two at one place the later counts.
+    // Of two spans that start at the same number, the later one counts.
     spans.reverse();
     spans.dedup_by_key(|(number, _)| *number);
     spans.reverse();
@@ -133,7 +135,7 @@ fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     spans
 }
 
-/// Finds the span of the number that is loaded. Rules begin `after` this many more instructions.
+/// Finds the span of the loaded call number. The rules start `after` instructions after this search.
 fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let (low, high) = spans.split_at(spans.len() / 2);
     let Some((middle, answer)) = high.first() else { return Vec::new() };
@@ -147,7 +149,7 @@ fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let low = search(low, after + high.len());
     let over = match u8::try_from(low.len()) {
         Ok(over) => vec![jump(JUMP_IF_NOT_LESS, *middle, over, 0)],
-        // A condition does not reach so far.
+        // A conditional jump does not reach that far.
         Err(_) => vec![jump(JUMP_IF_NOT_LESS, *middle, 0, 1), jump(JUMP, distance(low.len()), 0, 0)],
     };
     [over, low, high].concat()
@@ -157,12 +159,12 @@ fn distance(instructions: usize) -> u32 {
     u32::try_from(instructions).expect("a program has a few hundred instructions")
 }
 
-/// Loads the word of `struct seccomp_data` at `place`.
+/// Loads the word at offset `place` of `struct seccomp_data`.
 fn load(place: usize) -> sock_filter {
     jump(LOAD, distance(place), 0, 0)
 }
 
-/// An instruction, and how many to leave out if its condition holds and if not.
+/// Creates an instruction. It skips `jt` instructions if its condition holds, and `jf` otherwise.
 const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
@@ -177,7 +179,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// What a program answers to a call whose arguments are all `argument`.
+    /// Returns the program's answer to a call whose arguments are all `argument`.
     pub(in crate::sandbox) fn answer(program: &BpfProgram, number: u32, argument: u32) -> u32 {
         answer_to(program, number, [argument.into(); 6])
     }
@@ -213,7 +215,7 @@ pub(super) mod tests {
         SeccompAction::Errno(13)
     }
 
-    /// Allowed where the first argument is 7.
+    /// Allows the call if the first argument is 7.
     fn only_seven() -> Vec<Vec<Argument>> {
         vec![vec![Argument::Is(0, 7)]]
     }
@@ -234,7 +236,7 @@ pub(super) mod tests {
         ]
     }
 
-    /// The kind of each call: allowed, refused, by its argument.
+    /// Creates a program from the kind of each call: 0 allowed, 1 refused, 2 by its argument.
     fn made(kinds: &BTreeMap<i64, u8>) -> BpfProgram {
         let of = |kind: u8| kinds.iter().filter(move |(_, is)| **is == kind).map(|(number, _)| *number);
         let fixed = of(0).map(|number| (number, SeccompAction::Allow)).chain(of(1).map(|number| (number, errno())));
@@ -243,7 +245,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn call_is_allowed_where_all_of_an_alternative_holds(
+        fn call_is_allowed_if_all_conditions_of_a_rule_hold(
             alternatives in prop::collection::vec(prop::collection::vec(condition(), 1..4), 1..8),
             arguments in prop::array::uniform6(prop_oneof![0_u64..4, (0_u64..4).prop_map(|high| high << 32)]),
         ) {
@@ -282,7 +284,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn call_with_more_values_than_a_jump_reaches_has_them_all() {
+    fn call_can_have_more_values_than_a_jump_reaches() {
         let alternatives = (0..900).map(|value| vec![Argument::Is(1, 2 * value)]).collect();
         let program = program(&BTreeMap::new(), &Rules::from([(9, alternatives)]), OTHER);
         for value in 0..1802 {
@@ -292,7 +294,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn program_without_calls_meets_each_alike() {
+    fn program_without_calls_treats_all_calls_alike() {
         let program = made(&BTreeMap::new());
         assert_eq!([answer(&program, 0, 0), answer(&program, 59, 7)], [u32::from(OTHER); 2]);
     }

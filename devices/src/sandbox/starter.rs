@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The thread that starts all others, once calls are filtered.
+//! Thread that starts all other threads, once calls are filtered.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,14 +17,14 @@ use super::host_cpus::{HostCpus, PinError, Placement};
 use super::trap;
 use crate::crash;
 
-/// What becomes of a call that a thread's role does not have.
+/// Effect of a call that a thread's role does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It ends the process.
+    /// The call ends the process.
     Stop,
-    /// It fails.
+    /// The call fails.
     Refuse,
-    /// It is made, and the kernel's log tells of it.
+    /// The call is made, and the kernel logs it.
     Log,
 }
 
@@ -38,10 +38,10 @@ impl Mode {
     }
 }
 
-/// Work of a thread before it is filtered, which returns its work after that.
+/// First part of a thread's work, which runs before the thread is filtered. Returns the work for the time after that.
 type Prepare = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
 
-/// A thread to be started.
+/// Request to start a thread.
 struct Job {
     role: ThreadRole,
     name: String,
@@ -50,30 +50,30 @@ struct Job {
     answer: Sender<io::Result<Started>>,
 }
 
-/// A thread that was started, and what becomes of its filter.
+/// Started thread, and the result of applying its filter.
 struct Started {
     thread: JoinHandle<()>,
     filtered: Receiver<io::Result<()>>,
 }
 
-/// What the thread is to do.
+/// Order for the thread that starts others.
 enum Order {
     Start(Box<Job>),
-    /// To be held to these rules, as are those that it starts from then on.
+    /// Apply these rules to this thread and to all threads that it starts from then on.
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 
-/// Stack of a thread, in bytes. In one of 2 MiB, Rust's own choice, the host may put a huge page at the first touch where it happens to
-/// be aligned: memory that no thread uses.
+/// Stack size of a thread, in bytes. Rust's default is 2 MiB. If such a stack happens to be aligned, the host may use a whole huge page
+/// for it at the first access, which wastes memory.
 const STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
 static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
 
-/// Filters the calls of all threads that are started from now on, whose roles are among `roles`. Call it once, as the first thread,
-/// before there are others; [`confine`] is for the first thread itself.
+/// Filters the calls of all threads that are started from now on. Their roles must be among `roles`. Call it once, from the first thread,
+/// before other threads exist. [`confine`] filters the first thread itself.
 ///
 /// # Errors
-/// The kernel takes no filter.
+/// The kernel rejects the filter.
 pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     trap::watch()?;
     let starter = Filter::of_starter(roles, mode.action());
@@ -84,28 +84,28 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
         crash::set_role("threads");
         let installed = starter.install();
         let is_installed = installed.is_ok();
-        // Nobody listens only where the process ends.
+        // The receiver is missing only if the process is ending.
         let _ = tell.send(installed);
         if is_installed {
             serve(&to_do, mode, &known);
         }
     };
-    // It ends with the process: threads may be started until then.
+    // The thread ends with the process, because threads may be started until then.
     named("threads".into()).spawn(run)?;
     told.recv().map_err(io::Error::other)??;
     STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
 }
 
-/// A thread that is to be started. The library panics at a NUL in a name, so there is none.
+/// Returns a builder for a thread. Removes NULs from the name, because the library panics at them.
 fn named(name: String) -> Builder {
     let name = if name.contains('\0') { name.replace('\0', "") } else { name };
     Builder::new().name(name).stack_size(STACK_BYTES)
 }
 
-/// Filters the calls of this thread, whose role is `own`, if those of others are. Call it once.
+/// Filters the calls of this thread, whose role is `own`, if [`begin`] was called. Call it once.
 ///
 /// # Errors
-/// The kernel takes no filter.
+/// The kernel rejects the filter.
 pub fn confine(own: ThreadRole) -> io::Result<()> {
     crash::set_role(own.name);
     let Some((mode, _)) = STARTER.get() else { return Ok(()) };
@@ -115,15 +115,15 @@ pub fn confine(own: ThreadRole) -> io::Result<()> {
 /// Starts a thread of `role`, called `name`, which runs `run`.
 ///
 /// # Errors
-/// The host gives no thread, or no filter can be made.
+/// The host cannot create a thread, or the kernel rejects its filter.
 pub fn start(role: ThreadRole, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     Ok(start_on(role, name, None, run)?)
 }
 
-/// The same for a thread that is to run on `cpus` only. Threads that it starts run where others do.
+/// Like [`start`], but pins the thread to `cpus`. The threads that it starts are not pinned.
 ///
 /// # Errors
-/// The host gives no thread, no filter can be made, or a CPU cannot be used.
+/// The host cannot create a thread, the kernel rejects its filter, or a CPU cannot be used.
 pub fn start_on(
     role: ThreadRole,
     name: String,
@@ -133,11 +133,11 @@ pub fn start_on(
     start_prepared(role, name, cpus, move || run)
 }
 
-/// Starts a thread that first runs `prepare`, with the calls of the thread that starts others, and then what that returns, with those of
+/// Starts a thread that first runs `prepare` with the calls of the starter thread. Then it runs the result of `prepare` with the calls of
 /// `role`.
 ///
 /// # Errors
-/// As of [`start_on`].
+/// Those of [`start_on`].
 pub fn start_prepared<R: FnOnce() + 'static>(
     role: ThreadRole,
     name: String,
@@ -151,10 +151,10 @@ pub fn start_prepared<R: FnOnce() + 'static>(
     Ok(thread)
 }
 
-/// Checks that a thread of `role` could run on each of `cpus`, by one that does nothing else.
+/// Checks that a thread of `role` could run on each of `cpus`, by starting a thread that does nothing.
 ///
 /// # Errors
-/// A CPU cannot be used, or the host gives no thread.
+/// A CPU cannot be used, or the host cannot create a thread.
 pub fn check_host_cpus(role: ThreadRole, cpus: HostCpus) -> Result<(), PinError> {
     let ended = start_on(role, "host-cpus".into(), Some(cpus), || {})?.join();
     ended.map_err(|_| PinError::Host(io::Error::other("a thread that does nothing panicked")))
@@ -175,15 +175,16 @@ fn start_placed(role: ThreadRole, name: String, placement: Placement, prepare: P
     let Started { thread, filtered } = answered.recv().map_err(|_| gone())??;
     match filtered.recv() {
         Ok(Err(error)) => {
-            let text = format!("the kernel takes no filter for a thread of role '{}': {error} (--seccomp)", role.name);
+            let text =
+                format!("the kernel rejects the filter of a thread of role '{}': {error} (--seccomp)", role.name);
             Err(io::Error::new(error.kind(), text))
         }
-        // One that ended without a word was not let go where it was to run: `placed` has why.
+        // A thread that ended without a result could not be pinned. `placed` has the reason.
         Ok(Ok(())) | Err(_) => Ok(thread),
     }
 }
 
-/// Has the thread that starts others, if there is one, held to `rules`.
+/// Applies `rules` to the thread that starts others, if it exists.
 pub(super) fn limit_files(rules: &RulesetCreated) -> io::Result<()> {
     let Some((_, starter)) = STARTER.get() else { return Ok(()) };
     let (answer, answered) = channel();
@@ -196,13 +197,13 @@ fn gone() -> io::Error {
 }
 
 fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
-    // Made when the first thread of a role comes.
+    // Filters of the roles, created when the first thread of a role starts.
     let mut made = HashMap::new();
     for order in orders {
         let Job { role, name, placement, prepare, answer } = match order {
             Order::Start(job) => *job,
             Order::LimitFiles(rules, answer) => {
-                // Whoever asked waits for it.
+                // The requester waits for the result.
                 let _ = answer.send(rules.restrict_self().map(drop).map_err(io::Error::other));
                 continue;
             }
@@ -219,13 +220,13 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
             }
         };
         let started = filter.and_then(|filter| start_filtered(role, name, filter, placement, prepare));
-        // Whoever asked waits for it.
+        // The requester waits for the result.
         let _ = answer.send(started);
     }
 }
 
-/// Starts the thread. It runs what `prepare` returns only once the kernel has taken its filter. The caller of [`start_prepared`] waits for
-/// that. This thread does not, and starts others meanwhile.
+/// Starts the thread. The thread runs the result of `prepare` only after the kernel has accepted its filter. The caller of
+/// [`start_prepared`] waits for that. The starter thread does not wait, so it can start other threads meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,
@@ -236,7 +237,7 @@ fn start_filtered(
     let (tell, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
         crash::set_role(role.name);
-        // Its filter does not let it go there.
+        // The call must be made before the thread's filter, which does not allow it.
         if !placement.take() {
             return;
         }
@@ -244,7 +245,7 @@ fn start_filtered(
         let installed = filter.install();
         let is_installed = installed.is_ok();
         drop(filter);
-        // Whoever asked waits for it.
+        // The requester waits for the result.
         let _ = tell.send(installed);
         drop(tell);
         if is_installed {

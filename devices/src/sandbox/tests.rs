@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads on CPUs of the host.
+//! Threads that are pinned to host CPUs.
 
 use std::sync::mpsc::channel;
 
@@ -10,7 +10,7 @@ use super::{HostCpus, PinError, ThreadRole, start, start_on};
 
 const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
 
-/// Where a thread runs that is held to `cpus`, and one that it starts.
+/// Returns the affinity of a thread pinned to `cpus`, and of a thread that it starts.
 fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
     let (tell, told) = channel();
     let run = move || {
@@ -32,7 +32,7 @@ fn pinned_thread_runs_on_its_cpu_and_its_child_on_any() {
 }
 
 #[test]
-fn cpu_that_is_not_there_is_named_and_nothing_runs() {
+fn missing_cpu_is_named_and_no_thread_runs() {
     let all = sched_getaffinity(None).unwrap();
     let there = u32::try_from((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap()).unwrap();
     let highest = u32::try_from(CpuSet::MAX_CPU - 1).unwrap();

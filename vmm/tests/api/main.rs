@@ -250,7 +250,7 @@ fn socket_can_be_inherited() {
 fn descriptors_of_no_use_are_refused_with_the_option() {
     for (redirection, number, wanted) in [
         ("7</dev/null", "99", "--inherit fd=99: the program was not started with this descriptor"),
-        ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a device of VFIO's"),
+        ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a VFIO device"),
         ("7</", "7", "--inherit fd=7: is neither a file, a block device"),
         ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: named twice, by --inherit too"),
     ] {
