@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a descriptor is of.
+//! Kinds of inherited descriptors.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -15,19 +15,19 @@ use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 
 /// `MISC_MAJOR` of `include/uapi/linux/major.h`, and the numbers that `include/linux/miscdevice.h` and `drivers/char/hw_random/core.c`
-/// give KVM, tap interfaces and the host's generator of random numbers.
+/// give KVM, tap interfaces and the host's random number generator.
 const KVM: (u32, u32) = (10, 232);
 const TUN: (u32, u32) = (10, 200);
 const HWRNG: (u32, u32) = (10, 183);
 /// `/dev/random` and `/dev/urandom` (`drivers/char/mem.c`).
 const RANDOM: [(u32, u32); 2] = [(1, 8), (1, 9)];
 
-/// What a descriptor is of.
+/// Kind of an inherited descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Kvm,
     Iommufd,
-    /// The character device that VFIO has for the function in this directory of sysfs.
+    /// VFIO's character device for the function in this directory of sysfs.
     VfioDevice(PathBuf),
     /// A file or a block device.
     File,
@@ -37,9 +37,9 @@ pub(super) enum Kind {
     Random,
     /// A tap or a macvtap interface.
     Interface,
-    /// A stream socket in the file system, or one without a name, that clients connect to.
+    /// Unix stream socket, in the file system or without a name, that clients connect to.
     Listener,
-    /// One that a server is at the other end of.
+    /// Unix stream socket that is connected to a server.
     Connection,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Kvm => "/dev/kvm",
             Self::Iommufd => "/dev/iommu",
-            Self::VfioDevice(_) => "a device of VFIO's",
+            Self::VfioDevice(_) => "a VFIO device",
             Self::File => "a file or a block device",
             Self::Pipe => "a pipe",
             Self::Random => "a source of random bytes",
@@ -60,16 +60,16 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// Whether a second descriptor of the same has no use.
+    /// True if a second descriptor of the same device has no use.
     pub(super) fn is_one_of_a_kind(&self) -> bool {
         matches!(self, Self::Kvm | Self::Iommufd | Self::VfioDevice(_))
     }
 }
 
-/// What `file` is of.
+/// Determines the kind of `file`.
 ///
 /// # Errors
-/// It is of nothing that is used here.
+/// The file is of a kind that Carom does not use.
 pub(super) fn identify(file: &File) -> io::Result<Kind> {
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
@@ -83,7 +83,7 @@ pub(super) fn identify(file: &File) -> io::Result<Kind> {
         return of_socket(file);
     }
     if !kind.is_char_device() {
-        let rule = "is neither a file, a block device, a pipe, a unix socket, a tap interface, /dev/kvm, /dev/iommu nor a device of VFIO's";
+        let rule = "is neither a file, a block device, a pipe, a unix socket, a tap interface, /dev/kvm, /dev/iommu nor a VFIO device";
         return Err(io::Error::other(rule));
     }
     let device = (major(metadata.rdev()), minor(metadata.rdev()));
@@ -96,23 +96,23 @@ pub(super) fn identify(file: &File) -> io::Result<Kind> {
     }
 }
 
-/// What a socket is for: clients of this program, or this program as a client.
+/// Determines the kind of a socket: a listening one, or one that is connected to a server.
 fn of_socket(file: &File) -> io::Result<Kind> {
     let fd = file.as_fd();
     if socket_domain(fd)? != AddressFamily::UNIX || socket_type(fd)? != SocketType::STREAM {
-        return Err(io::Error::other("is of a socket that is no unix stream socket"));
+        return Err(io::Error::other("is a socket, but not a unix stream socket"));
     }
     if socket_acceptconn(fd)? {
         return Ok(Kind::Listener);
     }
     match getpeername(fd) {
         Ok(_) => Ok(Kind::Connection),
-        Err(Errno::NOTCONN) => Err(io::Error::other("is of a unix socket that neither listens nor is connected")),
+        Err(Errno::NOTCONN) => Err(io::Error::other("is a unix socket that neither listens nor is connected")),
         Err(error) => Err(error.into()),
     }
 }
 
-/// What the character device with this directory in sysfs is.
+/// Determines the kind of a character device from its directory in sysfs.
 fn of_directory(directory: &Path) -> io::Result<Kind> {
     let within = directory.parent().and_then(Path::file_name).unwrap_or_default();
     let name = directory.file_name().unwrap_or_default();
@@ -125,12 +125,12 @@ fn of_directory(directory: &Path) -> io::Result<Kind> {
         // `drivers/net/macvtap.c`: class and name of the device.
         (Some("macvtap"), _) => Ok(Kind::Interface),
         (Some("misc" | "vfio"), _) if within == "vfio" || name == "vfio" => {
-            let rule = "is a group or a container of VFIO's, which are opened by their path only; \
+            let rule = "is a VFIO group or container, which can only be opened by its path; \
                         pass /dev/iommu and /dev/vfio/devices/vfioN, with --platform iommufd=on";
             Err(io::Error::other(rule))
         }
         _ => Err(io::Error::other(
-            "is neither /dev/kvm, /dev/iommu, a device of VFIO's (/dev/vfio/devices/vfioN), a tap interface nor a source of random bytes",
+            "is neither /dev/kvm, /dev/iommu, a VFIO device (/dev/vfio/devices/vfioN), a tap interface nor a source of random bytes",
         )),
     }
 }
@@ -145,21 +145,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_told_by_what_they_are_for() {
+    fn sockets_are_identified_by_their_state() {
         let kind = |fd: OwnedFd| identify(&File::from(fd)).map_err(|error| error.to_string());
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(kind(UnixListener::bind(dir.path().join("s")).unwrap().into()), Ok(Kind::Listener));
         let (one, _other) = UnixStream::pair().unwrap();
         assert_eq!(kind(one.into()), Ok(Kind::Connection));
         let fresh = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        assert_eq!(kind(fresh).unwrap_err(), "is of a unix socket that neither listens nor is connected");
-        let no_stream = "is of a socket that is no unix stream socket";
+        assert_eq!(kind(fresh).unwrap_err(), "is a unix socket that neither listens nor is connected");
+        let no_stream = "is a socket, but not a unix stream socket";
         assert_eq!(kind(UnixDatagram::unbound().unwrap().into()).unwrap_err(), no_stream);
         assert_eq!(kind(std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()).unwrap_err(), no_stream);
     }
 
     #[test]
-    fn files_are_told_by_type_and_number() {
+    fn files_are_identified_by_type_and_device_number() {
         let kind = |fd: OwnedFd| identify(&File::from(fd)).map_err(|error| error.to_string());
         let open = |path: &str| File::open(path).unwrap().into();
         let (reader, _writer) = io::pipe().unwrap();
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(kind(&format!("{function}/vfio-dev/vfio0")), Ok(Kind::VfioDevice(function.into())));
         assert_eq!(kind("/sys/devices/virtual/net/macvtap0/macvtap/tap5"), Ok(Kind::Interface));
         for group in ["/sys/devices/virtual/vfio/4", "/sys/devices/virtual/misc/vfio"] {
-            assert!(kind(group).unwrap_err().starts_with("is a group or a container"), "{group}");
+            assert!(kind(group).unwrap_err().starts_with("is a VFIO group or container"), "{group}");
         }
         for other in ["/sys/devices/virtual/misc/tun2", "/sys/devices/virtual/mem/null", ""] {
             assert!(kind(other).unwrap_err().starts_with("is neither /dev/kvm"), "{other}");

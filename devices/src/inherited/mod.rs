@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Descriptors that the process was started with, used in place of what it would open, make or connect to: KVM, IOMMUFD, devices of
-//! VFIO, tap interfaces, and files and sockets that a path `/dev/fd/N` names.
+//! Descriptors that the process inherited when it was started. They replace files and sockets that the process would open, create or
+//! connect to: KVM, IOMMUFD, VFIO devices, tap interfaces, and files and sockets named by a path `/dev/fd/N`.
 //!
-//! What a device's descriptor is of the kernel says by its number (`st_rdev`) and sysfs, whatever file it was opened by.
+//! The kernel tells the kind of a device's descriptor by its device number (`st_rdev`) and sysfs, whatever path it was opened by.
 
 mod kind;
 
@@ -22,87 +22,88 @@ use kind::{Kind, identify};
 
 struct Kept {
     number: i32,
-    /// Absent once it was given away for good.
+    /// `None` after the descriptor was given away.
     file: Option<File>,
     kind: Kind,
-    /// Alive while somebody has what only one may have at a time.
+    /// Alive while a descriptor that has one user at a time is in use.
     in_use: Weak<()>,
 }
 
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
-/// What is to be done with a file.
+/// Intended use of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read.
+    /// The file is read.
     Read,
-    /// It is read and written, anywhere in it.
+    /// The file is read and written at any offset.
     ReadWrite,
-    /// It is written, from where it stands or to its end.
+    /// The file is written from its current position, or at its end.
     Append,
 }
 
-/// A socket whose clients one part of the VM serves at a time.
+/// Listening socket that one part of the VM uses at a time.
 #[derive(Debug)]
 pub struct InheritedListener {
     /// The socket.
     pub listener: UnixListener,
-    /// While it is there nobody else is given the socket.
+    /// While it is alive, no other part gets the socket.
     pub in_use: Arc<()>,
 }
 
-/// Keeps `fd`, which had this `number` when the process was started, for whoever needs what it is of.
+/// Keeps `fd`, which had this `number` when the process was started, for later users.
 ///
 /// # Errors
-/// It is of nothing that is used here, or of a kind that can only be opened by its path.
+/// The descriptor is of a kind that Carom does not use, or that can only be opened by its path.
 pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     let file = File::from(fd);
     let kind = identify(&file)?;
     let mut kept = lock(&KEPT);
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
-        return Err(io::Error::other("another descriptor is of the same"));
+        return Err(io::Error::other("another inherited descriptor refers to the same device"));
     }
-    // What had the number before may have been given away, and closed.
+    // A descriptor that had the number before may have been given away and closed.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())
 }
 
-/// Another descriptor of the first that is of `kind`.
+/// Duplicates the first kept descriptor of `kind`.
 fn another(kind: &Kind) -> Option<io::Result<OwnedFd>> {
     let kept = lock(&KEPT);
     let file = kept.iter().find(|kept| kept.kind == *kind)?.file.as_ref()?;
     Some(fcntl_dupfd_cloexec(file.as_fd(), 3).map_err(io::Error::from))
 }
 
-/// A descriptor of KVM, if one was kept.
+/// Returns a descriptor of KVM, if one was kept.
 pub fn kvm() -> Option<io::Result<OwnedFd>> {
     another(&Kind::Kvm)
 }
 
-/// A descriptor of IOMMUFD, if one was kept.
+/// Returns a descriptor of IOMMUFD, if one was kept.
 pub(crate) fn iommufd() -> Option<io::Result<File>> {
     another(&Kind::Iommufd).map(|fd| fd.map(File::from))
 }
 
-/// The descriptor of VFIO's character device of the function in this directory of sysfs, without symbolic links, if one was kept. It is
-/// given out once: the kernel binds it to an IOMMUFD until it is closed.
+/// Returns the descriptor of VFIO's character device for the function in this directory of sysfs (without symbolic links), if one was
+/// kept. It is given out once, because the kernel binds it to an IOMMUFD until it is closed.
 pub(crate) fn vfio_device(function: &Path) -> Option<File> {
     let mut kept = lock(&KEPT);
     let place = kept.iter().position(|kept| matches!(&kept.kind, Kind::VfioDevice(of) if of == function))?;
     kept.swap_remove(place).file
 }
 
-/// Whether `path` is `/dev/fd/N` or `/proc/self/fd/N` of a descriptor that was kept with the number N.
+/// True if `path` is `/dev/fd/N` or `/proc/self/fd/N`, and a descriptor with the number N was kept.
 pub fn is_kept(path: &Path) -> bool {
     with_kept(path, |_| ()).is_some()
 }
 
-/// Another descriptor of the file or block device that was kept with the number N, if `path` is `/dev/fd/N` or `/proc/self/fd/N`. It is
-/// the same open file: nobody asks for rights to it, and it stands where it stood. What is appended to may be a pipe too.
+/// Returns another descriptor of the file or block device with the number N, if `path` is `/dev/fd/N` or `/proc/self/fd/N` and it was
+/// kept. It refers to the same open file: no rights to the file are checked, and the position is shared. For appending, a pipe is
+/// allowed, too.
 ///
 /// # Errors
-/// It is of something else, or not open for this.
+/// The descriptor is of another kind, or is not open for this access.
 pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     with_kept(path, |kept| {
         let file = match (kept.kind == Kind::Pipe, access) {
@@ -114,10 +115,10 @@ pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     })
 }
 
-/// The same of a source of random bytes, or of a file or pipe that they are read from.
+/// Like [`file`], for a source of random bytes, or a file or pipe to read them from.
 ///
 /// # Errors
-/// It is of something else, or not open to be read.
+/// The descriptor is of another kind, or is not open for reading.
 pub fn random_source(path: &Path) -> Option<io::Result<File>> {
     with_kept(path, |kept| {
         let file = match kept.kind {
@@ -129,14 +130,14 @@ pub fn random_source(path: &Path) -> Option<io::Result<File>> {
     })
 }
 
-/// The same of a socket that clients connect to.
+/// Like [`file`], for a socket that clients connect to.
 ///
 /// # Errors
-/// It is of something else, or has its clients served already.
+/// The descriptor is of another kind, or another part of the VM serves its clients.
 pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     with_kept(path, |kept| {
         if kept.in_use.strong_count() > 0 {
-            return Err(io::Error::other("the clients of this descriptor are served by another part of the VM"));
+            return Err(io::Error::other("another part of the VM serves the clients of this descriptor"));
         }
         let listener = kept.of(&Kind::Listener)?.try_clone().map(OwnedFd::from)?.into();
         let in_use = Arc::new(());
@@ -145,10 +146,10 @@ pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     })
 }
 
-/// The same of a socket that a server is at the other end of. It is given out once: what was said on it cannot be said anew.
+/// Like [`file`], for a socket that is connected to a server. It is given out once, because its protocol cannot start again.
 ///
 /// # Errors
-/// It is of something else, or was given out.
+/// The descriptor is of another kind, or was given out already.
 pub(crate) fn connection(path: &Path) -> Option<io::Result<UnixStream>> {
     with_kept(path, |kept| {
         kept.of(&Kind::Connection)?;
@@ -156,10 +157,10 @@ pub(crate) fn connection(path: &Path) -> Option<io::Result<UnixStream>> {
     })
 }
 
-/// Another descriptor of the tap interface that was kept with this number.
+/// Returns another descriptor of the tap interface that was kept with this number.
 ///
 /// # Errors
-/// It is of something else, or none was kept.
+/// The descriptor is of another kind, or was not kept.
 pub fn interface(number: i32) -> io::Result<OwnedFd> {
     let mut kept = lock(&KEPT);
     let kept = kept.iter_mut().find(|kept| kept.number == number);
@@ -167,7 +168,7 @@ pub fn interface(number: i32) -> io::Result<OwnedFd> {
     kept.of(&Kind::Interface)?.try_clone().map(OwnedFd::from)
 }
 
-/// What `what` makes of what `path` names, if that was kept.
+/// Calls `what` with the kept descriptor that `path` names, if there is one.
 fn with_kept<T>(path: &Path, what: impl FnOnce(&mut Kept) -> T) -> Option<T> {
     let number = ["/dev/fd", "/proc/self/fd"].iter().find_map(|directory| path.strip_prefix(directory).ok());
     let number = number.and_then(Path::to_str).and_then(|number| number.parse::<i32>().ok())?;
@@ -179,10 +180,10 @@ impl Kept {
         self.file.as_ref().ok_or_else(spent)
     }
 
-    /// The file, which is to be of `kind`.
+    /// Returns the file, which must be of `kind`.
     fn of(&self, kind: &Kind) -> io::Result<&File> {
         if self.kind != *kind {
-            return Err(io::Error::other(format!("the descriptor is of {}, not of {kind}", self.kind)));
+            return Err(io::Error::other(format!("the descriptor refers to {}, not to {kind}", self.kind)));
         }
         self.get()
     }
@@ -190,17 +191,17 @@ impl Kept {
 
 /// Only connections are given away.
 fn spent() -> io::Error {
-    io::Error::other("the connection of this descriptor was used up: it serves one boot of one device")
+    io::Error::other("the connection of this descriptor is used up: it serves one boot of one device")
 }
 
 fn check_access(file: &File, access: Access) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
     let refuse = |rule: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, rule));
     match (flags & OFlags::ACCMODE, access) {
-        (OFlags::WRONLY, Access::Read | Access::ReadWrite) => refuse("the descriptor is open to be written only"),
-        (OFlags::RDONLY, Access::ReadWrite | Access::Append) => refuse("the descriptor is open to be read only"),
+        (OFlags::WRONLY, Access::Read | Access::ReadWrite) => refuse("the descriptor is open for writing only"),
+        (OFlags::RDONLY, Access::ReadWrite | Access::Append) => refuse("the descriptor is open for reading only"),
         (_, Access::ReadWrite) if flags.contains(OFlags::APPEND) => {
-            refuse("the descriptor is open to be added to only (O_APPEND)")
+            refuse("the descriptor is open for appending only (O_APPEND)")
         }
         _ => Ok(()),
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Descriptors in place of files and sockets.
+//! Inherited descriptors in place of files and sockets.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn refusal<T>(given: Option<io::Result<T>>) -> String {
 }
 
 #[test]
-fn file_that_is_kept_is_had_by_either_path_without_rights_to_it() {
+fn kept_file_is_found_by_either_path_without_rights() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     fs::write(&path, b"text").unwrap();
@@ -41,7 +41,7 @@ fn file_that_is_kept_is_had_by_either_path_without_rights_to_it() {
 }
 
 #[test]
-fn file_that_is_open_for_less_is_refused() {
+fn file_with_too_few_access_rights_is_refused() {
     let file_of = |options: &mut fs::OpenOptions| {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
@@ -50,28 +50,31 @@ fn file_that_is_open_for_less_is_refused() {
     };
     let reading = file_of(File::options().read(true));
     for access in [Access::ReadWrite, Access::Append] {
-        assert_eq!(refusal(file(&reading, access)), "the descriptor is open to be read only");
+        assert_eq!(refusal(file(&reading, access)), "the descriptor is open for reading only");
     }
     assert!(file(&reading, Access::Read).unwrap().is_ok());
     let writing = file_of(File::options().write(true));
-    assert_eq!(refusal(file(&writing, Access::Read)), "the descriptor is open to be written only");
+    assert_eq!(refusal(file(&writing, Access::Read)), "the descriptor is open for writing only");
     assert!(file(&writing, Access::Append).unwrap().is_ok());
     let adding = file_of(File::options().read(true).append(true));
-    assert_eq!(refusal(file(&adding, Access::ReadWrite)), "the descriptor is open to be added to only (O_APPEND)");
+    assert_eq!(refusal(file(&adding, Access::ReadWrite)), "the descriptor is open for appending only (O_APPEND)");
 }
 
 #[test]
 fn wrong_descriptor_kind_is_refused_naming_both_kinds() {
     let (reader, writer) = io::pipe().unwrap();
     let (reader, writer) = (keep_any(reader), keep_any(writer));
-    assert_eq!(refusal(file(&reader, Access::Read)), "the descriptor is of a pipe, not of a file or a block device");
+    assert_eq!(
+        refusal(file(&reader, Access::Read)),
+        "the descriptor refers to a pipe, not to a file or a block device"
+    );
     assert!(file(&writer, Access::Append).unwrap().is_ok());
     assert!(random_source(&reader).unwrap().is_ok());
-    assert_eq!(refusal(random_source(&writer)), "the descriptor is open to be written only");
-    assert_eq!(refusal(listener(&reader)), "the descriptor is of a pipe, not of a listening unix socket");
-    assert_eq!(refusal(connection(&reader)), "the descriptor is of a pipe, not of a connected unix socket");
+    assert_eq!(refusal(random_source(&writer)), "the descriptor is open for writing only");
+    assert_eq!(refusal(listener(&reader)), "the descriptor refers to a pipe, not to a listening unix socket");
+    assert_eq!(refusal(connection(&reader)), "the descriptor refers to a pipe, not to a connected unix socket");
     let number: i32 = reader.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    assert_eq!(interface(number).unwrap_err().to_string(), "the descriptor is of a pipe, not of a tap interface");
+    assert_eq!(interface(number).unwrap_err().to_string(), "the descriptor refers to a pipe, not to a tap interface");
     let unknown = interface(1 << 20).unwrap_err().to_string();
     assert_eq!(unknown, "the program was not started with this descriptor");
     let nothing = keep(5, File::open("/dev/null").unwrap().into()).unwrap_err().to_string();
@@ -79,7 +82,7 @@ fn wrong_descriptor_kind_is_refused_naming_both_kinds() {
 }
 
 #[test]
-fn listener_is_served_by_one_at_a_time() {
+fn listener_has_one_user_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let kept = keep_any(UnixListener::bind(&path).unwrap());
@@ -88,18 +91,18 @@ fn listener_is_served_by_one_at_a_time() {
         let mut client = UnixStream::connect(&path).unwrap();
         had.listener.accept().unwrap().0.write_all(b"x").unwrap();
         client.read_exact(&mut [0]).unwrap();
-        assert_eq!(refusal(listener(&kept)), "the clients of this descriptor are served by another part of the VM");
+        assert_eq!(refusal(listener(&kept)), "another part of the VM serves the clients of this descriptor");
     }
 }
 
 #[test]
-fn connection_is_given_out_once_and_ends_with_who_has_it() {
+fn connection_is_given_out_once_and_closed_by_its_user() {
     let (one, mut other) = UnixStream::pair().unwrap();
     let kept = keep_any(one);
     let had = connection(&kept).unwrap().unwrap();
-    assert!(refusal(connection(&kept)).starts_with("the connection of this descriptor was used up"));
+    assert!(refusal(connection(&kept)).starts_with("the connection of this descriptor is used up"));
     drop(had);
-    assert_eq!(other.read(&mut [0]).unwrap(), 0, "nothing else holds it");
+    assert_eq!(other.read(&mut [0]).unwrap(), 0, "no other descriptor keeps it open");
 }
 
 #[test]
