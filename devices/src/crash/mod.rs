@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a crash of the process leaves: a file that says which version, which thread, why, and which requests came last. Nothing of the
-//! guest's memory is in it.
+//! Crash report of the process: a file that names the version, the thread, the cause and the last requests. It contains no guest memory.
 //!
-//! The file is opened beforehand ([`leave_reports_in`]): a thread that crashes may not be allowed to.
+//! The file is opened in advance ([`leave_reports_in`]), because a crashing thread may have no right to open files.
 
 pub(crate) mod patient_write;
 mod report;
@@ -22,7 +21,7 @@ pub use self::requests::{Pending, REQUESTS, RequestRing};
 pub(crate) use self::ring_text::{CONFIG_SPACE, READ, RingKind, WRITE};
 pub(crate) use self::rings::{Claim, Number, Ring, Slot};
 
-/// What a report would say now of requests to devices.
+/// Returns the part of a report about requests to devices.
 #[cfg(test)]
 pub(crate) fn last_requests() -> String {
     let mut text = String::new();
@@ -30,26 +29,26 @@ pub(crate) fn last_requests() -> String {
     text
 }
 
-/// Makes signals of failures end the process also where another process sends them. Without this, Rust's library takes the first SIGSEGV
-/// or SIGBUS for a fault that comes again, and the process goes on. Call it before other threads start.
+/// Makes the signals of failures end the process even if another process sends them. Without this, Rust's library takes the first
+/// SIGSEGV or SIGBUS for a fault that repeats, and the process continues. Call it before other threads start.
 ///
 /// # Errors
-/// The host's kernel takes no handler.
+/// The host's kernel rejects the handler.
 pub fn watch_signals() -> io::Result<()> {
     signals::watch()
 }
 
-/// Has reports of panics, of signals that end the process, and of calls that no role has, written to `file`. Call it once, before other
-/// threads start.
+/// Makes the process write reports to `file`: of panics, of signals that end the process, and of calls that no role allows. Call it
+/// once, before other threads start.
 ///
 /// # Errors
-/// The process has such a file already, or the host's kernel takes no handler.
+/// The process has a report file already, or the host's kernel rejects the handler.
 pub fn leave_reports_in(file: File) -> io::Result<()> {
     report::set_file(file)?;
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         before(panic);
-        let message = panic.payload_as_str().unwrap_or("something that is no text");
+        let message = panic.payload_as_str().unwrap_or("a message that is not text");
         let trace = Backtrace::force_capture();
         match panic.location() {
             Some(place) => write_report(format_args!("panic at {place}: {message}"), format_args!("{trace:#}")),

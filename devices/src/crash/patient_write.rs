@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writes that a handler of signals may do: without an allocation or a lock, and without waiting for ever for a reader.
+//! Writes that a signal handler may do: without an allocation or a lock, and with a limited wait for the reader.
 
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Bytes that are written at once. A pipe or terminal that poll(2) calls ready takes as many without waiting.
+/// Bytes per write. If poll(2) reports a pipe or terminal as ready, it takes this many bytes without blocking.
 const PIECE: usize = 512;
-/// How often a report, or a line, waits for a reader in all.
+/// Maximum number of waits for a reader, in a whole report or line.
 pub(crate) const STEPS: u32 = 10;
-/// How long each time.
+/// Time of one wait.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes `bytes` to `file`, as many as a reader takes. `steps` is how often this may wait, and is counted down.
+/// Writes as many of `bytes` to `file` as the reader takes. `steps` is the number of waits left, and counts down.
 pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     write_with(file, bytes, steps, || {
         poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&STEP)).is_ok_and(|ready| ready > 0)
     });
 }
 
-/// The same with another way to wait until `file` is ready; it returns false if it is not by then.
+/// Like [`write`], with another way to wait for `file`. `wait` returns false if `file` is not ready in time.
 fn write_with(file: &impl AsFd, mut rest: &[u8], steps: &mut u32, mut wait: impl FnMut() -> bool) {
     while !rest.is_empty() && *steps > 0 {
         let written = if wait() { rustix::io::write(file, &rest[..rest.len().min(PIECE)]) } else { Err(Errno::AGAIN) };
         match written {
             Ok(written) if written > 0 => rest = &rest[written..],
             Err(Errno::INTR | Errno::AGAIN) => *steps -= 1,
-            // There is no place to report it.
+            // The error cannot be reported anywhere.
             _ => return,
         }
     }
@@ -41,12 +41,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_that_takes_nothing_costs_a_few_steps() {
+    fn reader_that_reads_nothing_costs_a_few_steps() {
         let (mut reader, writer) = io::pipe().unwrap();
         let (mut steps, mut waits) = (STEPS, 0);
         let mut wait = || {
             waits += 1;
-            // Ready twice.
+            // The first two waits succeed.
             waits <= 2
         };
         write_with(&writer, &[7; 4 * PIECE], &mut steps, &mut wait);

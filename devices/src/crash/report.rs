@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The report itself. It is written without an allocation and without a lock, as a handler of signals must.
+//! Writes the report without an allocation or a lock, so that a signal handler may do it.
 
 use std::cell::Cell;
 use std::fmt::{self, Arguments, Write};
@@ -14,19 +14,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::requests::REQUESTS;
 use super::{patient_write, rings};
 
-/// Most reports of a process: panics of devices do not end it.
+/// Maximum number of reports of a process. More than one is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
-/// Milliseconds that a report waits for that of another thread.
+/// Milliseconds that a report waits for the report of another thread.
 const PATIENCE: u32 = 1000;
 
 thread_local! {
-    /// The role of this thread. It takes no allocation and no destructor, so that a handler of signals may read it.
+    /// Role of this thread. It needs no allocation and no destructor, so a signal handler may read it.
     static ROLE: Cell<&'static str> = const { Cell::new("unknown") };
 }
 
 struct Target {
     file: File,
-    /// Where the program is in memory: what addresses in its code are counted from.
+    /// Address of the program in memory. Addresses in its code are relative to it.
     base: u64,
 }
 
@@ -34,12 +34,12 @@ static TARGET: OnceLock<Target> = OnceLock::new();
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Says what this thread's role is called.
+/// Sets the name of this thread's role.
 pub(crate) fn set_role(name: &'static str) {
     ROLE.set(name);
 }
 
-/// What this thread's role is called.
+/// Returns the name of this thread's role.
 pub(crate) fn role() -> &'static str {
     ROLE.get()
 }
@@ -50,16 +50,16 @@ pub(super) fn set_file(file: File) -> io::Result<()> {
     TARGET.set(Target { file, base }).map_err(|_| io::Error::other("reports are written to a file already"))
 }
 
-/// Writes a report, if there is a file for it. A handler of signals may call it; what `cause` and `trace` are made of must allow that too.
+/// Writes a report if a report file is set. A signal handler may call it, if formatting `cause` and `trace` is allowed there, too.
 pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
     let Some(target) = TARGET.get() else { return };
     if WRITTEN.fetch_add(1, Ordering::Relaxed) >= MOST {
         return;
     }
-    // Where this thread fails while it writes a report, it waits for itself: not for ever.
+    // If this thread fails while it writes a report, it would wait for itself. So the wait is limited.
     for _ in 0..PATIENCE {
         if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            // What cannot be written is lost.
+            // Text that cannot be written is lost.
             let _ = write(&mut Lines::new(&target.file), target.base, cause, trace);
             BUSY.store(false, Ordering::Release);
             return;
@@ -86,19 +86,19 @@ fn write(to: &mut Lines<'_>, base: u64, cause: Arguments<'_>, trace: Arguments<'
     Ok(())
 }
 
-/// The name of this thread, as the kernel has it.
+/// Returns the kernel's name of this thread.
 fn thread_name(bytes: &mut [u8; 16]) -> &str {
     super::thread_name::read(bytes);
     let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..len]).unwrap_or("?")
 }
 
-/// Text on its way to a file, some of it at a time.
+/// Buffered text for the report file.
 struct Lines<'f> {
     file: &'f File,
     bytes: [u8; 512],
     len: usize,
-    /// How often it may wait for a reader still.
+    /// Number of waits for a reader that are left.
     steps: u32,
 }
 

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The last requests to the virtio-iommu: a ring that is written in a few instructions, without a lock, and read when the process crashes.
+//! Ring of the last requests to the virtio-iommu. A request is recorded in a few instructions, without a lock. The ring is read when the
+//! process crashes.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use iommu_bounce::spec::{readable, request};
 
-/// Requests that a ring keeps.
+/// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Words of a request that are kept: the longest with fields is MAP, of 36 bytes.
+/// Number of words that are kept of a request. The longest known request is MAP, with 36 bytes.
 const WORDS: usize = 5;
 
-/// Of [`Slot::outcome`]: the request is answered, with the status in the lowest byte.
+/// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
 const ANSWERED: u64 = 1 << 8;
-/// The same: the answer has no status.
+/// Flag of [`Slot::outcome`]: the request is answered, but the answer has no status.
 const NO_STATUS: u64 = 1 << 9;
 
-/// A request and what came of it.
+/// Request and its outcome.
 struct Slot {
-    /// Number of the request, counted from 1; 0 while the slot is written.
+    /// Number of the request, counted from 1. It is 0 while the slot is being written.
     number: AtomicU64,
     outcome: AtomicU64,
     words: [AtomicU64; WORDS],
@@ -32,18 +33,18 @@ impl Slot {
     }
 }
 
-/// The last requests to a virtio-iommu. Threads may write at once; who reads meanwhile may find a request that is not whole.
+/// Last requests to a virtio-iommu. Several threads may write at once. A reader may find a request that is only partly written.
 pub struct RequestRing {
-    /// How many there were.
+    /// Number of requests so far.
     count: AtomicU64,
     slots: [Slot; KEPT],
 }
 
-/// A request that is not answered yet.
+/// Request that is not answered yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(u64);
 
-/// Those of the VM that the process has.
+/// Requests to the virtio-iommu of the process' VM.
 pub static REQUESTS: RequestRing = RequestRing::new();
 
 impl Default for RequestRing {
@@ -53,13 +54,13 @@ impl Default for RequestRing {
 }
 
 impl RequestRing {
-    /// An empty one.
+    /// Creates an empty ring.
     pub const fn new() -> Self {
         Self { count: AtomicU64::new(0), slots: [const { Slot::empty() }; KEPT] }
     }
 
-    /// Keeps the fields of a request, whose readable part this is. What a guest put behind them, or into a request that nobody knows, is not
-    /// kept.
+    /// Records the fields of a request with this readable part. Bytes that the guest put after the fields, or into a request of unknown
+    /// type, are not recorded.
     pub fn begin(&self, readable: &[u8]) -> Pending {
         let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
         let mut bytes = [0; WORDS * 8];
@@ -76,10 +77,10 @@ impl RequestRing {
         Pending(number)
     }
 
-    /// Keeps what the request was answered with, whose writable part this is: its status stands four bytes before the end.
+    /// Records the answer of a request with this writable part. The status is four bytes before its end.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
-        // Others may have come since, as many as the ring keeps.
+        // The slot may hold a newer request by now, if as many came as the ring keeps.
         if slot.number.load(Ordering::Relaxed) == number {
             let status = written.len().checked_sub(4).map(|place| written[place]);
             let outcome = status.map_or(NO_STATUS, |status| ANSWERED | u64::from(status));
@@ -92,7 +93,7 @@ impl RequestRing {
         &self.slots[(number % KEPT as u64) as usize]
     }
 
-    /// Writes them, a line each, oldest first. It allocates nothing.
+    /// Writes the requests, one per line, oldest first. Allocates nothing.
     pub(super) fn write(&self, to: &mut impl Write) -> fmt::Result {
         let count = self.count.load(Ordering::Acquire);
         for number in count.saturating_sub(KEPT as u64) + 1..=count {
@@ -118,11 +119,11 @@ impl RequestRing {
     }
 }
 
-/// How many bytes of a request of this type are fields.
+/// Returns how many bytes of a request of this type are recorded as fields.
 fn fields(kind: u8) -> usize {
     match kind {
         request::ATTACH => readable::ATTACH,
-        // Reserved bytes end these.
+        // DETACH, UNMAP and the WINDOW requests end with reserved bytes, which are not recorded.
         request::DETACH => readable::DETACH - 8,
         request::MAP => readable::MAP,
         request::UNMAP => readable::UNMAP - 4,
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_with_their_fields_and_what_came_of_them() {
+    fn requests_are_written_with_their_fields_and_outcomes() {
         let ring = RequestRing::new();
         let first = ring.begin(&attach(0x18, 1));
         ring.end(first, &[0; 4]);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_fields_are_not_kept() {
+    fn bytes_outside_the_fields_are_not_recorded() {
         let ring = RequestRing::new();
         ring.begin(b"Z a secret of the guest's, as long as any request there is");
         let mut long = unmap(1, 0, 0).to_vec();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_write_at_once_lose_nothing() {
+    fn concurrent_writers_lose_no_request() {
         let ring = RequestRing::new();
         std::thread::scope(|scope| {
             for domain in 0..4 {

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a report says of requests in rings. It allocates nothing.
+//! Text of the requests in a crash report. Allocates nothing.
 
 use std::fmt::{self, Write};
 
 use virtio_bindings::virtio_blk;
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_PMEM, VIRTIO_ID_VSOCK};
 
-/// Region of an access: configuration space. Others are BARs.
+/// Region of an access to configuration space. All other regions are BARs.
 pub(crate) const CONFIG_SPACE: u16 = 0xff;
-/// Code of an access that reads.
+/// Code of a read access.
 pub(crate) const READ: u8 = 0;
-/// Code of an access that writes.
+/// Code of a write access.
 pub(crate) const WRITE: u8 = 1;
 
-/// What the requests in a ring are.
+/// Kind of the requests in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingKind {
     /// Descriptor chains of a virtqueue.
     Queue {
         /// Type of the device (virtio 1.3, section 5).
         device: u16,
-        /// Number of the queue.
+        /// Index of the queue.
         index: u16,
     },
-    /// A guest's accesses to a device of the host that the program carries out.
+    /// Guest accesses to a host device that Carom carries out.
     Accesses,
     /// Messages to a vfio-user server.
     Messages,
@@ -52,21 +52,21 @@ impl RingKind {
     }
 }
 
-/// A request as it was kept.
+/// Recorded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     pub(super) number: u64,
     pub(super) head: u16,
     pub(super) readable: u32,
     pub(super) writable: u32,
-    /// What the request is, as far as its device said.
+    /// Code and value that the device noted about the request, if any.
     pub(super) note: Option<(u8, u64)>,
-    /// Bytes that were written to it, if it was given back.
+    /// Number of bytes that were written to the request, if it was given back.
     pub(super) used: Option<u32>,
     pub(super) status: Option<u8>,
 }
 
-/// The line before the requests of a ring.
+/// Writes the line before the requests of a ring.
 pub(super) fn head(to: &mut impl Write, name: &str, kind: RingKind) -> fmt::Result {
     match kind {
         RingKind::Queue { device, index } => {
@@ -77,7 +77,7 @@ pub(super) fn head(to: &mut impl Write, name: &str, kind: RingKind) -> fmt::Resu
     }
 }
 
-/// The line of a request.
+/// Writes the line of a request.
 pub(super) fn line(to: &mut impl Write, kind: RingKind, kept: &Kept) -> fmt::Result {
     let Kept { number, head, readable, writable, note, used, status } = *kept;
     match kind {
@@ -117,7 +117,8 @@ pub(super) fn line(to: &mut impl Write, kind: RingKind, kept: &Kept) -> fmt::Res
     }
 }
 
-/// What the device said of a request: see where it notes it.
+/// Writes what the device noted about a request. The meaning of `code` and `value` is set where the
+/// device notes them.
 fn request(to: &mut impl Write, device: u32, code: u8, value: u64) -> fmt::Result {
     match device {
         VIRTIO_ID_BLOCK => match u32::from(code) {
@@ -127,7 +128,7 @@ fn request(to: &mut impl Write, device: u32, code: u8, value: u64) -> fmt::Resul
             virtio_blk::VIRTIO_BLK_T_GET_ID => write!(to, " GET_ID"),
             virtio_blk::VIRTIO_BLK_T_DISCARD => write!(to, " DISCARD"),
             virtio_blk::VIRTIO_BLK_T_WRITE_ZEROES => write!(to, " WRITE_ZEROES"),
-            // A type that a byte has no room for.
+            // The type does not fit a byte.
             255 => write!(to, " type={value:#x}"),
             kind => write!(to, " type={kind:#x} sector={value}"),
         },

@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The last requests to devices: rings of a fixed number, which devices take and give back. A request is written to one in a few instructions,
-//! without a lock and without an allocation, and read when the process crashes.
+//! Rings of the last requests to devices. The number of rings is fixed, and devices take them and give them back. A request
+//! is recorded in a few instructions, without a lock or an allocation. The rings are read when the process crashes.
 //!
-//! A ring is never freed, so that a report may read one whose device is being removed. What it reads then may be of either.
+//! A ring is never freed, so a report may read a ring while its device is being removed. The text may then mix requests of
+//! the old and the new owner.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::ring_text::{self, Kept, RingKind};
 
-/// Requests that a ring keeps.
+/// Number of requests that a ring keeps.
 pub(super) const KEPT: usize = 256;
-/// Rings of the process. Those that nobody has taken are in no memory.
+/// Number of rings of the process. Rings that were never taken use no memory.
 const RINGS: usize = 256;
-/// Words for a name; longer ones are cut.
+/// Number of words for a name. Longer names are cut.
 const NAME_WORDS: usize = 5;
 
-/// Of [`Slot::outcome`]: the request was given back, with this many bytes in the lowest half.
+/// Flag of [`Slot::outcome`]: the request was given back. The lower half is the number of bytes written to it.
 const USED: u64 = 1 << 56;
-/// The same: there is a status.
+/// Flag of [`Slot::outcome`]: the request has a status.
 const STATUS: u64 = 1 << 57;
-/// The same: the device has said what the request is.
+/// Flag of [`Slot::outcome`]: the device has noted what the request is.
 const NOTED: u64 = 1 << 58;
 const STATUS_SHIFT: u32 = 32;
 const CODE_SHIFT: u32 = 40;
 const HEAD_BITS: u32 = 16;
 
-/// A request and what came of it. Half a cache line.
+/// Request and its outcome. Half a cache line.
 #[repr(align(32))]
 pub(crate) struct Slot {
-    /// Number of the request, counted from 1, above the head of its chain; 0 while the slot is written.
+    /// Number of the request, counted from 1, with the head of its chain in the low bits. It is 0 while the slot is being
+    /// written.
     number: AtomicU64,
-    /// Bytes of the readable part, and above them of the writable part.
+    /// Sizes in bytes: of the readable part (low half) and of the writable part (high half).
     sizes: AtomicU64,
     outcome: AtomicU64,
     value: AtomicU64,
@@ -64,14 +66,14 @@ impl Slot {
         self.number.load(Ordering::Relaxed) >> HEAD_BITS == number
     }
 
-    /// Keeps how many bytes the request has, as far as that is known.
+    /// Records the sizes of the request, as far as they are known.
     #[inline]
     pub(crate) fn set_sizes(&self, readable: usize, writable: usize) {
         let [readable, writable] = [readable, writable].map(|len| u64::from(u32::try_from(len).unwrap_or(u32::MAX)));
         self.sizes.store(writable << 32 | readable, Ordering::Relaxed);
     }
 
-    /// Adds to the outcome. One thread at a time does.
+    /// Adds bits to the outcome. Only one thread may do this at a time.
     fn add(&self, bits: u64) {
         self.outcome.store(self.outcome.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }
@@ -96,16 +98,16 @@ impl Slot {
     }
 }
 
-/// A request that is under way.
+/// Request in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Number(u64);
 
-/// The last requests to a queue or a device.
+/// Last requests to a queue or a device.
 pub(crate) struct Ring {
     taken: AtomicBool,
     kind: AtomicU64,
     name: [AtomicU64; NAME_WORDS],
-    /// How many there were.
+    /// Number of requests so far.
     count: AtomicU64,
     slots: [Slot; KEPT],
 }
@@ -126,7 +128,7 @@ impl Ring {
         &self.slots[(number % KEPT as u64) as usize]
     }
 
-    /// Keeps a request, of a ring that one thread writes at a time.
+    /// Records a request, in a ring with one writer at a time.
     #[inline]
     pub(crate) fn begin_alone(&self, head: u16) -> (Number, &Slot) {
         let number = self.count.load(Ordering::Relaxed) + 1;
@@ -136,7 +138,7 @@ impl Ring {
         (Number(number), slot)
     }
 
-    /// The same, of a ring that threads write at once.
+    /// Records a request, in a ring with concurrent writers.
     pub(crate) fn begin(&self, head: u16) -> (Number, &Slot) {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let slot = self.slot(number);
@@ -144,7 +146,7 @@ impl Ring {
         (Number(number), slot)
     }
 
-    /// Forgets the last `requests`: they are begun another time. Of a ring that one thread writes at a time.
+    /// Removes the last `requests` requests, because they will begin again. The ring must have one writer at a time.
     pub(crate) fn take_back(&self, requests: u16) {
         let count = self.count.load(Ordering::Relaxed);
         let left = count.saturating_sub(requests.into());
@@ -154,7 +156,7 @@ impl Ring {
         self.count.store(left, Ordering::Release);
     }
 
-    /// Adds to what came of a request, if it is still there: others may have come since, as many as the ring keeps.
+    /// Adds bits to the outcome of a request, if the ring still holds it. Newer requests may have replaced it.
     #[inline]
     fn add(&self, Number(number): Number, bits: u64) {
         let slot = self.slot(number);
@@ -163,7 +165,7 @@ impl Ring {
         }
     }
 
-    /// Keeps what a request is: `code` and `value` are fields of it.
+    /// Records what a request is. `code` and `value` are fields of the request.
     #[inline]
     pub(crate) fn note(&self, Number(number): Number, code: u8, value: u64) {
         let slot = self.slot(number);
@@ -173,19 +175,19 @@ impl Ring {
         }
     }
 
-    /// Keeps what a request was answered with.
+    /// Records the status of the answer.
     #[inline]
     pub(crate) fn set_status(&self, number: Number, status: u8) {
         self.add(number, STATUS | u64::from(status) << STATUS_SHIFT);
     }
 
-    /// Keeps that a request was given back, with `used` bytes written to it.
+    /// Records that a request was given back, with `used` bytes written to it.
     #[inline]
     pub(crate) fn end(&self, number: Number, used: u32) {
         self.add(number, USED | u64::from(used));
     }
 
-    /// Writes them, a line each, oldest first. It allocates nothing.
+    /// Writes the requests, one per line, oldest first. Allocates nothing.
     fn write(&self, to: &mut impl Write) -> fmt::Result {
         let kind = RingKind::decode(self.kind.load(Ordering::Relaxed));
         let count = self.count.load(Ordering::Acquire);
@@ -210,13 +212,13 @@ impl Ring {
     }
 }
 
-/// Rings, and how often none was left.
+/// Rings, and the number of times that no ring was free.
 pub(super) struct Rings<const COUNT: usize> {
     rings: [Ring; COUNT],
     missed: AtomicU64,
 }
 
-/// Those of the process.
+/// Rings of the process.
 pub(super) static ALL: Rings<RINGS> = Rings::new();
 
 impl<const COUNT: usize> Rings<COUNT> {
@@ -224,7 +226,7 @@ impl<const COUNT: usize> Rings<COUNT> {
         Self { rings: [const { Ring::empty() }; COUNT], missed: AtomicU64::new(0) }
     }
 
-    /// Takes a ring; `None` if all are taken.
+    /// Takes a ring. Returns `None` if all rings are taken.
     fn claim(&'static self, name: &str, kind: RingKind) -> Option<Claim> {
         let ring = self.rings.iter().find(|ring| {
             let taken = ring.taken.load(Ordering::Relaxed);
@@ -245,28 +247,28 @@ impl<const COUNT: usize> Rings<COUNT> {
         Some(Claim(ring))
     }
 
-    /// Writes what all of them have.
+    /// Writes the requests of all taken rings.
     pub(super) fn write(&self, to: &mut impl Write) -> fmt::Result {
         for ring in self.rings.iter().filter(|ring| ring.taken.load(Ordering::Acquire)) {
             ring.write(to)?;
         }
         match self.missed.load(Ordering::Relaxed) {
             0 => Ok(()),
-            missed => writeln!(to, "of {missed} queues or devices nothing was kept: all {COUNT} rings were taken"),
+            missed => writeln!(to, "{missed} queues or devices were not recorded: all {COUNT} rings were taken"),
         }
     }
 }
 
-/// A ring that is taken, until this is dropped.
+/// Taken ring. Dropping it gives the ring back.
 pub(crate) struct Claim(&'static Ring);
 
 impl Claim {
-    /// One of the process' rings; `None` if all are taken.
+    /// Takes one of the process' rings. Returns `None` if all rings are taken.
     pub(crate) fn new(name: &str, kind: RingKind) -> Option<Self> {
         ALL.claim(name, kind)
     }
 
-    /// The ring. Whoever writes to it after it was given back spoils nothing but a line of another's.
+    /// Returns the ring. A late write after the ring was given back can only spoil a line of its next owner.
     pub(crate) fn ring(&self) -> &'static Ring {
         self.0
     }
@@ -274,7 +276,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // The next one starts at 1 again: what is left in the slots must not look like requests of its own.
+        // The next owner starts at 1 again. Old slots must not look like its requests.
         self.0.slots.iter().for_each(|slot| slot.number.store(0, Ordering::Relaxed));
         self.0.count.store(0, Ordering::Relaxed);
         self.0.taken.store(false, Ordering::Release);
@@ -294,10 +296,10 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_with_their_sizes_and_what_came_of_them() {
+    fn requests_are_written_with_their_sizes_and_outcomes() {
         static RINGS: Rings<2> = Rings::new();
         let claim = RINGS.claim("disk0", BLOCK).unwrap();
-        assert_eq!(text(&RINGS), "", "nothing came");
+        assert_eq!(text(&RINGS), "", "no request came yet");
         let ring = claim.ring();
         let (first, slot) = ring.begin_alone(7);
         slot.set_sizes(16, 4097);
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_put_back_are_begun_again_with_their_number() {
+    fn taken_back_requests_begin_again_with_their_number() {
         static RINGS: Rings<1> = Rings::new();
         let claim = RINGS.claim("net0", RingKind::Queue { device: 1, index: 0 }).unwrap();
         for head in [1, 2, 3] {
@@ -347,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn ring_that_is_given_back_has_nothing_of_the_one_before() {
+    fn reused_ring_has_no_requests_of_its_old_owner() {
         static RINGS: Rings<1> = Rings::new();
         let before = RINGS.claim("a-name-that-is-as-long-as-names-may-ever-be", BLOCK).unwrap();
         for head in 0..5 {
@@ -356,7 +358,7 @@ mod tests {
         assert!(text(&RINGS).starts_with("last requests to a-name-that-is-as-long-as-names-may-ever (virtio"));
         assert!(RINGS.claim("rng", BLOCK).is_none());
         drop(before);
-        let missed = "of 1 queues or devices nothing was kept: all 1 rings were taken\n";
+        let missed = "1 queues or devices were not recorded: all 1 rings were taken\n";
         assert_eq!(text(&RINGS), missed);
         let after = RINGS.claim("rng", RingKind::Queue { device: 4, index: 0 }).unwrap();
         after.ring().begin_alone(6);
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_cut_within_a_letter_is_text_all_the_same() {
+    fn name_cut_within_a_letter_is_still_valid_text() {
         static RINGS: Rings<1> = Rings::new();
         let claim = RINGS.claim(&format!("{}é", "x".repeat(39)), BLOCK).unwrap();
         claim.ring().begin_alone(0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals by which the host's kernel, or the process itself, ends the process for a failure.
+//! Signals that end the process after a failure, sent by the host's kernel or by the process itself.
 
 use std::cell::Cell;
 use std::io;
@@ -11,7 +11,7 @@ use libc::{c_int, c_void, sigaction, siginfo_t, ucontext_t};
 
 use super::report::write_report;
 
-/// Signals that a failure of the program brings, and their names. SIGSYS is `sandbox/trap.rs`'.
+/// Signals that a failure of the program raises, and their names. `sandbox/trap.rs` handles SIGSYS.
 const FATAL: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),
     (libc::SIGBUS, "SIGBUS"),
@@ -20,22 +20,22 @@ const FATAL: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// What was done with each of them before: Rust's library tells of stacks that overflow.
+/// Earlier actions of these signals. Rust's library registers some to report stack overflows.
 static BEFORE: OnceLock<[sigaction; FATAL.len()]> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread's fault was reported. It takes no allocation and no destructor, so that a handler of signals may use it.
+    /// True if this thread's fault was reported. It needs no allocation and no destructor, so a signal handler may use it.
     static FAULTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Writes a report when one of them comes. The signal then does what it did before. A second call changes nothing.
+/// Makes each of these signals write a report and then perform its earlier action. A second call changes nothing.
 pub(super) fn watch() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
     }
     let mut before = [MaybeUninit::<sigaction>::zeroed(); FATAL.len()];
     for ((signal, _), before) in FATAL.iter().zip(&mut before) {
-        // SAFETY: No new action is given; the old one is written to where there is room for it.
+        // SAFETY: No new action is given. The old action is written to `before`, which has room for it.
         let got = unsafe { sigaction(*signal, std::ptr::null(), before.as_mut_ptr()) };
         if got != 0 {
             return Err(io::Error::last_os_error());
@@ -48,9 +48,9 @@ pub(super) fn watch() -> io::Result<()> {
         // SAFETY: Zeros are a valid action.
         let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = failed as *const () as usize;
-        // On the stack that Rust's library gives each thread for it: the thread's own may be full.
+        // Use the stack that Rust's library gives each thread for signals, because the thread's own stack may be full.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: The handler has the form that SA_SIGINFO asks for, and does only what one may.
+        // SAFETY: The handler has the signature that SA_SIGINFO requires, and does only what a signal handler may do.
         let set = unsafe { sigaction(signal, &action, std::ptr::null_mut()) };
         if set != 0 {
             return Err(io::Error::last_os_error());
@@ -59,12 +59,12 @@ pub(super) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the report, and lets the signal do what it did before.
+/// Writes the report, and makes the signal perform its earlier action.
 extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: The kernel hands both to a handler that was registered with SA_SIGINFO; they last until it returns.
+    // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until it returns.
     let info = unsafe { &*info };
     let code = info.si_code;
-    // SAFETY: The field is there for each of these signals. For those that are no faults it is some number.
+    // SAFETY: The field exists for each of these signals. For signals that are no faults, it holds an arbitrary number.
     let address = unsafe { info.si_addr() } as usize;
     // SAFETY: As above.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
@@ -73,7 +73,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     let (ip, sp) = (register(libc::REG_RIP), register(libc::REG_RSP));
     let place = FATAL.iter().position(|(known, _)| *known == signal);
     let name = place.map_or("a signal", |place| FATAL[place].1);
-    // Positive where the kernel tells of a fault, otherwise somebody sent it.
+    // The code is positive if the kernel reports a fault. Otherwise a process sent the signal.
     let faults = code > 0;
     if faults {
         FAULTED.set(true);
@@ -82,17 +82,17 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             format_args!("instruction {ip:#x}, stack {sp:#x}"),
         );
     } else if !FAULTED.get() {
-        // Rust's library answers a stack that overflows with SIGABRT.
+        // Rust's library raises SIGABRT after a stack overflow.
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
-        // The fault comes again when this returns.
-        // SAFETY: It is what the kernel had told.
+        // Restore the earlier action. The fault repeats when this returns.
+        // SAFETY: The action is the one that the kernel returned before.
         unsafe { sigaction(signal, &before[place], std::ptr::null_mut()) };
         return;
     }
-    // SAFETY: The default action runs nothing of the process.
+    // SAFETY: The default action runs no code of the process.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
-    // SAFETY: It takes nothing but a number. The signal waits until this returns.
+    // SAFETY: The call takes only a number. The signal stays pending until this handler returns.
     unsafe { libc::raise(signal) };
 }

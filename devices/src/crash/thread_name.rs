@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The name of a thread, as a handler of signals may ask for it.
+//! Reads the name of a thread. A signal handler may do it.
 
-/// The name of this thread.
+/// Reads the name of this thread into `bytes`.
 pub(super) fn read(bytes: &mut [u8; 16]) {
-    // SAFETY: PR_GET_NAME writes 16 bytes, for which there is room.
+    // SAFETY: PR_GET_NAME writes 16 bytes, and `bytes` has 16.
     unsafe { libc::prctl(libc::PR_GET_NAME, bytes.as_mut_ptr()) };
 }
