@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Lost guest memory in words.
+//! Messages about lost guest memory.
 
 use std::fs::File;
 
@@ -9,28 +9,28 @@ use rustix::fs::{SeekFrom, fstat, seek};
 use super::probe::populate_page;
 use super::regions::{self, Origin, Region, Supply};
 
-/// Why a page is lost.
+/// Reason why a page is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The host has no page to put there.
+    /// The host cannot supply a page.
     Missing,
     /// The page has an uncorrectable memory error.
     Poisoned,
 }
 
-/// A page of guest memory that is lost.
+/// Lost page of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Where it is mapped in this process, if that is known.
+    /// Its address in this process, if known.
     pub address: Option<usize>,
-    /// Its guest-physical address, if that is known.
+    /// Its guest-physical address, if known.
     pub gpa: Option<u64>,
-    /// Why it is lost.
+    /// Reason why it is lost.
     pub cause: Cause,
 }
 
 impl Loss {
-    /// One line for the user that names the region and its file.
+    /// Returns one line for the user that names the region and its file.
     pub fn explain(&self) -> String {
         let what = match self.cause {
             Cause::Missing => "the host cannot supply guest memory",
@@ -78,13 +78,14 @@ impl Loss {
     }
 }
 
-/// One line for the user if a region of guest memory lacks a page now: what KVM could not do may come from that.
+/// Returns one line for the user if a region of guest memory lacks a page now. This may explain a failure of KVM.
 pub fn missing_memory() -> Option<String> {
     let lacking = regions::with_all(|all| all.iter().any(lacks_a_page));
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
-/// The same if the file of a region was truncated: bytes that the guest had are gone. A hole that cannot be filled now does not count.
+/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. A hole that cannot be filled now
+/// does not count.
 pub fn truncated_memory() -> Option<String> {
     let truncated =
         regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));
@@ -95,7 +96,7 @@ fn is_missing(address: usize, for_writing: bool) -> bool {
     populate_page(address, for_writing).is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
 }
 
-/// True if the last page of a region cannot be read, as of a truncated file.
+/// True if the last page of a region cannot be read, for example because its file was truncated.
 fn lacks_its_last_page(Region { range, origin, .. }: &Region) -> bool {
     range.len > 0 && origin.supply != Supply::Memory && is_missing(range.address + (range.len - 1), false)
 }
@@ -120,18 +121,18 @@ fn lacks_a_page(region: &Region) -> bool {
     let hole = hole.and_then(|hole| usize::try_from(hole).ok()).filter(|hole| *hole < range.len);
     match hole {
         Some(hole) => is_missing(range.address + hole, true),
-        // A file system of huge pages finds no holes.
+        // Hugetlbfs does not report holes.
         None => origin.supply == Supply::HugePages && origin.file.as_ref().is_some_and(|file| has_fewer_blocks(file)),
     }
 }
 
-/// Offset of the first hole at or behind `start`, counted from there.
+/// Returns the offset of the first hole at or after `start`, relative to `start`.
 fn first_hole(file: &File, start: u64) -> Option<u64> {
     seek(file, SeekFrom::Hole(start)).ok()?.checked_sub(start)
 }
 
-/// True if the file has fewer blocks, which have 512 bytes each, than its length needs. `File::metadata` would be `statx`, which most
-/// threads may not call.
+/// True if the file has fewer blocks of 512 bytes than its length needs. `File::metadata` would use `statx`, which most threads may
+/// not call.
 fn has_fewer_blocks(file: &File) -> bool {
     fstat(file).is_ok_and(|stat| stat.st_blocks.saturating_mul(512) < stat.st_size)
 }

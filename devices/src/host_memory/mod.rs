@@ -2,14 +2,14 @@
 
 //! Guest memory that the host cannot supply, or has lost.
 //!
-//! A page of guest memory can be missing: its file was truncated, the file system is full, no huge page is free. It can also have an
-//! uncorrectable memory error. Then the guest's data is lost, and the VM must stop. Each way to find such a page ends here:
+//! A page of guest memory can be missing: its file was truncated, the file system is full, or no huge page is free. It can also have an
+//! uncorrectable memory error. Then the guest's data is lost, and the VM must stop. Such a page is found in one of these ways:
 //!
 //! - A thread of this process touches the page. The kernel sends SIGBUS, which the handler in `sigbus` takes ([`watch`]).
-//! - A system call on guest memory fails with EFAULT: the device calls [`report_io`].
-//! - KVM cannot map the page for the guest: the vCPU thread makes a [`Loss`] of what KVM says.
+//! - A system call on guest memory fails with EFAULT. The device then calls [`report_io`].
+//! - KVM cannot map the page for the guest. The vCPU thread then creates a [`Loss`] from KVM's report.
 //!
-//! [`Origin`] is what an error message says about a region, such as its zone and file. `regions` keeps one for each range of this process
+//! [`Origin`] describes a region for error messages, with its zone and file. `regions` keeps an origin for each range of this process
 //! that is guest memory.
 
 mod loss;

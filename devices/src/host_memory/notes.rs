@@ -16,7 +16,7 @@ const WRITING: u8 = 1;
 const MISSING: u8 = 2;
 const POISONED: u8 = 3;
 
-/// Room for one note. A second one is dropped: the first stops the VM.
+/// Room for one note. A further note is dropped, because the first one already stops the VM.
 struct Place {
     state: AtomicU8,
     address: AtomicUsize,
@@ -47,24 +47,24 @@ impl Place {
     }
 }
 
-/// Notes of threads that go on, and of those that cannot.
+/// Notes of threads that continue, and of threads that cannot.
 static GOING_ON: Place = Place::new();
 static STUCK: Place = Place::new();
 
-/// Lost guest memory, as a thread or a signal handler found it.
+/// Lost guest memory, found by a thread or a signal handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// One line for the user.
     pub reason: String,
-    /// The thread that found it waits for ever, with whatever locks it holds.
+    /// True if the thread that found it waits for ever, with all locks that it holds.
     pub is_stuck: bool,
 }
 
-/// Takes the notes that were left since the last call, one of each kind at most. Only one thread may call it.
+/// Takes the notes that were left since the last call, at most one of each kind. Only one thread may call it.
 pub fn take_notes() -> impl Iterator<Item = Note> {
     let note = |place: &Place, is_stuck: bool| {
         let (address, cause) = place.take()?;
-        // The VM may have ended meanwhile: that thread has ended too then.
+        // The VM may have ended meanwhile, together with that thread.
         if !is_stuck {
             regions::find(address)?;
         }
@@ -80,8 +80,8 @@ pub(super) fn leave(address: usize, cause: Cause, is_stuck: bool) {
     wake::wake();
 }
 
-/// A system call of a device on these ranges of guest memory has failed with `errno`. If that means lost memory, the VM is stopped: the
-/// thread that takes notes learns of it.
+/// Reports that a device's system call on these ranges of guest memory failed with `errno`. If guest memory is lost, leaves a note for
+/// the thread that takes notes, which stops the VM.
 pub fn report_io(errno: i32, ranges: impl Iterator<Item = HostRange>, kernel_writes: bool) {
     let cause = match errno {
         libc::EFAULT => Cause::Missing,
@@ -93,7 +93,7 @@ pub fn report_io(errno: i32, ranges: impl Iterator<Item = HostRange>, kernel_wri
         (start..range.address.saturating_add(range.len)).step_by(4096)
     });
     let lost = |page: &usize| populate_page(*page, kernel_writes).is_err() && regions::find(*page).is_some();
-    // If the page has come back meanwhile, the device's own answer to the guest is true: the request failed, and nothing is lost.
+    // If the page is available again, nothing is lost: the request failed, and the device tells the guest so.
     if let Some(page) = pages.into_iter().find(lost) {
         error!("{}", Loss { address: Some(page), gpa: None, cause }.explain());
         leave(page, cause, false);

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Asks the host for a page without touching it, so that a missing page is an error number and no signal.
+//! Asks the host for a page without touching it, so that a missing page is an error number instead of a
+//! signal.
 
 use std::io;
 use std::ptr;
 
 use rustix::mm::{Advice, madvise};
 
-/// Smallest page of the host.
+/// Smallest page size of the host.
 const PAGE: usize = 4096;
 
-/// Has the host supply the page that holds `address`, for reading or also for writing.
+/// Makes the host supply the page at `address`, for reading or also for writing.
 ///
 /// # Errors
-/// `EFAULT` if the page is missing, `EHWPOISON` if it has a memory error, and whatever else the kernel says.
+/// `EFAULT` if the page is missing, `EHWPOISON` if it has a memory error, and any other error of the kernel.
 pub fn populate_page(address: usize, for_writing: bool) -> io::Result<()> {
     let advice = if for_writing { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     let page = ptr::with_exposed_provenance_mut(address & !(PAGE - 1));
-    // SAFETY: This advice changes the contents of no page. Where nothing is mapped the call fails.
+    // SAFETY: This advice does not change the contents of any page. If nothing is mapped, the call fails.
     Ok(unsafe { madvise(page, PAGE, advice) }?)
 }

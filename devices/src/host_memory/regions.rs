@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The ranges of this process that are guest memory, and where their pages come from.
+//! Ranges of this process that are guest memory, and the sources of their pages.
 //!
-//! They are kept twice: with files and complete texts for ordinary threads, and in a table of atomics for the signal handler, which must
-//! neither lock nor allocate.
+//! Each range is kept twice: with file and complete text for ordinary threads, and in a table of atomics for the signal handler, which
+//! must neither lock nor allocate.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex};
 use crate::platform::HostRange;
 use crate::sync::lock;
 
-/// Regions that the signal handler can name.
+/// Maximum number of regions that the signal handler can name.
 const TABLE: usize = 512;
-/// Words of text that the table keeps for each.
+/// Number of words of text that the table keeps for each region.
 const TEXT_WORDS: usize = 40;
-/// Bytes of that text.
+/// Size of this text in bytes.
 pub(super) const TEXT_BYTES: usize = TEXT_WORDS * 8;
 
-/// Where the pages of a region come from.
+/// Source of the pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
     /// A file that the user named.
@@ -30,22 +30,22 @@ pub enum Supply {
     Memory,
 }
 
-/// A region of guest memory, in words for messages.
+/// Description of a region of guest memory, for messages.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// Its name for the user, such as `zone 'a', file /mnt/ram`.
     pub name: String,
-    /// Where its pages come from.
+    /// Source of its pages.
     pub supply: Supply,
     /// The file that is mapped there, if this process has it open.
     pub file: Option<Arc<File>>,
-    /// Offset in the file of the region's first byte.
+    /// Offset of the region's first byte in the file.
     pub offset: u64,
-    /// Guest-physical address of the region's first byte, if that never changes.
+    /// Guest-physical address of the region's first byte, if it never changes.
     pub gpa: Option<u64>,
 }
 
-/// A registered region, for threads that may lock and allocate.
+/// Registered region, for threads that may lock and allocate.
 #[derive(Clone, Debug)]
 pub(super) struct Region {
     generation: u64,
@@ -70,9 +70,9 @@ impl Regions {
 
 static REGIONS: Mutex<Regions> = Mutex::new(Regions { last_generation: 0, list: Vec::new() });
 
-/// A region as the signal handler reads it.
+/// Region for the signal handler.
 struct Slot {
-    /// 0 while the slot is free or is written. Later regions have larger numbers.
+    /// 0 while the slot is free or being written. Later regions have larger numbers.
     generation: AtomicU64,
     start: AtomicUsize,
     len: AtomicUsize,
@@ -90,7 +90,7 @@ static SLOTS: [Slot; TABLE] = [const {
 
 impl Slot {
     fn write(&self, generation: u64, range: HostRange, name: &str) {
-        // The end of a long name says more than its start: a path ends with the file.
+        // Keep the end of a long name. The end says more than the start: a path ends with the file.
         let mut cut = name.len().saturating_sub(TEXT_BYTES);
         while !name.is_char_boundary(cut) {
             cut += 1;
@@ -107,7 +107,7 @@ impl Slot {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Its generation, if `address` lies in it.
+    /// Returns its generation if it contains `address`.
     fn holds(&self, address: usize) -> Option<u64> {
         let generation = self.generation.load(Ordering::Acquire);
         let offset = address.checked_sub(self.start.load(Ordering::Relaxed))?;
@@ -119,7 +119,7 @@ impl Slot {
 #[derive(Debug)]
 pub struct Registration(u64);
 
-/// Registers `range` as guest memory. If ranges overlap, the one that was registered last counts; one of the same place and length is
+/// Registers `range` as guest memory. If ranges overlap, the one registered last counts. A range with the same address and length is
 /// replaced.
 pub fn register(range: HostRange, origin: Origin) -> Registration {
     let mut regions = lock(&REGIONS);
@@ -146,7 +146,7 @@ impl Drop for Registration {
     }
 }
 
-/// The region that holds `address`.
+/// Returns the region that contains `address`.
 pub(super) fn find(address: usize) -> Option<Region> {
     let regions = lock(&REGIONS);
     let holds =
@@ -154,13 +154,13 @@ pub(super) fn find(address: usize) -> Option<Region> {
     regions.list.iter().filter(holds).max_by_key(|region| region.generation).cloned()
 }
 
-/// Calls `visit` with all regions. They stay mapped meanwhile.
+/// Calls `visit` with all regions. They stay mapped during the call.
 pub(super) fn with_all<R>(visit: impl FnOnce(&[Region]) -> R) -> R {
     visit(&lock(&REGIONS).list)
 }
 
-/// Writes the name of the region that holds `address` to `text`, and returns its length and the address' offset in the region. Takes no
-/// lock and allocates nothing.
+/// Writes the name of the region that contains `address` to `text`. Returns the length of the name and the offset of the address in the
+/// region. Takes no lock and allocates nothing.
 pub(super) fn find_in_signal(address: usize, text: &mut [u8; TEXT_BYTES]) -> Option<(usize, usize)> {
     let holding = SLOTS.iter().filter_map(|slot| slot.holds(address).map(|generation| (generation, slot)));
     let (generation, slot) = holding.max_by_key(|(generation, _)| *generation)?;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn address_is_found_in_the_region_registered_last() {
-        // Addresses that no other test has: nothing is mapped there.
+        // No other test uses these addresses, because nothing is mapped there.
         let range = HostRange { address: 0x1000, len: 0x3000 };
         let whole = register(range, origin("whole"));
         let part = register(HostRange { address: 0x2000, len: 0x1000 }, origin("part"));

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! SIGBUS: the kernel's word that a page of a mapping is lost.
+//! SIGBUS: the kernel's signal that a page of a mapping is lost.
 //!
-//! Guest memory is accessed by copies all over the devices, and none of them can fail. So a thread that touches a lost page of guest memory
-//! never returns from the handler: it would go on with bytes that the guest never wrote. The handler leaves a note, and the process ends
-//! with its reason (`is_stuck`).
+//! Devices access guest memory by copies in many places, and these copies cannot return an error. So a thread that touches a lost page of
+//! guest memory never returns from the handler: it would continue with bytes that the guest never wrote. The handler leaves a note, and the
+//! process ends with its reason (`is_stuck`).
 //!
-//! Two kinds of SIGBUS interrupt no access of the thread itself, and the handler returns:
+//! In two cases SIGBUS interrupts no access of the thread itself, and the handler returns:
 //!
 //! - a memory error in a page that no thread has read yet (`BUS_MCEERR_AO`)
-//! - a memory error that the kernel met in a system call of the thread, such as `KVM_RUN`
+//! - a memory error that the kernel found during a system call of the thread, such as `KVM_RUN`
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -26,29 +26,29 @@ use super::regions::{TEXT_BYTES, find_in_signal};
 use super::wake;
 use crate::crash::write_report;
 
-/// Codes of the signal (`asm-generic/siginfo.h`): no such page, and memory errors whose handling is required, or optional.
+/// Codes of the signal (`asm-generic/siginfo.h`): no such page, and memory errors that must be handled, or may be handled.
 const BUS_ADRERR: c_int = 2;
 const BUS_MCEERR_AR: c_int = 4;
 const BUS_MCEERR_AO: c_int = 5;
 
-/// `syscall`, the instruction.
+/// Machine code of the `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// Action for the signal before [`watch`].
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
 
-/// Takes SIGBUS for guest memory from now on. Each note is followed by signal `signal_to_wake` to the thread that leaves it. Other causes of SIGBUS
-/// are left to what was registered before.
+/// Handles SIGBUS for guest memory from now on. After each note, the thread that leaves it gets the signal `signal_to_wake`. Other causes
+/// of SIGBUS are left to the action that was registered before.
 ///
 /// # Errors
-/// It was called before, or the kernel takes no handler.
+/// It was called before, or the kernel rejects the handler.
 pub fn watch(signal_to_wake: i32) -> io::Result<()> {
     let mut before = MaybeUninit::<sigaction>::zeroed();
-    // SAFETY: No new action is given; the old one is written to where there is room for it.
+    // SAFETY: No new action is given. The old action is written to `before`, which has room for it.
     if unsafe { sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: It was written above.
+    // SAFETY: The call above wrote it.
     let before = unsafe { before.assume_init() };
     BEFORE.set(before).map_err(|_| io::Error::other("SIGBUS is watched already"))?;
     wake::set_signal(signal_to_wake);
@@ -56,7 +56,7 @@ pub fn watch(signal_to_wake: i32) -> io::Result<()> {
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = on_sigbus as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: The handler has the form that SA_SIGINFO asks for, and does only what one may.
+    // SAFETY: The handler has the signature that SA_SIGINFO requires, and does only what a signal handler may do.
     if unsafe { sigaction(libc::SIGBUS, &action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -64,13 +64,13 @@ pub fn watch(signal_to_wake: i32) -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: The C library has one for each thread, which lives as long as the thread.
+    // SAFETY: The C library has an errno for each thread, which lives as long as the thread.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: As above.
     let kept = unsafe { *errno };
-    // SAFETY: The kernel hands it to a handler that was registered with SA_SIGINFO; it lasts until that returns.
+    // SAFETY: The kernel passes the pointer to a handler registered with SA_SIGINFO. It is valid until the handler returns.
     let info = unsafe { &*info };
-    // SAFETY: The field is there for SIGBUS. In a signal that was sent it is some number, and is not used.
+    // SAFETY: The field exists for SIGBUS. If a process sent the signal, it holds an arbitrary number, which is not used.
     let address = unsafe { info.si_addr() }.addr();
     let cause = match info.si_code {
         BUS_ADRERR => Some(Cause::Missing),
@@ -102,7 +102,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
                 );
                 notes::leave(address, cause, true);
                 loop {
-                    // Signals end it early.
+                    // Signals end the sleep early.
                     thread::sleep(Duration::from_secs(3600));
                 }
             }
@@ -116,38 +116,39 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 /// True if the thread was about to return from a system call.
 fn is_behind_syscall(instruction: u64) -> bool {
     let Ok(end) = usize::try_from(instruction) else { return false };
-    // Code begins at the start of a page, and what lies before that may be no code.
+    // Code begins at the start of a page. The bytes before that page may be no code.
     if end & 4095 < SYSCALL.len() {
         return false;
     }
     let code: *const [u8; 2] = ptr::with_exposed_provenance(end - SYSCALL.len());
-    // SAFETY: The processor was about to execute the byte at `end`, and this page of code is its page. On x86, code can be read.
+    // SAFETY: The processor was about to execute the byte at `end`. The bytes before it are in the same page of code. On x86, code is
+    // readable.
     unsafe { code.read() == SYSCALL }
 }
 
-/// Does what would have been done without this handler.
+/// Performs the action that the signal would have had without this handler.
 fn pass_on(signal: c_int, code: c_int) {
     if let Some(before) = BEFORE.get() {
-        // SAFETY: It is what the kernel had told.
+        // SAFETY: The action is the one that the kernel returned before.
         unsafe { sigaction(signal, before, ptr::null_mut()) };
     }
-    // A fault comes again when the handler returns. A signal that was sent, or an early report of a memory error, does not.
+    // A fault repeats when the handler returns. A sent signal, or an early report of a memory error, does not repeat.
     if code <= 0 || code == BUS_MCEERR_AO {
         wake::raise(signal);
     }
 }
 
-/// Sends this thread SIGBUS with a code that otherwise the kernel sends.
+/// Sends SIGBUS to this thread, with a code that normally only the kernel sends.
 #[cfg(test)]
 pub(super) fn send_to_self(code: c_int, address: usize) {
     // SAFETY: Zeros are valid information about a signal.
     let mut info: siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     (info.si_signo, info.si_code) = (libc::SIGBUS, code);
     let at = ptr::from_mut(&mut info).cast::<usize>().wrapping_add(2);
-    // SAFETY: The address stands there for this signal, behind three numbers and padding, within the 128 bytes of the information.
+    // SAFETY: For this signal the address is there, after three numbers and padding, within the 128 bytes of the information.
     unsafe { at.write(address) };
-    let process = libc::pid_t::try_from(std::process::id()).expect("it was one");
-    // SAFETY: It takes nothing.
+    let process = libc::pid_t::try_from(std::process::id()).expect("a process ID is a pid_t");
+    // SAFETY: The call takes no arguments.
     let thread = unsafe { libc::gettid() };
     // SAFETY: The information outlives the call, which only reads it.
     let sent = unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, libc::SIGBUS, &info) };

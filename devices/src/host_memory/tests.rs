@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Real pages that are lost. The handler of SIGBUS is the test process' own, and threads that it stops stay until the process ends.
+//! Tests with real lost pages. The SIGBUS handler belongs to the whole test process, and threads that it stops stay until the
+//! process ends.
 
 use std::fs::File;
 use std::sync::{Arc, Once};
@@ -16,7 +17,7 @@ use crate::sync::lock;
 
 const PAGE: usize = 4096;
 
-/// Notes are those of the process: one test at a time.
+/// Notes belong to the whole process, so only one test may run at a time.
 static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn watch_once() {
@@ -24,7 +25,7 @@ fn watch_once() {
     WATCHED.call_once(|| watch(libc::SIGWINCH).unwrap());
 }
 
-/// A file that is mapped, and registered.
+/// Mapped and registered file.
 struct Mapped {
     _name: Registration,
     file: Arc<File>,
@@ -75,7 +76,7 @@ fn thread_that_touches_a_lost_page_stops_and_leaves_a_note() {
     let expected =
         "the host cannot supply guest memory: zone 'touched', file /x, offset 0x1008 (guest-physical 0x101008); ";
     assert!(reason.starts_with(expected) && is_stuck, "{reason}");
-    assert!(!thread.is_finished(), "it has nothing to go on with");
+    assert!(!thread.is_finished(), "the thread must not continue");
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn memory_error_in_system_call_is_noted_and_thread_continues() {
     let _one = lock(&ONE);
     watch_once();
     let mapped = Mapped::of_file("zone 'poisoned', file /x");
-    // Required, as KVM sends it to a vCPU's thread, and optional.
+    // Codes: required, as KVM sends it to a vCPU's thread, and optional.
     for code in [4, 5] {
         sigbus::send_to_self(code, mapped.address() + PAGE);
         let expected =
@@ -94,7 +95,7 @@ fn memory_error_in_system_call_is_noted_and_thread_continues() {
 }
 
 #[test]
-fn note_about_memory_that_is_gone_is_dropped() {
+fn note_about_unmapped_memory_is_dropped() {
     let _one = lock(&ONE);
     watch_once();
     let mapped = Mapped::of_file("gone");
@@ -111,10 +112,10 @@ fn failed_system_call_is_reported_if_its_memory_is_lost() {
     let range = || std::iter::once(HostRange { address: mapped.address() + PAGE - 1, len: 2 });
     report_io(libc::EFAULT, range(), true);
     report_io(libc::EIO, range(), true);
-    assert_eq!(take_notes().next(), None, "the pages are there");
+    assert_eq!(take_notes().next(), None, "the pages exist");
     mapped.file.set_len(PAGE as u64).unwrap();
     report_io(libc::EIO, range(), true);
-    assert_eq!(take_notes().next(), None, "the image failed, not memory");
+    assert_eq!(take_notes().next(), None, "the image failed, not the memory");
     report_io(libc::EFAULT, range(), true);
     let Note { reason, is_stuck } = wait_for_note();
     assert!(reason.contains("zone 'io', file /x, offset 0x1000 ") && !is_stuck, "{reason}");
@@ -135,7 +136,7 @@ fn loss_without_an_address_names_regions_that_lack_a_page() {
 }
 
 #[test]
-fn huge_page_that_is_missing_is_named() {
+fn missing_huge_page_is_named() {
     const HUGE: usize = 2 << 20;
     let file = match memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC) {
         Ok(file) => File::from(file),
@@ -147,7 +148,7 @@ fn huge_page_that_is_missing_is_named() {
     }
     let reason = missing_memory().unwrap();
     assert!(reason.contains("zone 'huge', reserved huge pages; no huge page is free"), "{reason}");
-    // As after KVM has reported an access to it.
+    // KVM reports an access to the page in this way.
     let loss = Loss { address: Some(mapped.address() + 16), gpa: None, cause: Cause::Missing };
     assert!(
         loss.explain().contains("zone 'huge', reserved huge pages, offset 0x10 (guest-physical 0x100010); no huge")

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::c_int;
 
-/// Signal that wakes it; 0 before there is such a thread.
+/// Signal that wakes the thread, or 0 before the thread exists.
 static WAKE: AtomicI32 = AtomicI32::new(0);
 
 pub(super) fn set_signal(signal: c_int) {
     WAKE.store(signal, Ordering::Relaxed);
 }
 
-/// Sends the signal to this thread: its handler in turn wakes the one that waits for signals.
+/// Sends the signal to this thread. Its handler then wakes the thread that waits for signals.
 pub(super) fn wake() {
     match WAKE.load(Ordering::Relaxed) {
         0 => {}
@@ -23,6 +23,6 @@ pub(super) fn wake() {
 
 /// Sends `signal` to this thread.
 pub(super) fn raise(signal: c_int) {
-    // SAFETY: It takes nothing but a number, and may be called in a handler.
+    // SAFETY: The call takes only a number, and is allowed in a signal handler.
     unsafe { libc::raise(signal) };
 }
