@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where a PCI function sits.
+//! Addresses of PCI functions.
 
 use std::fmt;
 
-/// Segment, bus, device and function of a PCI function, written `ssss:bb:dd.f`.
+/// Address of a PCI function: segment, bus, device and function, written `ssss:bb:dd.f`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
     /// Segment group.
@@ -18,27 +18,29 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Function 0 of `device` (0 to 31) on bus 0 of segment 0.
+    /// Returns function 0 of `device` (0 to 31) on bus 0 of segment 0.
     pub const fn on_root_bus(device: u8) -> Self {
         Self::on_segment(0, device)
     }
 
-    /// Function 0 of `device` (0 to 31) on bus 0 of `segment`. All of Carom's devices sit at such places.
+    /// Returns function 0 of `device` (0 to 31) on bus 0 of `segment`. All of Carom's devices have such
+    /// addresses.
     pub const fn on_segment(segment: u16, device: u8) -> Self {
         Self { segment, bus: 0, device, function: 0 }
     }
 
-    /// Bus, device and function as the requester ID that DMA carries.
+    /// Returns bus, device and function as the requester ID that DMA carries.
     pub fn requester_id(self) -> u16 {
         (u16::from(self.bus) << 8) | (u16::from(self.device & 0x1f) << 3) | u16::from(self.function & 7)
     }
 
-    /// The number by which virtio-iommu and the ACPI VIOT name the function: segment and requester ID.
+    /// Returns the number that virtio-iommu and the ACPI VIOT use for the function: segment and requester
+    /// ID.
     pub fn endpoint_id(self) -> u32 {
         (u32::from(self.segment) << 16) | u32::from(self.requester_id())
     }
 
-    /// The function that [`endpoint_id`](Self::endpoint_id) names so.
+    /// Returns the function with this [`endpoint_id`](Self::endpoint_id).
     pub fn of_endpoint(id: u32) -> Self {
         let [function, bus, low, high] = id.to_le_bytes();
         Self { segment: u16::from_le_bytes([low, high]), bus, device: function >> 3, function: function & 7 }
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoint_id_leads_back_to_its_function() {
+    fn endpoint_id_converts_back_to_its_address() {
         let address = PciAddress { segment: 1, bus: 2, device: 31, function: 7 };
         assert_eq!(PciAddress::of_endpoint(address.endpoint_id()), address);
     }

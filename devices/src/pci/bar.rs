@@ -2,25 +2,25 @@
 
 //! Base address registers.
 
-/// What a base address register claims.
+/// Kind of addresses that a base address register claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
     /// I/O ports.
     Io,
     /// Memory below 4 GiB.
     Memory32 {
-        /// Reads have no side effect.
+        /// True if reads have no side effect.
         prefetchable: bool,
     },
-    /// Memory anywhere; the register takes two places.
+    /// Memory anywhere. The register takes two of the six places.
     Memory64 {
-        /// Reads have no side effect.
+        /// True if reads have no side effect.
         prefetchable: bool,
     },
 }
 
 impl BarKind {
-    /// The read-only low bits of the register (PCI Local Bus 3.0, section 6.2.5.1).
+    /// Returns the read-only low bits of the register (PCI Local Bus 3.0, section 6.2.5.1).
     pub fn flags(self) -> u32 {
         match self {
             Self::Io => 1,
@@ -29,19 +29,19 @@ impl BarKind {
         }
     }
 
-    /// Whether the register takes two places.
+    /// True if the register takes two of the six places.
     pub fn is_64bit(self) -> bool {
         matches!(self, Self::Memory64 { .. })
     }
 }
 
-/// A base address register: which, of what kind, how large.
+/// Base address register: its number, kind and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bar {
     /// Register number, 0 to 5.
     pub index: u8,
-    /// What it claims.
+    /// Kind of addresses that it claims.
     pub kind: BarKind,
-    /// Size in bytes, a power of two; at least 16 for memory, 4 for I/O.
+    /// Size in bytes, a power of two, at least 16 for memory and 4 for I/O.
     pub size: u64,
 }

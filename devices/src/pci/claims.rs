@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where BARs lie: what the VMM assigns and what the guest moves them to.
+//! Addresses of BARs: those that the VMM assigns, and those that the guest moves BARs to.
 //!
-//! A BAR keeps its place in the guest's address space while its decoding is off, so that the sizing dance of an
-//! operating system (decoding off, ones written and read, address restored, decoding on) costs nothing. It loses the
-//! place only when it comes to be decoded elsewhere, or when another BAR comes to be decoded there. One that the guest moves to where it
-//! cannot lie stays where it was until it can, or until its place is wanted.
+//! A BAR keeps its place in the guest's address space while its decoding is off. So the sizing sequence of an operating system costs
+//! nothing (decoding off, ones written and read, address restored, decoding on). A BAR loses its place only when it is decoded
+//! elsewhere, or when another BAR is decoded there.
+//!
+//! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed, and leaves
+//! once another BAR needs the old place.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,7 @@ use super::{Bar, BarKind, PciDevice, PciError};
 use crate::platform::{AddressSpace, BusDevice, Space};
 use crate::state::StateError;
 
-/// Where BARs may lie. The guest may move them within these windows, hence nothing else may lie in them.
+/// Addresses that BARs may have. The guest may move BARs within these windows, so nothing else may be in them.
 #[derive(Clone, Debug)]
 pub struct BarWindows {
     /// I/O ports.
@@ -41,7 +43,7 @@ impl BarWindows {
     }
 }
 
-/// Forwards accesses in one BAR to its function, while the function decodes them.
+/// Forwards accesses of one BAR to its function while the function decodes them.
 struct BarAccess {
     device: Arc<dyn PciDevice>,
     bar: Bar,
@@ -74,14 +76,14 @@ impl BusDevice for BarAccess {
 struct Claim {
     /// Device number of the function on the root bus of the segment.
     owner: u8,
-    /// Where the VMM put it.
+    /// Address that the VMM assigned.
     home: u64,
-    /// Where it is claimed in the guest's address space.
+    /// Address that it claims in the guest's address space.
     place: Option<u64>,
     access: Arc<BarAccess>,
-    /// Where the function says that it lies, and cannot: outside the windows, or where another BAR is.
+    /// Address that its function requests but that it cannot have: outside the windows, or where another BAR is.
     refused: Option<u64>,
-    /// A forbidden move was logged: the guest shall not fill the log.
+    /// True if a forbidden move was logged. Further moves are not logged, so that the guest cannot fill the log.
     complained: bool,
 }
 
@@ -102,29 +104,31 @@ impl Claim {
         self.access.decoded.store(decoded, Ordering::Release);
     }
 
-    /// Whether it answers where its function says that it lies.
+    /// True if it is decoded at the address that its function requests.
     fn belongs_there(&self) -> bool {
         self.is_decoded() && self.refused.is_none()
     }
 
     fn lies_in(&self, space: Space, base: u64, size: u64) -> bool {
-        // Sizes are powers of two and places aligned to them, so nothing here can wrap.
+        // Sizes are powers of two and addresses are aligned to them, so nothing here can wrap.
         self.space() == space
             && self.place.is_some_and(|place| place <= base + (size - 1) && base <= place + (self.bar().size - 1))
     }
 
-    /// Tells the function where the guest sees its BAR. A failure costs speed at most: the BAR's accesses exit.
+    /// Tells the function the guest address of its BAR. A failure only costs speed, because accesses to the BAR then exit.
     fn announce(&self, address: u64) {
         let (id, index) = (self.access.device.id(), self.bar().index);
         if let Err(error) = self.access.device.bar_moved(index, address) {
-            warn!("{id}: BAR {index} at {address:#x} is not shown to the guest directly: {error}");
+            warn!(
+                "{id}: BAR {index} at {address:#x} cannot be mapped into the guest, so accesses to it are slow: {error}"
+            );
         }
     }
 }
 
-/// The BARs of all functions on the root bus.
+/// BARs of all functions on a root bus.
 pub(super) struct Claims {
-    /// Weak, since the address space leads back here by way of configuration space.
+    /// A weak reference, because the address space refers back to this through the configuration space.
     space: Weak<dyn AddressSpace>,
     windows: BarWindows,
     io: AddressAllocator,
@@ -147,10 +151,10 @@ impl Claims {
         Ok(Self { space: Arc::downgrade(space), windows, io, mem32, mem64, list: Vec::new() })
     }
 
-    /// Finds a place for each BAR of `device` and assigns it; all or none.
+    /// Allocates and assigns an address for each BAR of `device`. On failure none is assigned.
     pub(super) fn assign(&mut self, owner: u8, device: &Arc<dyn PciDevice>) -> Result<(), PciError> {
         let mut bars = device.bars();
-        // Largest first: naturally aligned BARs then leave no gaps.
+        // Allocate the largest first, so that naturally aligned BARs leave no gaps.
         bars.sort_by_key(|bar| std::cmp::Reverse(bar.size));
         for bar in bars {
             let Some(home) = self.allocate(&bar) else {
@@ -182,7 +186,7 @@ impl Claims {
         }
     }
 
-    /// Takes the BARs of `owner` out of the guest's view and gives their places back.
+    /// Removes the BARs of `owner` from the guest's view and frees their addresses.
     pub(super) fn release(&mut self, owner: u8) {
         let (going, staying) = std::mem::take(&mut self.list).into_iter().partition(|claim| claim.owner == owner);
         self.list = staying;
@@ -192,7 +196,10 @@ impl Claims {
             if let Some(place) = claim.place {
                 let (device, bar) = (&claim.access.device, claim.bar().index);
                 if let Err(error) = device.bar_released(bar) {
-                    error!("{}: BAR {bar} stays in the guest's view until the device is closed: {error}", device.id());
+                    error!(
+                        "{}: cannot remove BAR {bar} from the guest's view until the device is closed: {error}",
+                        device.id()
+                    );
                 }
                 if let Some(map) = self.space.upgrade() {
                     map.remove(claim.space(), place);
@@ -213,14 +220,14 @@ impl Claims {
         debug_assert!(freed.is_ok(), "it was allocated as one range");
     }
 
-    /// Puts the BARs of `owner` back where the VMM assigned them.
+    /// Moves the BARs of `owner` back to the addresses that the VMM assigned.
     pub(super) fn send_home(&self, owner: u8) {
         for claim in self.list.iter().filter(|claim| claim.owner == owner) {
             claim.access.device.assign_bar(claim.bar().index, claim.home);
         }
     }
 
-    /// Brings the claims of `owner` in step with what its function decodes, and has BARs that others kept from their places have them.
+    /// Updates the claims of `owner` to what its function decodes. Then moves other BARs whose requested addresses are free now.
     pub(super) fn follow(&mut self, owner: u8) {
         for index in 0..self.list.len() {
             let claim = &mut self.list[index];
@@ -245,7 +252,7 @@ impl Claims {
         self.settle();
     }
 
-    /// Moves BARs whose moves were refused to where they can lie by now. Each one that moves may make room for another.
+    /// Moves BARs whose moves were refused, if their addresses are allowed now. Each move may free the address for another BAR.
     fn settle(&mut self) {
         let moves = |claims: &mut Self, index: usize| {
             claims.list[index].refused.is_some_and(|address| claims.try_relocate(index, address).is_ok())
@@ -253,23 +260,24 @@ impl Claims {
         while (0..self.list.len()).any(|index| moves(self, index)) {}
     }
 
-    /// Whether the BARs of `owner` that are decoded lie where its function says: a guest's forbidden move leaves them apart.
+    /// Checks that the decoded BARs of `owner` have the addresses that its function requests. A forbidden move of the guest makes them
+    /// differ.
     ///
     /// # Errors
-    /// They do not, and could not be restored.
+    /// They differ. Such a state could not be restored.
     pub(super) fn check(&self, owner: u8) -> Result<(), StateError> {
         for claim in self.list.iter().filter(|claim| claim.owner == owner) {
             let bar = claim.bar().index;
             if let Some(address) = claim.access.device.bar_address(bar).filter(|address| claim.place != Some(*address))
             {
-                let rule = format!("the guest has moved it to {address:#x}, where it cannot lie");
+                let rule = format!("the guest has moved it to {address:#x}, where it cannot be");
                 return Err(StateError::rule(format!("BAR {bar}"), rule));
             }
         }
         Ok(())
     }
 
-    /// As [`Self::follow`], for what a saved state says: a place that cannot be claimed is an error.
+    /// Like [`Self::follow`], for a restored function: an address that cannot be claimed is an error.
     pub(super) fn restore(&mut self, owner: u8) -> Result<(), StateError> {
         for index in 0..self.list.len() {
             let claim = &self.list[index];
@@ -279,7 +287,7 @@ impl Claims {
             let bar = claim.bar().index;
             if let Some(address) = claim.access.device.bar_address(bar) {
                 self.try_relocate(index, address).map_err(|why| {
-                    StateError::rule(format!("BAR {bar}"), format!("cannot lie at {address:#x}: {why}"))
+                    StateError::rule(format!("BAR {bar}"), format!("cannot be at {address:#x}: {why}"))
                 })?;
             }
         }
@@ -294,7 +302,7 @@ impl Claims {
             if !claim.complained {
                 claim.complained = true;
                 let (id, bar) = (claim.access.device.id(), claim.bar().index);
-                warn!("{id}: the guest's move of BAR {bar} to {address:#x} is ignored (logged once): {why}");
+                warn!("{id}: ignored the guest's move of BAR {bar} to {address:#x} (logged once): {why}");
             }
         }
     }
@@ -307,7 +315,7 @@ impl Claims {
         let in_the_way = |(at, other): &(usize, &Claim)| *at != index && other.lies_in(space, address, size);
         let others: Vec<usize> = self.list.iter().enumerate().filter(in_the_way).map(|(at, _)| at).collect();
         if let Some(other) = others.iter().map(|at| &self.list[*at]).find(|other| other.belongs_there()) {
-            return Err(format!("BAR {} of {} lies there", other.bar().index, other.access.device.id()));
+            return Err(format!("BAR {} of {} is there", other.bar().index, other.access.device.id()));
         }
         for at in others {
             self.evict(at)?;
@@ -325,11 +333,15 @@ impl Claims {
         Ok(())
     }
 
-    /// Takes its place from a BAR that is not decoded, or that its function says is elsewhere.
+    /// Removes a BAR from its place, because it is not decoded or its function requests another address.
     fn evict(&mut self, index: usize) -> Result<(), String> {
         let claim = &mut self.list[index];
         let (id, bar) = (claim.access.device.id(), claim.bar().index);
-        claim.access.device.bar_released(bar).map_err(|error| format!("BAR {bar} of {id} cannot leave: {error}"))?;
+        claim
+            .access
+            .device
+            .bar_released(bar)
+            .map_err(|error| format!("BAR {bar} of {id} cannot be removed: {error}"))?;
         claim.set_decoded(false);
         let space = claim.space();
         if let (Some(place), Some(map)) = (claim.place.take(), self.space.upgrade()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The configuration space of a function that Carom emulates.
+//! Configuration space of a function that Carom emulates.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use super::regs::{
 use super::{Bar, BarKind};
 use crate::state::StateError;
 
-/// What a function says it is.
+/// Identity of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Vendor ID.
@@ -29,18 +29,18 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// A capability to add: its ID, the bytes behind the two of the header, and which of their bits the guest may write.
+/// Capability to add: its ID, the bytes after the two header bytes, and their bits that the guest may write.
 #[derive(Clone, Copy, Debug)]
 pub struct Capability<'a> {
     /// Capability ID.
     pub id: u8,
     /// Bytes from offset 2 of the capability on.
     pub body: &'a [u8],
-    /// Writable bits of `body`; where it is shorter, the rest is read-only.
+    /// Writable bits of `body`. If it is shorter than `body`, the rest is read-only.
     pub writable: &'a [u8],
 }
 
-/// What a guest has written to a configuration space: the rest follows from what the function is.
+/// Bytes that a guest has written to a configuration space. All other bytes follow from the kind of function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigState {
@@ -48,17 +48,17 @@ pub struct ConfigState {
     pub registers: Vec<WrittenBytes>,
 }
 
-/// Bytes of configuration space that follow each other.
+/// Consecutive bytes of configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenBytes {
-    /// Offset of the first one.
+    /// Offset of the first byte.
     pub offset: u16,
-    /// Their bits that the guest may write; the others are 0.
+    /// Bits that the guest may write. All other bits are 0.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of configuration space with the mask of what the guest may write.
+/// Bytes of configuration space, with a mask of the bits that the guest may write.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: Vec<u8>,
@@ -69,7 +69,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// An endpoint (header type 0) with no BAR and no capability.
+    /// Creates an endpoint (header type 0) with no BAR and no capability.
     pub fn new(identity: Identity) -> Self {
         let mut space = Self {
             bytes: vec![0; CONFIG_SIZE.into()],
@@ -90,24 +90,24 @@ impl ConfigSpace {
         space
     }
 
-    /// Sets bytes regardless of what the guest may write. Bytes beyond the space are dropped.
+    /// Sets bytes, even if the guest may not write them. Bytes beyond the space are dropped.
     pub fn preset(&mut self, offset: u16, data: &[u8]) {
         for (byte, value) in self.bytes.iter_mut().skip(offset.into()).zip(data) {
             *byte = *value;
         }
     }
 
-    /// Lets the guest write the bits of `mask` from `offset` on, besides those it may write already.
+    /// Lets the guest write the bits of `mask` from `offset` on, in addition to those that it may write already.
     pub fn allow(&mut self, offset: u16, mask: &[u8]) {
         for (byte, value) in self.writable.iter_mut().skip(offset.into()).zip(mask) {
             *byte |= *value;
         }
     }
 
-    /// Adds a base address register; its command bit becomes writable.
+    /// Adds a base address register. Its command bit becomes writable.
     ///
     /// # Panics
-    /// If the register is taken, or the size is no power of two or too small: a mistake of the device's code.
+    /// If the register is taken, or the size is too small or not a power of two. Only a bug of the device's code causes this.
     pub fn add_bar(&mut self, bar: Bar) {
         let minimum = if bar.kind == BarKind::Io { 4 } else { 16 };
         let last = bar.index + u8::from(bar.kind.is_64bit());
@@ -124,10 +124,10 @@ impl ConfigSpace {
         self.bars.push(bar);
     }
 
-    /// Adds a capability to the end of the list; returns its offset.
+    /// Adds a capability to the end of the list. Returns its offset.
     ///
     /// # Panics
-    /// If the 192 bytes for capabilities do not suffice: a mistake of the device's code.
+    /// If the 192 bytes for capabilities do not suffice. Only a bug of the device's code causes this.
     pub fn add_capability(&mut self, capability: Capability<'_>) -> u16 {
         let offset = self.next_capability;
         let len = u16::try_from(capability.body.len()).expect("a capability is smaller than 256 bytes") + 2;
@@ -143,14 +143,14 @@ impl ConfigSpace {
         offset
     }
 
-    /// Reads bytes; beyond the space they are left as they are.
+    /// Reads bytes. `data` beyond the space stays unchanged.
     pub fn read(&self, offset: u16, data: &mut [u8]) {
         for (value, byte) in data.iter_mut().zip(self.bytes.iter().skip(offset.into())) {
             *value = *byte;
         }
     }
 
-    /// The guest's write: bits it may not write keep their value.
+    /// Writes bytes as the guest does. Bits that the guest may not write keep their value.
     pub fn write(&mut self, offset: u16, data: &[u8]) {
         let start = usize::from(offset);
         for (at, value) in (start..self.bytes.len()).zip(data) {
@@ -159,21 +159,21 @@ impl ConfigSpace {
         }
     }
 
-    /// A 16-bit register; 0 beyond the space.
+    /// Returns a 16-bit register, or 0 beyond the space.
     pub fn word(&self, offset: u16) -> u16 {
         let mut bytes = [0; 2];
         self.read(offset, &mut bytes);
         u16::from_le_bytes(bytes)
     }
 
-    /// A 32-bit register; 0 beyond the space.
+    /// Returns a 32-bit register, or 0 beyond the space.
     pub fn dword(&self, offset: u16) -> u32 {
         let mut bytes = [0; 4];
         self.read(offset, &mut bytes);
         u32::from_le_bytes(bytes)
     }
 
-    /// The base address registers.
+    /// Returns the base address registers.
     pub fn bars(&self) -> &[Bar] {
         &self.bars
     }
@@ -187,7 +187,8 @@ impl ConfigSpace {
         self.preset(BAR0 + 4 * u16::from(index), &bytes[..len]);
     }
 
-    /// Where BAR `index` is decoded; `None` while decoding of its space is off or there is no such BAR.
+    /// Returns the address where BAR `index` is decoded. Returns `None` if decoding of its address space is off or the BAR
+    /// does not exist.
     pub fn bar_address(&self, index: u8) -> Option<u64> {
         let bar = self.bars.iter().find(|bar| bar.index == index)?;
         let needed = if bar.kind == BarKind::Io { COMMAND_IO } else { COMMAND_MEMORY };
@@ -199,7 +200,7 @@ impl ConfigSpace {
         Some((high | u64::from(self.dword(offset))) & !(bar.size - 1))
     }
 
-    /// What the guest has written.
+    /// Returns the bytes that the guest has written.
     pub fn state(&self) -> ConfigState {
         let written: Vec<(u16, u8)> = (0..CONFIG_SIZE)
             .zip(self.bytes.iter().zip(&self.writable))
@@ -212,29 +213,29 @@ impl ConfigSpace {
         ConfigState { registers: runs.map(run).collect() }
     }
 
-    /// Makes it what the guest had written. What follows of it, such as what is decoded where, is the caller's to bring about.
+    /// Restores the bytes that the guest had written. The caller must apply their effects, such as the decoding of BARs.
     ///
     /// # Errors
-    /// The state is that of a function with other registers. Nothing has changed then.
+    /// The state belongs to a function with other registers. Nothing has changed then.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
         let shape = |state: &ConfigState| -> Vec<(u16, usize)> {
             state.registers.iter().map(|run| (run.offset, run.bytes.len())).collect()
         };
         if shape(state) != shape(&self.state()) {
-            return Err(StateError::rule("registers", "they are not those that the guest may write in this function"));
+            return Err(StateError::rule("registers", "differ from those that the guest may write in this function"));
         }
         let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));
         if let Some((offset, _)) =
             bytes.clone().find(|(offset, byte)| **byte & !self.writable[usize::from(*offset)] != 0)
         {
-            let rule = "it has bits that the guest may not write";
+            let rule = "has bits that the guest may not write";
             return Err(StateError::rule(format!("registers: byte at {offset:#x}"), rule));
         }
         bytes.for_each(|(offset, byte)| self.write(offset, &[*byte]));
         Ok(())
     }
 
-    /// Whether the function may do DMA.
+    /// True if the function may do DMA.
     pub fn is_bus_master(&self) -> bool {
         self.word(COMMAND) & COMMAND_BUS_MASTER != 0
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's ways to configuration space: memory-mapped (ECAM) and the two ports of old.
+//! The guest's ways to access configuration space: memory-mapped (ECAM), and two legacy ports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,27 +11,27 @@ use super::{PciAddress, PciRoot};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// The enhanced configuration access mechanism (PCI Express Base, section 7.2.2): 4 KiB a function. That of bus 0 of each segment
-/// follows on that of the one before.
+/// Enhanced configuration access mechanism (PCI Express Base, section 7.2.2), with 4 KiB for each function. It covers bus 0 of
+/// each segment, in the order of the segments.
 pub struct Ecam {
     root: Arc<PciRoot>,
 }
 
 impl Ecam {
-    /// Bytes of guest-physical memory that one bus takes.
+    /// Size of one bus in guest-physical memory, in bytes.
     pub const SIZE: u64 = 1 << 20;
 
-    /// The mechanism that leads to `root`.
+    /// Creates the mechanism for `root`.
     pub fn new(root: Arc<PciRoot>) -> Self {
         Self { root }
     }
 
-    /// Bytes of guest-physical memory that it takes.
+    /// Returns its size in guest-physical memory, in bytes.
     pub fn size(&self) -> u64 {
         Self::SIZE * u64::from(self.root.segments())
     }
 
-    /// Bus 0 of the segment in bits 20 and up, device in 19 to 15, function in 14 to 12, register below.
+    /// Decodes an offset: segment in bits 20 and up, device in 19 to 15, function in 14 to 12, register below. The bus is 0.
     fn decode(offset: u64) -> Option<(PciAddress, u16)> {
         let segment = u16::try_from(offset / Self::SIZE).ok()?;
         let [register_low, low, high, ..] = offset.to_le_bytes();
@@ -66,9 +66,9 @@ struct ConfigPortsState {
     address: u32,
 }
 
-/// Configuration mechanism #1 (PCI Local Bus 3.0, section 3.2.2.3.2): an address port and a data port, for the first
-/// 256 bytes of configuration space. The second byte of the address port is the reset control register of Intel's chipsets (ICH9
-/// datasheet, section 13.7.5), which firmware resets the machine by.
+/// Configuration mechanism #1 (PCI Local Bus 3.0, section 3.2.2.3.2): an address port and a data port, for the first 256 bytes of
+/// configuration space. The second byte of the address port is the reset control register of Intel's chipsets (ICH9 datasheet,
+/// section 13.7.5). Firmware uses it to reset the machine.
 pub struct ConfigPorts {
     root: Arc<PciRoot>,
     address: AtomicU32,
@@ -78,40 +78,40 @@ pub struct ConfigPorts {
 impl ConfigPorts {
     /// First port.
     pub const BASE: u64 = 0xcf8;
-    /// Ports: four of the address, four of the data.
+    /// Number of ports: four for the address, four for the data.
     pub const SIZE: u64 = 8;
-    /// Bit of the address port that makes the data port lead to configuration space.
+    /// Bit of the address port that connects the data port to configuration space.
     const ENABLE: u32 = 1 << 31;
-    /// The reset control register: what is written to it is one byte.
+    /// Offset of the reset control register. It accepts only writes of one byte.
     const RESET_CONTROL: u64 = 1;
-    /// Of the reset control register: reset now.
+    /// Bit of the reset control register: reset now.
     const RESET_CPU: u8 = 1 << 2;
 
-    /// The ports that lead to `root`. A reset that the guest asks for is handed to `reset`.
+    /// Creates the ports for `root`. `reset` is called when the guest asks for a reset.
     pub fn new(root: Arc<PciRoot>, reset: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { root, address: AtomicU32::new(0), reset }
     }
 
-    /// What the ports are. Called with all vCPUs stopped.
+    /// Returns the state of the ports. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let address = self.address.load(Ordering::Relaxed);
         DeviceState::new(PORTS_STATE.0, PORTS_STATE.1, &ConfigPortsState { address })
     }
 
-    /// Makes them what `state` says. Any address is one that a guest can have written.
+    /// Restores `state`. Every address is valid, because a guest can write any value.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ConfigPortsState { address } = state.payload(PORTS_STATE.0, PORTS_STATE.1)?;
         self.address.store(address, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Bus in bits 23 to 16, device in 15 to 11, function in 10 to 8, register in 7 to 2.
+    /// Decodes an access: bus in bits 23 to 16 of the address port, device in 15 to 11, function in 10 to 8, register in 7 to 2.
     fn decode(&self, offset: u64) -> Option<(PciAddress, u16)> {
         let place = u8::try_from(offset.checked_sub(4)?).ok().filter(|place| *place < 4)?;
         let value = self.address.load(Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl BusDevice for ConfigPorts {
         if let (0, 4) = (offset, data.len()) {
             data.copy_from_slice(&self.address.load(Ordering::Relaxed).to_le_bytes());
         } else if let Some((address, register)) = self.decode(offset) {
-            // An access that runs beyond the data port reaches no register there.
+            // The part of an access beyond the data port reaches no register.
             let within = data.len().min(usize::from(4 - (register & 3)));
             self.root.read_config(address, register, &mut data[..within]);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a function could not be put on the root bus.
+//! Errors of the root bus.
 
 use std::ops::RangeInclusive;
 
@@ -8,30 +8,30 @@ use thiserror::Error;
 
 use super::{Bar, PciAddress};
 
-/// Why the root bus could not be set up or a function not be added to it.
+/// Reason why the root bus cannot be created, or a function cannot be added to it.
 #[derive(Debug, Error)]
 pub enum PciError {
     /// A window for BARs cannot be managed.
     #[error("{what} window {window:#x?} for PCI BARs is empty or wraps")]
     Window {
-        /// Which window.
+        /// Kind of window.
         what: &'static str,
         /// Its addresses.
         window: RangeInclusive<u64>,
     },
-    /// The place is not function 0 of a device on the root bus of a segment.
-    #[error("no function can be put at {0}: a segment that is there has device 0 to 31, function 0, of bus 00")]
+    /// The address is not function 0 of a device on the root bus of an existing segment.
+    #[error("no function can be at {0}: use an existing segment, bus 00, device 0 to 31 and function 0")]
     NoSuchPlace(PciAddress),
-    /// Another function sits there.
-    #[error("PCI address {address} is taken by {by}")]
+    /// Another function has the address.
+    #[error("PCI address {address} is already used by {by}")]
     Occupied {
-        /// The place.
+        /// Address of both functions.
         address: PciAddress,
-        /// Name of the function that sits there.
+        /// Name of the function that has the address.
         by: String,
     },
-    /// A BAR fits in none of the windows that it may lie in.
-    #[error("no room for BAR {} ({:#x} bytes) of {device} in the windows for PCI BARs", bar.index, bar.size)]
+    /// No window for BARs has room for a BAR.
+    #[error("the windows for PCI BARs have no room for BAR {} ({:#x} bytes) of {device}", bar.index, bar.size)]
     NoSpace {
         /// Name of the function.
         device: String,

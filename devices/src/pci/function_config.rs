@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The configuration space of a function that this process emulates, and how a reset restores it.
+//! Configuration space of a function that this process emulates, with its state at power-on for
+//! resets.
 
 use std::sync::Mutex;
 
@@ -11,12 +12,12 @@ use crate::sync::lock;
 /// Configuration space of a function, now and at power-on.
 pub struct FunctionConfig {
     current: Mutex<ConfigSpace>,
-    /// At power-on, with the addresses that the VMM assigned.
+    /// State at power-on, with the addresses that the VMM assigned.
     power_on: Mutex<ConfigSpace>,
 }
 
 impl FunctionConfig {
-    /// Configuration space that is `config` at power-on.
+    /// Creates a configuration space that is `config` at power-on.
     pub fn new(config: ConfigSpace) -> Self {
         Self { current: Mutex::new(config.clone()), power_on: Mutex::new(config) }
     }
@@ -44,7 +45,7 @@ impl FunctionConfig {
         lock(&self.current).write(offset, data);
     }
 
-    /// Puts all back to power-on.
+    /// Resets all registers to power-on.
     pub fn reset(&self) {
         let power_on = lock(&self.power_on).clone();
         *lock(&self.current) = power_on;
@@ -55,7 +56,7 @@ impl FunctionConfig {
         lock(&self.current).state()
     }
 
-    /// Restores registers that a guest has written.
+    /// Restores the registers that the guest has written.
     ///
     /// # Errors
     /// The function has no such registers. Nothing has changed then.

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host bridge of a segment, at `ssss:00:00.0`.
+//! Host bridge of a segment, at `ssss:00:00.0`.
 
 use std::io;
 
 use super::{ConfigSpace, FunctionConfig, Identity, PciDevice};
 use crate::state::{DeviceState, StateError};
 
-/// What a host bridge says that it is: firmware knows the machine by it.
+/// Identity of a host bridge. Firmware recognises the machine by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostBridgeKind {
-    /// A generic PCI Express host bridge, as the Linux PCI ID list has it.
+    /// Generic PCI Express host bridge of the Linux PCI ID list.
     #[default]
     Generic,
-    /// Cloud Hypervisor's, by which EDK2's build for it knows its machine (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
+    /// Cloud Hypervisor's host bridge. EDK2's build for Cloud Hypervisor recognises its machine by it
+    /// (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
     CloudHypervisor,
 }
 
 impl HostBridgeKind {
-    /// Vendor and device ID.
+    /// Returns vendor and device ID.
     const fn identity(self) -> (u16, u16) {
         match self {
             Self::Generic => (0x1b36, 0x0008),
@@ -33,7 +34,7 @@ const CLASS: u32 = 0x06_0000;
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("host-bridge", 1);
 
-/// A host bridge with no register of its own beyond the standard header.
+/// Host bridge without registers beyond the standard header.
 pub(super) struct HostBridge {
     id: String,
     config: FunctionConfig,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hot plug on the root buses: the registers by which the guest's ACPI methods learn which devices came or are to go, and
-//! by which they let go of them.
+//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed,
+//! and write them to release devices.
 //!
 //! | offset | register | access |
 //! | --- | --- | --- |
-//! | 0 | devices that came since the last read, which clears it | read |
-//! | 4 | devices that are to go, since the last read, which clears it | read |
-//! | 8 | devices that the guest has let go of | write |
+//! | 0 | devices added since the last read, which clears it | read |
+//! | 4 | devices that must be removed, set since the last read, which clears it | read |
+//! | 8 | devices that the guest has released | write |
 //!
-//! Each has 32 bits, bit n for device n of the bus, and takes accesses of its own width only. Each segment has its own, a
-//! [`HotplugBank`]. The interrupt line is that of all: it is up while one of the first two of any has a bit set, so that a guest
-//! that does not listen yet will find it so.
+//! Each register has 32 bits, bit n for device n of the bus, and accepts only 32-bit accesses. Each segment has its own registers, a
+//! [`HotplugBank`]. All segments share one interrupt line. It is active while the first or second register of any segment has a bit
+//! set. A guest that does not handle the interrupt yet will find it active later.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,49 +23,49 @@ use crate::platform::{BusDevice, InterruptLine};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
-/// Offset of the devices that came.
+/// Offset of the register of added devices.
 const CAME: u64 = 0;
-/// Offset of the devices that are to go.
+/// Offset of the register of devices that must be removed.
 const TO_GO: u64 = 4;
-/// Offset of the devices that the guest has let go of.
+/// Offset of the register of devices that the guest has released.
 const EJECT: u64 = 8;
 
 /// Kind and version of the saved state.
 const STATE: (&str, u32) = ("pci-hotplug", 1);
 
-/// Saved state: the guest has yet to learn of these devices.
+/// Saved state: devices that the guest must still be told about.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HotplugState {
-    /// Bit n: device n of segment 0 came.
+    /// Bit n: device n of segment 0 was added.
     came: u32,
-    /// The same of the segments behind it.
+    /// The same for the other segments, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     came_on_others: Vec<u32>,
 }
 
-/// The registers of a segment.
+/// Registers of a segment.
 #[derive(Clone, Default)]
 struct State {
     came: u32,
     to_go: u32,
-    /// Devices that are to go and that the guest has not let go of yet.
+    /// Devices that must be removed and that the guest has not released yet.
     leaving: u32,
-    /// Devices that have left the bus and that [`HotplugRegisters::take_gone`] has not told of yet.
+    /// Devices that have left the bus and that [`HotplugRegisters::take_gone`] has not returned yet.
     gone: u32,
 }
 
-/// The registers of all segments.
+/// Registers of all segments.
 pub struct HotplugRegisters {
-    /// Those of each segment. Locked before what the bus locks, which calls nobody who comes here.
+    /// Registers of each segment. Locked before the locks of the bus. The bus never calls back into this type.
     states: Mutex<Vec<State>>,
     root: Arc<PciRoot>,
     line: Box<dyn InterruptLine>,
-    /// Called, on a vCPU's thread, when a device has left the bus.
+    /// Called on a vCPU's thread after a device has left the bus.
     left: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The bit of a device; none of a number that there is not.
+/// Returns the bit of a device, or 0 if the number is too large.
 fn bit(device: u8) -> u32 {
     1u32.checked_shl(device.into()).unwrap_or(0)
 }
@@ -75,17 +75,17 @@ fn devices(mask: u32) -> impl Iterator<Item = u8> {
 }
 
 impl HotplugRegisters {
-    /// Bytes of the registers of a segment.
+    /// Size of the registers of a segment, in bytes.
     pub const LEN: u64 = 12;
 
-    /// Registers for the devices of `root`. `left` is called on a vCPU's thread when the guest has let go of a device,
-    /// which is off the bus by then.
+    /// Creates registers for the devices of `root`. `left` is called on a vCPU's thread when the guest has released a device. The
+    /// device is off the bus by then.
     pub fn new(root: Arc<PciRoot>, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let states = Mutex::new(vec![State::default(); root.segments().into()]);
         Self { states, root, line, left }
     }
 
-    /// Tells the guest that the device at `address` has come to its bus.
+    /// Tells the guest that the device at `address` was added to its bus.
     pub fn announce(&self, address: PciAddress) {
         let mut states = lock(&self.states);
         if let Some(state) = states.get_mut(usize::from(address.segment)) {
@@ -94,10 +94,11 @@ impl HotplugRegisters {
         }
     }
 
-    /// Asks the guest to let go of the device at `address`; again, if it was asked before. Nothing is asked where there is none: the
-    /// guest may have let go of it and the caller not have heard of that, and the next device there is one that nobody asked for.
+    /// Asks the guest to release the device at `address`, again if it was asked before.
+    /// Does nothing if no device is there. The guest may have released it before the caller knew, and the request must not apply to
+    /// the next device at this address.
     pub fn request(&self, address: PciAddress) {
-        // Held while a device leaves, too, so that this one does not do so in between.
+        // The lock is also held while a device leaves, so it cannot leave in between.
         let mut states = lock(&self.states);
         if !self.root.devices().iter().any(|(at, _)| *at == address) {
             return;
@@ -109,7 +110,7 @@ impl HotplugRegisters {
         }
     }
 
-    /// Where the devices were that have left their bus since the last call.
+    /// Returns the addresses of the devices that have left their bus since the last call.
     pub fn take_gone(&self) -> Vec<PciAddress> {
         let of_segment = |(segment, state): (u16, &mut State)| {
             devices(std::mem::take(&mut state.gone)).map(move |device| PciAddress::on_segment(segment, device))
@@ -117,8 +118,8 @@ impl HotplugRegisters {
         (0..).zip(lock(&self.states).iter_mut()).flat_map(of_segment).collect()
     }
 
-    /// Registers as at power-on. No guest holds what is to go any more, so it leaves the bus. To be called with all
-    /// vCPUs stopped.
+    /// Resets the registers to power-on. No guest holds the devices that must be removed any more, so they leave the bus. Call it
+    /// with all vCPUs stopped.
     pub fn reset(&self) {
         let mut states = lock(&self.states);
         for (segment, state) in (0..).zip(states.iter_mut()) {
@@ -128,15 +129,15 @@ impl HotplugRegisters {
         self.drive(&states);
     }
 
-    /// What the registers are. Called with all vCPUs stopped.
+    /// Returns the state of the registers. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// A device is on its way out: what the guest still has of it the restored VM would not have.
+    /// A device is being removed. The guest still uses it, but the restored VM would not have it.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let states = lock(&self.states);
         if states.iter().any(|state| state.leaving | state.gone != 0) {
             return Err(StateError::Unsupported(
-                "a device is about to leave; save it once the guest has let go of that",
+                "a device is being removed; save the VM after the guest has released it",
             ));
         }
         let mut came = states.iter().map(|state| state.came);
@@ -144,17 +145,17 @@ impl HotplugRegisters {
         DeviceState::new(STATE.0, STATE.1, &came)
     }
 
-    /// Makes registers that were just made or reset what `state` says, and the interrupt line with them: the interrupt
-    /// controllers must be restored by then, and all devices be on the bus.
+    /// Restores `state` into registers that were just created or reset, and sets the interrupt line. The interrupt controllers must
+    /// be restored before, and all devices must be on the bus.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let HotplugState { came, came_on_others } = saved.payload(STATE.0, STATE.1)?;
         let came: Vec<u32> = [came].into_iter().chain(came_on_others).collect();
         let mut states = lock(&self.states);
         if came.len() != states.len() {
-            let rule = format!("is of {} segments, not {}", came.len(), states.len());
+            let rule = format!("has {} segments instead of {}", came.len(), states.len());
             return Err(StateError::rule("came", rule));
         }
         let there = self.root.devices();
@@ -171,11 +172,11 @@ impl HotplugRegisters {
         Ok(())
     }
 
-    /// Takes devices off their bus.
+    /// Removes devices from their bus.
     fn remove(&self, segment: u16, state: &mut State, mask: u32) {
         for device in devices(mask) {
             if let Some(function) = self.root.remove(PciAddress::on_segment(segment, device)) {
-                info!("{}: off the bus", function.id());
+                info!("{}: removed from the bus", function.id());
             }
         }
         state.came &= !mask;
@@ -187,20 +188,20 @@ impl HotplugRegisters {
     fn drive(&self, states: &[State]) {
         let active = states.iter().any(|state| state.came | state.to_go != 0);
         if let Err(error) = self.line.set(active) {
-            // Not a warning, which a guest could bring about as often as it likes.
-            debug!("hot plug: setting the interrupt line: {error}");
+            // Not a warning, because a guest could cause it as often as it likes.
+            debug!("hotplug: cannot set the interrupt line: {error}");
         }
     }
 }
 
-/// The registers of one segment, for the guest.
+/// Registers of one segment, for the guest.
 pub struct HotplugBank {
     registers: Arc<HotplugRegisters>,
     segment: u16,
 }
 
 impl HotplugBank {
-    /// Those of `segment`.
+    /// Creates the registers of `segment`.
     pub fn new(registers: Arc<HotplugRegisters>, segment: u16) -> Self {
         Self { registers, segment }
     }
@@ -221,7 +222,7 @@ impl BusDevice for HotplugBank {
         self.registers.drive(&states);
     }
 
-    /// Devices that nobody asked for stay: the guest has no say in what the VM is made of.
+    /// Releases devices. Devices whose removal was not requested stay: the guest cannot change the VM's configuration.
     fn write(&self, offset: u64, data: &[u8]) {
         let (EJECT, Ok(data)) = (offset, <[u8; 4]>::try_from(data)) else { return };
         let mut states = lock(&self.registers.states);
@@ -279,7 +280,7 @@ mod tests {
             self.registers.request(PciAddress::on_root_bus(device));
         }
 
-        /// The devices of segment 0 that have left.
+        /// Returns the devices of segment 0 that have left.
         fn gone(&self) -> Vec<u8> {
             self.registers.take_gone().iter().map(|address| address.device).collect()
         }
@@ -302,7 +303,7 @@ mod tests {
             self.line.is_up()
         }
 
-        /// Devices on the bus beside the host bridge.
+        /// Returns the devices on the bus except the host bridge.
         fn on_bus(&self) -> Vec<u8> {
             self.root.devices().iter().map(|(address, _)| address.device).filter(|device| *device != 0).collect()
         }
@@ -316,15 +317,15 @@ mod tests {
         rig.request(2);
         assert!(rig.is_up());
         assert_eq!(rig.read(CAME), (1 << 2) | (1 << 31));
-        assert!(rig.is_up(), "a device is to go");
+        assert!(rig.is_up(), "a device must be removed");
         assert_eq!(rig.read(TO_GO), 1 << 2);
         assert!(!rig.is_up());
         assert_eq!((rig.read(CAME), rig.read(TO_GO), rig.read(EJECT)), (0, 0, 0));
-        assert_eq!(rig.on_bus(), [2, 31], "asked for, not gone");
+        assert_eq!(rig.on_bus(), [2, 31], "requested, but not released");
     }
 
     #[test]
-    fn device_goes_when_the_guest_lets_go_of_it_and_no_other() {
+    fn only_a_device_that_the_guest_releases_leaves() {
         let rig = rig();
         rig.plug(2);
         rig.plug(3);
@@ -334,14 +335,14 @@ mod tests {
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
         rig.eject(u32::MAX);
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
-        // Its place is free for another, which nobody has asked for.
+        // Another device can take its address. No one asked for its removal.
         rig.plug(3);
         rig.eject(1 << 3);
         assert_eq!(rig.on_bus(), [2, 3]);
     }
 
     #[test]
-    fn request_is_repeated_until_it_is_followed() {
+    fn removal_request_is_repeated_until_the_guest_releases() {
         let rig = rig();
         rig.plug(4);
         for _ in 0..3 {
@@ -354,7 +355,7 @@ mod tests {
         assert!(!rig.is_up());
     }
 
-    /// The guest let go of a device, and whoever asks for that once more has not heard of it yet.
+    /// The guest has released a device, but the caller that asks again does not know it yet.
     #[test]
     fn late_removal_request_does_not_affect_next_device_in_slot() {
         let rig = rig();
@@ -363,7 +364,7 @@ mod tests {
         rig.request(3);
         rig.eject(1 << 3);
         rig.request(3);
-        assert_eq!((rig.is_up(), rig.read(TO_GO)), (false, 0), "there is nothing to let go of");
+        assert_eq!((rig.is_up(), rig.read(TO_GO)), (false, 0), "no device to release");
         assert_eq!(rig.gone(), [3]);
         rig.registers.save().unwrap();
         rig.plug(3);
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_completes_what_was_asked_for() {
+    fn reset_completes_requested_removals() {
         let rig = rig();
         rig.plug(2);
         rig.plug(3);
@@ -400,7 +401,7 @@ mod tests {
         assert!(new.is_up());
         assert_eq!(new.read(CAME), 1 << 2);
         old.request(2);
-        assert!(old.registers.save().is_err(), "a device is to go");
+        assert!(old.registers.save().is_err(), "a device must be removed");
     }
 
     #[test]
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn each_segment_has_registers_of_its_own_and_all_have_one_line() {
+    fn segments_have_own_registers_and_share_one_line() {
         let rig = rig();
         rig.plug(2);
         rig.plug_on(1, 2);
@@ -433,7 +434,7 @@ mod tests {
         };
         let state = rig.registers.save().unwrap();
         assert_eq!(read(CAME), 1 << 2);
-        assert!(rig.is_up(), "one came to segment 0");
+        assert!(rig.is_up(), "segment 0 has a new device");
         assert_eq!((rig.read(CAME), rig.is_up()), (1 << 2, false));
         rig.registers.restore(&state).unwrap();
         assert_eq!((rig.read(CAME), rig.is_up()), (1 << 2, true));
@@ -441,11 +442,11 @@ mod tests {
         let place = PciAddress::on_segment(1, 2);
         rig.registers.request(place);
         rig.eject(1 << 2);
-        assert_eq!((rig.registers.take_gone(), read(TO_GO)), (vec![], 1 << 2), "the eject was of segment 0");
+        assert_eq!((rig.registers.take_gone(), read(TO_GO)), (vec![], 1 << 2), "the eject was for segment 0");
         bank.write(EJECT, &(1u32 << 2).to_le_bytes());
         assert_eq!(rig.registers.take_gone(), [place]);
         assert_eq!(rig.on_bus(), [2]);
-        // A segment that there is not.
+        // A segment that does not exist.
         let mut data = [0xff; 4];
         rig.bank(2).read(CAME, &mut data);
         rig.bank(2).write(EJECT, &[0xff; 4]);
@@ -453,9 +454,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, only devices that are to go do.
+        /// Whatever a guest writes and reads, only devices whose removal was requested leave.
         #[test]
-        fn guest_decides_nothing_but_when(
+        fn guest_decides_only_when_a_device_leaves(
             steps in prop::collection::vec((0u8..4, 2u8..6, any::<u32>(), 0u64..13), 0..60),
         ) {
             let rig = rig();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI Express: configuration space, MSI-X, the root buses with their ECAM.
+//! PCI Express: configuration space, MSI-X, and the root buses with their ECAM.
 
 mod address;
 mod bar;

@@ -13,29 +13,29 @@ use crate::first_error::first_error;
 use crate::platform::{MsiMessage, MsiVectors};
 use crate::state::StateError;
 
-/// Bytes of a table entry: message address (8), data (4), vector control (4).
+/// Size of a table entry in bytes: message address (8), data (4), vector control (4).
 pub const ENTRY_SIZE: u64 = 16;
 /// Message control bit: all vectors are masked.
 pub const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
 /// Message control bit: MSI-X is on.
 pub const CONTROL_ENABLE: u16 = 1 << 15;
-/// Vector control bit: the vector is masked. All others are reserved and read as zero.
+/// Vector control bit: the vector is masked. All other bits are reserved and read as zero.
 const VECTOR_MASK: u32 = 1;
 
-/// Why an MSI-X table could not be changed.
+/// Reason why an MSI-X table cannot be changed.
 #[derive(Debug, Error)]
 pub enum MsixError {
-    /// The interrupt controller refused the route.
-    #[error("routing MSI-X vector {vector}: {source}")]
+    /// The interrupt controller rejected the route.
+    #[error("cannot route MSI-X vector {vector}: {source}")]
     Route {
         /// The vector.
         vector: u16,
-        /// What the platform said.
+        /// Error of the platform.
         source: io::Error,
     },
 }
 
-/// What a guest has made of an MSI-X table, and what waits in it. Routes are made anew of it.
+/// State of an MSI-X table, with its pending interrupts. Routes are created from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MsixState {
@@ -55,7 +55,7 @@ pub struct MsixVectorState {
     pub data: u32,
     /// Vector control.
     pub control: u32,
-    /// An interrupt waits for the vector to be unmasked.
+    /// True if an interrupt waits for the vector to be unmasked.
     pub pending: bool,
 }
 
@@ -67,65 +67,66 @@ struct Entry {
     routed: Option<MsiMessage>,
 }
 
-/// The MSI-X table of one function and what is routed of it.
+/// MSI-X table of one function, and the routes of its vectors.
 pub struct MsixTable {
     entries: Vec<Entry>,
     vectors: Arc<dyn MsiVectors>,
     control: u16,
-    /// The function may write to memory, and a message is such a write.
+    /// True if the function may be a bus master. A message is a write to memory.
     on_bus: bool,
-    /// One bit a vector: an interrupt that [`trigger`](Self::trigger) raised while it was masked. One that hardware raised
-    /// waits in the vector's event.
+    /// One bit for each vector: an interrupt that [`trigger`](Self::trigger) raised while the vector was masked. An interrupt
+    /// that hardware raised waits in the vector's event instead.
     pending: Vec<u64>,
 }
 
 impl MsixTable {
-    /// A table with one entry for each of `vectors`, all masked, MSI-X off.
+    /// Creates a table with one entry for each of `vectors`. All vectors are masked, and MSI-X is off.
     pub fn new(vectors: Arc<dyn MsiVectors>) -> Self {
         let count = usize::from(vectors.count());
         let entry = Entry { address: 0, data: 0, control: VECTOR_MASK, routed: None };
         Self { entries: vec![entry; count], vectors, control: 0, on_bus: true, pending: vec![0; count.div_ceil(64)] }
     }
 
-    /// How many vectors the table has.
+    /// Returns the number of vectors of the table.
     pub fn count(&self) -> u16 {
         self.vectors.count()
     }
 
-    /// The vectors behind the table.
+    /// Returns the vectors of the table.
     pub fn vectors(&self) -> &Arc<dyn MsiVectors> {
         &self.vectors
     }
 
-    /// Whether MSI-X is on.
+    /// True if MSI-X is on.
     pub fn is_enabled(&self) -> bool {
         self.control & CONTROL_ENABLE != 0
     }
 
-    /// How many vectors it takes to have each that the guest has not masked by itself: one more than the last of them.
+    /// Returns the number of vectors needed to include each vector whose own mask bit is clear: one more than the last such
+    /// vector.
     pub fn used(&self) -> u16 {
         let last = self.entries.iter().rposition(|entry| entry.control & VECTOR_MASK == 0);
         last.and_then(|last| u16::try_from(last + 1).ok()).unwrap_or(0)
     }
 
-    /// The guest's write to the message control register; only the enable and function mask bits count.
+    /// Handles the guest's write to the message control register. Only the enable and function mask bits count.
     ///
     /// # Errors
-    /// As those of all calls that change routes: the first vector that the interrupt controller refuses. The others have their
-    /// routes. One that was refused is tried again with the next change.
+    /// As for all calls that change routes: the first vector that the interrupt controller rejects. All other vectors have
+    /// their routes. The next change tries the rejected vector again.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
         self.apply_all()
     }
 
-    /// Lets messages be sent, or keeps them pending: the function may use the bus, or not. It may at first. A reset does not
-    /// change it.
+    /// Sets whether the function may be a bus master. If not, its messages stay pending. Initially it may. A reset does not
+    /// change this.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()
     }
 
-    /// Reads the table at `offset` bytes; beyond it the bytes are left as they are.
+    /// Reads the table at `offset` bytes. `data` beyond the table stays unchanged.
     pub fn read_table(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..u64::MAX).zip(data) {
             let index = usize::try_from(at / ENTRY_SIZE).unwrap_or(usize::MAX);
@@ -135,7 +136,8 @@ impl MsixTable {
         }
     }
 
-    /// Writes the table at `offset` bytes and re-routes the vectors that it touches; beyond it nothing happens.
+    /// Writes the table at `offset` bytes, and updates the routes of the affected vectors. Writes beyond the table are
+    /// ignored.
     pub fn write_table(&mut self, offset: u64, data: &[u8]) -> Result<(), MsixError> {
         let Some(end) = offset.checked_add(data.len() as u64) else { return Ok(()) };
         let first = usize::try_from(offset / ENTRY_SIZE).unwrap_or(usize::MAX);
@@ -157,7 +159,7 @@ impl MsixTable {
         outcome
     }
 
-    /// Reads the pending-bit array at `offset` bytes; beyond it the bytes are left as they are.
+    /// Reads the pending-bit array at `offset` bytes. `data` beyond the array stays unchanged.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..u64::MAX).zip(data) {
             let word = usize::try_from(at / 8).ok().and_then(|index| self.pending.get(index));
@@ -167,8 +169,8 @@ impl MsixTable {
         }
     }
 
-    /// One bit for each of eight vectors, `first` and those after it: their interrupt waits in their event for them to be
-    /// unmasked.
+    /// Returns one bit for each of the eight vectors from `first` on. A bit is set if an interrupt waits in the vector's event
+    /// for the vector to be unmasked.
     fn waiting(&self, first: usize) -> u8 {
         let masked = |bit: &u8| {
             let entry = self.entries.get(first + usize::from(*bit));
@@ -181,8 +183,8 @@ impl MsixTable {
         events.filter(|(_, event)| has_fired(event)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
-    /// Raises `vector` from the VMM's side: now if it is unmasked, else once it is. A vector that does not exist is
-    /// ignored, as is any while MSI-X is off.
+    /// Raises `vector` from the VMM's side: immediately if it is unmasked, otherwise once it is unmasked. Ignores a vector
+    /// that does not exist, and all vectors while MSI-X is off.
     pub fn trigger(&mut self, vector: u16) -> io::Result<()> {
         let index = usize::from(vector);
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
@@ -196,7 +198,7 @@ impl MsixTable {
         }
     }
 
-    /// What the guest has made of the table. No vCPU runs and nobody triggers a vector meanwhile.
+    /// Returns the state of the table. Meanwhile no vCPU may run and no vector may be triggered.
     pub fn state(&self) -> MsixState {
         let vector = |(index, entry): (usize, &Entry)| {
             let waiting = self.waiting(index / 8 * 8) & (1 << (index % 8)) != 0;
@@ -206,14 +208,17 @@ impl MsixTable {
         MsixState { control: self.control, vectors: self.entries.iter().enumerate().map(vector).collect() }
     }
 
-    /// Makes a table that was just made or reset what `state` says, and its routes with it. What is pending and not masked is
-    /// raised, so the vCPUs' local APICs must be restored by then.
+    /// Restores `state`, with its routes, into a table that was just created or reset. A pending interrupt that is not masked
+    /// is raised, so the vCPUs' local APICs must be restored before.
     ///
     /// # Errors
-    /// A field breaks a rule, and nothing has changed; or the interrupt controller refused a route.
+    /// A field breaks a rule, and nothing has changed. Or the interrupt controller rejected a route.
     pub fn restore(&mut self, state: &MsixState) -> Result<(), StateError> {
         if state.vectors.len() != self.entries.len() {
-            return Err(StateError::rule("vectors", format!("must be {}, as this function has", self.entries.len())));
+            return Err(StateError::rule(
+                "vectors",
+                format!("must have {} entries, one for each vector of this function", self.entries.len()),
+            ));
         }
         if state.control & !(CONTROL_ENABLE | CONTROL_FUNCTION_MASK) != 0 {
             return Err(StateError::rule("control", "has bits that the guest cannot set"));
@@ -227,19 +232,20 @@ impl MsixTable {
             *word = if pending { *word | bit } else { *word & !bit };
         }
         self.set_control(state.control).map_err(|MsixError::Route { vector, source }| StateError::Host {
-            what: format!("routing vector {vector}"),
+            what: format!("cannot route vector {vector}"),
             source,
         })
     }
 
-    /// Back to the state at power-on: off, masked, nothing pending, whatever route the interrupt controller refuses to end.
+    /// Resets the table to power-on: off, masked, nothing pending. It does so even if the interrupt controller does not remove
+    /// a route.
     pub fn reset(&mut self) -> Result<(), MsixError> {
         self.pending.fill(0);
         for entry in &mut self.entries {
             (entry.address, entry.data, entry.control) = (0, 0, VECTOR_MASK);
         }
         let outcome = self.set_control(0);
-        // Interrupts that waited are dropped. Events are not routed now, so KVM takes none of them.
+        // Drop interrupts that wait in events. The events are not routed now, so KVM does not consume them.
         for vector in 0..self.count() {
             if let Some(event) = self.vectors.event(vector) {
                 forget(event);
@@ -252,7 +258,7 @@ impl MsixTable {
         first_error((0..self.entries.len()).map(|index| self.apply(index)))
     }
 
-    /// Brings the route of one vector in step with its entry and the control register.
+    /// Updates the route of one vector to match its entry and the control register.
     fn apply(&mut self, index: usize) -> Result<(), MsixError> {
         let entry = self.entries[index];
         let live = self.on_bus
@@ -315,7 +321,7 @@ mod tests {
             *self.refused.lock().unwrap() = vectors.to_vec();
         }
 
-        /// Routes that were changed since the last look.
+        /// Returns the routes that were changed since the last call.
         fn changed(&self) -> Vec<(u16, Option<MsiMessage>)> {
             std::mem::take(&mut self.routes.lock().unwrap())
         }
@@ -403,14 +409,14 @@ mod tests {
         for event in &recorder.events[..2] {
             event.write(1).unwrap();
         }
-        assert_eq!(pending(&table), 2, "vector 0 is not masked: its event is KVM's");
+        assert_eq!(pending(&table), 2, "vector 0 is not masked, so KVM consumes its event");
         assert_eq!(pending(&table), 2);
         table.set_control(CONTROL_ENABLE | CONTROL_FUNCTION_MASK).unwrap();
         assert_eq!(pending(&table), 3);
         table.set_control(CONTROL_ENABLE).unwrap();
         program(&mut table, 1, 0);
         assert_eq!(pending(&table), 0);
-        assert_eq!(recorder.events[1].read().unwrap(), 1, "the interrupt is still there for KVM to take");
+        assert_eq!(recorder.events[1].read().unwrap(), 1, "the interrupt still waits for KVM");
     }
 
     #[test]
@@ -449,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_forgets_what_waited() {
+    fn reset_drops_pending_interrupts() {
         let (recorder, mut table) = table();
         table.set_control(CONTROL_ENABLE).unwrap();
         recorder.events[2].write(1).unwrap();
@@ -461,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn event_that_whoever_has_it_made_block_holds_nobody_up() {
+    fn event_set_to_blocking_does_not_block_the_table() {
         let (recorder, mut table) = table();
         for event in &recorder.events {
             fcntl_setfl(borrow(event), OFlags::empty()).unwrap();
@@ -486,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_unrouted_where_the_route_of_another_stays() {
+    fn other_vectors_are_unrouted_if_one_route_stays() {
         let (recorder, mut table) = table();
         table.set_control(CONTROL_ENABLE).unwrap();
         (0..3).for_each(|vector| program(&mut table, vector, 0));
@@ -509,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_routed_where_another_cannot_be() {
+    fn other_vectors_are_routed_if_one_cannot_be() {
         let (recorder, mut table) = table();
         let entry = [&0xfee0_1000u64.to_le_bytes()[..], &0x41u32.to_le_bytes(), &[0; 4]].concat();
         table.set_control(CONTROL_ENABLE).unwrap();
@@ -519,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_forgets_what_waited_where_a_route_stays() {
+    fn reset_drops_pending_interrupts_if_a_route_stays() {
         let (recorder, mut table) = table();
         table.set_control(CONTROL_ENABLE).unwrap();
         program(&mut table, 0, 0);
@@ -546,7 +552,7 @@ mod tests {
         }
         table.write_table(13, &[0xff; 3]).unwrap();
         assert_eq!(control(&table), 0);
-        // A state may come from a version that kept these bits.
+        // A state may come from a version that stored these bits.
         let mut state = table.state();
         state.vectors[0].control = u32::MAX;
         table.restore(&state).unwrap();

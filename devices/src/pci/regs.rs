@@ -32,7 +32,7 @@ pub const CAPABILITIES: u16 = 0x34;
 pub const INTERRUPT_LINE: u16 = 0x3c;
 /// Interrupt pin, 8 bits; 0 for none.
 pub const INTERRUPT_PIN: u16 = 0x3d;
-/// First byte behind the standard header, where capabilities may start.
+/// First byte after the standard header, where capabilities may start.
 pub const HEADER_END: u16 = 0x40;
 /// First byte of extended configuration space.
 pub const EXTENDED: u16 = 0x100;
@@ -45,12 +45,12 @@ pub const COMMAND_MEMORY: u16 = 1 << 1;
 pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 /// Command bit: INTx disabled.
 pub const COMMAND_INTX_DISABLE: u16 = 1 << 10;
-/// Status bit: there is a list of capabilities.
+/// Status bit: the function has a list of capabilities.
 pub const STATUS_CAPABILITIES: u16 = 1 << 4;
 
 /// Capability ID of power management.
 pub const CAP_PM: u8 = 0x01;
-/// Control and status register of the power management capability: offset from the capability's start.
+/// Control and status register of the power management capability, relative to the capability.
 pub const PM_CONTROL: u16 = 4;
 /// Power management control bits: the power state, 0 for D0 and 3 for D3hot.
 pub const PM_CONTROL_STATE: u16 = 3;
@@ -65,11 +65,11 @@ pub const CAP_MSIX: u8 = 0x11;
 
 /// MSI message control bit: MSI is on.
 pub const MSI_ENABLE: u16 = 1 << 0;
-/// MSI message control bits: the binary logarithm of how many vectors are used.
+/// MSI message control bits: binary logarithm of the number of vectors in use.
 pub const MSI_MULTIPLE_ENABLE: u16 = 0b111 << 4;
 /// MSI message control bit: the address has 64 bits.
 pub const MSI_WIDE: u16 = 1 << 7;
-/// MSI message control bit: there are mask bits.
+/// MSI message control bit: the capability has mask bits.
 pub const MSI_MASKABLE: u16 = 1 << 8;
-/// MSI-X message control bits: vectors less one.
+/// MSI-X message control bits: number of vectors, minus one.
 pub const MSIX_TABLE_SIZE: u16 = 0x7ff;

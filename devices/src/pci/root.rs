@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The root bus of each segment: which function sits where, and the way to its configuration space and BARs.
+//! Root bus of each segment: its functions, and access to their configuration space and BARs.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -16,13 +16,13 @@ use crate::platform::AddressSpace;
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
-/// Devices on a bus.
+/// Number of devices on a bus.
 const DEVICES: usize = 32;
 
-/// The functions of a bus, by device number.
+/// Functions of a bus, by device number.
 type Functions = [Option<Arc<dyn PciDevice>>; DEVICES];
 
-/// Saved state of one function, and where it sits.
+/// Saved state of one function, and its address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionState {
@@ -33,33 +33,32 @@ pub struct FunctionState {
     pub device: u8,
     /// Name of the function.
     pub id: String,
-    /// What it is.
+    /// State of the function.
     pub state: DeviceState,
 }
 
 impl FunctionState {
-    /// Where the function sits.
+    /// Returns the address of the function.
     pub fn address(&self) -> PciAddress {
         PciAddress::on_segment(self.segment, self.device)
     }
 }
 
-/// PCI bus 0 of each segment with its host bridge: 32 devices of one function each.
+/// PCI bus 0 of each segment, with its host bridge: 32 devices with one function each.
 ///
-/// The buses are reached through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables
-/// or moves a BAR claims or moves a range in the [`AddressSpace`] *during that access*, on the vCPU's thread: an
-/// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a
-/// [`crate::platform::BusDevice`] call.
+/// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables or moves a
+/// BAR claims or moves a range in the [`AddressSpace`] *during that access*, on the vCPU's thread. So an `AddressSpace` must allow
+/// [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a [`crate::platform::BusDevice`] call.
 pub struct PciRoot {
     functions: RwLock<Vec<Functions>>,
-    /// Those of each segment.
+    /// Claims of each segment.
     claims: Vec<Mutex<Claims>>,
 }
 
 impl PciRoot {
-    /// A bus for each of `windows`, segment by segment, with nothing but its host bridge, a `bridge`. Functions claim their BARs in `space`
-    /// within the windows of their segment, which must be apart from those of others. It keeps no reference to `space`, which
-    /// holds one to the bus once [`super::Ecam`] is in it.
+    /// Creates one bus for each of `windows`, segment by segment, with only a host bridge of kind `bridge`. Functions claim their BARs in
+    /// `space`, within the windows of their segment. The windows of segments must not overlap. The bus keeps no reference to `space`,
+    /// because `space` refers to the bus once [`super::Ecam`] is in it.
     pub fn new(
         space: Arc<dyn AddressSpace>,
         windows: Vec<BarWindows>,
@@ -75,16 +74,15 @@ impl PciRoot {
         Ok(Self { functions: RwLock::new(functions), claims: claims.collect::<Result<_, _>>()? })
     }
 
-    /// How many segments there are.
+    /// Returns the number of segments.
     pub fn segments(&self) -> u16 {
         u16::try_from(self.claims.len()).unwrap_or(u16::MAX)
     }
 
-    /// Puts `device` at `address` and assigns its BARs; they become visible to the guest once decoding is enabled in
-    /// the function's command register.
+    /// Adds `device` at `address` and assigns its BARs. The guest sees a BAR once the function's command register enables its decoding.
     pub fn add(&self, address: PciAddress, device: Arc<dyn PciDevice>) -> Result<(), PciError> {
         let (segment, number) = self.place(address).ok_or(PciError::NoSuchPlace(address))?;
-        // Claims first, as in `reset`; held so that two functions cannot be added to one place.
+        // Lock the claims first, as in `reset`. The lock is held so that two functions cannot be added at one address.
         let mut claims = lock(&self.claims[segment]);
         if let Some(occupant) = self.function(address) {
             return Err(PciError::Occupied { address, by: occupant.id().to_string() });
@@ -95,9 +93,9 @@ impl PciRoot {
         Ok(())
     }
 
-    /// Takes the function at `address` off the bus: from then on nothing answers there, its BARs are out of the guest's
-    /// view and their places free. `None` if there is none, and for a host bridge, which stays. An access that a vCPU
-    /// has begun already may end later; the function is closed once that and all other holders have let go of it.
+    /// Removes the function at `address` from the bus. From then on the address does not respond, the BARs are out of the guest's view, and
+    /// their addresses are free. Returns `None` if no function is there, or if it is a host bridge, which always stays. An access that a
+    /// vCPU has begun may end later. The function is closed once that access and all other holders have released it.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
         let mut claims = lock(&self.claims[segment]);
@@ -106,7 +104,7 @@ impl PciRoot {
         Some(function)
     }
 
-    /// All functions with their addresses, in ascending order, the host bridges included.
+    /// Returns all functions with their addresses, in ascending order, including the host bridges.
     pub fn devices(&self) -> Vec<(PciAddress, Arc<dyn PciDevice>)> {
         let buses = self.functions.read().unwrap_or_else(PoisonError::into_inner);
         let of_bus = |(segment, functions)| {
@@ -116,15 +114,15 @@ impl PciRoot {
         (0..).zip(buses.iter()).flat_map(of_bus).collect()
     }
 
-    /// The lowest address of segment 0 that no function sits at.
+    /// Returns the lowest free address of segment 0.
     pub fn free_address(&self) -> Option<PciAddress> {
         let buses = self.functions.read().unwrap_or_else(PoisonError::into_inner);
         let mut places = (0..).map(PciAddress::on_root_bus).zip(buses.first()?);
         places.find(|(_, f)| f.is_none()).map(|(address, _)| address)
     }
 
-    /// Reads configuration space of the function at `address`, in any width and alignment. Where there is no function,
-    /// or beyond the 4096 bytes, the bytes are all ones.
+    /// Reads configuration space of the function at `address`, in any width and alignment. If no function is there, or beyond the 4096
+    /// bytes, the bytes are all ones.
     pub fn read_config(&self, address: PciAddress, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         let Some(function) = self.function(address) else { return };
@@ -133,8 +131,8 @@ impl PciRoot {
         }
     }
 
-    /// Writes configuration space of the function at `address`, in any width and alignment, and lets its BARs follow.
-    /// Where there is no function, or beyond the 4096 bytes, nothing happens.
+    /// Writes configuration space of the function at `address`, in any width and alignment, and updates its BARs. If no function is there,
+    /// or beyond the 4096 bytes, nothing happens.
     pub fn write_config(&self, address: PciAddress, offset: u16, data: &[u8]) {
         let Some(function) = self.function(address) else { return };
         for (at, piece) in accesses(offset, data.len()) {
@@ -145,15 +143,15 @@ impl PciRoot {
         }
     }
 
-    /// Puts every function back to its state at power-on, its BARs where they were assigned. All are reset, whatever
-    /// fails; the first failure is returned. To be called with all vCPUs stopped.
+    /// Resets every function to its state at power-on, with its BARs at their assigned addresses. All functions are reset even if some
+    /// fail, and the first error is returned. Call it with all vCPUs stopped.
     ///
-    /// The highest address goes first: the IOMMU has a low one, and may rely on the devices behind it being quiet.
+    /// The highest address is reset first: the IOMMU has a low address, and may rely on the devices behind it being quiet.
     pub fn reset(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for (address, function) in self.devices().into_iter().rev() {
             if let Err(error) = function.reset() {
-                error!("{}: reset failed: {error}", function.id());
+                error!("{}: cannot reset the device: {error}", function.id());
                 outcome = outcome.and(Err(error));
             }
             if let Some(claims) = self.claims_at(address) {
@@ -165,20 +163,21 @@ impl PciRoot {
         outcome
     }
 
-    /// Pauses every function, the highest first: the IOMMU has a low address, and serves those behind it to the last.
+    /// Pauses every function, the highest address first: the IOMMU has a low address, and serves the devices behind it until they are
+    /// paused.
     pub fn pause(&self) {
         self.devices().iter().rev().for_each(|(_, function)| function.pause());
     }
 
-    /// Lets every function go on, the lowest first.
+    /// Lets every function continue, the lowest address first.
     pub fn resume(&self) {
         self.devices().iter().for_each(|(_, function)| function.resume());
     }
 
-    /// What all functions are. Called with all vCPUs stopped and all functions paused.
+    /// Returns the state of all functions. Called with all vCPUs stopped and all functions paused.
     ///
     /// # Errors
-    /// A function cannot be saved; its name is in the error.
+    /// A function cannot be saved. The error has its name.
     pub fn save(&self) -> Result<Vec<FunctionState>, StateError> {
         let save = |(address, function): &(PciAddress, Arc<dyn PciDevice>)| {
             let checked = self.claims_at(*address).map_or(Ok(()), |claims| lock(claims).check(address.device));
@@ -188,12 +187,11 @@ impl PciRoot {
         self.devices().iter().map(save).collect()
     }
 
-    /// Makes the functions, which were just made or reset and are paused, what `states` says, and claims the places of their
-    /// BARs. The lowest address goes first: the IOMMU has a low one, and those behind it need what it maps.
+    /// Restores `states` into functions that were just created or reset and are paused, and claims the addresses of their BARs. The lowest
+    /// address is restored first: the IOMMU has a low address, and the devices behind it need its mappings.
     ///
     /// # Errors
-    /// The functions are others than those that were saved, or what of a state is refused. The bus is good for
-    /// [`PciRoot::reset`] only then.
+    /// The functions differ from the saved ones, or a state is rejected. The bus can then only be [reset](PciRoot::reset).
     pub fn restore(&self, states: &[FunctionState]) -> Result<(), StateError> {
         let devices = self.devices();
         let here: Vec<(PciAddress, &str)> =
@@ -211,7 +209,7 @@ impl PciRoot {
         Ok(())
     }
 
-    /// Segment and device number as indices, if a function can sit there.
+    /// Returns segment and device number as indices, if a function can have this address.
     fn place(&self, address: PciAddress) -> Option<(usize, usize)> {
         let (segment, number) = (usize::from(address.segment), usize::from(address.device));
         let on_bus = address == PciAddress::on_segment(address.segment, address.device);
@@ -222,21 +220,21 @@ impl PciRoot {
         self.claims.get(usize::from(address.segment))
     }
 
-    /// The function at `address`. No lock is held once it is returned, so the function may take its time.
+    /// Returns the function at `address`. No lock is held after that, so calls to the function may take long.
     fn function(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address)?;
         self.functions.read().unwrap_or_else(PoisonError::into_inner)[segment][number].clone()
     }
 }
 
-/// Functions by name and address.
+/// Lists functions by name and address.
 fn list(functions: &[(PciAddress, &str)]) -> String {
     let names: Vec<String> = functions.iter().map(|(address, id)| format!("{id} at {address}")).collect();
     names.join(", ")
 }
 
-/// The accesses of one, two or four bytes that make up the one at `offset`, as offset and place in its data; those
-/// beyond configuration space are left out.
+/// Returns the accesses of one, two or four bytes that make up the access at `offset`, as offset and range in its data. Accesses beyond
+/// configuration space are left out.
 fn accesses(offset: u16, len: usize) -> impl Iterator<Item = (u16, std::ops::Range<usize>)> {
     aligned_pieces(offset.into(), len).map_while(move |piece| {
         let at = usize::from(offset) + piece.start;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Accesses of any width and alignment as the accesses that PCI registers know.
+//! Splits accesses of any width and alignment into accesses that PCI registers support.
 
 use std::ops::Range;
 
-/// Splits the `len` bytes at `offset` into naturally aligned accesses of at most four bytes each, in ascending order,
-/// given as ranges of places in the access's data.
+/// Splits the `len` bytes at `offset` into naturally aligned accesses of at most four bytes each. Returns them in
+/// ascending order, as ranges of the access's data.
 pub(crate) fn aligned_pieces(offset: u64, len: usize) -> impl Iterator<Item = Range<usize>> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The root bus with functions on it, through the ways that a guest has.
+//! Tests of the root bus with functions, through the guest's interfaces.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ const MEM64: u64 = 0x40_0000_0000;
 
 type Entry = (Space, u64, u64, Arc<dyn BusDevice>);
 
-/// What the guest's address spaces hold: space, base, length, device.
+/// Contents of the guest's address spaces: space, base, length, device.
 #[derive(Default)]
 struct Map(Mutex<Vec<Entry>>);
 
@@ -61,7 +61,7 @@ impl AddressSpace for Map {
     }
 }
 
-/// A function whose BARs read as its tag, and which records where they were moved to.
+/// Function whose BARs read as its tag. It records where its BARs were moved to.
 pub(super) struct Function {
     tag: u8,
     config: FunctionConfig,
@@ -137,7 +137,7 @@ pub(super) fn machine() -> Machine {
     let map = Arc::new(Map::default());
     let windows =
         BarWindows { io: 0xc000..=0xffff, mem32: MEM32..=MEM32 + 0x3f_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
-    // The second segment's are below.
+    // The windows of the second segment are below those of the first.
     let others = BarWindows {
         io: 0x8000..=0xbfff,
         mem32: MEM32 - 0x40_0000..=MEM32 - 1,
@@ -147,7 +147,7 @@ pub(super) fn machine() -> Machine {
     Machine { map, ecam: Ecam::new(root.clone()), root }
 }
 
-/// A machine with two functions, at 5 and 6. Both have one BAR and decode it, side by side.
+/// Creates a machine with two functions, at 5 and 6. Each has one BAR and decodes it. The BARs are adjacent.
 fn neighbours() -> (Machine, [Arc<Function>; 2]) {
     let m = machine();
     let functions = [1, 2].map(|tag| Function::new(tag, &[SMALL]));
@@ -200,13 +200,13 @@ fn ecam_decodes_device_function_and_register() {
     data = [0xab; 4];
     m.ecam.read(u64::MAX, &mut data);
     m.ecam.write(m.ecam.size(), &data);
-    assert_eq!(data, [0xab; 4], "beyond all segments that there can be");
+    assert_eq!(data, [0xab; 4], "beyond all possible segments");
     m.ecam.read(m.ecam.size(), &mut data);
     assert_eq!(data, [0xff; 4], "beyond the last segment");
 }
 
 #[test]
-fn each_segment_has_a_bus_and_windows_of_its_own() {
+fn each_segment_has_its_own_bus_and_windows() {
     let m = machine();
     let functions = [Function::new(7, &[SMALL, LARGE]), Function::new(9, &[SMALL, LARGE])];
     for (function, segment) in functions.iter().zip(0..) {
@@ -218,7 +218,7 @@ fn each_segment_has_a_bus_and_windows_of_its_own() {
     assert_eq!((m.read(5, 0), u32::from_le_bytes(data)), (0x0007_1af4, 0x0009_1af4));
     m.ecam.write(Ecam::SIZE | 5 << 15 | u64::from(regs::COMMAND), &[3, 0]);
     assert_eq!(m.map.ranges(), [(MEM32 - 0x40_0000, 0x1000), (MEM64 - 0x1000_0000, 0x10_0000)]);
-    // Another segment's window is none for its BARs.
+    // A BAR cannot move to the window of another segment.
     for address in [MEM32 + 0x1000, MEM32 - 0x1000] {
         let bytes = u32::try_from(address).unwrap().to_le_bytes();
         m.ecam.write(Ecam::SIZE | 5 << 15 | u64::from(regs::BAR0), &bytes);
@@ -251,7 +251,7 @@ fn cloud_hypervisor_host_bridge_has_its_id_across_reset() {
 }
 
 #[test]
-fn byte_at_cf9_resets_the_machine_if_it_says_so() {
+fn byte_at_cf9_with_the_reset_bit_resets_the_machine() {
     let m = machine();
     let asked = Arc::new(AtomicU32::new(0));
     let count = asked.clone();
@@ -289,7 +289,7 @@ fn ports_reach_the_first_256_bytes() {
     assert_eq!(read(7, 4), [0, 0xff, 0xff, 0xff]);
     ports.write(0, &[0]);
     ports.write(2, &[0, 0]);
-    assert_eq!(read(0, 4), 0x8000_2800u32.to_le_bytes(), "only whole writes reach the address port");
+    assert_eq!(read(0, 4), 0x8000_2800u32.to_le_bytes(), "only 32-bit writes reach the address port");
     ports.write(0, &0x8000_283cu32.to_le_bytes());
     ports.write(4, &[9]);
     assert_eq!(m.read(5, 0x3c) & 0xff, 9);
@@ -338,7 +338,7 @@ fn bar_follows_the_guest_within_the_windows() {
     function.moves();
     m.set_bar(5, 2, MEM64 + 0x20_0000);
     assert_eq!(m.map.ranges(), [(MEM64 + 0x20_0000, 0x10_0000)]);
-    // A 64-bit BAR may lie low, too; the high half is written last.
+    // A 64-bit BAR may also be in the low window. The high half is written last.
     m.decode(5, false);
     m.write(5, regs::BAR0 + 8, &u32::try_from(MEM32).unwrap().to_le_bytes());
     m.write(5, regs::BAR0 + 12, &[0; 4]);
@@ -361,7 +361,7 @@ fn forbidden_place_is_refused() {
     for address in [0, 0x10_0000, MEM32 - 0x1000, MEM32 + 0x40_0000, 0xfee0_0000, 0xffff_f000, MEM32 + 0x1000] {
         m.set_bar(5, 0, address);
         assert_eq!(m.map.ranges(), before, "{address:#x}");
-        assert_eq!(m.map.read(MEM32), 7, "it stays where it was");
+        assert_eq!(m.map.read(MEM32), 7, "it stays at its address");
     }
     m.set_bar(5, 4, 0xcf8);
     assert_eq!(m.map.ranges(), before);
@@ -371,13 +371,13 @@ fn forbidden_place_is_refused() {
 }
 
 #[test]
-fn place_of_a_bar_that_is_off_can_be_had() {
+fn address_of_a_bar_with_decoding_off_can_be_taken() {
     let (m, [one, two]) = neighbours();
     m.decode(5, false);
     m.decode(6, false);
     one.moves();
     two.moves();
-    // The guest swaps the two.
+    // The guest swaps the addresses of the two.
     m.set_bar(5, 0, MEM32 + 0x1000);
     m.set_bar(6, 0, MEM32);
     m.decode(5, true);
@@ -391,7 +391,7 @@ fn place_of_a_bar_that_is_off_can_be_had() {
 fn bars_that_decode_all_the_time_can_be_swapped() {
     let (m, _) = neighbours();
     m.set_bar(5, 0, MEM32 + 0x1000);
-    assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (1, 2), "the other one is there");
+    assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (1, 2), "the other BAR is there");
     m.set_bar(6, 0, MEM32);
     assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (2, 1));
 }
@@ -413,7 +413,7 @@ fn refused_bar_moves_when_its_place_becomes_free() {
         leave(&m);
         assert_eq!(one.moves(), [(0, Some(MEM32 + 0x1000))]);
         assert_eq!((m.map.read(MEM32), m.map.read(MEM32 + 0x1000)), (0xff, 1));
-        assert!(m.root.save().is_ok(), "every BAR lies where its function says");
+        assert!(m.root.save().is_ok(), "every BAR has the address that its function requests");
     }
 }
 
@@ -447,7 +447,7 @@ fn reset_sends_bars_home() {
 }
 
 #[test]
-fn removed_function_leaves_nothing_and_its_places_to_the_next() {
+fn removed_function_frees_its_addresses_for_the_next() {
     let m = machine();
     let function = Function::new(7, &[SMALL, LARGE, PORTS]);
     m.add(5, &function);
@@ -457,13 +457,13 @@ fn removed_function_leaves_nothing_and_its_places_to_the_next() {
     let removed = m.root.remove(PciAddress::on_root_bus(5)).unwrap();
     assert_eq!(removed.id(), "function");
     assert_eq!(m.map.ranges(), []);
-    assert_eq!(m.read(5, 0), u32::MAX, "nothing answers");
+    assert_eq!(m.read(5, 0), u32::MAX, "no function responds");
     let mut released = function.moves();
     released.sort_unstable();
     assert_eq!(released, [(0, None), (2, None), (4, None)]);
     assert!(m.root.remove(PciAddress::on_root_bus(5)).is_none());
     drop(removed);
-    assert_eq!(Arc::strong_count(&function), 1, "nobody holds it");
+    assert_eq!(Arc::strong_count(&function), 1, "no reference is left");
 
     m.add(5, &Function::new(8, &[SMALL, LARGE, PORTS]));
     m.decode(5, true);
@@ -471,7 +471,7 @@ fn removed_function_leaves_nothing_and_its_places_to_the_next() {
 }
 
 #[test]
-fn host_bridge_and_what_is_not_there_cannot_be_removed() {
+fn host_bridge_and_missing_functions_cannot_be_removed() {
     let m = machine();
     let elsewhere = PciAddress { bus: 1, ..PciAddress::on_root_bus(5) };
     for address in [PciAddress::on_root_bus(0), PciAddress::on_root_bus(5), elsewhere] {
@@ -481,7 +481,7 @@ fn host_bridge_and_what_is_not_there_cannot_be_removed() {
 }
 
 #[test]
-fn function_that_does_not_fit_takes_no_place() {
+fn function_that_does_not_fit_takes_no_addresses() {
     let m = machine();
     let huge = Bar { index: 1, kind: BarKind::Memory32 { prefetchable: false }, size: 0x80_0000 };
     let half = Bar { index: 1, kind: BarKind::Memory32 { prefetchable: false }, size: 0x20_0000 };
@@ -491,12 +491,12 @@ fn function_that_does_not_fit_takes_no_place() {
         let error = m.root.add(address, Function::new(7, bars)).unwrap_err();
         assert!(matches!(error, PciError::NoSpace { .. }), "{error}");
     }
-    // All of the window is there still.
+    // All of the window is still free.
     m.add(5, &Function::new(7, &[half, third]));
 }
 
 #[test]
-fn machine_that_goes_takes_its_functions_along() {
+fn dropped_machine_drops_its_functions() {
     let m = machine();
     let function = Function::new(7, &[SMALL]);
     m.add(5, &function);
@@ -531,7 +531,8 @@ mod hostile {
     use super::*;
 
     proptest! {
-        /// Whatever the guest writes, every claim lies in its window, and none overlaps another (the map would refuse).
+        /// For any guest writes, every claim stays in its window. None overlaps another, because the map would refuse
+        /// that.
         #[test]
         fn claims_stay_in_their_windows(writes in prop::collection::vec((5u64..8, 0u16..0x30, any::<u32>(), 0usize..9), 0..80)) {
             let m = machine();
@@ -540,7 +541,7 @@ mod hostile {
             }
             for (device, offset, value, len) in writes {
                 let mut data = value.to_le_bytes().to_vec();
-                // Half of the addresses lie near the windows, else all would be refused.
+                // Half of the addresses lie near the windows. Otherwise all would be refused.
                 if value & 1 == 0 { data[3] = 0xc0; }
                 data.extend([0x40, 0, 0, 0]);
                 m.write(device, offset, &data[..len.min(8)]);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring a bus.
+//! Tests of saving and restoring a bus.
 
 use super::*;
 use crate::pci::FunctionState;
 
-/// A bus with two functions.
+/// Creates a bus with two functions.
 fn bus() -> (Machine, [Arc<Function>; 2]) {
     let machine = machine();
     let functions = [Function::new(2, &[SMALL, LARGE]), Function::new(5, &[SMALL, PORTS])];
@@ -15,20 +15,20 @@ fn bus() -> (Machine, [Arc<Function>; 2]) {
     (machine, functions)
 }
 
-/// Has a function decode its BARs, the one of index 0 at `address`.
+/// Makes a function decode its BARs, with BAR 0 at `address`.
 fn decode(machine: &Machine, device: u8, address: u32) {
     let place = PciAddress::on_root_bus(device);
     machine.root.write_config(place, regs::BAR0, &address.to_le_bytes());
     machine.root.write_config(place, regs::COMMAND, &(regs::COMMAND_MEMORY | regs::COMMAND_IO).to_le_bytes());
 }
 
-/// What another bus makes of this state.
+/// Returns the error of another bus that restores this state.
 fn refusal(states: &[FunctionState]) -> String {
     bus().0.root.restore(states).unwrap_err().to_string()
 }
 
 #[test]
-fn restored_bus_is_decoded_where_the_saved_one_was() {
+fn restored_bus_decodes_the_saved_addresses() {
     let (old, _) = bus();
     decode(&old, 2, 0xc001_0000);
     let states = old.root.save().unwrap();
@@ -43,7 +43,7 @@ fn restored_bus_is_decoded_where_the_saved_one_was() {
     moves.sort_unstable();
     assert_eq!(moves.len(), 2, "one for each BAR that is decoded");
     assert_eq!(moves[0], (0, Some(0xc001_0000)));
-    // The other function's BARs follow the guest as ever.
+    // The other function's BARs still follow the guest.
     decode(&new, 5, 0xc001_1000);
     assert_eq!(new.map.read(0xc001_1000), 5);
 }
@@ -86,17 +86,17 @@ fn bars_that_overlap_or_leave_their_windows_are_refused() {
         bar["bytes"] = address.to_le_bytes()[1..].to_vec().into();
         refusal(&states)
     };
-    assert_eq!(at(0xc001_0000), "function: BAR 0: cannot lie at 0xc0010000: BAR 0 of function lies there");
-    assert!(at(0xfee0_0000).contains("cannot lie at 0xfee00000: it would leave the windows"));
+    assert_eq!(at(0xc001_0000), "function: BAR 0: cannot be at 0xc0010000: BAR 0 of function is there");
+    assert!(at(0xfee0_0000).contains("cannot be at 0xfee00000: it would leave the windows"));
 }
 
 #[test]
-fn bus_whose_guest_moved_a_bar_where_it_cannot_lie_is_not_saved() {
+fn bus_with_a_bar_moved_to_a_forbidden_address_is_not_saved() {
     let (machine, _) = bus();
     decode(&machine, 2, 0xc001_0000);
     decode(&machine, 2, 0xfee0_0000);
     let refused = machine.root.save().unwrap_err().to_string();
-    assert_eq!(refused, "function: BAR 0: the guest has moved it to 0xfee00000, where it cannot lie");
+    assert_eq!(refused, "function: BAR 0: the guest has moved it to 0xfee00000, where it cannot be");
 }
 
 #[test]
