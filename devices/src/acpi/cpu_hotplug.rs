@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hot plug of processors: the registers by which the guest's ACPI methods learn which processors are there, came or are to go,
-//! and by which they let go of them.
+//! Processor hotplug. The guest's ACPI methods read these registers to learn which processors are present, were added or must be
+//! removed, and write them to release processors.
 //!
 //! | offset | registers | access |
 //! | --- | --- | --- |
-//! | 0 | processors that are there | read |
-//! | 32 | processors that came since the last read, which clears it | read |
-//! | 64 | processors that are to go, since the last read, which clears it | read |
-//! | 96 | number of a processor that the guest has let go of | write |
-//! | 100 | number of a processor that the guest was told to let go of and keeps | write |
+//! | 0 | processors that are present | read |
+//! | 32 | processors added since the last read, which clears it | read |
+//! | 64 | processors that must be removed, set since the last read, which clears it | read |
+//! | 96 | number of a processor that the guest has released | write |
+//! | 100 | number of a processor that the guest refuses to release | write |
 //!
-//! Each has 32 bits. The first three are eight in a row, bit n of register m for processor 32 m + n. They take accesses of their
-//! own width only. The interrupt line is up while a bit of the second or third is set: a guest that does not listen yet will
-//! find it so.
+//! Each register has 32 bits and accepts only 32-bit accesses. The first three are groups of eight registers, where bit n of
+//! register m stands for processor 32 m + n. The interrupt line is active while the second or third group has a bit set. A guest
+//! that does not handle the interrupt yet will find it active later.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -25,19 +25,19 @@ use crate::platform::{BusDevice, InterruptLine};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
-/// Most processors that the registers have bits for.
+/// Maximum number of processors that the registers have bits for.
 pub const MAX_PROCESSORS: u32 = 256;
-/// Offset of the registers that say which are there.
+/// Offset of the registers of present processors.
 pub const PRESENT: u64 = 0;
-/// Offset of those that say which came.
+/// Offset of the registers of added processors.
 pub const CAME: u64 = PRESENT + MAX_PROCESSORS as u64 / 8;
-/// Offset of those that say which are to go.
+/// Offset of the registers of processors that must be removed.
 pub const TO_GO: u64 = CAME + MAX_PROCESSORS as u64 / 8;
-/// Offset of the register for one that the guest has let go of.
+/// Offset of the register for a processor that the guest has released.
 pub const EJECT: u64 = TO_GO + MAX_PROCESSORS as u64 / 8;
-/// Offset of the register for one that the guest keeps.
+/// Offset of the register for a processor that the guest keeps.
 pub const REFUSE: u64 = EJECT + 4;
-/// Bytes of all registers.
+/// Size of all registers in bytes.
 pub const REGISTERS_LEN: u64 = REFUSE + 4;
 
 /// Kind and version of the saved state.
@@ -49,37 +49,38 @@ pub type Numbers = BTreeSet<u32>;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// How many there are to be, the first ones. Others are there until the guest lets go of them.
+    /// Number of processors that the VM should have: those with the lowest numbers. Others are present until the guest releases
+    /// them.
     wanted: u32,
     present: Numbers,
-    /// The guest has yet to be told that they came.
+    /// Added processors that the guest must still be told about.
     came: Numbers,
-    /// The guest has yet to be told that they are to go.
+    /// Processors that must be removed, which the guest must still be told about.
     to_go: Numbers,
-    /// They are to go, and the guest has neither let go of them nor refused to.
+    /// Processors that must be removed, and that the guest has neither released nor refused to release.
     leaving: Numbers,
 }
 
 struct Inner {
     state: State,
-    /// Those that have left and that [`CpuHotplug::take_gone`] has not told of yet.
+    /// Processors that have left and that [`CpuHotplug::take_gone`] has not returned yet.
     gone: Numbers,
 }
 
-/// The registers.
+/// Registers of processor hotplug.
 pub struct CpuHotplug {
     inner: Mutex<Inner>,
     line: Box<dyn InterruptLine>,
-    /// Called, on a vCPU's thread, when a processor has left.
+    /// Called on a vCPU's thread after a processor has left.
     left: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The register of 32 bits for these of `numbers` that begin with `first`.
+/// Returns the 32-bit register for the processors from `first` on.
 fn word(numbers: &Numbers, first: u32) -> u32 {
     numbers.range(first..first.saturating_add(32)).fold(0, |bits, number| bits | 1 << (number - first))
 }
 
-/// The same, and they are removed.
+/// Like [`word`], and removes these processors from `numbers`.
 fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
     let bits = word(numbers, first);
     numbers.retain(|number| !(first..first.saturating_add(32)).contains(number));
@@ -87,36 +88,36 @@ fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
 }
 
 impl CpuHotplug {
-    /// Registers of a VM that is to have the first `wanted` processors and has `present`. `left` is called on a vCPU's thread when
-    /// the guest has let go of one.
+    /// Creates the registers of a VM that should have the first `wanted` processors and has `present`. `left` is called on a vCPU's
+    /// thread when the guest has released a processor.
     pub fn new(wanted: u32, present: Numbers, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let state = State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
         Self { inner: Mutex::new(Inner { state, gone: Numbers::new() }), line, left }
     }
 
-    /// The processors that are there.
+    /// Returns the processors that are present.
     pub fn present(&self) -> Numbers {
         lock(&self.inner).state.present.clone()
     }
 
-    /// A processor that the guest was told to let go of and has not answered for, and that would be there if the first `wanted` are:
-    /// whether it goes first is the guest's choice.
+    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. The guest was asked to
+    /// release it and has not answered, so the guest may release it at any time. Or it has just left.
     pub fn in_the_way(&self, wanted: u32) -> Option<u32> {
         lock(&self.inner).in_the_way(wanted)
     }
 
-    /// Has the first `wanted` processors be there, and tells the guest of those that were not. It is asked to let go of all others
-    /// that it has; again, if it was asked before.
+    /// Makes the first `wanted` processors present, and tells the guest about the added ones. Asks the guest to release all other
+    /// present processors, again if it was asked before.
     ///
     /// # Errors
-    /// This one is [in the way](Self::in_the_way), or has just left. Nothing has changed.
+    /// This processor is [in the way](Self::in_the_way). Nothing has changed.
     pub fn want(&self, wanted: u32) -> Result<(), u32> {
         let mut inner = lock(&self.inner);
         if let Some(number) = inner.in_the_way(wanted) {
             return Err(number);
         }
         let State { present, came, to_go, leaving, .. } = &mut inner.state;
-        // What it was not told of yet is taken back.
+        // Withdraw requests that the guest was not told about yet.
         to_go.retain(|number| *number >= wanted);
         leaving.retain(|number| *number >= wanted);
         came.extend((0..wanted).filter(|number| present.insert(*number)));
@@ -127,13 +128,13 @@ impl CpuHotplug {
         Ok(())
     }
 
-    /// The processors that have left since the last call.
+    /// Returns the processors that have left since the last call.
     pub fn take_gone(&self) -> Numbers {
         std::mem::take(&mut lock(&self.inner).gone)
     }
 
-    /// Registers as a guest that boots finds them: there is what is wanted, and nothing new to tell. No guest holds the others any
-    /// more, so they have left. To be called with all vCPUs stopped.
+    /// Resets the registers for a guest that boots. The wanted processors are present, and there is nothing new to report. No guest
+    /// holds the other processors any more, so they leave. Call it with all vCPUs stopped.
     pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;
@@ -142,31 +143,31 @@ impl CpuHotplug {
         self.drive(state);
     }
 
-    /// What the registers are. Called with all vCPUs stopped and none gone that was not [taken](Self::take_gone).
+    /// Returns the state of the registers. Called with all vCPUs stopped, after all gone processors were [taken](Self::take_gone).
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &lock(&self.inner).state)
     }
 
-    /// Makes registers that were just made, of the same processors, what `saved` says, and the interrupt line with them.
+    /// Restores `saved` into registers that were just created for the same processors, and sets the interrupt line.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut inner = lock(&self.inner);
         let State { wanted, present, .. } = &inner.state;
         if (new.wanted, &new.present) != (*wanted, present) {
-            return Err(StateError::rule("present", "are not the processors that the VM has"));
+            return Err(StateError::rule("present", "differs from the processors of this VM"));
         }
         let others: Numbers = present.range(wanted..).copied().collect();
         for (field, numbers, all) in
             [("came", &new.came, present), ("leaving", &new.leaving, &others), ("to_go", &new.to_go, &new.leaving)]
         {
             if let Some(number) = numbers.difference(all).next() {
-                return Err(StateError::rule(field, format!("names processor {number}, which cannot be so")));
+                return Err(StateError::rule(field, format!("names processor {number}, which is impossible")));
             }
         }
         inner.state = new;
@@ -176,8 +177,8 @@ impl CpuHotplug {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(!state.came.is_empty() || !state.to_go.is_empty()) {
-            // Not a warning, which a guest could bring about as often as it likes.
-            debug!("hot plug of processors: setting the interrupt line: {error}");
+            // Not a warning, because a guest could cause it as often as it likes.
+            debug!("processor hotplug: cannot set the interrupt line: {error}");
         }
     }
 }
@@ -196,7 +197,7 @@ impl BusDevice for CpuHotplug {
         if !offset.is_multiple_of(4) || offset >= EJECT {
             return;
         }
-        // Four bytes have the bits of 32 processors.
+        // Four bytes hold the bits of 32 processors.
         let first = u32::try_from(offset % CAME * 8).unwrap_or(MAX_PROCESSORS);
         let mut inner = lock(&self.inner);
         let state = &mut inner.state;
@@ -209,7 +210,7 @@ impl BusDevice for CpuHotplug {
         *data = bits.to_le_bytes();
     }
 
-    /// Processors that nobody asked for stay, and so do those that the guest was not told of yet.
+    /// Releases processors. A processor stays if its removal was not requested, or if the guest was not told about the request yet.
     fn write(&self, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 4]>::try_from(data) else { return };
         let number = u32::from_le_bytes(data);
@@ -228,7 +229,7 @@ impl BusDevice for CpuHotplug {
             }
             REFUSE if told => {
                 state.leaving.remove(&number);
-                info!("vCPU {number}: the guest does not let go of it");
+                info!("vCPU {number}: the guest refuses to release it");
             }
             _ => {}
         }
@@ -292,7 +293,7 @@ mod tests {
         rig.registers.want(35).unwrap();
         assert!(rig.is_up());
         assert_eq!((rig.read(CAME), rig.read(CAME)), (0xffff_fffc, 0));
-        assert!(rig.is_up(), "there are more");
+        assert!(rig.is_up(), "more were added");
         assert_eq!(rig.read(CAME + 4), 0b111);
         assert!(!rig.is_up());
         for _ in 0..2 {
@@ -304,11 +305,11 @@ mod tests {
     }
 
     #[test]
-    fn processor_goes_when_the_guest_lets_go_of_it_and_no_other() {
+    fn only_a_processor_that_the_guest_releases_leaves() {
         let rig = rig(4);
         rig.registers.want(2).unwrap();
         rig.write(EJECT, 3);
-        assert_eq!(rig.present(), [0, 1, 2, 3], "it was not told yet");
+        assert_eq!(rig.present(), [0, 1, 2, 3], "the guest was not told yet");
         assert_eq!((rig.is_up(), rig.read(TO_GO), rig.is_up()), (true, 0b1100, false));
         for number in [0, 1, 4, 32, 255, 256, u32::MAX] {
             rig.write(EJECT, number);
@@ -318,7 +319,7 @@ mod tests {
         rig.write(EJECT, 3);
         assert_eq!((rig.present(), rig.left.load(Ordering::Relaxed)), (vec![0, 1, 2], 1));
         assert_eq!((rig.registers.take_gone(), rig.registers.take_gone()), (Numbers::from([3]), Numbers::new()));
-        // Come back, it is nobody's to eject.
+        // After the processor has come back, the guest cannot eject it without a new request.
         rig.write(EJECT, 2);
         rig.registers.take_gone();
         rig.registers.want(4).unwrap();
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_repeated_and_one_that_the_guest_refuses_is_over() {
+    fn removal_request_is_repeated_until_the_guest_refuses() {
         let rig = rig(3);
         for _ in 0..2 {
             rig.registers.want(2).unwrap();
@@ -341,7 +342,7 @@ mod tests {
         rig.write(EJECT, 2);
         assert_eq!(rig.present(), [0, 1, 2], "refused");
         rig.registers.want(2).unwrap();
-        // An answer to the request before.
+        // A late answer to the earlier request has no effect.
         rig.write(REFUSE, 2);
         assert_eq!(rig.read(TO_GO), 0b100);
         rig.write(EJECT, 2);
@@ -349,11 +350,11 @@ mod tests {
     }
 
     #[test]
-    fn processor_that_may_be_about_to_leave_is_not_wanted_back() {
+    fn processor_that_may_leave_cannot_be_added_back() {
         let rig = rig(4);
         rig.registers.want(2).unwrap();
         assert_eq!(rig.registers.in_the_way(4), None);
-        // The guest knows nothing of it.
+        // The guest was not told about the request.
         rig.registers.want(4).unwrap();
         assert_eq!((rig.is_up(), rig.read(TO_GO), rig.present()), (false, 0, vec![0, 1, 2, 3]));
         rig.registers.want(2).unwrap();
@@ -363,14 +364,14 @@ mod tests {
         rig.write(EJECT, 2);
         assert_eq!(rig.registers.want(3), Err(1));
         rig.write(REFUSE, 1);
-        assert_eq!(rig.registers.want(3), Err(2), "its thread runs still");
+        assert_eq!(rig.registers.want(3), Err(2), "its thread still runs");
         rig.registers.take_gone();
         rig.registers.want(3).unwrap();
         assert_eq!((rig.present(), rig.read(CAME)), (vec![0, 1, 2, 3], 0b100));
     }
 
     #[test]
-    fn reset_completes_what_was_asked_for() {
+    fn reset_completes_requested_removals() {
         let rig = rig(2);
         rig.registers.want(5).unwrap();
         rig.registers.want(3).unwrap();
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_registers_go_on_where_the_saved_ones_stood() {
+    fn restored_registers_continue_from_the_saved_state() {
         let old = rig(2);
         old.registers.want(4).unwrap();
         old.registers.want(3).unwrap();
@@ -394,10 +395,10 @@ mod tests {
         assert_eq!(new.present(), [0, 1, 2]);
         let other = rig(4);
         let refused = other.registers.restore(&state).unwrap_err().to_string();
-        assert_eq!(refused, "present: are not the processors that the VM has");
+        assert_eq!(refused, "present: differs from the processors of this VM");
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
-            ("came", json!([4]), "came: names processor 4, which cannot be so"),
+            ("came", json!([4]), "came: names processor 4, which is impossible"),
             ("leaving", json!([3]), "leaving: names processor 3"),
             ("to_go", json!([u32::MAX]), "to_go: names processor 4294967295"),
         ] {
@@ -433,9 +434,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, what is wanted is there, and only what it was told to let go of leaves.
+        /// Whatever a guest writes and reads, the wanted processors are present, and only processors leave that the guest was told
+        /// to release.
         #[test]
-        fn guest_decides_nothing_but_when(
+        fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),
         ) {
             let rig = rig(2);

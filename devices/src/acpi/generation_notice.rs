@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Register that tells the guest of a new VM Generation ID.
+//! Register that notifies the guest of a new VM Generation ID.
 //!
-//! It has one byte: 1 if the ID is new since the last read, else 0. A read clears it. The interrupt line is up while it is 1, so a
-//! guest whose interrupt is masked does not miss the event.
+//! It has one byte, which is 1 if the ID is new since the last read, and otherwise 0. A read clears it. The interrupt line is
+//! active while the byte is 1, so a guest whose interrupt is masked does not miss the event.
 
 use std::sync::Mutex;
 
@@ -12,17 +12,17 @@ use log::debug;
 use crate::platform::{BusDevice, InterruptLine};
 use crate::sync::lock;
 
-/// Bytes of the register.
+/// Size of the register in bytes.
 pub const REGISTER_LEN: u64 = 1;
 
-/// The register.
+/// Register of a new VM Generation ID.
 pub struct GenerationNotice {
     is_new: Mutex<bool>,
     line: Box<dyn InterruptLine>,
 }
 
 impl GenerationNotice {
-    /// A register that says that nothing is new.
+    /// Creates a register that reads 0.
     pub fn new(line: Box<dyn InterruptLine>) -> Self {
         Self { is_new: Mutex::new(false), line }
     }
@@ -32,12 +32,12 @@ impl GenerationNotice {
         self.set(true);
     }
 
-    /// Back to the state at power-on.
+    /// Resets the register to power-on.
     pub fn reset(&self) {
         self.set(false);
     }
 
-    /// Sets the register and returns its value before.
+    /// Sets the register and returns its old value.
     fn set(&self, is_new: bool) -> bool {
         let mut value = lock(&self.is_new);
         let before = std::mem::replace(&mut *value, is_new);
@@ -45,7 +45,7 @@ impl GenerationNotice {
             && let Err(error) = self.line.set(is_new)
         {
             // Not a warning: the guest can cause it as often as it likes.
-            debug!("VM Generation ID: setting the interrupt line: {error}");
+            debug!("VM Generation ID: cannot set the interrupt line: {error}");
         }
         before
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory devices (ACPI 6.5, section 9.11): the registers by which the guest's ACPI methods learn what RAM has come since it
-//! booted, and where.
+//! Memory devices (ACPI 6.5, section 9.11). The guest's ACPI methods read these registers to learn which RAM was added since the
+//! guest booted, and at which addresses.
 //!
 //! | offset | register |
 //! | --- | --- |
 //! | 16 n | GPA of memory device n, 64 bits |
-//! | 16 n + 8 | its bytes, 64 bits; 0 if it is not there |
-//! | 512 | memory devices that came since the last read, which clears it: bit n for device n, 32 bits |
+//! | 16 n + 8 | its size in bytes, 64 bits; 0 if the device does not exist |
+//! | 512 | memory devices added since the last read, which clears it: bit n for device n, 32 bits |
 //!
-//! They are read 32 bits at a time, and other accesses read zero; nothing can be written. The interrupt line is up while the last
-//! one has a bit set: a guest that does not listen yet will find it so. RAM that has come stays.
+//! The registers are read-only, 32 bits at a time. Other accesses read zero. The interrupt line is active while the last register
+//! has a bit set. A guest that does not handle the interrupt yet will find it active later. Added RAM is never removed.
 
 use std::sync::Mutex;
 
@@ -21,25 +21,25 @@ use crate::platform::{BusDevice, InterruptLine};
 use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 
-/// Most memory devices.
+/// Maximum number of memory devices.
 pub const MAX_MEMORY_DEVICES: usize = 32;
-/// Bytes of the registers of one.
+/// Size of the registers of one device in bytes.
 pub const DEVICE_LEN: u64 = 16;
-/// Offset of the register that says which came.
+/// Offset of the register of added devices.
 pub const CAME: u64 = DEVICE_LEN * MAX_MEMORY_DEVICES as u64;
-/// Bytes of all registers.
+/// Size of all registers in bytes.
 pub const REGISTERS_LEN: u64 = CAME + 4;
 
 /// Kind and version of the saved state.
 const STATE: (&str, u32) = ("memory-devices", 1);
 
-/// RAM that has come.
+/// RAM of one memory device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryDevice {
     /// Guest-physical address.
     pub gpa: u64,
-    /// Bytes, not 0.
+    /// Size in bytes, not 0.
     pub len: u64,
 }
 
@@ -47,34 +47,34 @@ pub struct MemoryDevice {
 #[serde(deny_unknown_fields)]
 struct State {
     devices: Vec<MemoryDevice>,
-    /// Bit n: the guest has not been told of device n yet.
+    /// Bit n: the guest was not told about device n yet.
     came: u32,
 }
 
-/// The registers.
+/// Registers of the memory devices.
 pub struct MemoryDevices {
     state: Mutex<State>,
     line: Box<dyn InterruptLine>,
 }
 
 impl MemoryDevices {
-    /// Registers of a VM that was booted with these, as far as there is room: [`MAX_MEMORY_DEVICES`].
+    /// Creates the registers of a VM that was booted with these devices. Devices beyond [`MAX_MEMORY_DEVICES`] are dropped.
     pub fn new(mut devices: Vec<MemoryDevice>, line: Box<dyn InterruptLine>) -> Self {
         devices.truncate(MAX_MEMORY_DEVICES);
         Self { state: Mutex::new(State { devices, came: 0 }), line }
     }
 
-    /// Whether there is room for no more.
+    /// True if there is no room for another device.
     pub fn is_full(&self) -> bool {
         lock(&self.state).devices.len() >= MAX_MEMORY_DEVICES
     }
 
-    /// The RAM that has come, in order.
+    /// Returns the added RAM, in order.
     pub fn devices(&self) -> Vec<MemoryDevice> {
         lock(&self.state).devices.clone()
     }
 
-    /// Tells the guest of RAM that has come; `false`, and nothing has changed, if there is no room for it.
+    /// Tells the guest about added RAM. Returns `false`, without any change, if there is no room for it.
     pub fn announce(&self, device: MemoryDevice) -> bool {
         let mut state = lock(&self.state);
         let number = state.devices.len();
@@ -87,33 +87,33 @@ impl MemoryDevices {
         true
     }
 
-    /// Registers as a guest that boots finds them: the RAM is there, and there is nothing new to tell.
+    /// Resets the registers for a guest that boots: the RAM is there, and there is nothing new to report.
     pub fn reset(&self) {
         let mut state = lock(&self.state);
         state.came = 0;
         self.drive(&state);
     }
 
-    /// What the registers are. Called with all vCPUs stopped.
+    /// Returns the state of the registers. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &*lock(&self.state))
     }
 
-    /// Makes registers that were just made, of the same RAM, what `saved` says, and the interrupt line with them.
+    /// Restores `saved` into registers that were just created for the same RAM, and sets the interrupt line.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, saved: &DeviceState) -> Result<(), StateError> {
         let new: State = saved.payload(STATE.0, STATE.1)?;
         let mut state = lock(&self.state);
         if new.devices != state.devices {
-            return Err(StateError::rule("devices", "are not the RAM that the VM has"));
+            return Err(StateError::rule("devices", "differs from the RAM of this VM"));
         }
         if u64::from(new.came) >> new.devices.len() != 0 {
-            return Err(StateError::rule("came", format!("names devices that are not there ({:#x})", new.came)));
+            return Err(StateError::rule("came", format!("names devices that do not exist ({:#x})", new.came)));
         }
         state.came = new.came;
         self.drive(&state);
@@ -122,8 +122,8 @@ impl MemoryDevices {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(state.came != 0) {
-            // Not a warning, which a guest could bring about as often as it likes.
-            debug!("memory devices: setting the interrupt line: {error}");
+            // Not a warning, because a guest could cause it as often as it likes.
+            debug!("memory devices: cannot set the interrupt line: {error}");
         }
     }
 }
@@ -151,7 +151,7 @@ impl BusDevice for MemoryDevices {
         *data = half.copied().unwrap_or_default();
     }
 
-    /// The guest has no say in what RAM there is.
+    /// Ignores writes, because the guest cannot change the RAM of the VM.
     fn write(&self, _offset: u64, _data: &[u8]) {}
 }
 
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_learns_once_of_ram_that_came_and_always_where_it_is() {
+    fn added_ram_is_reported_once_and_its_address_always() {
         let (registers, line) = registers(&[]);
         assert!(registers.announce(FIRST) && registers.announce(SECOND));
         assert!(line.is_up());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_stays_over_a_reset_and_is_no_news_then() {
+    fn ram_stays_after_reset_and_is_not_reported_again() {
         let (registers, line) = registers(&[]);
         registers.announce(FIRST);
         registers.reset();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_registers_tell_what_the_saved_ones_had_not_told() {
+    fn restored_registers_report_what_was_not_reported_yet() {
         let (old, _) = registers(&[FIRST]);
         old.announce(SECOND);
         let state = old.save().unwrap();
@@ -233,10 +233,10 @@ mod tests {
         assert_eq!(new.save().unwrap(), state);
         assert_eq!(read(&new, CAME), 0b10);
         let (other, line) = registers(&[FIRST]);
-        assert_eq!(other.restore(&state).unwrap_err().to_string(), "devices: are not the RAM that the VM has");
+        assert_eq!(other.restore(&state).unwrap_err().to_string(), "devices: differs from the RAM of this VM");
         let wrong = DeviceState::new(STATE.0, STATE.1, &State { devices: vec![FIRST], came: 2 }).unwrap();
         let refused = other.restore(&wrong).unwrap_err().to_string();
-        assert_eq!(refused, "came: names devices that are not there (0x2)");
+        assert_eq!(refused, "came: names devices that do not exist (0x2)");
         assert!(!line.is_up());
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ACPI's power management timer (ACPI 6.5, section 4.8.3.3): a counter of 32 bits that nothing stops. It is for firmware, which
-//! measures its delays by it; the kernel is not told of it, and has better clocks.
+//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. It is for firmware, which uses it
+//! to measure delays. The ACPI tables do not describe it to the kernel, which has better clocks.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Bytes of the register.
+/// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 4;
 
-/// Ticks a second.
+/// Ticks per second.
 const HERTZ: u128 = 3_579_545;
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("pm-timer", 1);
 
-/// Its saved state.
+/// Saved state of the timer.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PmTimerState {
@@ -41,19 +41,19 @@ impl Since {
     }
 }
 
-/// Ticks in a time, of which 32 bits are kept.
+/// Returns the ticks of a duration, modulo 2^32.
 fn ticks(time: Duration) -> u32 {
     let [low, ..] = split(time.as_nanos() * HERTZ / 1_000_000_000);
     low
 }
 
-/// The 32-bit words of a number, the lowest first.
+/// Returns the 32-bit words of a number, lowest first.
 fn split(number: u128) -> [u32; 4] {
     let bytes = number.to_le_bytes();
     std::array::from_fn(|at| u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * at + byte])))
 }
 
-/// The timer. It counts from when it is made.
+/// Power management timer. It counts from its creation.
 pub struct PmTimer(Mutex<Since>);
 
 impl Default for PmTimer {
@@ -63,18 +63,18 @@ impl Default for PmTimer {
 }
 
 impl PmTimer {
-    /// What it is. Called with all vCPUs stopped.
+    /// Returns the state of the timer. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &PmTimerState { ticks: self.since().ticks() })
     }
 
-    /// Makes it what `state` says: it counts on from there.
+    /// Restores `state`. The counter continues from the saved value.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let PmTimerState { ticks } = state.payload(STATE.0, STATE.1)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Since { start: Instant::now(), ticks };
@@ -110,13 +110,13 @@ mod tests {
     fn second_has_3579545_ticks_and_the_counter_wraps() {
         assert_eq!(ticks(Duration::from_secs(1)), 3_579_545);
         assert_eq!(ticks(Duration::from_micros(50)), 178);
-        // 2^32 ticks and a bit.
+        // Slightly more than 2^32 ticks.
         assert_eq!(ticks(Duration::from_secs(1200)), 486_704);
         assert_eq!(ticks(Duration::MAX), split(Duration::MAX.as_nanos() * HERTZ / 1_000_000_000)[0]);
     }
 
     #[test]
-    fn counter_goes_on_whatever_is_written() {
+    fn counter_continues_after_any_write() {
         let timer = PmTimer::default();
         let first = read(&timer);
         timer.write(0, &[0; 4]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_of_any_length_are_taken() {
+    fn accesses_of_any_length_are_accepted() {
         let timer = PmTimer::default();
         timer.restore(&DeviceState::new(STATE.0, STATE.1, &PmTimerState { ticks: 0x1200_0000 }).unwrap()).unwrap();
         let mut data = [0xff; 4];
@@ -137,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn restored_timer_counts_on_and_foreign_states_are_refused() {
+    fn restored_timer_continues_and_bad_states_are_refused() {
         let (old, new) = (PmTimer::default(), PmTimer::default());
         old.restore(&DeviceState::new(STATE.0, STATE.1, &PmTimerState { ticks: u32::MAX - 10 }).unwrap()).unwrap();
         let state = old.save().unwrap();
         new.restore(&state).unwrap();
         let saved: PmTimerState = state.payload(STATE.0, STATE.1).unwrap();
-        assert!(read(&new).wrapping_sub(saved.ticks) < 1 << 31, "it goes on from {}", saved.ticks);
+        assert!(read(&new).wrapping_sub(saved.ticks) < 1 << 31, "the counter continues from {}", saved.ticks);
         let mut state = old.save().unwrap();
         state.payload = serde_json::json!({ "ticks": 1u64 << 32 });
         assert!(new.restore(&state).is_err());

@@ -10,31 +10,31 @@ pub const SLEEP_CONTROL_OFFSET: u64 = 0;
 pub const SLEEP_STATUS_OFFSET: u64 = 1;
 /// Reset register, offset in bytes.
 pub const RESET_OFFSET: u64 = 2;
-/// Bytes of all registers.
+/// Size of all registers in bytes.
 pub const REGISTERS_LEN: u64 = 3;
-/// What written to the reset register resets the machine.
+/// Value that resets the machine when it is written to the reset register.
 pub const RESET_VALUE: u8 = 1;
 /// Sleep type of S5, power-off.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// Sleep control: enter the sleep state.
+/// Sleep control bit: enter the sleep state.
 const SLEEP_ENABLE: u8 = 1 << 5;
-/// Sleep control: where the sleep type stands, 3 bits.
+/// Sleep control: position of the sleep type, which has 3 bits.
 const SLEEP_TYPE_SHIFT: u8 = 2;
 
-/// What the guest asked for.
+/// Request of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerRequest {
     /// Power off.
     PowerOff,
-    /// Start afresh.
+    /// Restart.
     Reset,
 }
 
-/// The registers; what the guest asks for is handed to a callback.
+/// Sleep and reset registers. A callback gets the guest's requests.
 pub struct PowerRegisters<F: Fn(PowerRequest) + Send + Sync>(F);
 
 impl<F: Fn(PowerRequest) + Send + Sync> PowerRegisters<F> {
-    /// Registers that call `request`.
+    /// Creates registers that call `request`.
     pub fn new(request: F) -> Self {
         Self(request)
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_register_takes_its_value_only() {
+    fn reset_register_accepts_only_its_value() {
         assert_eq!(requests(&[(2, &[0]), (2, &[1]), (7, &[1])]), [PowerRequest::Reset]);
     }
 }
