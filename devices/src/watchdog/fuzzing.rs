@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is written in bytes: for a fuzzer, and for replaying what one found.
+//! Driver whose actions are encoded in bytes, for a fuzzer and for replaying its findings.
 
 use super::registers::Registers;
 
-/// Reads and writes registers as `bytes` say, and ends stages. What the registers are is at any time what can be restored.
+/// Reads and writes registers and ends stages, as `bytes` say. Checks that the state of the registers can be restored at
+/// any time.
 ///
 /// # Panics
-/// It is not.
+/// If a state cannot be restored.
 pub fn run(bytes: &[u8]) {
     let mut registers = Registers::new();
     for piece in bytes.chunks(8) {
@@ -32,7 +33,7 @@ pub fn run(bytes: &[u8]) {
         }
         assert!(registers.stage().is_none_or(|stage| stage.as_secs() < 1100));
         let mut again = Registers::new();
-        again.restore(&registers.state()).expect("it is what a guest made of it");
+        again.restore(&registers.state()).expect("a guest caused this state");
         assert_eq!(again.state(), registers.state());
     }
 }

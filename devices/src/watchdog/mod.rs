@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! i6300esb, the watchdog of Intel's 6300ESB I/O controller hub (Intel's document 300641-004), on PCI: Linux (`drivers/watchdog/i6300esb.c`)
-//! and BSDs have drivers for it, which they have for no virtio device of this kind.
+//! i6300esb, the watchdog of Intel's 6300ESB I/O controller hub (Intel's document 300641-004), as a PCI device. Linux
+//! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for it. They have no driver for a virtio device of this kind.
 //!
-//! The driver starts a counter of two stages and has to reload it again and again. When both stages are over, the machine is reset.
-//! The first stage raises no interrupt, for which drivers do not ask. `registers` are what the driver sees, `timer` is the thread that
-//! waits. While the VM is paused, time stands still here.
+//! The driver starts a counter with two stages and must reload it again and again. When both stages are over, the machine is reset. The
+//! end of the first stage raises no interrupt, because drivers do not use one. `registers` has the registers that the driver sees, and
+//! `timer` the thread that waits. The counter stops while the VM is paused.
 
 mod registers;
 mod timer;
@@ -37,23 +37,23 @@ const IDENTITY: Identity = Identity {
     revision: 0,
 };
 
-/// The BAR of the registers in memory.
+/// BAR of the registers in memory.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("watchdog", 1);
 
-/// Its saved state.
+/// Saved state of the watchdog.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WatchdogState {
     config: ConfigState,
     registers: RegistersState,
-    /// Nanoseconds until the stage is over, while the counter runs.
+    /// Nanoseconds until the stage is over, if the counter runs.
     left_ns: Option<u64>,
 }
 
-/// The device.
+/// Watchdog device.
 pub struct Watchdog {
     id: String,
     config: FunctionConfig,
@@ -61,11 +61,11 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A device that calls `expired`, and tells `observer`, when the guest did not reload it in time. `expired` has to have the machine
-    /// reset and must not wait. `id` is the device's name in logs and the API, and that of its thread.
+    /// Creates a watchdog. If the guest does not reload it in time, it notifies `observer` and calls `expired`, which must start a
+    /// reset of the machine and must not wait. `id` is the device's name in logs and the API, and the name of its thread.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The host cannot create a thread.
     pub fn new(
         id: String,
         observer: Arc<dyn DeviceObserver>,
@@ -114,7 +114,7 @@ impl PciDevice for Watchdog {
         self.with_registers(|registers| ((), registers.write(offset, data)));
     }
 
-    /// That it expired stays known: the driver of the guest that starts anew asks for it.
+    /// Resets the device, except for the timeout flag, because the driver of the restarted guest reads it.
     fn reset(&self) -> io::Result<()> {
         self.config.reset();
         self.with_registers(|registers| ((), registers.reset()));

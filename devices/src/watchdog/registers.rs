@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The registers (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`), without time.
+//! Registers of the watchdog (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`), without the
+//! passing of time.
 
 use std::time::Duration;
 
@@ -10,34 +11,35 @@ use crate::state::StateError;
 
 /// Configuration register, in configuration space, 2 bytes.
 const CONFIG: u16 = 0x60;
-/// Lock register, in configuration space, a byte.
+/// Lock register, in configuration space, 1 byte.
 const LOCK: u16 = 0x68;
 
-/// Preload values of both stages, 4 bytes each, of which 20 bits count.
+/// Preload registers of both stages, 4 bytes each. Only 20 bits count.
 const PRELOAD: [u64; 2] = [0x0, 0x4];
 /// Reload register, 2 bytes.
 const RELOAD: u64 = 0xc;
 
-/// Configuration: the end of the second stage resets nothing.
+/// Configuration bit: the end of the second stage does not reset the machine.
 const NO_RESET: u16 = 1 << 5;
-/// Configuration: the counter takes one of 2^5 ticks of the PCI clock, rather than of 2^15.
+/// Configuration bit: one count takes 2^5 ticks of the PCI clock instead of 2^15.
 const FAST: u16 = 1 << 2;
-/// Configuration: bits that are kept, with the kind of the interrupt of the first stage.
+/// Configuration: bits that are kept. The lowest two are the kind of interrupt of the first stage.
 const CONFIG_MASK: u16 = NO_RESET | FAST | 3;
 
-/// Lock: the counter begins anew after the first stage, which is then the only one.
+/// Lock bit: the counter starts again after the first stage, so there is no second stage.
 const FREE_RUNNING: u8 = 1 << 2;
-/// Lock: the counter runs.
+/// Lock bit: the counter runs.
 const ENABLE: u8 = 1 << 1;
-/// Lock: neither of the three bits changes until the next reset.
+/// Lock bit: none of the three bits can change until the next reset.
 const LOCKED: u8 = 1 << 0;
 
-/// Reload: the second stage has ended. Written as 1 it is cleared.
+/// Reload bit: the second stage has ended. Writing 1 clears it.
 const TIMEOUT: u16 = 1 << 9;
-/// Reload: the counter begins its first stage anew.
+/// Reload bit: the counter starts its first stage again.
 const BEGIN: u16 = 1 << 8;
 
-/// What has to be written to the reload register, one after the other, before a register in memory takes a value.
+/// Keys that must be written to the reload register, one after the other, before a register in memory accepts a
+/// value.
 const KEYS: [u8; 2] = [0x80, 0x86];
 
 /// Largest preload value.
@@ -45,41 +47,41 @@ const MAX_PRELOAD: u32 = 0xf_ffff;
 /// Ticks of the PCI clock in a microsecond.
 const CLOCK: u64 = 33;
 
-/// What an access does to the counter.
+/// Effect of an access on the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timing {
-    /// Nothing.
+    /// No effect.
     GoesOn,
-    /// It begins its stage anew, or runs no more, as the registers say.
+    /// The counter restarts its stage, or stops, depending on the registers.
     BeginsAnew,
 }
 
-/// What the end of a stage does.
+/// Effect of the end of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StageEnd {
     /// The next stage begins.
     Next,
-    /// The counter stands, and the machine is reset.
+    /// The counter stops, and the machine is reset.
     Reset,
-    /// The counter stands.
+    /// The counter stops.
     Stop,
 }
 
-/// The registers, as they are saved.
+/// Saved state of the registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RegistersState {
     config: u16,
     lock: u8,
     preload: [u32; 2],
-    /// How many of the keys were written.
+    /// Number of keys that were written.
     keys: u8,
-    /// The counter is in its second stage.
+    /// True if the counter is in its second stage.
     second: bool,
     timed_out: bool,
 }
 
-/// The registers.
+/// Registers of the watchdog.
 #[derive(Debug)]
 pub(super) struct Registers(RegistersState);
 
@@ -88,7 +90,7 @@ impl Registers {
         Self(RegistersState { config: 0, lock: 0, preload: [MAX_PRELOAD; 2], keys: 0, second: false, timed_out: false })
     }
 
-    /// As at power-on, but for what tells that it has expired.
+    /// Resets the registers to power-on, except for the timeout flag.
     pub(super) fn reset(&mut self) -> Timing {
         let timed_out = self.0.timed_out;
         *self = Self::new();
@@ -96,17 +98,17 @@ impl Registers {
         Timing::BeginsAnew
     }
 
-    /// How long the stage takes that the counter is in, if it runs.
+    /// Returns the duration of the current stage, if the counter runs.
     pub(super) fn stage(&self) -> Option<Duration> {
         (self.0.lock & ENABLE != 0).then(|| {
             let clocks = if self.0.config & FAST == 0 { 1 << 15 } else { 1 << 5 };
-            // It ends when it would fall below zero.
+            // The stage ends when the counter would fall below zero.
             let ticks = (u64::from(self.0.preload[usize::from(self.0.second)]) + 1) * clocks;
             Duration::from_nanos(ticks * 1_000 / CLOCK)
         })
     }
 
-    /// The stage is over.
+    /// Ends the current stage.
     pub(super) fn end_stage(&mut self) -> StageEnd {
         if self.0.lock & FREE_RUNNING != 0 {
             return StageEnd::Next;
@@ -117,12 +119,12 @@ impl Registers {
         }
         self.0.second = false;
         self.0.timed_out = true;
-        // What is locked stays so until the reset.
+        // The lock bit stays set until the reset.
         self.0.lock &= !ENABLE;
         if self.0.config & NO_RESET == 0 { StageEnd::Reset } else { StageEnd::Stop }
     }
 
-    /// Writes those of the bytes read from configuration space that are registers.
+    /// Copies the registers in the accessed range of configuration space to `data`.
     pub(super) fn read_config(&self, offset: u16, data: &mut [u8]) {
         let [low, high] = self.0.config.to_le_bytes();
         for (register, value) in [(CONFIG, low), (CONFIG + 1, high), (LOCK, self.0.lock)] {
@@ -132,7 +134,7 @@ impl Registers {
         }
     }
 
-    /// Takes what is written to configuration space.
+    /// Handles a write to configuration space.
     pub(super) fn write_config(&mut self, offset: u16, data: &[u8]) -> Timing {
         let written =
             |register: u16| register.checked_sub(offset).and_then(|place| data.get(usize::from(place))).copied();
@@ -167,11 +169,11 @@ impl Registers {
         }
     }
 
-    /// Takes what is written to registers in memory.
+    /// Handles a write to registers in memory.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Timing {
         let unlocked = usize::from(self.0.keys) == KEYS.len();
         if offset == RELOAD && !unlocked {
-            // The keys are a byte each, whatever the width of the write.
+            // Each key is one byte, at any width of the write.
             let next = KEYS[usize::from(self.0.keys)];
             let first = KEYS[0];
             self.0.keys = match data.first() {
@@ -184,7 +186,7 @@ impl Registers {
         if !unlocked {
             return Timing::GoesOn;
         }
-        // They are good for one write.
+        // The keys are valid for one write.
         self.0.keys = 0;
         if let Some(stage) = PRELOAD.iter().position(|register| *register == offset) {
             let mut bytes = [0; 4];
@@ -209,7 +211,7 @@ impl Registers {
         self.0.clone()
     }
 
-    /// Takes what was saved.
+    /// Restores the saved state.
     ///
     /// # Errors
     /// The registers cannot have such values.
@@ -220,7 +222,7 @@ impl Registers {
             && preload.iter().all(|value| *value <= MAX_PRELOAD)
             && usize::from(*keys) <= KEYS.len();
         if !sound {
-            return Err(StateError::rule("registers", "have values that none of them can have"));
+            return Err(StateError::rule("registers", "have impossible values"));
         }
         self.0 = state.clone();
         Ok(())

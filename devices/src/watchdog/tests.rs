@@ -34,7 +34,7 @@ impl Fixture {
         self.resets.load(Ordering::Relaxed)
     }
 
-    /// Writes a register in memory as drivers do.
+    /// Writes a register in memory, with the keys first, as drivers do.
     fn write(&self, offset: u64, data: &[u8]) {
         self.device.write_bar(0, 0xc, &[0x80, 0]);
         self.device.write_bar(0, 0xc, &[0x86, 0]);
@@ -45,7 +45,7 @@ impl Fixture {
         self.write(0xc, &0x100u16.to_le_bytes());
     }
 
-    /// Counts microseconds, and starts stages of so many of them.
+    /// Sets the counter to microseconds, and starts stages of `stage_us` microseconds.
     fn start(&self, stage_us: u32) {
         self.device.write_config(0x60, &FAST);
         self.write(0, &stage_us.to_le_bytes());
@@ -62,7 +62,7 @@ impl Fixture {
     fn wait_for_reset(&self) {
         let start = Instant::now();
         while self.resets() == 0 {
-            assert!(start.elapsed() < LONG, "it does not expire");
+            assert!(start.elapsed() < LONG, "the watchdog does not expire");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -80,7 +80,7 @@ fn driver_finds_the_device() {
 #[test]
 fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     let fixture = Fixture::new();
-    // Stages of about a quarter of an hour. Nothing expires before they begin.
+    // Stages of about a quarter of an hour. Nothing expires before they start.
     fixture.device.pause();
     fixture.start(1_000_000);
     fixture.device.write_config(0x60, &[0, 0]);
@@ -98,7 +98,7 @@ fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     fixture.wait_for_reset();
     thread::sleep(Duration::from_millis(20));
     assert_eq!((fixture.resets(), fixture.witness.take()), (1, vec![DeviceEvent::WatchdogExpired]));
-    // The guest that starts anew finds a counter that stands, and learns why.
+    // The restarted guest finds a stopped counter, and the reason for the reset.
     fixture.device.reset().unwrap();
     let mut lock = [0xff];
     fixture.device.read_config(0x68, &mut lock);
@@ -111,7 +111,7 @@ fn guest_is_reset_once_and_only_after_it_stops_reloading() {
 fn disabled_masked_or_free_running_counter_resets_no_guest() {
     for (config, lock) in [([0x07, 0], 0), ([0x27, 0], ENABLE), ([0x07, 0], ENABLE | 4)] {
         let fixture = Fixture::new();
-        // Nothing expires before all is set.
+        // Nothing expires before all registers are set.
         fixture.device.pause();
         fixture.start(500);
         fixture.device.write_config(0x60, &config);
@@ -124,7 +124,7 @@ fn disabled_masked_or_free_running_counter_resets_no_guest() {
 }
 
 #[test]
-fn what_is_locked_cannot_be_stopped_but_by_a_reset() {
+fn locked_counter_is_stopped_only_by_a_reset() {
     let fixture = Fixture::new();
     fixture.start(1_000_000);
     fixture.device.write_config(0x68, &[ENABLE | 1]);
@@ -138,7 +138,7 @@ fn what_is_locked_cannot_be_stopped_but_by_a_reset() {
 }
 
 #[test]
-fn registers_take_nothing_without_the_keys() {
+fn registers_ignore_writes_without_the_keys() {
     let fixture = Fixture::new();
     fixture.device.pause();
     fixture.start(200_000);
@@ -149,11 +149,11 @@ fn registers_take_nothing_without_the_keys() {
         fixture.device.write_bar(0, 0, &[0xff, 0xff, 0xf, 0]);
         fixture.device.write_bar(0, 4, &[0xff, 0xff, 0xf, 0]);
     }
-    assert_eq!(preload(), before, "the stages are as long as they were");
+    assert_eq!(preload(), before, "the lengths of the stages are unchanged");
 }
 
 #[test]
-fn time_stands_still_while_the_vm_is_paused() {
+fn counter_stops_while_the_vm_is_paused() {
     let fixture = Fixture::new();
     fixture.device.pause();
     fixture.start(1000);
@@ -164,7 +164,7 @@ fn time_stands_still_while_the_vm_is_paused() {
 }
 
 #[test]
-fn restored_device_goes_on_where_the_saved_one_stood() {
+fn restored_device_continues_from_the_saved_state() {
     let old = Fixture::new();
     old.device.assign_bar(0, 0xe000_0000);
     old.device.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
@@ -191,7 +191,7 @@ fn restored_device_goes_on_where_the_saved_one_stood() {
 
 proptest! {
     #[test]
-    fn no_access_harms(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn random_accesses_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         fuzzing::run(&bytes);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The counter of the watchdog, and the thread that waits for its end.
+//! Counter of the watchdog, and the thread that waits for its end.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,14 +14,14 @@ use crate::state::StateError;
 /// Role of the thread that waits for the end of the counter.
 pub const ROLE: ThreadRole = ThreadRole { name: "watchdog", calls: &[] };
 
-/// When the stage is over.
+/// End of the stage.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// The counter stands.
+    /// The counter is stopped.
     Never,
-    /// Then.
+    /// At this time.
     At(Instant),
-    /// After this time, once the VM runs again.
+    /// After this time, once the VM continues.
     After(Duration),
 }
 
@@ -37,14 +37,15 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The registers with their counter. Dropping it ends the thread.
+/// Registers with their counter. Dropping it ends the thread.
 pub(super) struct Timer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Timer {
-    /// A counter that stands. Its thread is called `name`; it calls `expired` when the machine is to be reset.
+    /// Creates a stopped counter. Its thread is called `name`, and calls `expired` when the machine must be
+    /// reset.
     pub(super) fn start(name: String, expired: Box<dyn Fn() + Send>) -> io::Result<Self> {
         let state = State { registers: Registers::new(), end: End::Never, paused: false, closing: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -53,7 +54,7 @@ impl Timer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Has `act` access the registers; what it says of the counter becomes of it.
+    /// Lets `act` access the registers, and restarts the counter if `act` says so.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
         let mut state = self.shared.lock();
         let (result, timing) = act(&mut state.registers);
@@ -64,7 +65,7 @@ impl Timer {
         result
     }
 
-    /// Time stands still from now on.
+    /// Stops the time.
     pub(super) fn pause(&self) {
         let mut state = self.shared.lock();
         state.paused = true;
@@ -74,7 +75,7 @@ impl Timer {
         self.shared.changed.notify_one();
     }
 
-    /// It goes on.
+    /// Lets the time continue.
     pub(super) fn resume(&self) {
         let mut state = self.shared.lock();
         state.paused = false;
@@ -84,7 +85,7 @@ impl Timer {
         self.shared.changed.notify_one();
     }
 
-    /// The registers, and nanoseconds until the stage is over, if the counter runs.
+    /// Returns the registers, and the nanoseconds until the stage is over if the counter runs.
     pub(super) fn state(&self) -> (RegistersState, Option<u64>) {
         let state = self.shared.lock();
         let left = match state.end {
@@ -95,17 +96,17 @@ impl Timer {
         (state.registers.state(), left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Takes what was saved, paused.
+    /// Restores the saved state, paused.
     ///
     /// # Errors
-    /// It cannot be.
+    /// The state is impossible.
     pub(super) fn restore(&self, registers: &RegistersState, left_ns: Option<u64>) -> Result<(), StateError> {
         let mut state = self.shared.lock();
         let mut restored = Registers::new();
         restored.restore(registers)?;
         let left = left_ns.map(Duration::from_nanos);
         if left > restored.stage() || left.is_some() != restored.stage().is_some() {
-            return Err(StateError::rule("left_ns", "is not in the stage that the counter is in"));
+            return Err(StateError::rule("left_ns", "does not fit the stage of the counter"));
         }
         state.registers = restored;
         state.paused = true;
@@ -120,7 +121,7 @@ impl Drop for Timer {
         self.shared.lock().closing = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say of how it ended.
+            // The thread returns nothing of interest.
             let _ = thread.join();
         }
     }
@@ -141,7 +142,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread.
+    /// Runs the thread until the timer is dropped.
     fn wait(&self, expired: &dyn Fn()) {
         let mut state = self.lock();
         while !state.closing {
