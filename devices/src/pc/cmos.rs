@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The PC's CMOS: a clock (Motorola MC146818) with 128 bytes of memory, of which two ports show one at a time. It is for firmware,
-//! which wants the time, and finds in bytes of the memory how much RAM there is, as on other PCs.
+//! CMOS of the PC: a clock (Motorola MC146818) with 128 bytes of memory. Two ports give access to one byte at a time. It is for firmware,
+//! which reads the time, and the amount of RAM from the same bytes as on other PCs.
 //!
-//! The clock shows the host's time, UTC. What the guest writes to it is ignored: so a guest cannot set the clock wrong for its next
-//! boot, and firmware, which sets the clock to what it has read at each boot, does not cut off fractions of a second. There are no
-//! alarms and no interrupts.
+//! The clock shows the host's time in UTC and ignores the guest's writes. So a guest cannot set a wrong time for its next boot. Firmware
+//! sets the clock at each boot to the time that it has read, which would otherwise cut off fractions of a second. The clock has no alarms
+//! and no interrupts.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Ports: of the index, and of the byte there.
+/// Number of ports: one for the index, one for the byte at the index.
 pub const REGISTERS_LEN: u64 = 2;
 
-/// Bytes of the memory.
+/// Size of the memory in bytes.
 const CELLS: usize = 128;
-/// Bits of the index port that name a byte. The one above is kept: it turns NMIs off on a PC.
+/// Bits of the index port that select a byte. The bit above them is kept. On a PC it disables NMIs.
 const INDEX_MASK: u8 = 0x7f;
 
 const SECONDS: u8 = 0x00;
@@ -33,41 +33,42 @@ const DAY_OF_WEEK: u8 = 0x06;
 const DAY: u8 = 0x07;
 const MONTH: u8 = 0x08;
 const YEAR: u8 = 0x09;
-/// Rate, divider, and whether an update is in progress.
+/// Register A: rate, divider, and the update-in-progress bit.
 const REGISTER_A: u8 = 0x0a;
-/// Format of the time, and what interrupts.
+/// Register B: format of the time, and enabled interrupts.
 const REGISTER_B: u8 = 0x0b;
-/// Reasons of interrupts.
+/// Register C: causes of interrupts.
 const REGISTER_C: u8 = 0x0c;
-/// Whether memory and time are valid.
+/// Register D: validity of memory and time.
 const REGISTER_D: u8 = 0x0d;
-/// The century, where PCs have it.
+/// The century, at the index that PCs use.
 const CENTURY: u8 = 0x32;
-/// RAM from 16 MiB up to 4 GiB, in 64 KiB: two bytes.
+/// RAM from 16 MiB up to 4 GiB, in units of 64 KiB, two bytes.
 const RAM_ABOVE_16_MIB: u8 = 0x34;
-/// RAM from 4 GiB up, in 64 KiB: three bytes.
+/// RAM above 4 GiB, in units of 64 KiB, three bytes.
 const RAM_ABOVE_4_GIB: u8 = 0x5b;
 
-/// Register A: no update is ever in progress. 32768 Hz, 1024 ticks a second: what a PC's firmware sets.
+/// Register A as a PC's firmware sets it: 32768 Hz, 1024 ticks per second. No update is ever in progress.
 const A_AT_POWER_ON: u8 = 0x26;
 const A_UPDATE_IN_PROGRESS: u8 = 1 << 7;
-/// Register B: hours go to 24, rather than to 12 with a bit for the afternoon.
+/// Register B bit: hours count to 24, instead of to 12 with a bit for the afternoon.
 const B_24_HOURS: u8 = 1 << 1;
-/// Register B: numbers are binary, rather than two decimal digits.
+/// Register B bit: numbers are binary instead of two decimal digits.
 const B_BINARY: u8 = 1 << 2;
-/// Of hours that go to 12: in the afternoon.
+/// Bit of 12-hour values: afternoon.
 const AFTERNOON: u8 = 1 << 7;
-/// Register D: all is valid.
+/// Register D bit: memory and time are valid.
 const D_VALID: u8 = 1 << 7;
 
-/// How long the time stands after register A was read. A driver reads field after field once that says that no update is in
-/// progress, and must not see the old minute with the new second. A real clock promises 244 µs, which exits of a busy host outlast.
+/// Time for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress. It
+/// then reads field after field, and must not see the old minute with the new second. A real clock guarantees 244 µs, but exits on a busy
+/// host can take longer.
 const STANDS: Duration = Duration::from_millis(50);
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("cmos", 1);
 
-/// Its saved state.
+/// Saved state of the CMOS.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CmosState {
@@ -75,16 +76,16 @@ struct CmosState {
     cells: Vec<u8>,
 }
 
-/// What the guest can change.
+/// Registers that the guest can change.
 struct Registers {
     index: u8,
     cells: [u8; CELLS],
-    /// The time that was shown when register A was read.
+    /// Time at the last read of register A.
     standing: Option<Timestamp>,
 }
 
 impl Registers {
-    /// The time to show.
+    /// Returns the time to show.
     fn time(&self, now: Timestamp) -> DateTime {
         let fresh = |at: &Timestamp| Duration::try_from(now.duration_since(*at)).is_ok_and(|passed| passed < STANDS);
         let time = self.standing.filter(fresh).unwrap_or(now);
@@ -95,7 +96,7 @@ impl Registers {
         self.cells[usize::from(REGISTER_B)]
     }
 
-    /// A number as register B has it.
+    /// Returns a number in the format of register B.
     fn number(&self, value: i8) -> u8 {
         let value = value.unsigned_abs();
         if self.b() & B_BINARY != 0 { value } else { ((value / 10) << 4) | (value % 10) }
@@ -133,7 +134,7 @@ impl Registers {
     }
 }
 
-/// Whether the guest can change the byte at `index`.
+/// True if the guest can change the byte at `index`.
 fn is_writable(index: u8) -> bool {
     let of_ram = (RAM_ABOVE_16_MIB..RAM_ABOVE_16_MIB + 2).contains(&index)
         || (RAM_ABOVE_4_GIB..RAM_ABOVE_4_GIB + 3).contains(&index);
@@ -141,7 +142,7 @@ fn is_writable(index: u8) -> bool {
     !of_ram && !of_time && !matches!(index, REGISTER_C | REGISTER_D)
 }
 
-/// The memory at power-on of a machine with RAM up to `low_end`, below 4 GiB, and `high_ram` bytes from 4 GiB up.
+/// Returns the memory at power-on of a machine with RAM up to `low_end`, which is below 4 GiB, and `high_ram` bytes above 4 GiB.
 fn cells(low_end: u64, high_ram: u64) -> [u8; CELLS] {
     let mut cells = [0; CELLS];
     let mut set = |index: u8, bytes: &[u8]| cells[usize::from(index)..][..bytes.len()].copy_from_slice(bytes);
@@ -154,14 +155,14 @@ fn cells(low_end: u64, high_ram: u64) -> [u8; CELLS] {
     cells
 }
 
-/// The ports.
+/// Ports of the CMOS.
 pub struct Cmos {
     registers: Mutex<Registers>,
     now: fn() -> Timestamp,
 }
 
 impl Cmos {
-    /// The ports of a machine with RAM up to `low_end`, an address below 4 GiB, and `high_ram` bytes from 4 GiB up.
+    /// Creates the CMOS of a machine with RAM up to `low_end`, which is below 4 GiB, and `high_ram` bytes above 4 GiB.
     pub fn new(low_end: u64, high_ram: u64) -> Self {
         Self::with_clock(low_end, high_ram, Timestamp::now)
     }
@@ -171,19 +172,19 @@ impl Cmos {
         Self { registers: Mutex::new(registers), now }
     }
 
-    /// What it is. Called with all vCPUs stopped.
+    /// Returns the state of the CMOS. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let registers = self.lock();
         DeviceState::new(STATE.0, STATE.1, &CmosState { index: registers.index, cells: registers.cells.to_vec() })
     }
 
-    /// Makes it what `state` says. The time is that of the host, now.
+    /// Restores `state`. The time is the host's current time.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let CmosState { index, cells } = state.payload(STATE.0, STATE.1)?;
         let rule = |rule: &str| StateError::rule("cells", rule);
@@ -191,17 +192,17 @@ impl Cmos {
         let mut registers = self.lock();
         let same = |at: &u8| cells[usize::from(*at)] == registers.cells[usize::from(*at)];
         if !(0..=INDEX_MASK).filter(|at| !is_writable(*at)).all(|at| same(&at)) {
-            return Err(rule("differ from this VM's where no guest can write"));
+            return Err(rule("differ from those of this VM where no guest can write"));
         }
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
-            return Err(rule("say that an update is in progress, which none ever is"));
+            return Err(rule("say that an update is in progress, which is impossible"));
         }
         *registers = Registers { index, cells, standing: None };
         Ok(())
     }
 
-    /// Forgets which byte the guest looked at, and which time it saw. The memory has a battery on a PC, and keeps what it has. Called with
-    /// all vCPUs stopped.
+    /// Resets the index and the stopped time. The memory keeps its contents, because it has a battery on a PC. Called with all vCPUs
+    /// stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();
         (registers.index, registers.standing) = (0, None);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! System control port B of the PC (port 0x61), as far as a guest without timer and speaker of the PC looks at it: it says that
-//! an NMI has no reason that the chipset knows of. Without it all ones would be read there, and a guest would take each NMI for
-//! a parity error of memory or bus, and not for one that it was told to panic of.
+//! System control port B of the PC (port 0x61), as far as a guest without the PC's timer and speaker uses it. It reports that
+//! an NMI has no cause that the chipset knows. Without it, the port would read as all ones. A guest would then take each NMI
+//! for a parity error of memory or bus, instead of an NMI that makes it panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,46 +11,47 @@ use serde::{Deserialize, Serialize};
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Bytes of the register.
+/// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 1;
 
-/// Bits that can be written: gate of timer 2, speaker, and whether the two errors are off. They do nothing.
+/// Writable bits: gate of timer 2, speaker, and the masks of the two errors. They have no effect.
 const WRITABLE: u8 = 0x0f;
 
-/// Changes with each refresh of memory: here with each look, as there are programs that wait for a change.
+/// Refresh bit. On a PC it changes with each memory refresh. Here it changes with each read, because some programs wait for a
+/// change.
 const REFRESH: u8 = 1 << 4;
 
-/// Output of timer 2: always high, so that who waits for the timer, which is not there, need not do so for ever.
+/// Output of timer 2. It is always high, so that software does not wait for ever for the missing timer.
 const TIMER_2_OUT: u8 = 1 << 5;
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("control-port", 1);
 
-/// Its saved state.
+/// Saved state of the port.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ControlPortState {
-    /// What was written, and the bit that changes with each look.
+    /// Written bits, and the refresh bit.
     value: u8,
 }
 
-/// The register.
+/// System control port B.
 #[derive(Default)]
 pub struct ControlPort(AtomicU8);
 
 impl ControlPort {
-    /// What it is. Called with all vCPUs stopped.
+    /// Returns the state of the port. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &ControlPortState { value: self.0.load(Ordering::Relaxed) })
     }
 
-    /// Makes it what `state` says.
+    /// Restores `state`.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let ControlPortState { value } = state.payload(STATE.0, STATE.1)?;
         if value & !(WRITABLE | REFRESH) != 0 {
@@ -60,7 +61,7 @@ impl ControlPort {
         Ok(())
     }
 
-    /// Puts it back to power-on. Called with all vCPUs stopped.
+    /// Resets the port to power-on. Called with all vCPUs stopped.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_is_reported_whatever_is_written() {
+    fn no_error_is_reported_after_any_write() {
         let port = ControlPort::default();
         for value in 0..=u8::MAX {
             port.write(0, &[value]);
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_and_masks_are_kept_and_refresh_changes_with_each_look() {
+    fn gate_and_masks_are_kept_and_refresh_toggles_on_read() {
         let port = ControlPort::default();
         port.write(0, &[0xff]);
         assert_eq!([read(&port), read(&port), read(&port)], [0x2f, 0x3f, 0x2f]);
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_port_goes_on_and_impossible_values_are_refused() {
+    fn restored_port_continues_and_bad_values_are_refused() {
         let (old, new) = (ControlPort::default(), ControlPort::default());
         old.write(0, &[0x03]);
         read(&old);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_port_is_as_a_new_one() {
+    fn reset_port_equals_a_new_one() {
         let port = ControlPort::default();
         port.write(0, &[0x03]);
         read(&port);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_of_any_length_are_taken() {
+    fn accesses_of_any_length_are_accepted() {
         let port = ControlPort::default();
         let mut data = [0xff; 4];
         port.read(0, &mut data);

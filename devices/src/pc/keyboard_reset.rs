@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The command port of the PC's keyboard controller (0x64), as far as it resets the machine. There is no keyboard. EDK2 resets by it
-//! where it is asked for a warm reset, and Linux asks for that on a machine of hardware-reduced ACPI (`efi_reboot_required`).
+//! Command port of the PC's keyboard controller (0x64), with only the command that resets the machine. There is no keyboard. EDK2
+//! uses the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
 
 use crate::platform::BusDevice;
 
-/// Bytes of the register.
+/// Size of the register in bytes.
 pub const REGISTERS_LEN: u64 = 1;
 
-/// Command: pulse the line that resets the processor.
+/// Command: pulse the reset line of the processor.
 const RESET: u8 = 0xfe;
 
-/// The port; a reset that the guest asks for is handed to a callback.
+/// Command port. A callback gets the guest's resets.
 pub struct KeyboardReset<F: Fn() + Send + Sync>(F);
 
 impl<F: Fn() + Send + Sync> KeyboardReset<F> {
-    /// A port that calls `reset`.
+    /// Creates a port that calls `reset`.
     pub fn new(reset: F) -> Self {
         Self(reset)
     }
 }
 
 impl<F: Fn() + Send + Sync> BusDevice for KeyboardReset<F> {
-    /// All ones stay: no controller answers.
+    /// Leaves all ones, because no controller responds.
     fn read(&self, _offset: u64, _data: &mut [u8]) {}
 
     fn write(&self, offset: u64, data: &[u8]) {
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_its_command_resets_and_nothing_is_read() {
+    fn only_the_reset_command_resets_and_reads_are_all_ones() {
         let asked = AtomicU32::new(0);
         let port = KeyboardReset::new(|| {
             asked.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of a PC that sit on no bus. A device that ACPI defines belongs in [`acpi`](crate::acpi).
+//! PC devices that are not on a bus. Devices that ACPI defines belong in [`acpi`](crate::acpi).
 
 pub mod cmos;
 pub mod control_port;

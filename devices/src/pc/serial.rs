@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A 16550 serial port, the UART of `vm-superio` on the port bus.
+//! 16550 serial port: the UART of `vm-superio` on the port bus.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,13 +13,13 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::platform::BusDevice;
 use crate::state::{DeviceState, StateError};
 
-/// Bytes of the register file.
+/// Size of the register file in bytes.
 pub const REGISTERS_LEN: u64 = 8;
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("serial", 1);
 
-/// The registers and the receiver's FIFO in the saved state, of `vm-superio`'s [`SerialState`].
+/// Registers and the receiver's FIFO in the saved state, from `vm-superio`'s [`SerialState`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "SerialState", deny_unknown_fields)]
 struct SerialFields {
@@ -41,7 +41,7 @@ struct SerialFields {
 #[serde(transparent)]
 struct SerialPortState(#[serde(with = "SerialFields")] SerialState);
 
-/// The event that raises the port's interrupt line. A UART that takes another's place has the same.
+/// Event that raises the port's interrupt line. A UART that replaces another one uses the same event.
 #[derive(Clone)]
 struct InterruptEvent(Arc<EventFd>);
 
@@ -55,18 +55,18 @@ impl Trigger for InterruptEvent {
 
 type Uart = Serial<InterruptEvent, NoEvents, Box<dyn Write + Send>>;
 
-/// A serial port.
+/// Serial port.
 pub struct SerialPort {
     uart: Mutex<Uart>,
 }
 
 impl SerialPort {
-    /// A port that raises `interrupt` and sends what the guest writes to `output`.
+    /// Creates a port that raises `interrupt`, and sends the guest's output to `output`.
     pub fn new(interrupt: EventFd, output: Box<dyn Write + Send>) -> Self {
         Self { uart: Mutex::new(Serial::new(InterruptEvent(Arc::new(interrupt)), output)) }
     }
 
-    /// Gives the guest bytes to read; returns how many there was room for.
+    /// Gives the guest bytes to read. Returns how many of them fit.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut uart = self.lock();
         let room = uart.fifo_capacity().min(bytes.len());
@@ -74,27 +74,27 @@ impl SerialPort {
             return 0;
         }
         uart.enqueue_raw_bytes(&bytes[..room]).unwrap_or_else(|error| {
-            log::warn!("serial port: input lost: {error:?}");
+            log::warn!("serial port: lost input for the guest: {error:?}");
             room
         })
     }
 
-    /// What the port is. Called with all vCPUs stopped. What the guest has sent is on its way to the output already.
+    /// Returns the state of the port. Called with all vCPUs stopped. The guest's output has already been passed on.
     ///
     /// # Errors
-    /// None of today.
+    /// It never fails today.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         DeviceState::new(STATE.0, STATE.1, &SerialPortState(self.lock().state()))
     }
 
-    /// Makes the port what `state` says, and raises its interrupt if one waits: the interrupt controllers must be restored by
-    /// then. What was received before is lost.
+    /// Restores `state`, and raises the interrupt if one is pending. The interrupt controllers must be restored before. Input that
+    /// was received before is lost.
     ///
     /// # Errors
-    /// What of the state is refused. Nothing has changed then.
+    /// The state is rejected. Nothing has changed then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let SerialPortState(state) = state.payload(STATE.0, STATE.1)?;
-        let host = |source| StateError::Host { what: "raising the serial port's interrupt".into(), source };
+        let host = |source| StateError::Host { what: "cannot raise the serial port's interrupt".into(), source };
         let mut uart = self.lock();
         let event = uart.interrupt_evt().clone();
         let restored: Result<Uart, _> = Serial::from_state(&state, event, NoEvents, Box::new(io::sink()));
@@ -106,8 +106,8 @@ impl SerialPort {
         Ok(())
     }
 
-    /// Puts the port back to power-on. What the guest had not read is lost: it was not meant for the next one. Called with all vCPUs
-    /// stopped.
+    /// Resets the port to power-on. Input that the guest has not read is lost, because it was not meant for the next guest. Called
+    /// with all vCPUs stopped.
     pub fn reset(&self) {
         let mut uart = self.lock();
         let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);
@@ -119,7 +119,7 @@ impl SerialPort {
     }
 }
 
-/// Puts another UART in the place of one, and leaves it that one's output.
+/// Replaces a UART by another one, and keeps the old output.
 fn replace(uart: &mut Uart, by: Uart) {
     let output = std::mem::replace(uart, by).into_writer();
     *uart.writer_mut() = output;
@@ -127,7 +127,7 @@ fn replace(uart: &mut Uart, by: Uart) {
 
 impl BusDevice for SerialPort {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        // All registers are a byte wide; of a wider access only the first byte means something.
+        // All registers are one byte wide. Only the first byte of a wider access counts.
         if let (Ok(register), Some(byte)) = (u8::try_from(offset), data.first_mut()) {
             *byte = self.lock().read(register);
         }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_port_has_what_was_received_and_its_own_output() {
+    fn restored_port_keeps_received_bytes_and_its_own_output() {
         let old = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(io::sink()));
         old.write(7, &[0x5a]);
         old.write(1, &[1]);
@@ -184,7 +184,7 @@ mod tests {
         let new = SerialPort::new(event.try_clone().unwrap(), Box::new(output.clone()));
         new.restore(&state).unwrap();
         assert_eq!(new.save().unwrap(), state);
-        assert_eq!(event.read().unwrap(), 1, "bytes wait for the guest");
+        assert_eq!(event.read().unwrap(), 1, "received bytes wait for the guest");
         let mut byte = [0];
         new.read(0, &mut byte);
         assert_eq!(&byte, b"x");
@@ -212,7 +212,7 @@ mod tests {
 
         port.write(0, b"A");
         assert_eq!(*output.0.lock().unwrap(), b"A");
-        // What a console could not hand over before goes to the new guest, which learns of it when it looks.
+        // Bytes that a console could not deliver before go to the new guest, which notices them when it reads the port.
         assert_eq!(port.receive(b"x"), 1);
         assert!(event.read().is_err());
         port.write(1, &[1]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn input_beyond_the_fifo_is_not_taken() {
+    fn input_beyond_the_fifo_is_not_accepted() {
         let port = SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(io::sink()));
         let taken = port.receive(&[b'z'; 4096]);
         assert!(taken > 0 && taken < 4096);

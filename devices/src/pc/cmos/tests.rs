@@ -30,7 +30,7 @@ fn fields(cmos: &Cmos) -> [u8; 8] {
 }
 
 #[test]
-fn time_is_the_hosts_in_the_format_that_register_b_says() {
+fn clock_shows_the_host_time_in_the_format_of_register_b() {
     let cmos = cmos(evening);
     assert_eq!(fields(&cmos), [0x20, 0x31, 0x03, 0x14, 6, 0x21, 0x07, 0x59]);
     write(&cmos, REGISTER_B, B_BINARY | B_24_HOURS);
@@ -42,7 +42,7 @@ fn time_is_the_hosts_in_the_format_that_register_b_says() {
 }
 
 #[test]
-fn hours_that_go_to_12_have_no_0() {
+fn twelve_hour_format_has_no_hour_0() {
     for (time, hours) in [
         ((|| "2026-01-01T00:00:00Z".parse().unwrap()) as fn() -> Timestamp, 0x12),
         (|| "2026-01-01T11:00:00Z".parse().unwrap(), 0x11),
@@ -64,7 +64,7 @@ fn cmos_ignores_time_writes_and_keeps_other_memory() {
     assert_eq!(fields(&cmos), [0x20, 0x31, 0x03, 0x14, 6, 0x21, 0x07, 0x59]);
     write(&cmos, 0x0f, 0xa5);
     assert_eq!(read(&cmos, 0x0f), 0xa5);
-    // The bit above the index is kept, and names no other byte.
+    // The bit above the index is kept, and does not select another byte.
     assert_eq!(read(&cmos, 0x8f), 0xa5);
     let mut index = [0];
     cmos.read(0, &mut index);
@@ -84,7 +84,7 @@ fn clock_is_valid_and_never_updating() {
 }
 
 #[test]
-fn time_stands_for_a_while_after_register_a_was_read() {
+fn clock_stands_still_briefly_after_a_register_a_read() {
     let mut registers = Registers { index: REGISTER_A, cells: cells(1 << 30, 0), standing: None };
     let start = evening();
     registers.cell(start);
@@ -97,7 +97,7 @@ fn time_stands_for_a_while_after_register_a_was_read() {
 }
 
 #[test]
-fn memory_says_how_much_ram_there_is() {
+fn memory_reports_the_amount_of_ram() {
     let at = |low_end, high, indices: &[u8]| {
         let cmos = Cmos::new(low_end, high);
         indices.iter().rev().fold(0u64, |sum, index| (sum << 8) | u64::from(read(&cmos, *index)))
@@ -109,7 +109,7 @@ fn memory_says_how_much_ram_there_is() {
 }
 
 #[test]
-fn restored_memory_is_as_before_and_impossible_ones_are_refused() {
+fn restored_memory_is_unchanged_and_bad_states_are_refused() {
     let (old, new) = (cmos(evening), cmos(evening));
     write(&old, 0x40, 7);
     write(&old, REGISTER_B, B_BINARY | B_24_HOURS);
@@ -122,15 +122,15 @@ fn restored_memory_is_as_before_and_impossible_ones_are_refused() {
         state.payload["cells"][at] = value.into();
         new.restore(&state).unwrap_err().to_string()
     };
-    assert_eq!(with(0x5b, 9), "cells: differ from this VM's where no guest can write");
-    assert_eq!(with(0x0a, 0xa6), "cells: say that an update is in progress, which none ever is");
+    assert_eq!(with(0x5b, 9), "cells: differ from those of this VM where no guest can write");
+    assert_eq!(with(0x0a, 0xa6), "cells: say that an update is in progress, which is impossible");
     let mut short = state.clone();
     short.payload = serde_json::json!({ "index": 0, "cells": [1, 2] });
     assert_eq!(new.restore(&short).unwrap_err().to_string(), "cells: must be 128 bytes");
 }
 
 #[test]
-fn reset_leaves_the_memory_and_forgets_where_the_guest_was() {
+fn reset_keeps_the_memory_and_clears_index_and_time() {
     let cmos = cmos(evening);
     write(&cmos, 0x40, 7);
     read(&cmos, REGISTER_A);
@@ -143,7 +143,7 @@ fn reset_leaves_the_memory_and_forgets_where_the_guest_was() {
 }
 
 proptest! {
-    /// Against a memory of which nothing can be written but what is the guest's.
+    /// Compares with a model in which only the guest's bytes can be written.
     #[test]
     fn any_accesses_leave_time_and_ram_alone(
         accesses in prop::collection::vec((any::<bool>(), 0u64..4, prop::collection::vec(any::<u8>(), 0..5)), 0..64)
