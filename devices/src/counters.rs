@@ -4,23 +4,24 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows.
+/// Number that only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// Its name, such as `requests`.
     pub name: &'static str,
-    /// Its meaning, in a sentence.
+    /// Its meaning, in one sentence.
     pub help: &'static str,
-    /// How much it has counted since the device was made.
+    /// Amount counted since the device was created.
     pub value: u64,
 }
 
-/// Adds `more` to a counter, whose order to others says nothing.
+/// Adds `more` to a counter. The order relative to other counters is undefined.
 pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// Defines the counters of a device by name and help: a structure of their values, and `Counts`, which threads of the device count by.
+/// Defines the counters of a device by name and help. Generates a structure of their values, and `Counts`, which the device's threads
+/// update.
 macro_rules! counters {
     ($(#[$about:meta])* $values:ident { $($name:ident: $help:literal,)* }) => {
         $(#[$about])*
@@ -30,13 +31,13 @@ macro_rules! counters {
         }
 
         impl $values {
-            /// All counters.
+            /// Returns all counters.
             pub fn all(&self) -> Vec<$crate::counters::Counter> {
                 vec![$($crate::counters::Counter { name: stringify!($name), help: $help, value: self.$name },)*]
             }
         }
 
-        /// Counters, as threads of the device count.
+        /// Counters that the device's threads update.
         #[derive(Default)]
         pub(super) struct Counts {
             $(pub(super) $name: std::sync::atomic::AtomicU64,)*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The descriptors of this process, of which a guest may have it open so many that some stay for all else: clients of the API, files of
-//! devices that come, snapshots, a reset.
+//! File descriptors of this process. A guest can make the process open descriptors, but only so many that a reserve stays: for API
+//! clients, files of hotplugged devices, snapshots and resets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,53 +11,54 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// The most that are kept from guests.
+/// Maximum size of the reserve.
 const MOST_RESERVED: u64 = 128;
 
-/// The descriptors that the kernel's table has room for from the start.
+/// Number of descriptors that the kernel's table has room for from the start.
 const ROOM: u64 = 1024;
 
-/// Raises the limit on descriptors as far as the host lets this process, and has the kernel's table of them grow. To be called once,
-/// before there are other threads: with them, the kernel waits for all CPUs whenever the table grows (`expand_fdtable()` of fs/file.c),
-/// which was 14 ms each time in the rig.
+/// Raises the limit on descriptors as far as the host allows, and makes the kernel's descriptor table grow. Call it once, before other
+/// threads start: with several threads, the kernel waits for all CPUs whenever the table grows (`expand_fdtable()` of fs/file.c). In
+/// the rig, that took 14 ms each time.
 pub fn prepare() {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         limit.current = limit.maximum;
         if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            warn!("raising the limit on descriptors: {error}");
+            warn!("cannot raise the limit on descriptors (ulimit -n): {error}");
         }
     }
-    // A table that does not grow now does later.
+    // If the table does not grow now, it grows later.
     let last = limit.current.map_or(ROOM, |limit| limit.min(ROOM)).saturating_sub(1);
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
 
-/// Whether a descriptor that was just opened for a guest leaves enough for all else: the kernel takes the lowest number that is free.
+/// Checks that a descriptor just opened for a guest is below the reserve. The kernel assigns the lowest free number, so the number
+/// tells how many are open.
 ///
 /// # Errors
-/// `EMFILE`, as if the limit was reached: the descriptor is to be closed again.
+/// `EMFILE`, as if the limit was reached. The caller must close the descriptor.
 pub(crate) fn check_reserve(descriptor: &impl AsFd) -> io::Result<()> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
     let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
     if number < for_guests(limit) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
-/// That the limit on descriptors does not let a guest have as many as it may ask for.
+/// Report that the limit on descriptors is lower than the number that a guest may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Open now: files, sockets, interrupt vectors of devices.
+    /// Number of open descriptors: files, sockets, interrupt vectors of devices.
     pub open: u64,
-    /// The limit.
+    /// Limit on descriptors.
     pub limit: u64,
-    /// Of the limit, what guests leave to all else.
+    /// Size of the reserve within the limit, which guests cannot use.
     pub reserved: u64,
 }
 
-/// Whether a guest may come to have `wanted` descriptors more than are open now; `None` if it may, or if that cannot be told.
+/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if it may, or if this is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;
-    // The kernel gives it the lowest number that is free.
+    // The kernel assigns the lowest free number.
     let next = EventFd::new(EFD_NONBLOCK).ok()?;
     shortage_of(u64::try_from(next.as_raw_fd()).ok()?, wanted, limit)
 }
@@ -67,7 +68,7 @@ fn shortage_of(open: u64, wanted: u64, limit: u64) -> Option<Shortage> {
     (!fits).then(|| Shortage { open, limit, reserved: limit - for_guests(limit) })
 }
 
-/// How many of all may be open when a guest has one more opened.
+/// Returns the maximum number of open descriptors at which a guest may open one more.
 fn for_guests(limit: u64) -> u64 {
     limit - MOST_RESERVED.min(limit / 4)
 }
@@ -93,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_now_counts() {
+    fn shortage_counts_open_descriptors() {
         let Some(limit) = getrlimit(Resource::Nofile).current else { return };
         assert!(shortage(for_guests(limit)).is_some_and(|shortage| shortage.open > 2 && shortage.limit == limit));
         assert_eq!(shortage(0), None);
     }
 
     #[test]
-    fn descriptor_of_the_reserve_is_refused_and_one_below_it_is_not() {
+    fn descriptor_in_the_reserve_is_refused() {
         let Some(limit) = getrlimit(Resource::Nofile).current else { return };
         let file = File::open("/dev/null").unwrap();
         let at = |number: u64| -> OwnedFd { fcntl_dupfd_cloexec(&file, i32::try_from(number).unwrap()).unwrap() };

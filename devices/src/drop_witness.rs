@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A value of tests that tells which thread drops it.
+//! Value for tests that reports the thread that drops it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
-/// Tells which thread drops it.
+/// Reports the thread that drops it.
 pub(crate) struct DropWitness(Sender<ThreadId>);
 
 impl DropWitness {
-    /// One, and where it tells.
+    /// Creates a witness, and the receiver of its report.
     pub(crate) fn new() -> (Self, Receiver<ThreadId>) {
         let (tell, told) = channel();
         (Self(tell), told)
@@ -18,7 +18,7 @@ impl DropWitness {
 
 impl Drop for DropWitness {
     fn drop(&mut self) {
-        // The test may have failed already.
+        // The receiver may be gone, if the test has failed already.
         let _ = self.0.send(thread::current().id());
     }
 }

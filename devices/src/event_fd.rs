@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Events as descriptors, also of those that another process has too.
+//! Operations on eventfds that never block, even if another process shares the eventfd.
 //!
-//! Whether a file blocks is a flag of the open file, which all who have it share. So who got an event can have reads and writes of
-//! it block, at any time. What is here never does.
+//! The flag that makes a file blocking belongs to the open file, which all processes with a descriptor share. So a process that
+//! got an eventfd can make this process' reads and writes of it block, at any time.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,16 +12,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Instead of a place in the file: where it is.
+/// Offset value of `preadv2` for the current position.
 const HERE: u64 = u64::MAX;
 
-/// The event's descriptor.
+/// Returns the eventfd's descriptor.
 pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: The event owns its descriptor, which stays open as long as the event is borrowed.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// Whether somebody wrote the event since it was last read. It stays as it is.
+/// True if the eventfd was written since the last read. Its counter is unchanged.
 pub fn has_fired(event: &EventFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {
@@ -32,10 +32,10 @@ pub fn has_fired(event: &EventFd) -> bool {
     }
 }
 
-/// Forgets what was written to the event.
+/// Resets the counter of the eventfd.
 pub fn forget(event: &EventFd) {
     let mut count = [0; 8];
-    // It is not read where the kernel cannot promise not to wait; nothing to read is what is wanted.
+    // `NOWAIT` fails instead of blocking. A counter of 0 fails as well, which is fine.
     while let Err(Errno::INTR) =
         preadv2(borrow(event), &mut [IoSliceMut::new(&mut count)], HERE, ReadWriteFlags::NOWAIT)
     {}
@@ -61,7 +61,7 @@ mod tests {
             let mut seen = vec![has_fired(&event)];
             forget(&event);
             event.write(u64::MAX - 1).unwrap();
-            // Nothing can be added to it.
+            // The counter has its maximum, so a write would block.
             seen.push(has_fired(&event));
             seen.push(has_fired(&event));
             forget(&event);

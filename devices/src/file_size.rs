@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Errors of files that would pass the process's limit on the size of files.
+//! Errors of files that would exceed the process's limit on the size of files.
 
 use std::io;
 
@@ -9,7 +9,8 @@ use rustix::process::{Resource, getrlimit};
 /// Ways to raise the limit.
 const REMEDY: &str = "raise it: ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit";
 
-/// A hint to follow an error's text, for threads whose role does not allow getrlimit(2): empty unless the error is EFBIG.
+/// Returns a hint to append to an error's text. It is empty unless the error is EFBIG. For threads whose role does not
+/// allow getrlimit(2).
 pub fn hint(error: &io::Error) -> &'static str {
     if error.raw_os_error() != Some(libc::EFBIG) {
         return "";
@@ -33,7 +34,7 @@ fn explain_with(error: io::Error, limit: Option<u64>) -> io::Error {
             let text = format!("{error}; the limit on the size of files (RLIMIT_FSIZE) is {limit} bytes; {REMEDY}");
             io::Error::new(error.kind(), text)
         }
-        // The file system's own limit.
+        // The limit is that of the file system.
         None => error,
     }
 }

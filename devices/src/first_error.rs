@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Steps that are all taken, whatever fails.
+//! Sequences of steps that all run, even if some fail.
 
-/// Takes all steps of an iterator. Returns the first error.
+/// Runs all steps of an iterator. Returns the first error.
 pub(crate) fn first_error<E>(steps: impl IntoIterator<Item = Result<(), E>>) -> Result<(), E> {
     steps.into_iter().fold(Ok(()), Result::and)
 }
@@ -12,7 +12,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn step_that_fails_leaves_the_others_to_be_taken() {
+    fn all_steps_run_after_a_failed_one() {
         let mut taken = Vec::new();
         let outcome = first_error([Ok(()), Err(1), Err(2), Ok(())].into_iter().inspect(|step| taken.push(*step)));
         assert_eq!((outcome, taken.len()), (Err(1), 4));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a thread is told to run, to pause and to stop, and how others learn that it pauses.
+//! Orders to a thread: run, pause or stop. Other threads can wait until the thread pauses.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,32 +11,32 @@ use crate::sync::lock;
 /// An order to a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Work.
+    /// Run.
     Run,
     /// Wait for another order.
     Pause,
-    /// End. No other order counts after this one.
+    /// End. Orders after this one have no effect.
     Stop,
 }
 
 struct State {
     order: Order,
-    /// The thread waits for another order.
+    /// True while the thread waits for another order.
     parked: bool,
-    /// The thread has ended.
+    /// True if the thread has ended.
     ended: bool,
 }
 
-/// The order of one thread, and whether the thread obeys it.
+/// Order of one thread, and the thread's response.
 pub struct Handshake {
     state: Mutex<State>,
     changed: Condvar,
-    /// True if the order is to run: what the thread looks at without the lock.
+    /// True if the order is to run. The thread reads it without the lock.
     runs: AtomicBool,
 }
 
 impl Handshake {
-    /// For a thread that is to begin with `order`.
+    /// Creates a handshake for a thread that starts with `order`.
     pub fn new(order: Order) -> Self {
         Self {
             state: Mutex::new(State { order, parked: false, ended: false }),
@@ -45,7 +45,7 @@ impl Handshake {
         }
     }
 
-    /// True if the thread is to run. This takes no lock.
+    /// True if the thread should run. Takes no lock.
     pub fn runs(&self) -> bool {
         self.runs.load(Ordering::Acquire)
     }
@@ -70,7 +70,8 @@ impl Handshake {
         }
     }
 
-    /// The same for a thread that may miss the order. `nudge` is called at once and each time when `every` has passed.
+    /// Like [`wait_parked`](Self::wait_parked), for a thread that may miss the order. Calls `nudge` immediately, and again after each
+    /// interval `every`.
     pub fn wait_parked_nudging(&self, every: Duration, nudge: impl Fn()) {
         let mut state = lock(&self.state);
         while !state.is_at_rest() {
@@ -79,7 +80,8 @@ impl Handshake {
         }
     }
 
-    /// Of the thread: waits as long as the order is to pause. False if it is to stop. Before the thread does either, it calls `settle`.
+    /// Called by the thread. Waits while the order is to pause. Returns false if the order is to stop. Calls `settle` before it pauses
+    /// or stops.
     pub fn wait_to_run(&self, settle: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
         if state.order != Order::Run {
@@ -95,7 +97,7 @@ impl Handshake {
         state.order == Order::Run
     }
 
-    /// Of the thread: waits as long as the order is to run.
+    /// Called by the thread. Waits while the order is to run.
     pub fn wait_while_running(&self) {
         let mut state = lock(&self.state);
         while state.order == Order::Run {
@@ -103,14 +105,14 @@ impl Handshake {
         }
     }
 
-    /// Of the thread: waits for `time`, whatever the order is. Another order ends the wait.
+    /// Called by the thread. Waits for `time` under any order. A new order ends the wait.
     pub fn wait_for_time(&self, time: Duration) {
         let state = lock(&self.state);
         let order = state.order;
         drop(self.changed.wait_timeout_while(state, time, |state| state.order == order));
     }
 
-    /// Of the thread: it ends. This ends all waits for it.
+    /// Called by the thread when it ends. Ends all waits for the thread.
     pub fn end(&self) {
         lock(&self.state).ended = true;
         self.changed.notify_all();
@@ -136,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thread_parks_goes_on_and_stops_as_it_is_told() {
+    fn thread_parks_continues_and_stops_as_ordered() {
         let handshake = Handshake::new(Order::Pause);
         let (tell, told) = channel();
         thread::scope(|scope| {
@@ -167,11 +169,11 @@ mod tests {
         handshake.end();
         handshake.give(Order::Pause);
         handshake.wait_parked();
-        handshake.wait_parked_nudging(Duration::from_secs(60), || unreachable!("it has ended"));
+        handshake.wait_parked_nudging(Duration::from_secs(60), || unreachable!("the thread has ended"));
     }
 
     #[test]
-    fn wait_for_time_is_as_long_with_each_order() {
+    fn wait_for_time_is_equally_long_for_each_order() {
         let time = Duration::from_millis(5);
         for order in [Order::Run, Order::Pause, Order::Stop] {
             let start = Instant::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Ranges of this process's memory that the guest sees. Other devices of the guest may reach those of devices.
+//! Ranges of this process's memory that the guest sees. Other devices of the guest may access ranges that belong to devices.
 
 use std::any::Any;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use iommu_bounce::DeviceMemoryKind;
 use vm_memory::VolatileSlice;
 
-/// A range of this process's memory that the guest is to see.
+/// Range of this process's memory that the guest will see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRange {
     /// Address in this process, page-aligned.
@@ -18,7 +18,7 @@ pub struct HostRange {
     pub len: usize,
 }
 
-/// A place in a file of the host.
+/// Position in a host file.
 #[derive(Clone, Debug)]
 pub struct FilePlace {
     /// The file.
@@ -30,16 +30,17 @@ pub struct FilePlace {
 /// Content of a range.
 #[derive(Clone, Debug)]
 pub enum DeviceContent {
-    /// Registers or memory of a device of the host. This process never accesses them: they may not answer, which would end it.
+    /// Registers or memory of a host device. This process never accesses them: the device may not respond, which would end the
+    /// process.
     Registers,
-    /// Pages of the host, which this process may access as it does guest RAM.
+    /// Pages of the host. This process may access them like guest RAM.
     Pages {
-        /// The file that holds them, for servers that are to reach them; `None` if no file holds what the guest writes.
+        /// File that holds the pages, for servers that need access. `None` if no file holds the guest's writes.
         file: Option<FilePlace>,
     },
 }
 
-/// A range of this process's memory that a device shows to the guest. It stays mapped as long as a clone of it exists.
+/// Range of this process's memory that a device shows to the guest. It stays mapped while a clone of it exists.
 #[derive(Clone)]
 pub struct DeviceRange {
     host: HostRange,
@@ -49,11 +50,11 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// The range `host`. If it is `read_only`, neither the guest nor a device may write it.
+    /// Creates the range `host`. If it is `read_only`, neither the guest nor a device may write it.
     ///
     /// # Safety
-    /// The range must stay mapped in this process as long as `owner` exists, and nothing in this process may hold a Rust reference to
-    /// its bytes. If it holds [`Pages`](DeviceContent::Pages), it must be readable, and writable unless it is `read_only`.
+    /// The range must stay mapped in this process as long as `owner` exists. Nothing in this process may hold a Rust reference to its
+    /// bytes. If it holds [`Pages`](DeviceContent::Pages), it must be readable, and writable unless it is `read_only`.
     pub unsafe fn new(
         host: HostRange,
         read_only: bool,
@@ -63,7 +64,7 @@ impl DeviceRange {
         Self { host, read_only, content, _owner: owner }
     }
 
-    /// Where it is in this process.
+    /// Returns its address and length in this process.
     pub fn host(&self) -> HostRange {
         self.host
     }
@@ -73,7 +74,7 @@ impl DeviceRange {
         self.read_only
     }
 
-    /// Kind of the memory, as the engine counts it.
+    /// Returns the kind of the memory, as the engine counts it.
     pub(crate) fn kind(&self) -> DeviceMemoryKind {
         match self.content {
             DeviceContent::Registers => DeviceMemoryKind::Registers,
@@ -81,7 +82,7 @@ impl DeviceRange {
         }
     }
 
-    /// The file that holds it; `None` if no file does.
+    /// Returns the file that holds it, or `None` if no file does.
     pub(crate) fn file(&self) -> Option<&FilePlace> {
         match &self.content {
             DeviceContent::Pages { file } => file.as_ref(),
@@ -89,23 +90,23 @@ impl DeviceRange {
         }
     }
 
-    /// Offset in bytes of what is in this process at `address`, if all `len` bytes of it are in the range.
+    /// Returns the offset in bytes of `address`, if all `len` bytes from there are in the range.
     pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<usize> {
         let offset = address.checked_sub(self.host.address)?;
         let end = offset.checked_add(len)?;
         (end <= self.host.len).then_some(offset)
     }
 
-    /// `len` bytes at `offset`, for mappers, which take the address alone; `None` if the range ends before.
+    /// Returns `len` bytes at `offset`, or `None` if the range ends before. For mappers, which use only the address.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         let address = self.host.address.checked_add(offset)?;
         self.offset_of(address, len)?;
-        // SAFETY: The part lies in the range, which stays mapped as long as `self`, whose owner it has. There is no reference to its
-        // bytes, as `new` was promised.
+        // SAFETY: The part is within the range, which stays mapped as long as `self` keeps its owner. The caller of `new` has
+        // promised that no reference to its bytes exists.
         Some(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) })
     }
 
-    /// The same, for this process to access; `None` for registers, too.
+    /// Like [`part`](Self::part), for accesses by this process. Returns `None` for registers, too.
     pub(crate) fn pages(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         (self.kind() == DeviceMemoryKind::Pages).then(|| self.part(offset, len)).flatten()
     }
@@ -119,7 +120,7 @@ pub(crate) mod test_support {
 
     use super::*;
 
-    /// `len` bytes that hold `content`, and what tells if they are still mapped.
+    /// Creates a range of `len` bytes with `content`. The weak reference tells if it is still mapped.
     pub(crate) fn range(len: usize, read_only: bool, content: DeviceContent) -> (DeviceRange, Weak<MmapRegion>) {
         let region = Arc::new(MmapRegion::<()>::new(len).expect("there is memory"));
         let host = HostRange { address: region.as_ptr().expose_provenance(), len };
@@ -128,7 +129,7 @@ pub(crate) mod test_support {
         (unsafe { DeviceRange::new(host, read_only, content, region) }, weak)
     }
 
-    /// The same, of pages without a file.
+    /// Creates a range of pages without a file.
     pub(crate) fn pages(len: usize) -> (DeviceRange, Weak<MmapRegion>) {
         range(len, false, DeviceContent::Pages { file: None })
     }
@@ -160,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_for_mappers_alone() {
+    fn registers_are_available_only_to_mappers() {
         let (range, _) = range(0x1000, true, DeviceContent::Registers);
         assert!(range.is_read_only() && range.part(0, 0x1000).is_some() && range.pages(0, 0x1000).is_none());
         assert!(range.file().is_none());
     }
 
     #[test]
-    fn range_is_mapped_until_its_last_clone_goes() {
+    fn range_stays_mapped_until_its_last_clone_is_dropped() {
         let (range, mapped) = pages(0x1000);
         let clone = range.clone();
         drop(range);

@@ -2,8 +2,8 @@
 
 //! Device models of Carom: PCI, the virtio transport and virtio devices, VFIO passthrough, devices of a PC, ACPI registers.
 //!
-//! Nothing here knows KVM or the command line: what a device needs of the machine around it stands in [`platform`] as
-//! traits, which the VMM implements.
+//! This crate does not depend on KVM or the command line. The traits in [`platform`] describe what a device needs from the
+//! machine. The VMM implements them.
 
 pub mod acpi;
 pub mod counters;

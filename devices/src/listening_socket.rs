@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unix sockets that clients of the VMM connect to. A stale socket is replaced. A socket that a process serves is never replaced, nor is
-//! any other file. No socket is left behind.
+//! Unix sockets that clients of the VMM connect to. A stale socket is replaced. Sockets that a process serves and other files are never
+//! replaced. No socket is left behind.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,32 +24,32 @@ use crate::sync::lock;
 /// A listening socket. Dropping it removes its file.
 pub struct ListeningSocket {
     listener: UnixListener,
-    /// The file, and what it was when it was made.
+    /// The socket's file, and its identity at creation.
     file: Option<(PathBuf, Identity)>,
-    /// While it is there nobody else has a socket that a path `/dev/fd/N` named.
+    /// While it is alive, no other part of the VM gets the inherited socket.
     _in_use: Option<Arc<()>>,
 }
 
 type Identity = (u64, u64);
 
-/// Sockets of this process, so that an error does not blame another one.
+/// Sockets of this process, so that errors do not blame another process.
 static OWN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
 
 /// Users who may connect to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// The user of this process.
+    /// The user of this process only.
     Owner,
-    /// All that the process's umask lets.
+    /// All users that the process's umask allows.
     ByUmask,
 }
 
-/// How long to wait for others that start.
+/// Maximum time to wait for other processes that start.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time between two looks.
+/// Pause between two attempts.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Clients that may wait to be accepted: as many as the host allows.
+/// Maximum number of clients that wait to be accepted. -1 stands for the host's maximum.
 const MOST_WAITING: i32 = -1;
 
 fn identity(path: &Path) -> io::Result<Identity> {
@@ -58,16 +58,16 @@ fn identity(path: &Path) -> io::Result<Identity> {
 }
 
 impl ListeningSocket {
-    /// Makes a socket at `path` that only this user can connect to. A stale socket is replaced.
+    /// Creates a socket at `path` that only this user can connect to. Replaces a stale socket.
     ///
     /// # Errors
-    /// Somebody serves a socket there, something else is there, or it cannot be made.
+    /// A process serves a socket at `path`, another kind of file is there, or the host cannot create the socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
         Self::bind_for(path, Clients::Owner)
     }
 
     fn bind_for(path: &Path, clients: Clients) -> io::Result<Self> {
-        // Two that start at once must not both find a stale socket and replace each other's new one.
+        // If two processes start at once, both could find a stale socket and replace each other's new socket. The lock prevents this.
         let _lock = StartLock::take(path, PATIENCE)?;
         remove_stale(path)?;
         let listener = match clients {
@@ -75,45 +75,45 @@ impl ListeningSocket {
             Clients::Owner => listen_for_owner(path),
         }?;
         let identity = identity(path).inspect_err(|_| {
-            // It was made a moment ago. Where it cannot be removed either, that has the same reason.
+            // The file was created just now. If it cannot be removed either, the cause is the same.
             let _ = fs::remove_file(path);
         })?;
         lock(&OWN).push(identity);
         Ok(Self { listener, file: Some((path.to_path_buf(), identity)), _in_use: None })
     }
 
-    /// The same for a part of the VM: a socket that was inherited takes its place where `path` is `/dev/fd/N`.
+    /// Creates a socket for a part of the VM. If `path` is `/dev/fd/N`, uses the inherited socket with this number.
     ///
     /// # Errors
-    /// Those of [`Self::bind`], or the descriptor is of no such socket, or another part has it.
+    /// Those of [`Self::bind`]. Or the descriptor is not a listening socket, or another part of the VM uses it.
     pub fn for_part(path: &Path, clients: Clients) -> io::Result<Self> {
         let Some(inherited) = inherited::listener(path) else { return Self::bind_for(path, clients) };
         let InheritedListener { listener, in_use } = inherited?;
         Ok(Self { listener, file: None, _in_use: Some(in_use) })
     }
 
-    /// Takes a listening unix socket that the parent process made.
+    /// Uses a listening unix socket that the parent process created.
     ///
     /// # Errors
-    /// It is not one.
+    /// The descriptor is not a listening unix socket.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         if socket_domain(&fd)? != AddressFamily::UNIX || !socket_acceptconn(&fd)? {
-            return Err(io::Error::other("it is no listening unix socket"));
+            return Err(io::Error::other("the descriptor is not a listening unix socket"));
         }
         Ok(Self { listener: UnixListener::from(fd), file: None, _in_use: None })
     }
 
-    /// The socket itself.
+    /// Returns the socket.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
 
-/// Makes a socket at `path` that only this user can connect to.
+/// Creates a socket at `path` that only this user can connect to.
 fn listen_for_owner(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The file gets the socket's mode, without bits of the umask (`unix_bind_bsd()` of Linux' net/unix/af_unix.c). A umask for a moment
-    // would hold for files that other threads make, too.
+    // The file gets the socket's mode, restricted by the umask (`unix_bind_bsd()` of Linux' net/unix/af_unix.c). A temporary umask would
+    // also affect files that other threads create.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, MOST_WAITING)?;
@@ -124,23 +124,24 @@ impl Drop for ListeningSocket {
     fn drop(&mut self) {
         let Some((path, made)) = &self.file else { return };
         lock(&OWN).retain(|own| own != made);
-        // Whoever has put another there meanwhile keeps it.
+        // Keep the file if another process has replaced it meanwhile.
         if identity(path).is_ok_and(|now| now == *made)
             && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("removing the socket {}: {error}", path.display());
+            log::warn!("cannot remove the socket {}: {error}", path.display());
         }
     }
 }
 
-/// The lock of who makes a socket: a file beside it that nobody else can open, so that nobody else can lock it. It goes with the lock.
+/// Lock of a process that creates a socket: a file next to the socket that only this user can open and lock. Dropping the lock removes
+/// the file.
 struct StartLock {
     file: File,
     path: PathBuf,
 }
 
 impl StartLock {
-    /// Waits for others that start, but not for ever: one may have been stopped.
+    /// Waits for other processes that start, for a limited time, because one of them may have been stopped.
     fn take(socket: &Path, patience: Duration) -> io::Result<Self> {
         let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
         name.push(".lock");
@@ -148,17 +149,21 @@ impl StartLock {
         let deadline = Instant::now() + patience;
         loop {
             let mut options = File::options();
-            // Another user of the directory may have put a link or a FIFO there: neither is followed or waited for.
+            // Another user of the directory may have put a link or a FIFO there. The flags prevent following the link and waiting for
+            // the FIFO.
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
             let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
             let file = options.open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Who had it before may have removed the file since it was opened here.
+                // The previous owner of the lock may have removed the file after it was opened here.
                 Ok(()) if is_at(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
                 Err(Errno::WOULDBLOCK) => {
-                    let text = format!("another process keeps {} locked", path.display());
+                    let text = format!(
+                        "another process holds the lock {}; end that process or try again later",
+                        path.display()
+                    );
                     return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
                 }
                 Err(error) => return Err(error.into()),
@@ -172,7 +177,7 @@ impl Drop for StartLock {
         if is_at(&self.file, &self.path)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            log::warn!("removing {}: {error}", self.path.display());
+            log::warn!("cannot remove {}: {error}", self.path.display());
         }
     }
 }
@@ -182,19 +187,19 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((opened, identity(path)), (Ok(opened), Ok(there)) if opened == there)
 }
 
-/// Removes a socket that nobody serves.
+/// Removes a socket that no process serves.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
     if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
     }
     if lock(&OWN).contains(&(metadata.dev(), metadata.ino())) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "this VM uses this socket already"));
     }
-    // Without waiting for room in the queue of who serves it, which may never come.
+    // Do not wait for room in the server's queue, which may never become free.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&client, &SocketAddrUnix::new(path)?) {
@@ -216,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_is_its_owners_only_and_removed_at_the_end() {
+    fn socket_is_private_to_its_owner_and_removed_on_drop() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         let socket = ListeningSocket::bind(&path).unwrap();
@@ -235,14 +240,14 @@ mod tests {
         assert_eq!(error.to_string(), "this VM uses this socket already");
         assert!(path.exists());
         drop(socket);
-        // As a process has it that is another one.
+        // Another process has the socket.
         let other = UnixListener::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.to_string(), "another process serves this socket");
         drop(other);
         fs::remove_file(&path).unwrap();
 
-        // As a process leaves it that was killed.
+        // A killed process has left the socket.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let socket = ListeningSocket::bind(&path).unwrap();
@@ -251,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_for_others_has_the_mode_that_the_umask_leaves() {
+    fn socket_for_other_users_has_the_mode_of_the_umask() {
         let dir = tempfile::tempdir().unwrap();
         let plain = UnixListener::bind(dir.path().join("plain")).unwrap();
         let _socket = ListeningSocket::for_part(&dir.path().join("s"), Clients::ByUmask).unwrap();
@@ -260,19 +265,19 @@ mod tests {
         drop(plain);
     }
 
-    /// Who may read the directory can lock it.
+    /// A user who may read the directory can lock it.
     #[test]
-    fn locked_directory_keeps_nobody_from_making_a_socket() {
+    fn locked_directory_does_not_prevent_a_new_socket() {
         let dir = tempfile::tempdir().unwrap();
         let holder = File::open(dir.path()).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
         let socket = ListeningSocket::bind(&dir.path().join("api.sock")).unwrap();
         drop(socket);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "something is left");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a file is left");
     }
 
     #[test]
-    fn lock_that_is_kept_is_an_error_and_one_that_is_let_go_none() {
+    fn held_lock_is_an_error_and_a_released_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         let holder = StartLock::take(&path, Duration::ZERO).unwrap();
@@ -280,15 +285,15 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o600);
         let error = StartLock::take(&path, Duration::ZERO).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-        // The limit ends a test that hangs.
+        // The time limit ends a test that hangs.
         let waiting = thread::spawn(move || StartLock::take(&path, Duration::from_secs(600)).map(drop));
         drop(holder);
         waiting.join().unwrap().unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "something is left");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "a file is left");
     }
 
     #[test]
-    fn one_of_many_that_start_at_once_gets_the_socket() {
+    fn only_one_of_many_concurrent_starts_gets_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         drop(UnixListener::bind(&path).unwrap());
@@ -306,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_whose_queue_is_full_is_in_use() {
+    fn socket_with_a_full_queue_is_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
         let socket = ListeningSocket::bind(&path).unwrap();
@@ -326,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_left_alone() {
+    fn files_of_other_kinds_or_owners_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();

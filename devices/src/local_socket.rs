@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unix sockets of other processes of the host.
+//! Connections to unix sockets of other processes of the host.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::inherited;
 
-/// Connects to the process that listens at `path`. It does not wait for one that takes no connections. A connection that was inherited
-/// takes its place ([`inherited::connection`]).
+/// Connects to the process that listens at `path`. Does not wait for a process that accepts no connections. If `path` names an
+/// inherited connection, uses that one ([`inherited::connection`]).
 pub(crate) fn connect_now(path: &Path) -> io::Result<UnixStream> {
     if let Some(stream) = inherited::connection(path).transpose()? {
         stream.set_nonblocking(false)?;
@@ -43,6 +43,6 @@ mod tests {
         let writer = std::thread::spawn(move || server.write_all(b"x").map(|()| server));
         stream.read_exact(&mut [0]).unwrap();
         drop(writer.join().unwrap().unwrap());
-        assert!(connect_now(Path::new(&path)).unwrap_err().to_string().contains("was used up"));
+        assert!(connect_now(Path::new(&path)).unwrap_err().to_string().contains("is used up"));
     }
 }

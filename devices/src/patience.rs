@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long this process waits for others that it does not trust.
+//! Time limits for peers that this process does not trust.
 //!
-//! One access of a guest's, or one operation of the VMM's, may take many messages to a server. A limit for each message would
-//! add up. So what belongs together is an [`Operation`], and each server may hold it for a limited time in all. Beside that, a
-//! server has a [`Budget`] for how long it holds anybody.
+//! One access of a guest, or one operation of the VMM, may need many messages to a server. With a limit for each message, the
+//! waits would add up. So related messages form an [`Operation`], which has a limit for each server in total. In addition, a
+//! server has a [`Budget`] for all the time that it delays other threads.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Whom threads of this process wait for.
+/// Peer that threads of this process wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// The host's kernel, which ends its I/O.
+    /// The host's kernel, which completes I/O.
     HostKernel,
-    /// The server at the other end of a connection, of whatever kind.
+    /// The server at the other end of a connection, of any kind.
     Server(u64),
 }
 
@@ -29,21 +29,22 @@ impl Peer {
 }
 
 thread_local! {
-    /// Whether an operation is under way, and how many have begun.
+    /// True if an operation is in progress, and the number of operations begun.
     static CURRENT: Cell<(bool, u64)> = const { Cell::new((false, 0)) };
-    /// How long this thread has waited in an operation: number of the operation, peer, time.
+    /// Waits of this thread in an operation: number of the operation, peer, time.
     static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What this thread does as one, as long as this is there. Costs next to nothing as long as it waits for nobody.
+/// Group of a thread's actions that share a time limit, from creation to drop. It costs almost nothing if the thread never
+/// waits.
 pub struct Operation {
     is_outermost: bool,
-    /// It is the thread's own.
+    /// An operation belongs to its thread.
     not_send: PhantomData<*const ()>,
 }
 
 impl Operation {
-    /// Begins an operation. Within another it is a part of that one.
+    /// Begins an operation. Within another operation, it becomes a part of that one.
     #[must_use]
     pub fn begin() -> Self {
         let is_outermost = CURRENT.with(|current| {
@@ -56,7 +57,7 @@ impl Operation {
         Self { is_outermost, not_send: PhantomData }
     }
 
-    /// How long this thread has waited for `peer` in this operation; zero where none is under way.
+    /// Returns the time that this thread has waited for `peer` in this operation. Returns zero outside an operation.
     pub(crate) fn waited(peer: Peer) -> Duration {
         let (true, operation) = CURRENT.get() else { return Duration::ZERO };
         WAITED.with_borrow(|all| {
@@ -65,7 +66,7 @@ impl Operation {
         })
     }
 
-    /// Notes that it waited.
+    /// Records a wait of this thread.
     pub(crate) fn note(peer: Peer, time: Duration) {
         let (true, operation) = CURRENT.get() else { return };
         WAITED.with_borrow_mut(|all| {
@@ -86,20 +87,20 @@ impl Drop for Operation {
     }
 }
 
-/// One part of the time that passes comes back to a [`Budget`].
+/// Divisor of the refill rate: a [`Budget`] gets back 1/64 of the time that passes.
 const COMES_BACK: u32 = 64;
 
-/// How long a server may hold others. What it took comes back slowly.
+/// Time for which a server may delay other threads. Used time is slowly given back.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// What it has at most.
+    /// Maximum of `left`.
     whole: Duration,
-    /// An answer within this time holds nobody.
+    /// An answer within this time costs nothing.
     free: Duration,
     left: Duration,
-    /// When `left` was that.
+    /// Time at which `left` was computed.
     since: Instant,
-    /// Until when waiting is paid for: threads that wait at the same time are held once.
+    /// End of the paid period. Concurrent waits are paid for only once.
     paid: Instant,
 }
 
@@ -108,13 +109,13 @@ impl Budget {
         Self { whole, free, left: whole, since: now, paid: now }
     }
 
-    /// How long an answer may take that is waited for from `now` on.
+    /// Returns the time that an answer may take, from `now` on.
     pub(crate) fn allows(&mut self, now: Instant) -> Duration {
         self.refill(now);
         self.left + self.free
     }
 
-    /// Pays for a wait.
+    /// Charges a wait to the budget.
     pub(crate) fn pay(&mut self, from: Instant, to: Instant) {
         self.refill(to);
         let held = to.saturating_duration_since((from + self.free).max(self.paid));
@@ -142,7 +143,7 @@ mod tests {
         let (one, other) = (Peer::new_server(), Peer::new_server());
         assert_ne!(one, other);
         Operation::note(one, SECOND);
-        assert_eq!(Operation::waited(one), Duration::ZERO, "none is under way");
+        assert_eq!(Operation::waited(one), Duration::ZERO, "no operation is in progress");
         let outer = Operation::begin();
         Operation::note(one, SECOND);
         let inner = Operation::begin();
@@ -168,7 +169,7 @@ mod tests {
         let left = budget.allows(at(2));
         assert!((SECOND * 5..SECOND * 6).contains(&left), "{left:?}");
         budget.pay(at(2), at(2) + SECOND / 10);
-        assert!(budget.allows(at(3)) >= left, "what comes soon costs nothing");
+        assert!(budget.allows(at(3)) >= left, "a quick answer costs nothing");
         budget.pay(at(3), at(20));
         assert_eq!(budget.allows(at(20)), SECOND / 10, "spent");
         assert_eq!(budget.allows(at(84)), SECOND + SECOND / 10);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! pvpanic, the device by which a guest's kernel tells that it has panicked (QEMU, `docs/specs/pvpanic`), on PCI.
+//! pvpanic, a PCI device that a guest's kernel uses to report that it has panicked (QEMU, `docs/specs/pvpanic`).
 //!
-//! Its one register, a byte, reads as the events that the device takes, and takes those that the guest writes. Of the
-//! specification's events the third, a regular shutdown, is not offered: ACPI tells of that.
+//! It has one register of one byte. A read returns the supported events, and a write reports events. The third event of the
+//! specification, a regular shutdown, is not supported, because ACPI reports it.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, FunctionConfig, Identit
 use crate::platform::{DeviceEvent, DeviceObserver};
 use crate::state::{DeviceState, StateError};
 
-/// Vendor and device ID, class and revision, as in the specification and QEMU.
+/// Vendor and device ID, class and revision of the specification and QEMU.
 const IDENTITY: Identity = Identity {
     vendor: 0x1b36,
     device: 0x0011,
@@ -25,7 +25,7 @@ const IDENTITY: Identity = Identity {
     revision: 1,
 };
 
-/// The register's BAR. The specification has 2 bytes, which are fewer than a memory BAR can have.
+/// BAR of the register. The specification defines 2 bytes, which is less than the minimum size of a memory BAR.
 const BAR: Bar = Bar { index: 0, kind: BarKind::Memory32 { prefetchable: false }, size: 16 };
 
 /// Events by their bit in the register.
@@ -34,27 +34,27 @@ const EVENTS: [(u8, DeviceEvent); 2] = [(1 << 0, DeviceEvent::Panicked), (1 << 1
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("pvpanic", 1);
 
-/// Its saved state.
+/// Saved state of the device.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PvPanicState {
     config: ConfigState,
-    /// Bits of events that were told.
+    /// Bits of events that were reported.
     told: u8,
 }
 
-/// The device.
+/// pvpanic device.
 pub struct PvPanic {
     id: String,
     config: FunctionConfig,
     observer: Arc<dyn DeviceObserver>,
-    /// Events that were told since the last reset: a kernel panics once, and one that writes in a loop is not to be heard as
-    /// often.
+    /// Events that were reported since the last reset. Each is reported only once: a kernel panics once, and a kernel that
+    /// writes in a loop must not flood the observer.
     told: AtomicU8,
 }
 
 impl PvPanic {
-    /// A device that tells `observer` of each event once, until it is reset. `id` is its name in logs and the API.
+    /// Creates a device that reports each event to `observer` once until it is reset. `id` is its name in logs and the API.
     pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
         let mut config = ConfigSpace::new(IDENTITY);
         config.add_bar(BAR);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_finds_the_device_and_what_it_takes() {
+    fn driver_finds_the_device_and_its_supported_events() {
         let (device, _) = device();
         let mut id = [0; 4];
         device.read_config(0, &mut id);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_is_told_once_until_a_reset() {
+    fn each_event_is_reported_once_until_a_reset() {
         let (device, witness) = device();
         for written in [0, 1, 1, 0xfc, 3, 2] {
             device.write_bar(0, 0, &[written]);
@@ -176,9 +176,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest does, it is heard at most once of each event.
+        /// Any sequence of accesses reports each event at most once.
         #[test]
-        fn no_access_harms_or_is_heard_twice(
+        fn random_accesses_report_each_event_at_most_once(
             accesses in prop::collection::vec((any::<bool>(), 0u64..16, prop::collection::vec(any::<u8>(), 0..9)), 0..40),
         ) {
             let (device, witness) = device();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What guest RAM is made of. All that handles it names these types, so that what RAM keeps of its pages is decided here.
+//! Types of guest RAM. All code that handles RAM uses these types, so the per-page data of RAM is chosen in one place.
 
 use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,48 +11,48 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion,
 use crate::host_memory::Registration;
 use crate::sync::lock;
 
-/// What each region keeps of its pages: nothing. A bitmap of pages that were written, as live migration and incremental
-/// snapshots need it, takes its place here (`vm_memory::bitmap::AtomicBitmap`).
+/// Per-page data of each region: none. Live migration and incremental snapshots need a bitmap of written pages, which would be defined
+/// here (`vm_memory::bitmap::AtomicBitmap`).
 pub type RamBitmap = ();
 
 /// A contiguous part of RAM.
 pub type RamRegion = GuestRegionMmap<RamBitmap>;
 
-/// Why regions do not make RAM.
+/// Reason why regions cannot form RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RamError {
-    /// There is none.
+    /// There is no region.
     #[error("RAM has no region")]
     Empty,
-    /// They are not in order, or overlap.
-    #[error("the region at {0:#x} does not begin behind the one before it")]
+    /// The regions are out of order or overlap.
+    #[error("the region at {0:#x} must begin after the end of the region before it")]
     Order(u64),
-    /// There is no room for more.
-    #[error("RAM has all of the {0} regions that it can have")]
+    /// RAM has no place for another region.
+    #[error("RAM has its maximum of {0} regions already")]
     Full(usize),
-    /// The memory is not to be had.
+    /// The memory cannot be allocated.
     #[error("the region at {0:#x} cannot be mapped")]
     Map(u64),
 }
 
 /// All RAM of a guest, by guest-physical address.
 ///
-/// Regions can be added behind those that there are, while others read, and the last can be withdrawn. All stay mapped for good, those
-/// that were withdrawn too: whoever has found one may keep it as long as the RAM. A look-up costs O(log n) and takes no lock.
+/// Regions can be added after the existing ones while other threads read. The last region can be withdrawn. All regions stay mapped as
+/// long as the RAM, even withdrawn ones, so a thread may keep a region that it has found. A look-up takes O(log n) and no lock.
 #[derive(Debug)]
 pub struct Ram {
-    /// Names of the regions in messages. It goes before they are unmapped.
+    /// Names of the regions in messages. Dropped before the regions are unmapped.
     names: Mutex<Vec<Registration>>,
-    /// Those that have a region come first, in order.
+    /// Places of regions. Places with a region come first, in order of their addresses.
     places: Vec<Place>,
-    /// Held while regions come and go.
+    /// Held while regions are added or withdrawn.
     changing: Mutex<()>,
 }
 
-/// The regions that were in one place in turn. All but one were withdrawn, or all.
+/// All regions that have occupied one place, one after the other. At most one of them is not withdrawn.
 type Place = OnceLock<Tenant>;
 
-/// A region, and who came after it in its place.
+/// A region, and its successor in the same place.
 #[derive(Debug)]
 struct Tenant {
     region: RamRegion,
@@ -64,16 +64,16 @@ fn tenants(place: &Place) -> impl Iterator<Item = &Tenant> {
     iter::successors(place.get(), |tenant| tenant.next.get().map(Box::as_ref))
 }
 
-/// The region in a place, if there is one.
+/// Returns the current region of a place, if it has one.
 fn current(place: &Place) -> Option<&RamRegion> {
     tenants(place).find(|tenant| !tenant.withdrawn.load(Ordering::Acquire)).map(|tenant| &tenant.region)
 }
 
 impl Ram {
-    /// RAM of `regions`, in order, to which `more` can be added.
+    /// Creates RAM of `regions`, in order of their addresses. Up to `more` regions can be added later.
     ///
     /// # Errors
-    /// There is none, or they are not in order.
+    /// There is no region, or the regions are out of order.
     pub fn new(regions: Vec<RamRegion>, more: usize) -> Result<Self, RamError> {
         if regions.is_empty() {
             return Err(RamError::Empty);
@@ -87,18 +87,18 @@ impl Ram {
         Ok(ram)
     }
 
-    /// RAM at these addresses, of so many bytes each, as memory of this process.
+    /// Creates RAM at these addresses, with these lengths in bytes, from memory of this process.
     ///
     /// # Errors
-    /// They are not in order, or the memory is not to be had.
+    /// The ranges are out of order, or the memory cannot be allocated.
     pub fn from_ranges(ranges: &[(GuestAddress, usize)]) -> Result<Self, RamError> {
         Self::from_ranges_with_files(ranges.iter().map(|(gpa, len)| (*gpa, *len, None)))
     }
 
-    /// The same, of files where there are any.
+    /// Like [`from_ranges`](Self::from_ranges), with files for ranges that have one.
     ///
     /// # Errors
-    /// They are not in order, or the memory is not to be had.
+    /// The ranges are out of order, or the memory cannot be mapped.
     pub fn from_ranges_with_files(
         ranges: impl IntoIterator<Item = (GuestAddress, usize, Option<FileOffset>)>,
     ) -> Result<Self, RamError> {
@@ -108,15 +108,15 @@ impl Ram {
         Self::new(ranges.into_iter().map(region).collect::<Result<_, _>>()?, 0)
     }
 
-    /// Keeps what a region is called as long as the RAM.
+    /// Keeps the name of a region as long as the RAM.
     pub fn keep_name(&self, name: Registration) {
         lock(&self.names).push(name);
     }
 
-    /// Adds a region behind those that there are.
+    /// Adds a region after the existing ones.
     ///
     /// # Errors
-    /// It does not begin behind them, or there is no room. Nothing has changed then.
+    /// The region does not begin after the existing ones, or there is no place for it. Nothing has changed then.
     pub fn add(&self, region: RamRegion) -> Result<(), RamError> {
         let _changing = lock(&self.changing);
         let place = self.free_place(region.start_addr())?;
@@ -125,12 +125,12 @@ impl Ram {
             Some(last) => last.next.set(Box::new(tenant)).is_ok(),
             None => place.set(tenant).is_ok(),
         };
-        debug_assert!(is_set, "nobody else adds one meanwhile");
+        debug_assert!(is_set, "the lock excludes other additions");
         Ok(())
     }
 
-    /// Takes the last region out again, if it begins at `gpa` and is not the only one; whether it was. Who has found it may still
-    /// access it, so that it stays mapped. It must be none that the guest knows.
+    /// Withdraws the last region, if it begins at `gpa` and is not the only one. Returns true if it was withdrawn. The region stays
+    /// mapped, because a thread that has found it may still access it. The guest must not know the region.
     pub fn withdraw(&self, gpa: GuestAddress) -> bool {
         let _changing = lock(&self.changing);
         let last = self.num_regions().checked_sub(1).filter(|last| *last > 0);
@@ -141,15 +141,16 @@ impl Ram {
         tenant.is_some()
     }
 
-    /// A region of these addresses that was withdrawn, and that [`add_again`](Self::add_again) would add.
+    /// Returns a withdrawn region with these addresses, which [`add_again`](Self::add_again) would add.
     pub fn withdrawn(&self, gpa: GuestAddress, len: u64) -> Option<&RamRegion> {
         self.withdrawn_tenant(gpa, len).map(|tenant| &tenant.region)
     }
 
-    /// Adds that region, as it is, instead of one more that would stay mapped for good; `false` if there is none.
+    /// Adds the withdrawn region with these addresses again, instead of mapping another one. Returns `false` if there is no such
+    /// region.
     ///
     /// # Errors
-    /// As of [`add`](Self::add).
+    /// Those of [`add`](Self::add).
     pub fn add_again(&self, gpa: GuestAddress, len: u64) -> Result<bool, RamError> {
         let _changing = lock(&self.changing);
         self.free_place(gpa)?;
@@ -158,7 +159,7 @@ impl Ram {
         Ok(tenant.is_some())
     }
 
-    /// Where the next region goes, which begins at `start`.
+    /// Returns the place for the next region, which begins at `start`.
     fn free_place(&self, start: GuestAddress) -> Result<&Place, RamError> {
         let count = self.num_regions();
         if self.get(count.wrapping_sub(1)).is_some_and(|before| before.last_addr() >= start) {
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn region_that_is_added_is_there_for_those_who_have_the_ram() {
+    fn added_region_is_visible_to_existing_users() {
         let ram = std::sync::Arc::new(Ram::new(vec![region(0)], 2).unwrap());
         let (reader, first) = (ram.clone(), ram.find_region(GuestAddress(0)).unwrap());
         ram.add(region(0x8000)).unwrap();
@@ -236,26 +237,30 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_region_is_found_by_nobody_and_kept_by_who_has_it() {
+    fn withdrawn_region_is_not_found_but_stays_mapped() {
         let ram = Ram::new(vec![region(0)], 1).unwrap();
         ram.add(region_of(0x8000, 0x4000)).unwrap();
         let kept = ram.find_region(GuestAddress(0x8000)).unwrap();
         assert!(ram.withdraw(GuestAddress(0x8000)));
         assert_eq!((starts(&ram), ram.last_addr()), (vec![0], GuestAddress(0xfff)));
         assert!(ram.find_region(GuestAddress(0x8000)).is_none());
-        // Neither what is not there, nor all there is.
+        // A missing region and the only region cannot be withdrawn.
         assert_eq!([0x8000, 0].map(|gpa| ram.withdraw(GuestAddress(gpa))), [false; 2]);
 
         ram.add(region(0x8000)).unwrap();
         assert_eq!((starts(&ram), ram.last_addr()), (vec![0, 0x8000], GuestAddress(0x8fff)));
         ram.write_obj(7u8, GuestAddress(0x8000)).unwrap();
-        assert_eq!(kept.read_obj::<u8>(vm_memory::MemoryRegionAddress(0)).unwrap(), 0, "it is memory of its own");
+        assert_eq!(
+            kept.read_obj::<u8>(vm_memory::MemoryRegionAddress(0)).unwrap(),
+            0,
+            "the new region has its own memory"
+        );
         assert!(ram.find_region(GuestAddress(0x9000)).is_none());
-        assert_eq!(ram.add(region(0x9000)), Err(RamError::Full(2)), "it leaves its place to the next");
+        assert_eq!(ram.add(region(0x9000)), Err(RamError::Full(2)), "the withdrawn region's place is used again");
     }
 
     #[test]
-    fn withdrawn_region_comes_again_where_the_same_is_wanted() {
+    fn withdrawn_region_is_reused_for_the_same_addresses() {
         let ram = Ram::new(vec![region(0)], 2).unwrap();
         let gpa = GuestAddress(0x8000);
         assert_eq!(ram.add_again(gpa, 0x4000), Ok(false));
@@ -271,7 +276,7 @@ mod tests {
         let found = ram.find_region(GuestAddress(0xbfff)).unwrap();
         assert_eq!((found.as_ptr(), starts(&ram)), (first, vec![0, 0x8000]));
         ram.add(region(0xc000)).unwrap();
-        assert!(!ram.withdraw(gpa), "it is not the last");
+        assert!(!ram.withdraw(gpa), "the region is not the last");
     }
 
     #[test]

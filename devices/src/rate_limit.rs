@@ -1,50 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the rate of requests: token buckets, which queues of one or several devices share.
+//! Rate limits of requests. They are token buckets, which queues of one or several devices can share.
 //!
-//! A bucket holds tokens, one for a byte or for a request, and gets them back at a fixed rate until it is full. A request passes when a token
-//! is there, and takes what it costs: one that costs more than is left puts the bucket into debt, and all others wait until that is paid. So
-//! a request that is larger than the bucket passes too, the average is exact, and a large request never waits behind small ones for good.
+//! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least
+//! one token is left, and takes its full cost. A request that costs more than is left puts the bucket into debt, and all further requests
+//! wait until the debt is paid. So a request that is larger than the bucket also passes, the average rate is exact, and small requests
+//! cannot block a large one for ever.
 //!
-//! Crates that limit rates either know no burst that comes once (`governor`), or bring timers and a clock of their own.
+//! Existing crates for rate limits either have no one-time burst (`governor`), or use their own timers and clock.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// What a bucket is.
+/// Parameters of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketParams {
-    /// Tokens that it holds, 1 at least.
+    /// Capacity in tokens, at least 1.
     pub size: u64,
-    /// Tokens that are there at the start beside those, and never come back.
+    /// Additional tokens at the start, which are never refilled.
     pub one_time_burst: u64,
-    /// The time in which an empty bucket fills, 1 ns to 2^32 ms.
+    /// Time in which an empty bucket becomes full, 1 ns to 2^32 ms.
     pub refill_time: Duration,
 }
 
-/// What is limited.
+/// Limits of a limiter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Bytes.
+    /// Limit on bytes.
     pub bandwidth: Option<BucketParams>,
-    /// Requests.
+    /// Limit on requests.
     pub ops: Option<BucketParams>,
 }
 
-/// The longest time to wait before looking again.
+/// Maximum time to wait before the next attempt.
 const MOST_WAIT: Duration = Duration::from_secs(3600);
 
-/// A bucket. A token counts as many parts as the refill time has nanoseconds, so that nothing is rounded: `size` parts come in each.
+/// Bucket. A token has as many parts as the refill time has nanoseconds, so nothing is rounded: each nanosecond adds `size` parts.
 #[derive(Debug)]
 struct Bucket {
     size: i128,
-    /// Nanoseconds.
+    /// In nanoseconds.
     refill_time: i128,
-    /// Parts. Negative: a debt.
+    /// Tokens left, in parts. A negative value is a debt.
     parts: i128,
-    /// Tokens.
+    /// Burst tokens left.
     burst: u64,
     seen: Instant,
 }
@@ -54,11 +55,11 @@ impl Bucket {
         let size = i128::from(params.size.max(1));
         let most = u128::from(u32::MAX) * 1_000_000;
         let refill_time = i128::try_from(params.refill_time.as_nanos().clamp(1, most)).unwrap_or(1);
-        // 2^64 tokens of less than 2^52 parts each.
+        // At most 2^64 tokens with less than 2^52 parts each.
         Self { size, refill_time, parts: size * refill_time, burst: params.one_time_burst, seen: now }
     }
 
-    /// Adds what has come since.
+    /// Adds the parts of the time that has passed.
     fn refill(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.seen).as_nanos();
         self.seen = self.seen.max(now);
@@ -66,7 +67,7 @@ impl Bucket {
         self.parts = self.parts.saturating_add(come).min(self.size * self.refill_time);
     }
 
-    /// How long it takes until a token is there.
+    /// Returns the time until a token is available.
     fn wait(&self) -> Option<Duration> {
         if self.burst != 0 || self.parts >= self.refill_time {
             return None;
@@ -90,22 +91,22 @@ struct Buckets {
     ops: Option<Bucket>,
 }
 
-/// A limit that queues share.
+/// Rate limit that queues can share.
 #[derive(Debug)]
 pub struct RateLimiter(Mutex<Buckets>);
 
 impl RateLimiter {
-    /// Buckets that are full.
+    /// Creates a limiter with full buckets.
     pub fn new(limits: RateLimits, now: Instant) -> Self {
         let bucket = |params: Option<BucketParams>| params.map(|params| Bucket::new(params, now));
         Self(Mutex::new(Buckets { bandwidth: bucket(limits.bandwidth), ops: bucket(limits.ops) }))
     }
 
-    /// Lets a request of so many bytes pass.
+    /// Lets a request of `bytes` bytes pass.
     ///
     /// # Errors
-    /// It does not pass now, and nothing was taken. After this time, an hour at most, it is to be asked again: it passes then, unless others
-    /// come first or there is more than an hour to wait.
+    /// The request does not pass now, and no tokens were taken. The error is the time, at most an hour, after which the caller should try
+    /// again. The request then passes, unless other requests come first or the wait is longer than an hour.
     pub fn pass(&self, bytes: u64, now: Instant) -> Result<(), Duration> {
         let Buckets { bandwidth, ops } = &mut *lock(&self.0);
         let mut both = [bandwidth.as_mut().map(|bucket| (bucket, bytes)), ops.as_mut().map(|bucket| (bucket, 1))];
@@ -134,7 +135,7 @@ mod tests {
         Some(BucketParams { size, one_time_burst, refill_time })
     }
 
-    /// A limiter, and the time at which its buckets are full.
+    /// Creates a limiter, and returns the time at which its buckets are full.
     fn made(bandwidth: Option<BucketParams>, ops: Option<BucketParams>) -> (RateLimiter, Instant) {
         let now = Instant::now();
         (RateLimiter::new(RateLimits { bandwidth, ops }, now), now)
@@ -148,7 +149,7 @@ mod tests {
         assert_eq!(limiter.pass(4096, start + Duration::from_millis(99)), Err(Duration::from_millis(1)));
         assert_eq!(limiter.pass(4096, start + Duration::from_millis(100)), Ok(()));
         assert!(limiter.pass(4096, start + Duration::from_millis(100)).is_err());
-        // It is never more than full.
+        // The bucket never holds more than its capacity.
         let later = start + 100 * SECOND;
         assert_eq!((0..100).filter(|_| limiter.pass(0, later).is_ok()).count(), 10);
     }
@@ -167,7 +168,7 @@ mod tests {
     fn oversized_request_passes_and_later_ones_wait_for_debt() {
         let (limiter, start) = made(bucket(1000, 0, SECOND), None);
         assert_eq!(limiter.pass(5000, start), Ok(()));
-        // 4000 of debt, and a token to be there.
+        // The debt is 4000 tokens, and one more token is needed.
         assert_eq!(limiter.pass(1, start), Err(Duration::from_millis(4001)));
         assert_eq!(limiter.pass(1, start + Duration::from_millis(4001)), Ok(()));
     }
@@ -179,16 +180,16 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(limiter.pass(100, start), Err(SECOND));
         }
-        // Had each of them paid, there would be a debt of 9,100 bytes.
+        // If each failed request had been charged, the debt would be 9,100 bytes.
         assert_eq!(limiter.pass(900, start + SECOND), Ok(()));
     }
 
     #[test]
-    fn largest_numbers_and_a_clock_that_stands_still_break_nothing() {
+    fn extreme_numbers_and_a_stopped_clock_are_harmless() {
         let (limiter, start) = made(bucket(u64::MAX, u64::MAX, Duration::MAX), bucket(1, 0, Duration::MAX));
         assert_eq!(limiter.pass(u64::MAX, start), Ok(()));
         assert_eq!(limiter.pass(u64::MAX, start), Err(MOST_WAIT));
-        // Of two threads the one reads the clock before the other, and comes after it.
+        // One of two threads may read the clock earlier but call later.
         assert!(limiter.pass(1, start.checked_sub(SECOND).unwrap_or(start)).is_err());
         assert_eq!(limiter.pass(1, start + Duration::from_millis(u32::MAX.into())), Ok(()));
         let (none, start) = made(None, None);
@@ -196,10 +197,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when: in no stretch of time pass more bytes than the bucket holds and gets, and one request; and who waits as
-        /// long as it was told passes.
+        /// In no period do more bytes pass than the bucket holds and regains, plus one request. A request that waits for the reported
+        /// time passes.
         #[test]
-        fn no_more_passes_than_the_rate_and_who_waits_as_told_passes(
+        fn rate_is_kept_and_reported_waits_suffice(
             size in 1u64..10_000,
             burst in 0u64..10_000,
             refill_ms in 1u64..5_000,
@@ -214,7 +215,7 @@ mod tests {
                 while let Err(wait) = limiter.pass(bytes, start + at) {
                     prop_assert!(limiter.pass(bytes, start + at + wait - Duration::from_nanos(1)).is_err());
                     at += wait;
-                    // Who was told the longest time asks again.
+                    // After the maximum wait, the request is tried again.
                     if wait < MOST_WAIT {
                         prop_assert_eq!(limiter.pass(bytes, start + at), Ok(()));
                         break;
@@ -226,7 +227,7 @@ mod tests {
                 let mut sum = 0u128;
                 for (to, bytes) in &passed[first..] {
                     let come = u128::from(size) * (*to - *from).as_nanos() / refill_time.as_nanos();
-                    // The last one passes for a token that is there.
+                    // The last request needs only one token.
                     prop_assert!(sum <= u128::from(size) + u128::from(burst) + come, "{} bytes", sum);
                     sum += u128::from(*bytes);
                 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The policy by which the host schedules a thread (`sched(7)`).
+//! Scheduling policy of a thread (`sched(7)`).
 
 use std::ffi::c_int;
 
-/// Policies of threads that share the CPUs, each by its niceness.
+/// Policies of threads that share the CPUs by their niceness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// `SCHED_OTHER`: a thread that is woken may take the CPU from the one that runs there.
+    /// `SCHED_OTHER`: a woken thread may preempt the thread that runs on the CPU.
     Other,
-    /// `SCHED_BATCH`: it does not. It has its turn where a CPU is idle, or when the other one's has ended.
+    /// `SCHED_BATCH`: a woken thread does not preempt another thread. It waits for an idle CPU, or for the end of the other thread's
+    /// time slice.
     Batch,
 }
 
@@ -22,19 +23,19 @@ impl Policy {
     }
 }
 
-/// The policy of this thread; `None` for another one, as in real time.
+/// Returns the policy of this thread, or `None` for any other policy, such as a real-time one.
 pub(crate) fn current_policy() -> Option<Policy> {
     // SAFETY: 0 is the calling thread. No memory is touched.
     let number = unsafe { libc::sched_getscheduler(0) };
     [Policy::Other, Policy::Batch].into_iter().find(|policy| policy.number() == number)
 }
 
-/// Changes the policy of this thread, and neither its niceness nor its time slice; `false` if it is not `from`, as when somebody has the
-/// program run in real time, or if the kernel does not do it.
+/// Changes the policy of this thread, but neither its niceness nor its time slice. Returns `false` if the policy is not `from`, for
+/// example because the user runs the program in real time, or if the kernel refuses.
 pub(crate) fn change_policy(from: Policy, to: Policy) -> bool {
-    // Policies for threads without real time have this priority only.
+    // Non-real-time policies allow only this priority.
     let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread; `priority` is read before this returns.
+    // SAFETY: 0 stands for the calling thread. The call reads `priority` before it returns.
     current_policy() == Some(from) && unsafe { libc::sched_setscheduler(0, to.number(), &raw const priority) } == 0
 }
 
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policy_is_changed_from_what_it_is_thought_to_be_only() {
+    fn policy_is_changed_only_from_the_expected_one() {
         let run = || {
             assert!(change_policy(Policy::Other, Policy::Batch));
             assert!(!change_policy(Policy::Other, Policy::Batch));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the guest sees of devices' memory, so that other devices can be let at it.
+//! Memory of devices that the guest sees, so that other devices can access it.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,22 +11,22 @@ use crate::host_range::DeviceRange;
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
-/// Takes a range, by guest-physical address and length, away from all devices behind the virtual IOMMU. `false` if the host
-/// refuses.
+/// Revokes access of all devices behind the virtual IOMMU to a range, given by guest-physical address and length. Returns `false` if
+/// the host refuses.
 pub type Revoke = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
-/// Something of a device that the guest sees.
+/// Memory of a device that the guest sees.
 struct Piece {
     gpa: u64,
     slot: u32,
-    /// It stays mapped in this process as long as the piece is here.
+    /// Keeps the memory mapped in this process as long as the piece exists.
     range: DeviceRange,
-    /// It is about to go: no device is let at it any more.
+    /// True if the piece is about to be removed. Devices can no longer map it.
     going: bool,
 }
 
 impl Piece {
-    /// Offset in bytes of guest-physical `gpa`, if all `len` bytes of it are in the piece.
+    /// Returns the offset in bytes of guest-physical `gpa`, if all `len` bytes from there are in the piece.
     fn offset_of(&self, gpa: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(gpa.checked_sub(self.gpa)?).ok()?;
         let end = offset.checked_add(len)?;
@@ -34,8 +34,8 @@ impl Piece {
     }
 }
 
-/// Memory slots for BARs, which know what they hold: [`GuestRam::device`](iommu_bounce::GuestRam::device) is served from
-/// here. Before a slot goes, what it holds is taken away from devices.
+/// Memory slots for BARs that keep track of their contents. [`GuestRam::device`](iommu_bounce::GuestRam::device) is served from here.
+/// Before a slot is removed, other devices lose access to its contents.
 pub struct ShownMemory {
     slots: Arc<dyn MemorySlots>,
     pieces: Mutex<Vec<Piece>>,
@@ -43,23 +43,22 @@ pub struct ShownMemory {
 }
 
 impl ShownMemory {
-    /// Hands out slots of `slots`.
+    /// Creates slots on top of `slots`.
     pub fn new(slots: Arc<dyn MemorySlots>) -> Self {
         Self { slots, pieces: Mutex::default(), revoke: OnceLock::new() }
     }
 
-    /// From now on devices can be let at what is in the slots, and `revoke` takes it away from them. It is called with no lock
-    /// held. The first call counts.
+    /// Allows devices to access the contents of the slots from now on. `revoke` takes this access away again, and is called with no
+    /// lock held. Only the first call has an effect.
     pub fn set_revoke(&self, revoke: Revoke) {
-        // A second one would be of a second IOMMU, which no VM has.
+        // A second call would come from a second IOMMU, which no VM has.
         let _ = self.revoke.set(revoke);
     }
 
-    /// Calls `then` with the memory that the guest sees at `[gpa, gpa + len)`, if all of it is of one BAR and allows
-    /// `permissions`.
+    /// Calls `then` with the memory that the guest sees at `[gpa, gpa + len)`, if one BAR holds all of it and allows `permissions`.
     ///
-    /// No lock is held meanwhile: a mapper that is called looks the memory up by [`at_host`](Self::at_host). The caller holds the lock
-    /// that `revoke` takes, until it has noted what it maps. So a slot that is removed meanwhile waits for it.
+    /// No lock is held during the call, because a mapper looks the memory up with [`at_host`](Self::at_host). The caller holds the
+    /// lock that `revoke` takes until it has recorded the mapping. So a slot that is removed meanwhile waits for the caller.
     pub(crate) fn with(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         let Ok(len) = usize::try_from(len) else { return };
         if self.revoke.get().is_none() {
@@ -77,7 +76,7 @@ impl ShownMemory {
         }
     }
 
-    /// The range that has these `len` bytes at `address` of this process, and their offset in it.
+    /// Returns the range that holds these `len` bytes at `address` of this process, and their offset in the range.
     pub(crate) fn at_host(&self, address: usize, len: usize) -> Option<(DeviceRange, usize)> {
         let pieces = lock(&self.pieces);
         pieces.iter().find_map(|piece| Some((piece.range.clone(), piece.range.offset_of(address, len)?)))
@@ -85,7 +84,7 @@ impl ShownMemory {
 }
 
 impl ShownMemory {
-    /// Takes what is in a slot away from devices; for good, if it is `going`.
+    /// Revokes other devices' access to the contents of a slot. If it is `going`, they cannot get access again.
     fn take_away(&self, slot: u32, going: bool) -> io::Result<()> {
         let place = lock(&self.pieces).iter_mut().find(|piece| piece.slot == slot).map(|piece| {
             piece.going |= going;
@@ -93,7 +92,7 @@ impl ShownMemory {
         });
         match (place, self.revoke.get()) {
             (Some((gpa, len)), Some(revoke)) if !revoke(gpa, len) => {
-                Err(io::Error::other("the host does not take it away from other devices"))
+                Err(io::Error::other("the host cannot revoke the access of other devices"))
             }
             _ => Ok(()),
         }
@@ -101,14 +100,14 @@ impl ShownMemory {
 }
 
 impl MemorySlots for ShownMemory {
-    /// No device is let at such memory.
+    /// Inserts plain memory, which no other device can access.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
-        // SAFETY: The caller promises what this asks for.
+        // SAFETY: The caller fulfils the same requirements.
         unsafe { self.slots.insert(gpa, host, read_only) }
     }
 
     unsafe fn insert_device(&self, gpa: u64, range: &DeviceRange) -> io::Result<u32> {
-        // SAFETY: The caller promises what this asks for.
+        // SAFETY: The caller fulfils the same requirements.
         let slot = unsafe { self.slots.insert_device(gpa, range) }?;
         lock(&self.pieces).push(Piece { gpa, slot, range: range.clone(), going: false });
         Ok(slot)
@@ -121,7 +120,7 @@ impl MemorySlots for ShownMemory {
     fn remove(&self, slot: u32) -> io::Result<()> {
         self.take_away(slot, true)?;
         self.slots.remove(slot)?;
-        // A new piece may have the slot's number already.
+        // A new piece may already use the slot's number.
         lock(&self.pieces).retain(|piece| piece.slot != slot || !piece.going);
         Ok(())
     }
@@ -143,12 +142,12 @@ pub(crate) mod test_support {
         }
     }
 
-    /// Slots that show these ranges to the guest.
+    /// Creates slots that show these ranges to the guest.
     pub(crate) fn showing(ranges: &[&DeviceRange]) -> Arc<ShownMemory> {
         let shown = ShownMemory::new(Arc::new(Nowhere));
         for (range, gpa) in ranges.iter().zip((0x10_0000_0000..).step_by(1 << 32)) {
             // SAFETY: The piece keeps a clone of the range.
-            unsafe { shown.insert_device(gpa, range) }.expect("it fails never");
+            unsafe { shown.insert_device(gpa, range) }.expect("it never fails");
         }
         Arc::new(shown)
     }
@@ -167,7 +166,7 @@ mod tests {
     const LEN: usize = 0x4000;
     const AT: u64 = 0xc000_0000;
 
-    /// Slots that hold nothing.
+    /// Slots without contents.
     #[derive(Default)]
     struct Slots {
         next: AtomicU32,
@@ -193,7 +192,7 @@ mod tests {
         slots: Arc<Slots>,
         /// Calls of `revoke`.
         revoked: Arc<Mutex<Vec<(u64, u64)>>>,
-        /// Whether it succeeds.
+        /// True if `revoke` succeeds.
         lets_go: Arc<AtomicBool>,
     }
 
@@ -209,7 +208,7 @@ mod tests {
         Rig { shown, slots, revoked, lets_go }
     }
 
-    /// Shows `LEN` bytes of registers at `AT`; returns the slot, and what is shown.
+    /// Shows `LEN` bytes of registers at `AT`. Returns the slot and the range.
     fn show(shown: &ShownMemory, read_only: bool) -> (u32, DeviceRange) {
         let (range, _) = range(LEN, read_only, DeviceContent::Registers);
         // SAFETY: The test keeps the range as long as the slots.
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_found_and_nothing_beyond() {
+    fn shown_memory_is_found_and_nothing_beyond_it() {
         let Rig { shown, .. } = rig();
         let (_, range) = show(&shown, false);
         let (all, address) = (Permissions::READ | Permissions::WRITE, range.host().address);
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn read_only_pieces_can_be_read_only() {
+    fn read_only_memory_cannot_be_mapped_writable() {
         let Rig { shown, .. } = rig();
         let (_, _range) = show(&shown, true);
         assert!(found(&shown, AT, 1, Permissions::READ).is_some());
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_that_nobody_could_take_away() {
+    fn memory_is_not_found_without_a_revoke_function() {
         let shown = ShownMemory::new(Arc::new(Slots::default()));
         let (slot, _range) = show(&shown, false);
         assert!(found(&shown, AT, 1, Permissions::READ).is_none());
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withheld_is_taken_away_and_stays() {
+    fn withheld_memory_is_revoked_but_stays_available() {
         let Rig { shown, revoked, lets_go, .. } = rig();
         let (slot, _range) = show(&shown, false);
         shown.withhold(slot).unwrap();
@@ -267,13 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn slot_goes_after_its_memory_was_taken_away() {
+    fn slot_is_removed_only_after_access_is_revoked() {
         let Rig { shown, slots, revoked, lets_go } = rig();
         let (slot, _range) = show(&shown, false);
         lets_go.store(false, Ordering::Relaxed);
         assert!(shown.remove(slot).is_err());
         assert!(lock(&slots.removed).is_empty());
-        assert!(found(&shown, AT, 1, Permissions::READ).is_none(), "it is about to go");
+        assert!(found(&shown, AT, 1, Permissions::READ).is_none(), "the slot is about to be removed");
         lets_go.store(true, Ordering::Relaxed);
         let count = lock(&revoked).len();
         slots.refuse.store(true, Ordering::Relaxed);
@@ -310,14 +309,14 @@ mod tests {
         drop(range);
         slots.refuse.store(true, Ordering::Relaxed);
         assert!(shown.remove(slot).is_err());
-        assert!(mapped.upgrade().is_some(), "the guest may see it still");
+        assert!(mapped.upgrade().is_some(), "the guest may still see it");
         slots.refuse.store(false, Ordering::Relaxed);
         shown.remove(slot).unwrap();
         assert!(mapped.upgrade().is_none());
     }
 
     #[test]
-    fn plain_slots_are_for_no_device() {
+    fn plain_slots_are_not_accessible_to_devices() {
         let Rig { shown, .. } = rig();
         let (range, _) = pages(LEN);
         // SAFETY: The range outlives the slot.

@@ -1,111 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saved state of devices, in a form that can be kept in a file.
+//! Saved state of devices, in a form that can be stored in a file.
 //!
-//! A state names its kind and version; the payload is the device's own. It comes from a file or a network, so whoever
-//! restores it checks all of it as a guest's request is checked.
+//! A state names its kind and version, and has a payload that the device defines. It comes from a file or a network,
+//! so the device validates all of it like a guest's request.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-/// What a device was at one moment.
+/// State of a device at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceState {
-    /// The kind of device, such as `rng`.
+    /// Kind of device, such as `rng`.
     pub kind: String,
-    /// Version of the payload's form, from 1.
+    /// Version of the payload's format, from 1.
     pub version: u32,
-    /// The device's own.
+    /// Data that the device defines.
     pub payload: Value,
 }
 
-/// Why a state could not be saved or restored.
+/// Reason why a state cannot be saved or restored.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// The state is one of another kind of device.
-    #[error("the state is that of kind '{found}', not '{wanted}'")]
+    /// The state belongs to another kind of device.
+    #[error("the state is of kind '{found}', not '{wanted}'")]
     Kind {
-        /// What was to be restored.
+        /// Kind that was to be restored.
         wanted: &'static str,
-        /// What the state says.
+        /// Kind of the state.
         found: String,
     },
-    /// The state was written in a form that this program does not read.
+    /// The state has a format that this program does not read.
     #[error("the state of '{kind}' has version {found}; this program reads version {wanted}")]
     Version {
-        /// The kind of device.
+        /// Kind of the device.
         kind: &'static str,
-        /// What this program reads.
+        /// Version that this program reads.
         wanted: u32,
-        /// What the state says.
+        /// Version of the state.
         found: u32,
     },
-    /// The payload is not of its form.
+    /// The payload does not have the device's format.
     #[error("the state of '{kind}': {source}")]
     Payload {
-        /// The kind of device.
+        /// Kind of the device.
         kind: &'static str,
-        /// What is wrong with it, and where.
+        /// Fault, and its position.
         source: serde_json::Error,
     },
     /// A field breaks a rule.
     #[error("{field}: {rule}")]
     Rule {
-        /// The field.
+        /// Name of the field.
         field: String,
-        /// The rule.
+        /// Rule that the field breaks.
         rule: String,
     },
-    /// The device keeps state that cannot be saved, such as that of a device of the host.
+    /// The device has state that cannot be saved, such as that of a host device.
     #[error("its state cannot be saved: {0}")]
     Unsupported(&'static str),
-    /// What is wrong concerns one device.
+    /// The error concerns one device.
     #[error("{id}: {source}")]
     Device {
-        /// Its name.
+        /// Name of the device.
         id: String,
-        /// What is wrong.
+        /// The error.
         source: Box<StateError>,
     },
-    /// The host refused something.
+    /// The host refused an operation.
     #[error("{what}: {source}")]
     Host {
-        /// What was being done.
+        /// Operation that failed.
         what: String,
-        /// What the host said.
+        /// Error of the host.
         source: std::io::Error,
     },
 }
 
 impl StateError {
-    /// A field that breaks a rule.
+    /// Creates an error for a field that breaks a rule.
     pub fn rule(field: impl Into<String>, rule: impl Into<String>) -> Self {
         Self::Rule { field: field.into(), rule: rule.into() }
     }
 
-    /// The same of the device of this name.
+    /// Returns a function that adds the device's name to an error.
     pub fn of(id: &str) -> impl FnOnce(Self) -> Self + '_ {
         move |source| Self::Device { id: id.into(), source: Box::new(source) }
     }
 }
 
 impl DeviceState {
-    /// A state of this kind and version.
+    /// Creates a state of this kind and version.
     ///
     /// # Errors
-    /// The payload has no form in JSON.
+    /// The payload cannot be represented in JSON.
     pub fn new<T: Serialize>(kind: &'static str, version: u32, payload: &T) -> Result<Self, StateError> {
         let payload = serde_json::to_value(payload).map_err(|source| StateError::Payload { kind, source })?;
         Ok(Self { kind: kind.into(), version, payload })
     }
 
-    /// The payload, if the state is of this kind and version. Fields are still to be checked.
+    /// Returns the payload, if the state has this kind and version. The caller must still check the fields.
     ///
     /// # Errors
-    /// It is of another kind, version or form.
+    /// The state has another kind, version or format.
     pub fn payload<T: DeserializeOwned>(&self, kind: &'static str, version: u32) -> Result<T, StateError> {
         if self.kind != kind {
             return Err(StateError::Kind { wanted: kind, found: self.kind.clone() });
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn state_gives_back_what_was_saved() {
+    fn payload_returns_the_saved_state() {
         let state = DeviceState::new("register", 3, &Register { value: 7 }).unwrap();
         let text = serde_json::to_string(&state).unwrap();
         let read: DeviceState = serde_json::from_str(&text).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     fn state_of_another_kind_version_or_form_is_refused() {
         let state = DeviceState::new("register", 3, &Register { value: 7 }).unwrap();
         let refused = |kind, version| state.payload::<Register>(kind, version).unwrap_err().to_string();
-        assert_eq!(refused("timer", 3), "the state is that of kind 'register', not 'timer'");
+        assert_eq!(refused("timer", 3), "the state is of kind 'register', not 'timer'");
         assert_eq!(refused("register", 4), "the state of 'register' has version 3; this program reads version 4");
         let state = DeviceState::new("register", 3, &[1, 2]).unwrap();
         assert!(

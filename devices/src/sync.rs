@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Locks that stay usable after a thread died.
+//! Locks that stay usable after a thread panicked.
 
 use std::hint;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-/// Locks `mutex`, also after a thread panicked while it held it: the state of a device stays valid between any two of
-/// its statements, and one dead vCPU thread must not take the others along before the VM is torn down.
+/// Locks `mutex`, even after a thread panicked while it held the lock. The state of a device is valid between any two of
+/// its statements. A dead vCPU thread must not take other threads along before the VM is torn down.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for one of several readers.
+/// Like [`lock`], for one of several readers.
 pub(crate) fn read_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for the only writer.
+/// Like [`lock`], for the only writer.
 pub(crate) fn write_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often [`lock_soon`] tries: some microseconds, several times what the engine takes for a request that needs no host.
+/// Number of attempts of [`lock_soon`]. They take some microseconds, several times the engine's time for a request that
+/// needs no host.
 const TRIES: usize = 100;
 
-/// The same for a thread that must not sleep: `None` if somebody holds `mutex` all of some microseconds.
+/// Like [`lock`], for a thread that must not sleep. Returns `None` if another thread holds `mutex` for some microseconds.
 pub(crate) fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     (0..TRIES).find_map(|_| match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_that_is_held_is_not_waited_for() {
+    fn lock_soon_does_not_wait_for_a_held_lock() {
         let mutex = Mutex::new(1);
         let held = lock(&mutex);
         assert!(lock_soon(&mutex).is_none());
@@ -52,12 +53,12 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_a_thread_that_died_is_taken() {
+    fn lock_of_a_panicked_thread_can_be_taken() {
         let mutex = Mutex::new(1);
         let panicked = thread::scope(|scope| {
             let holder = scope.spawn(|| {
                 let _held = lock(&mutex);
-                panic!("as the test wants it");
+                panic!("panic of the test");
             });
             holder.join().is_err()
         });

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A bound on log lines that a guest can cause.
+//! Limit on log lines that a guest can cause.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Lets one line pass every ten seconds.
+/// Allows one line every ten seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     last: Mutex<Option<Instant>>,
@@ -16,7 +16,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     const PAUSE: Duration = Duration::from_secs(10);
 
-    /// Whether a line may be written now.
+    /// True if a line may be written now.
     pub(crate) fn pass(&self) -> bool {
         let mut last = lock(&self.last);
         let pass = last.is_none_or(|last| last.elapsed() >= Self::PAUSE);
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_line_in_a_row_is_held_back() {
+    fn second_line_within_the_interval_is_suppressed() {
         let throttle = Throttle::default();
         assert!(throttle.pass());
         assert!(!throttle.pass());

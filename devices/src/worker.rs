@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads of devices: one helper for how they start, pause, go on and end.
+//! Device threads: a common implementation of start, pause, resume and end.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,21 +17,21 @@ use crate::handshake::{Handshake, Order};
 use crate::sandbox::{self, HostCpus, ThreadRole};
 use crate::sync::lock;
 
-/// What a worker waits for before it works again. A doorbell and orders wake it in any case.
+/// Condition for a worker's next run. The doorbell and orders always wake the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Nothing else.
+    /// No other condition.
     Doorbell,
     /// [`Task::source`] can be read.
     Source,
     /// This time is over.
     Time(Duration),
-    /// Either.
+    /// [`Task::source`] can be read, or this time is over.
     SourceOrTime(Duration),
 }
 
 impl Wait {
-    /// Waits for what either waits for.
+    /// Returns the condition that either of the two is met.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let parts = |wait| match wait {
@@ -51,26 +51,26 @@ impl Wait {
     }
 }
 
-/// The work of a thread.
+/// Work of a thread.
 pub trait Task: Send + 'static {
-    /// Called by the thread before anything else, and before its system calls are cut down to those of its role.
+    /// Called first by the thread, before its system calls are limited to those of its role.
     fn begin(&mut self) {}
-    /// Does what there is to do. Between two pieces of it, looks whether [`Orders::call`] and returns if so; what is left is done
-    /// after that.
+    /// Does the pending work. Between two pieces of work, the task must check [`Orders::call`], and return if it is true. The
+    /// remaining work is done in the next call.
     fn run(&mut self, orders: &Orders) -> Wait;
-    /// The thread is about to pause or to end: when this returns, nothing that the task began is under way.
+    /// Called before the thread pauses or ends. When this returns, no operation that the task began may be in progress.
     fn settle(&mut self) {}
-    /// The file that [`Wait::Source`] waits for.
+    /// Returns the file that [`Wait::Source`] waits for.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// [`run`](Self::run) panicked; it is not called again.
+    /// Called if [`run`](Self::run) panicked. `run` is not called again.
     fn panicked(&self);
-    /// Called after [`panicked`](Self::panicked): when this returns, nothing that the task began is under way.
+    /// Called after [`panicked`](Self::panicked). When this returns, no operation that the task began may be in progress.
     fn abandon(&mut self) {}
 }
 
-/// What a worker was told.
+/// Orders of a worker.
 pub struct Orders {
     handshake: Handshake,
     wake: EventFd,
@@ -81,32 +81,33 @@ impl Orders {
         Ok(Self { handshake: Handshake::new(order), wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
-    /// Orders for a task that runs in no thread, which never call.
+    /// Creates orders for a task that runs without a thread. [`call`](Self::call) is never true.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process cannot open more descriptors.
     pub fn none() -> io::Result<Self> {
         Self::new(Order::Run)
     }
 
-    /// Whether the worker is to pause or to stop.
+    /// True if the worker must pause or stop.
     pub fn call(&self) -> bool {
         !self.handshake.runs()
     }
 
     fn give(&self, order: Order) {
         self.handshake.give(order);
-        // It fails only where nobody has read a great many, and then it wakes as well.
+        // The write fails only if the counter is at its maximum. Then the event wakes the worker, too.
         let _ = self.wake.write(1);
     }
 
-    /// Waits as long as the order is to pause; `false` if it is to stop. `settle` is called before either.
+    /// Waits while the order is to pause. Returns `false` if the order is to stop. Calls `settle` before it waits or returns
+    /// `false`.
     fn may_run(&self, settle: impl FnOnce()) -> bool {
         self.handshake.wait_to_run(settle)
     }
 }
 
-/// A thread with its task. Dropping it ends the thread.
+/// Thread with its task. Dropping it ends the thread.
 pub struct Worker<T: Task> {
     orders: Arc<Orders>,
     /// The thread holds the lock while it is not parked.
@@ -116,18 +117,18 @@ pub struct Worker<T: Task> {
 }
 
 impl<T: Task> Worker<T> {
-    /// Starts a thread, paused if `paused`. It runs `task` once, and again each time when `doorbell` was rung.
+    /// Starts a thread, paused if `paused`. It runs `task` once, and again after each write to `doorbell`.
     ///
     /// # Errors
-    /// The host gives no thread or no descriptor.
+    /// The host cannot create a thread or a descriptor.
     pub fn spawn(name: String, role: ThreadRole, doorbell: EventFd, paused: bool, task: T) -> io::Result<Self> {
         Self::spawn_on(None, name, role, doorbell, paused, task)
     }
 
-    /// The same on `cpus` of the host only.
+    /// Like [`spawn`](Self::spawn), but pins the thread to `cpus`.
     ///
     /// # Errors
-    /// The host gives no thread or no descriptor, or a CPU cannot be used.
+    /// The host cannot create a thread or a descriptor, or a CPU cannot be used.
     pub fn spawn_on(
         cpus: Option<HostCpus>,
         name: String,
@@ -145,7 +146,7 @@ impl<T: Task> Worker<T> {
                 let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
                 if begun.and_then(|()| catch_unwind(work)).is_err() {
                     lock(&task_of_thread).panicked();
-                    // The thread that drops the task may not make these calls.
+                    // The thread that drops the task may not make these system calls.
                     let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
                 }
                 of_thread.handshake.end();
@@ -155,18 +156,18 @@ impl<T: Task> Worker<T> {
         Ok(Self { orders, task, role: role.name, thread: Some(thread) })
     }
 
-    /// Tells the thread to pause, and waits until it does or has ended.
+    /// Orders the thread to pause, and waits until it pauses or has ended.
     pub fn pause(&self) {
         self.orders.give(Order::Pause);
         self.orders.handshake.wait_parked();
     }
 
-    /// Lets the thread go on: it runs its task once, whatever came meanwhile.
+    /// Lets the thread continue. It runs its task once in any case.
     pub fn resume(&self) {
         self.orders.give(Order::Run);
     }
 
-    /// Calls `look` with the task of a worker that is paused. Otherwise it waits until the worker is.
+    /// Calls `look` with the task of a paused worker. If the worker is not paused, waits until it is.
     pub fn with_task<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut lock(&self.task))
     }
@@ -193,21 +194,21 @@ impl<T: Task> Drop for Worker<T> {
     }
 }
 
-/// Which of a worker's events may have been rung.
+/// Events of a worker that may have been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rung {
     wake: bool,
     doorbell: bool,
 }
 
-/// Where nobody has looked.
+/// Value before any check.
 const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
-        // Rung from here on, it wakes the thread again. One that was not rung is not read: that costs a call each time. They fail
-        // where nobody rang.
+        // An event written from here on wakes the thread again. An event that was not written is not read, because each read
+        // costs a system call. A read fails if the event was not written.
         let _ = rung.wake.then(|| orders.wake.read());
         let _ = rung.doorbell.then(|| doorbell.read());
         let mut task = lock(task);
@@ -216,7 +217,7 @@ fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
     }
 }
 
-/// Waits for what `wait` says, the doorbell, or an order.
+/// Waits for the condition `wait`, the doorbell, or an order.
 fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) -> Rung {
     let (wake, doorbell) = (event_fd::borrow(&orders.wake), event_fd::borrow(doorbell));
     let source = matches!(wait, Wait::Source | Wait::SourceOrTime(_)).then(|| task.source()).flatten();
@@ -231,7 +232,7 @@ fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) -> R
         Ok(_) => Rung { wake: !files[0].revents().is_empty(), doorbell: !files[1].revents().is_empty() },
         Err(error) => {
             if error != rustix::io::Errno::INTR {
-                log::error!("a worker waits for its work: {error}");
+                log::error!("cannot wait for work of a device thread: {error}");
             }
             UNKNOWN
         }
@@ -246,13 +247,13 @@ mod tests {
 
     use super::*;
 
-    /// Tells of each of its runs, and panics in the last one.
+    /// Reports each of its runs, and panics in the run `panics_at`.
     struct Counter {
         runs: u32,
-        /// The thread that it began in.
+        /// Thread that called `begin`.
         begun: Option<std::thread::ThreadId>,
         abandoned: bool,
-        /// Whether it has settled since the last run.
+        /// True if it has settled since the last run.
         settled: bool,
         panics_at: Option<u32>,
         wait: Wait,
@@ -267,7 +268,7 @@ mod tests {
             assert_eq!(self.begun, Some(std::thread::current().id()));
             self.runs += 1;
             self.settled = false;
-            assert_ne!(Some(self.runs), self.panics_at, "as the test wants it");
+            assert_ne!(Some(self.runs), self.panics_at, "panic of the test");
             self.tell.send(self.runs).unwrap();
             self.wait
         }
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_runs_once_at_its_start_and_once_for_each_bell() {
+    fn worker_runs_once_at_start_and_once_per_doorbell() {
         let (worker, doorbell, told) = start(false, None, Wait::Doorbell);
         assert_eq!(told.recv(), Ok(1));
         doorbell.write(1).unwrap();
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn paused_worker_does_nothing_and_runs_when_it_is_resumed() {
+    fn paused_worker_does_nothing_until_it_is_resumed() {
         let (worker, doorbell, told) = start(true, None, Wait::Doorbell);
         worker.pause();
         doorbell.write(1).unwrap();
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn two_waits_together_end_with_whatever_comes_first() {
+    fn combined_waits_end_with_the_first_condition() {
         let [short, long] = [1, 2].map(Duration::from_secs);
         for (one, other, both) in [
             (Wait::Doorbell, Wait::Doorbell, Wait::Doorbell),
@@ -355,7 +356,7 @@ mod tests {
         }
     }
 
-    /// Waits for an event of its own.
+    /// Task that waits for its own event.
     struct Listener(EventFd);
 
     impl Task for Listener {
@@ -379,13 +380,13 @@ mod tests {
         assert_eq!(woken(), Rung { wake: false, doorbell: true });
         orders.give(Order::Pause);
         assert_eq!(woken(), Rung { wake: true, doorbell: true });
-        // A task without a file of its own.
+        // A task without a source file.
         let (worker, _doorbell, told) = start(false, None, Wait::Source);
         assert_eq!(told.recv(), Ok(1));
         drop(worker);
     }
 
-    /// Tells where it runs.
+    /// Reports the CPUs that it may run on.
     struct Place(Sender<CpuSet>);
 
     impl Task for Place {
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_runs_on_the_cpus_that_it_is_to_and_on_any_otherwise() {
+    fn worker_runs_on_its_assigned_cpus_or_on_any() {
         let all = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
         let only = HostCpus::new([u32::try_from(last).unwrap()]).unwrap();
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_that_panicked_says_so_and_keeps_nobody_waiting() {
+    fn panicked_worker_reports_it_and_blocks_no_other_thread() {
         let (worker, _doorbell, told) = start(false, Some(1), Wait::Doorbell);
         assert_eq!(told.recv(), Ok(u32::MAX));
         worker.pause();

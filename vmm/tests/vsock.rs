@@ -39,7 +39,7 @@ fn socket_is_there_as_long_as_its_device() {
 
     // What is there is left as it is.
     fs::write(&socket, "something").unwrap();
-    let rule = "something that is no socket is there";
+    let rule = "a file that is not a socket is there";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
     assert_eq!(fs::read(&socket).unwrap(), b"something");

@@ -70,7 +70,7 @@ fn state_of_another_bus_is_refused_and_names_what_differs() {
     assert!(refusal(&elsewhere).contains("function at 0001:00:05.0"));
     let mut other = good;
     other[2].state.kind = "serial".into();
-    assert_eq!(refusal(&other), "function: the state is that of kind 'serial', not 'function'");
+    assert_eq!(refusal(&other), "function: the state is of kind 'serial', not 'function'");
 }
 
 #[test]
