@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a read of 4 KiB takes of a disk's thread, where the image is in the host's page cache: alone, and many at a time.
+//! Time that a disk's thread needs for a read of 4 KiB from the host's page cache, for single reads and for many reads at a time.
 
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use devices::virtio::block::ReadLoad;
 
-/// Turns, at least.
+/// Minimum number of turns.
 const LEAST: u64 = 301;
 
 fn reads(criterion: &mut Criterion) {
@@ -18,7 +18,7 @@ fn reads(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| {
                 let turns = rounds.div_ceil(at_a_time.into()).clamp(LEAST, 10 * LEAST);
                 let mut took: Vec<Duration> = (0..turns).map(|_| load.turn(at_a_time)).collect();
-                // The one in the middle, so that what other programs take of the host does not count; as if it had been that many.
+                // The median excludes time that other programs take on the host. It is scaled to the requested number of rounds.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(at_a_time))
             });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What an emulated device's access to memory costs behind the virtio-iommu, with few and with many mappings, and what it
-//! costs beside it.
+//! Cost of an emulated device's memory access behind the virtio-iommu, with few and with many mappings, compared with a
+//! device that is not behind it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use iommu_bounce::Permissions;
 use vm_memory::{Bytes, GuestAddress};
 
 const PAGE: u64 = 0x1000;
-/// Pages of RAM that all mappings lead to.
+/// Number of RAM pages that the mappings refer to.
 const PAGES: u64 = 1024;
 
 fn ram() -> Arc<Ram> {
@@ -20,7 +20,7 @@ fn ram() -> Arc<Ram> {
     Arc::new(Ram::from_ranges(&[(GuestAddress(0), len)]).expect("memory"))
 }
 
-/// What a device sees that has so many mappings of a page each, every second page.
+/// Creates the memory of a device with `mappings` mappings of one page each, at every second page.
 fn mapped(mappings: u64) -> DeviceMemory {
     let table = DmaTable::new("bench", ram(), None);
     for number in 0..mappings {
@@ -30,9 +30,9 @@ fn mapped(mappings: u64) -> DeviceMemory {
     DeviceMemory::mapped(Arc::new(table))
 }
 
-/// Reads 64 bytes from one place after the other, each in another mapping.
+/// Reads 64 bytes at one position after another, each in another mapping.
 fn read(memory: &DeviceMemory, next: &mut u64, mappings: u64, stride: u64) {
-    // A step that meets all mappings in an order that is none of theirs.
+    // This step visits all mappings, in an order that is neither ascending nor descending.
     *next = (*next + 611_953) % mappings;
     let mut bytes = [0; 64];
     memory.view().read_slice(&mut bytes, GuestAddress(*next * stride)).expect("it is mapped");

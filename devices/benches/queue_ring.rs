@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What keeping the last requests to a queue costs: chains of two buffers that are taken, walked and given back, with the ring and without, in
-//! turns within one measurement.
+//! Cost of recording the last requests to a queue. Chains of two buffers are taken, walked and given back, with the ring and
+//! without it, in turns within one measurement.
 
 use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use devices::virtio::QueueLoad;
 
-/// Chains in a turn.
+/// Number of chains in a turn.
 const TURN: u16 = 64;
-/// Turns, at least.
+/// Minimum number of turns.
 const LEAST: u64 = 15;
 
-/// Both take turns, and one of them is measured.
+/// Runs both variants in turns, and measures one of them.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("chain");
     let mut loads = [QueueLoad::new(false), QueueLoad::new(true)];
@@ -31,7 +31,7 @@ fn with_and_without(criterion: &mut Criterion) {
                         }
                     }
                 }
-                // The one in the middle, so that what other programs take of the host does not count; as if it had been that many.
+                // The median excludes time that other programs take on the host. It is scaled to the requested number of rounds.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(TURN))
             });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What keeping the last requests to the virtio-iommu costs: a pair of MAP and UNMAP in the engine, on a host that does nothing, with the ring
-//! and without, in turns within one measurement.
+//! Cost of recording the last requests to the virtio-iommu. Pairs of MAP and UNMAP run in the
+//! engine, on a host that does nothing, with the ring and without it, in turns within one
+//! measurement.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use iommu_bounce::test_utils::{NullMapper, TestRam, attach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig};
 
 const PAGE: u64 = 0x1000;
-/// Pairs in a turn.
+/// Number of pairs in a turn.
 const TURN: u32 = 64;
 
 struct Pairs {
@@ -37,7 +38,7 @@ impl Pairs {
         pairs
     }
 
-    /// Has the pairs of a turn served; how long that took.
+    /// Handles the pairs of a turn. Returns the time this took.
     fn turn(&mut self, ring: Option<&RequestRing>) -> Duration {
         let began = Instant::now();
         for _ in 0..TURN {
@@ -55,7 +56,7 @@ impl Pairs {
     }
 }
 
-/// Both take turns, and one of them is measured.
+/// Runs both variants in turns, and measures one of them.
 fn with_and_without(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     let (mut pairs, ring) = (Pairs::new(), RequestRing::new());
@@ -70,7 +71,7 @@ fn with_and_without(criterion: &mut Criterion) {
                     took += if measured { with } else { without };
                     turns += 1;
                 }
-                // As if it had been that many.
+                // Scale the time to the requested number of rounds.
                 let done = turns * u64::from(TURN);
                 took.mul_f64(rounds as f64 / done as f64)
             });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPU time of reads of 4 KiB from the page cache by io_uring, of a file that is registered with the ring and of one that is not. Both take
-//! turns within one measurement. At the end this prints by how much the file that is not registered is slower.
+//! CPU time of io_uring reads of 4 KiB from the page cache, for a file that is registered with the ring and for an unregistered one. Both
+//! variants run in turns within one measurement. At the end, the benchmark prints how much slower the unregistered file is.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,14 +12,14 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Bytes of a read.
+/// Size of a read in bytes.
 const LEN: u32 = 4096;
 const PAGE: usize = LEN as usize;
-/// Pages of the file.
+/// Number of pages of the file.
 const PAGES: usize = 256;
-/// Most reads at a time.
+/// Maximum number of reads at a time.
 const MOST: usize = 64;
-/// Reads of a turn.
+/// Number of reads in a turn.
 const TURN: usize = 2048;
 /// Minimum number of turns of a measurement.
 const LEAST: u64 = 15;
@@ -43,7 +43,7 @@ impl Reader {
         Self { ring, file, is_registered, pages: vec![[0; PAGE]; MOST], next: 0 }
     }
 
-    /// A read of the next page of the file, to the page of memory at `place`.
+    /// Creates a read of the file's next page into the memory page at `place`.
     fn read(&mut self, place: usize) -> squeue::Entry {
         let page = self.pages[place].as_mut_ptr();
         let offset = (self.next * PAGE) as u64;
@@ -55,13 +55,13 @@ impl Reader {
         }
     }
 
-    /// Reads so many pages at a time; returns the CPU time of a turn.
+    /// Runs a turn, with `at_a_time` reads at a time. Returns its CPU time.
     fn turn(&mut self, at_a_time: usize) -> Duration {
         let began = cpu_time();
         for _ in 0..TURN / at_a_time {
             for place in 0..at_a_time {
                 let read = self.read(place);
-                // SAFETY: The memory stays as long as the ring, and no code uses it before the read has ended.
+                // SAFETY: The memory stays allocated as long as the ring, and no code uses it before the read has ended.
                 unsafe { self.ring.submission().push(&read) }.expect("the queue has room");
             }
             self.ring.submit_and_wait(at_a_time).expect("the kernel takes reads");
@@ -98,7 +98,7 @@ fn reads(criterion: &mut Criterion) {
                         slower.push(both[0].div_duration_f64(both[1]));
                         took.push(both[measured]);
                     }
-                    // The one in the middle, so that what other programs take of the host does not count; as if it had been that many.
+                    // The median excludes time that other programs take on the host. It is scaled to the requested number of rounds.
                     middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
                 });
             });
