@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of the host as the tests use them.
+//! Host devices for the tests.
 
 use std::any::Any;
 use std::io;
@@ -44,7 +44,7 @@ impl MsiVectors for Vectors {
 pub(crate) struct Platform {
     pub(crate) vectors: Mutex<Vec<Arc<Vectors>>>,
     pub(crate) slots: Mutex<Vec<(u64, HostRange)>>,
-    /// What a device is connected with its line by: an interrupt comes, the guest has served it.
+    /// Events of a connected device: one raises the line, the other reports that the guest has served the interrupt.
     pub(crate) line: Mutex<Option<(EventFd, EventFd)>>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Device {
     pub(crate) host: Arc<HostIommu>,
 }
 
-/// Whether the tests go by IOMMUFD.
+/// True if the tests use IOMMUFD.
 pub(crate) fn by_iommufd() -> bool {
     std::env::var_os("CAROM_IOMMUFD").is_some_and(|value| value == "on")
 }
@@ -105,7 +105,7 @@ pub(crate) fn open_by(host: &Arc<HostIommu>, variable: &str) -> Device {
     open_with(host, variable, platform.clone(), platform)
 }
 
-/// A device whose BARs are shown in these slots.
+/// Opens a device whose BARs are shown in these slots.
 pub(crate) fn open_with(
     host: &Arc<HostIommu>,
     variable: &str,
@@ -119,7 +119,7 @@ pub(crate) fn open_with(
 }
 
 impl Device {
-    /// The mapper of the device's address space; `endpoint` is its name there.
+    /// Returns the mapper of the device's address space. `endpoint` is the device's number in it.
     pub(crate) fn mapper(&self, endpoint: u32, memory: impl Any + Send) -> VfioMapper {
         self.host.mapper(self.space.clone(), endpoint, &self.device, memory).unwrap()
     }
@@ -152,7 +152,7 @@ impl Device {
     }
 }
 
-/// The `edu` device: its DMA engine copies between an IOVA and a buffer of one page in the device.
+/// `edu` device. Its DMA engine copies between an IOVA and a buffer of one page in the device.
 pub(crate) struct Edu(pub(crate) Device);
 
 impl Edu {
@@ -168,7 +168,7 @@ impl Edu {
         edu
     }
 
-    /// Copies half a page from `iova` into the device, or back. (QEMU 7.2 ends when a copy reaches the buffer's end.)
+    /// Copies half a page from `iova` into the device, or back. (QEMU 7.2 aborts if a copy reaches the buffer's end.)
     pub(crate) fn copy(&self, iova: u32, into_device: bool) {
         self.copy_bytes(iova, into_device, 2048);
     }
@@ -178,7 +178,7 @@ impl Edu {
         self.wait();
     }
 
-    /// Has the device begin to copy, which takes it a tenth of a second.
+    /// Starts a copy, which takes the device a tenth of a second.
     pub(crate) fn begin_copy(&self, iova: u32, into_device: bool, len: u32) {
         let (from, to) = if into_device { (iova, Self::BUFFER) } else { (Self::BUFFER, iova) };
         for (register, value) in [(0x80, from), (0x84, 0), (0x88, to), (0x8c, 0), (0x90, len), (0x94, 0)] {
@@ -187,7 +187,7 @@ impl Edu {
         self.0.set_register(0x98, if into_device { 1 } else { 3 });
     }
 
-    /// Waits until it has copied.
+    /// Waits until the copy is complete.
     pub(crate) fn wait(&self) {
         let end = Instant::now() + Duration::from_secs(60);
         while self.0.register(0x98) & 1 != 0 {
@@ -197,7 +197,7 @@ impl Edu {
     }
 }
 
-/// Four pages of memory; page n holds the byte n + 1.
+/// Creates four pages of memory. Page n holds the byte n + 1.
 pub(crate) fn memory() -> Arc<Ram> {
     let memory = Ram::from_ranges(&[(GuestAddress(0), 4 * 4096)]).unwrap();
     for page in 0..4 {
@@ -206,7 +206,7 @@ pub(crate) fn memory() -> Arc<Ram> {
     Arc::new(memory)
 }
 
-/// The half of a page that the device copies.
+/// Returns the half of a page that the device copies.
 pub(crate) fn page(memory: &Ram, number: u64) -> Vec<u8> {
     let mut data = vec![0; 2048];
     memory.read_slice(&mut data, GuestAddress(number * PAGE)).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A process that may lock little memory: what the guest asks for beyond that is refused, and nothing of it stays pinned.
+//! Tests in a process that may lock little memory. Mappings beyond the limit fail, and no part of them stays pinned.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::hardware::*;
 
-/// This thread without the right to lock more memory than the limit, and the limit lowered, until this is dropped.
+/// Lowers the limit on locked memory, and removes this thread's right to exceed it, until this is dropped.
 struct LockedMemoryLimit {
     limit: Rlimit,
     capabilities: CapabilitySets,
@@ -52,13 +52,13 @@ fn map_over_locked_memory_limit_fails_and_keeps_the_others() {
         let third = map(&mut mapper, &memory, 0x20_0000, 2, both);
         assert!(matches!(third, Err(MapError::NoResources)), "{third:?}");
     }
-    // What was mapped works, what was refused does not.
+    // The mappings work, and the rejected one does not.
     edu.copy(0x10_0000, true);
     edu.copy(0x10_1000, false);
     edu.copy(0x20_0000, false);
     assert_eq!(page(&memory, 1), [1; 2048]);
     assert_eq!(page(&memory, 2), [3; 2048]);
-    // What is unmapped makes room.
+    // An unmap makes room for another mapping.
     mapper.unmap(0x10_1000, PAGE).unwrap();
     map(&mut mapper, &memory, 0x20_0000, 2, both).unwrap();
     edu.copy(0x20_0000, false);
@@ -67,7 +67,7 @@ fn map_over_locked_memory_limit_fails_and_keeps_the_others() {
     map(&mut mapper, &memory, 0x10_1000, 1, both).unwrap();
 }
 
-/// Bytes that the kernel has pinned for this process.
+/// Returns the number of bytes that the kernel has pinned for this process.
 fn pinned() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let kib = |key: &str| -> u64 {
@@ -77,14 +77,15 @@ fn pinned() -> u64 {
     (kib("VmLck:") + kib("VmPin:")) << 10
 }
 
-/// A guest of 64 MiB that turns bypass on again and again, by the register and by a domain, in a process that may lock 8 MiB.
+/// A guest of 64 MiB turns bypass on again and again, through the register and through a domain, in a process that may lock 8
+/// MiB.
 #[test]
 fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
     const RAM: usize = 64 << 20;
     const LIMIT: u64 = 8 << 20;
     const TIMES: u32 = 40;
     const IOVA: u32 = 0x10_0000;
-    /// Of one try, whose 64 MiB are one piece.
+    /// Maximum time of one try, which maps 64 MiB as one range.
     const LONGEST: Duration = Duration::from_secs(2);
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, RAM)]));
@@ -113,7 +114,7 @@ fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
         assert_eq!(pinned(), before, "round {round}: after an attach to a bypass domain");
         slowest = slowest.max(by_register).max(start.elapsed() - by_register);
 
-        // What is within the limit works.
+        // Mappings within the limit work.
         assert_eq!(send(&mut engine, &attach(7, 1)), ok, "round {round}");
         let (first, last) = (u64::from(IOVA), u64::from(IOVA) + PAGE - 1);
         assert_eq!(send(&mut engine, &map_request(1, first, last, 0, 3)), ok, "round {round}");
@@ -135,7 +136,7 @@ fn repeated_bypass_over_locked_memory_limit_pins_nothing() {
     println!("{TIMES} times, the slowest took {slowest:?}; ATTACH by status: {counted:?}");
     assert!(slowest < LONGEST, "{slowest:?}");
 
-    // The host allows it: nothing of the earlier ones is in the way.
+    // With the old limit, bypass works. Earlier failed tries must not prevent it.
     drop(limit);
     assert_eq!(send(&mut engine, &attach_bypass(7, 2)), ok);
     assert_eq!(pinned(), before + RAM as u64);

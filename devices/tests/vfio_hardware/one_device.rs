@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! One device: what it shows, its interrupts, and what its DMA reaches.
+//! One device: its registers, its interrupts, and the memory that its DMA can access.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::hardware::*;
 
 #[test]
-fn nvme_shows_itself_and_its_registers() {
+fn nvme_identity_and_registers_are_visible() {
     let nvme = open("CAROM_NVME");
     assert_eq!(nvme.config(regs::REVISION) >> 8, 0x01_0802, "class code of NVMe");
     assert_eq!(nvme.config(regs::INTERRUPT_LINE) & 0xffff, 0x0114, "INTA# on the guest's line 20");
@@ -24,7 +24,7 @@ fn nvme_shows_itself_and_its_registers() {
     nvme.device.assign_bar(0, 0x40_0000_0000);
     nvme.command(regs::COMMAND_MEMORY);
     assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
-    // Version register, by an access that traps and through the memory slot.
+    // Version register, by an access that traps, and by the memory slot.
     let version = nvme.register(8);
     assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
     nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();
@@ -32,17 +32,17 @@ fn nvme_shows_itself_and_its_registers() {
     assert!(!slots.is_empty());
     assert!(slots.iter().map(|(_, host)| host.len as u64).sum::<u64>() < bar.size, "the table's page traps");
     let (_, host) = slots.iter().find(|(gpa, _)| *gpa == 0x40_0000_0000).unwrap();
-    // SAFETY: The device keeps the range mapped; it is a register that reads have no effect on.
+    // SAFETY: The device keeps the range mapped. It is a register without side effects on reads.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
     assert_eq!(seen, version);
-    // The guest's decoding goes off; the slot stays and must not fault.
+    // The guest turns decoding off. The slot stays, and accesses to it must not fault.
     nvme.command(0);
     // SAFETY: As above.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
     assert_eq!(seen, version);
     let pm = nvme.capability(regs::CAP_PM).unwrap();
     nvme.device.write_config(pm + 4, &[3, 0]);
-    // SAFETY: As above; the guest has put the device to sleep.
+    // SAFETY: As above. The guest has put the device to sleep.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
     assert_eq!(seen, version);
     nvme.device.reset().unwrap();
@@ -90,13 +90,13 @@ fn wait_for(event: &EventFd) {
 
 #[test]
 fn intx_fires_once_until_served_and_never_while_masked() {
-    /// Registers of edu: raises an interrupt, ends it.
+    /// Registers of edu: one raises an interrupt, the other ends it.
     const RAISE: u64 = 0x60;
     const END: u64 = 0x64;
     let edu = Edu::open();
     let line =
         || edu.0.platform.line.lock().unwrap().as_ref().map(|(raise, served)| (raise.try_clone(), served.try_clone()));
-    let (raise, served) = line().expect("INTx is on from the start");
+    let (raise, served) = line().expect("INTx is enabled from the start");
     let (raise, served) = (raise.unwrap(), served.unwrap());
     let interrupts = || std::fs::read_to_string("/proc/interrupts").unwrap();
     assert!(interrupts().contains("vfio-intx"), "the host delivers:\n{}", interrupts());
@@ -109,12 +109,12 @@ fn intx_fires_once_until_served_and_never_while_masked() {
     edu.0.set_register(RAISE, 1);
     wait_for(&raise);
     assert!(asks() && quiet(), "the host masks it until it is served");
-    // The device still asks.
+    // The device still asserts INTx.
     served.write(1).unwrap();
     wait_for(&raise);
     edu.0.set_register(END, 1);
     served.write(1).unwrap();
-    assert!(!asks() && quiet(), "it asks no more");
+    assert!(!asks() && quiet(), "the device no longer asserts INTx");
 
     edu.0.command(regs::COMMAND_MEMORY | regs::COMMAND_INTX_DISABLE);
     edu.0.set_register(RAISE, 1);
@@ -122,17 +122,17 @@ fn intx_fires_once_until_served_and_never_while_masked() {
     edu.0.command(regs::COMMAND_MEMORY);
     wait_for(&raise);
 
-    // MSI takes its place, and it comes back.
+    // MSI replaces INTx. INTx returns when MSI is disabled.
     let msi = edu.0.capability(regs::CAP_MSI).unwrap();
     edu.0.device.write_config(msi + 2, &[1, 0]);
     assert!(line().is_none() && !interrupts().contains("vfio-intx"));
     edu.0.device.write_config(msi + 2, &[0, 0]);
-    // QEMU's device has let go of the pin, as MSI was on.
+    // QEMU's device released the pin when MSI was enabled.
     edu.0.set_register(RAISE, 1);
     wait_for(&line().expect("INTx is back").0.unwrap());
     edu.0.set_register(END, 1);
     edu.0.device.reset().unwrap();
-    let (raise, _) = line().expect("INTx is on after a reset");
+    let (raise, _) = line().expect("INTx is enabled after a reset");
     edu.0.command(regs::COMMAND_MEMORY);
     edu.0.set_register(RAISE, 1);
     wait_for(&raise.unwrap());
@@ -140,7 +140,7 @@ fn intx_fires_once_until_served_and_never_while_masked() {
 }
 
 #[test]
-fn dma_reaches_what_is_mapped_as_it_is_mapped() {
+fn dma_is_limited_to_mappings_and_their_permissions() {
     let edu = Edu::open();
     let memory = memory();
     let mut mapper = edu.0.mapper(7, memory.clone());
@@ -152,19 +152,19 @@ fn dma_reaches_what_is_mapped_as_it_is_mapped() {
     map(&mut mapper, &memory, 0x10_0000, 0, both).unwrap();
     map(&mut mapper, &memory, 0x10_1000, 1, Permissions::READ).unwrap();
     map(&mut mapper, &memory, 0x10_2000, 2, Permissions::WRITE).unwrap();
-    // Page 0 to page 2.
+    // Copy page 0 to page 2.
     edu.copy(0x10_0000, true);
     edu.copy(0x10_2000, false);
     assert_eq!(page(&memory, 2), [1; 2048]);
-    // Page 1 can be read, not written.
+    // Page 1 can be read but not written.
     edu.copy(0x10_1000, true);
     edu.copy(0x10_0000, false);
     assert_eq!(page(&memory, 0), [2; 2048]);
     memory.write_slice(&[9; 4096], GuestAddress(0)).unwrap();
     edu.copy(0x10_0000, true);
     edu.copy(0x10_1000, false);
-    assert_eq!(page(&memory, 1), [2; 2048], "written in spite of READ alone");
-    // What was never mapped, and what is no longer.
+    assert_eq!(page(&memory, 1), [2; 2048], "written although only READ is allowed");
+    // An IOVA that was never mapped, and one that was unmapped.
     edu.copy(0x10_3000, false);
     assert_eq!(page(&memory, 3), [4; 2048]);
     mapper.unmap(0x10_2000, PAGE).unwrap();
@@ -178,7 +178,7 @@ fn dma_reaches_what_is_mapped_as_it_is_mapped() {
 }
 
 #[test]
-fn unmap_takes_whole_mappings_only() {
+fn unmap_accepts_only_whole_mappings() {
     let edu = Edu::open();
     let memory = memory();
     let mut mapper = edu.0.mapper(7, memory.clone());
@@ -193,9 +193,9 @@ fn unmap_takes_whole_mappings_only() {
 }
 
 #[test]
-fn limit_on_mappings_is_no_resources() {
+fn mapping_beyond_the_host_limit_returns_no_resources() {
     if by_iommufd() {
-        // There is no such limit: only memory counts.
+        // IOMMUFD has no such limit. Only the amount of memory counts.
         return;
     }
     let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
@@ -216,7 +216,7 @@ fn limit_on_mappings_is_no_resources() {
 }
 
 #[test]
-fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
+fn guest_ram_is_identity_mapped_until_drop() {
     let edu = Edu::open();
     let memory = memory();
     let mapping = map_guest_ram(&edu.0.space, &memory).unwrap();
@@ -229,7 +229,7 @@ fn guest_ram_is_mapped_at_itself_until_the_mapping_goes() {
 }
 
 #[test]
-fn second_user_of_a_device_is_told_that_it_is_busy() {
+fn second_user_of_a_device_gets_a_busy_error() {
     let edu = Edu::open();
     let platform = Arc::new(Platform::default());
     let other = host().new_space().unwrap();

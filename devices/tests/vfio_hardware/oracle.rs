@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Two devices that go on with DMA to a few IOVAs while endpoints are attached, detached and taken out, mappings come and go, and the
-//! engine is reset, against a model of what each may reach. `CAROM_ORACLE_STEPS` has it go on for longer, `CAROM_ORACLE_SEED` do
-//! something else.
+//! Two devices do DMA to a few IOVAs while the test changes the address spaces: endpoints are attached, detached and removed, mappings
+//! are added and removed, and the engine is reset. A model predicts the memory that each device may access. `CAROM_ORACLE_STEPS` sets the
+//! number of steps, and `CAROM_ORACLE_SEED` the random seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::hardware::*;
 
 const STEPS: usize = 25;
 
-/// Pages of RAM: those that mappings are of, and behind them some that no device may ever reach.
+/// Number of RAM pages: first those that mappings use, then some that no device may ever access.
 const PAGES: u8 = 12;
 const MAPPED_PAGES: u8 = 8;
 const PLACES: u8 = 4;
-/// Bytes of a page that a device copies.
+/// Number of bytes of a page that a device copies.
 const COPIED: u64 = 2048;
-/// What a device may have in its buffer after a read that failed.
+/// Bytes that a device may have in its buffer after a failed read.
 const NOTHING: [u8; 2] = [0, 0xff];
 
 #[derive(Clone, Debug)]
@@ -40,11 +40,11 @@ enum Step {
     Unmap(u32, u8),
     UnmapAll(u32),
     Reset,
-    /// The device is closed, and opened again.
+    /// The device is closed and opened again.
     Unplug(usize),
 }
 
-/// What is under way when the step comes.
+/// Transfer that is in progress during the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
     /// From an IOVA into the device.
@@ -77,13 +77,13 @@ fn transfers() -> impl Strategy<Value = [(Transfer, [u8; 2]); 2]> {
     })
 }
 
-/// A page and permissions, at a place.
+/// Page and permissions of the mapping at each place.
 type Mappings = BTreeMap<u8, (u8, u32)>;
 
-/// The pages that a transfer may have reached, and `None` if it may have reached none.
+/// Pages that a transfer may have accessed. It contains `None` if the transfer may have accessed no page.
 type Reached = BTreeSet<Option<u8>>;
 
-/// What each device may reach.
+/// Memory that each device may access.
 #[derive(Clone, Debug, Default)]
 struct Model {
     domains: BTreeMap<u32, Mappings>,
@@ -99,8 +99,8 @@ impl Model {
         }
     }
 
-    /// The page that an endpoint reaches there, and whether it is read or written, or `None`. What is mapped for writing only may be read
-    /// too: not each IOMMU has such mappings (virtio 1.3, 5.13.6.5.2).
+    /// Returns the page that an endpoint accesses at a place, or `None` if it accesses none. A write-only mapping may also be read,
+    /// because not every IOMMU supports write-only mappings (virtio 1.3, 5.13.6.5.2).
     fn reached(&self, endpoint: usize, place: u8, transfer: Transfer) -> Reached {
         let mapped = self.of[endpoint].and_then(|domain| self.domains[&domain].get(&place));
         match (mapped, transfer) {
@@ -116,9 +116,9 @@ struct Oracle {
     engine: Engine,
     ram: Arc<TestRam>,
     model: Model,
-    /// What each device may have in its buffer.
+    /// Bytes that each device may have in its buffer.
     buffers: [BTreeSet<u8>; 2],
-    /// Pages that were seen to change.
+    /// Number of pages that were seen to change.
     writes: u32,
 }
 
@@ -142,7 +142,7 @@ impl Oracle {
             engine.add_endpoint(id, Box::new(edu.0.mapper(id, ram.clone()))).unwrap();
         }
         engine.accept_features(engine.features());
-        // What was there before the test.
+        // The buffers' contents from before the test are unknown.
         let buffers = array::from_fn(|_| (0..=u8::MAX).collect());
         Self { edus: edus.map(Some), engine, ram, model: Model::default(), buffers, writes: 0 }
     }
@@ -157,7 +157,7 @@ impl Oracle {
         assert_eq!(reply[0], 0, "{request:x?}");
     }
 
-    /// Does the step if it can be done, and has the model do the same.
+    /// Makes the step if it is possible, and updates the model.
     fn act(&mut self, step: &Step) {
         match *step {
             Step::Attach(endpoint, domain) => {
@@ -214,14 +214,14 @@ impl Oracle {
         }
     }
 
-    /// Has each page hold a byte of its own.
+    /// Fills each page with its own byte.
     fn fill(&self) {
         for page in 0..PAGES {
             self.ram.slice(u64::from(page) * PAGE, PAGE).unwrap().copy_from(&[page + 1; 4096]);
         }
     }
 
-    /// Has both devices copy, does a step meanwhile, and looks at what has come of it.
+    /// Makes both devices copy, performs a step meanwhile, and checks the result.
     fn transfer(&mut self, transfer: Transfer, places: [u8; 2], step: Option<&Step>) {
         self.fill();
         for (endpoint, place) in places.into_iter().enumerate() {
@@ -234,7 +234,7 @@ impl Oracle {
         for endpoint in 0..2 {
             self.edu(endpoint).wait();
         }
-        // It may have been before the step, or after it.
+        // The transfer may have happened before the step or after it.
         let reached = array::from_fn(|endpoint| {
             let models = [&before, &self.model];
             models.into_iter().flat_map(|model| model.reached(endpoint, places[endpoint], transfer)).collect()
@@ -261,12 +261,12 @@ impl Oracle {
             self.ram.slice(u64::from(page) * PAGE, PAGE).unwrap().copy_to(&mut data);
             let (own, first) = (page + 1, data[0]);
             assert!(data[..2048].iter().all(|byte| *byte == first), "page {page} is written in part");
-            assert!(data[2048..].iter().all(|byte| *byte == own), "page {page} is written behind what was copied");
+            assert!(data[2048..].iter().all(|byte| *byte == own), "page {page} is written after the copied bytes");
             let writers: Vec<usize> = (0..2).filter(|endpoint| reached[*endpoint].contains(&Some(page))).collect();
             let is_known = |endpoint: &usize| self.buffers[*endpoint].contains(&first);
             assert!(first == own || writers.iter().any(is_known), "page {page} holds {first} by {writers:?}: {self:?}");
             self.writes += u32::from(first != own);
-            // Whoever was to write, whenever it did.
+            // A device that must have written, at any time.
             let is_sure = |endpoint: &usize| reached[*endpoint].len() == 1;
             let surely = writers.iter().any(is_sure);
             assert!(!surely || first != own || writers.iter().any(is_known), "page {page} was not written: {self:?}");
@@ -305,5 +305,5 @@ fn devices_reach_exactly_their_mappings_under_random_steps() {
     }
     let counters = oracle.engine.counters();
     assert_eq!((counters.stuck_ranges, counters.host_errors), (0, 0));
-    assert!(oracle.writes > 0, "nothing was ever reached");
+    assert!(oracle.writes > 0, "no transfer ever changed a page");
 }

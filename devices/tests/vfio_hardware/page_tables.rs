@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the page tables of the host's IOMMU take of its memory.
+//! Host memory that the page tables of the host's IOMMU use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use iommu_bounce::{Engine, EngineConfig, Limits};
 
 use crate::hardware::*;
 
-/// What one page of tables of the lowest level translates.
+/// Size of the range that one lowest-level table page translates.
 const PLACE: u64 = 2 << 20;
 const MIB: u64 = 1 << 20;
 const OK: u8 = Status::Ok as u8;
 const NOMEM: u8 = Status::NoMem as u8;
 
-/// What the host could still give away, in bytes.
+/// Returns the host's available memory in bytes.
 fn available() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// The same once it stands still: tables of a device that was closed come back some time after.
+/// Returns the available memory once it is stable. The tables of a closed device are freed some time later.
 fn settled() -> u64 {
     let mut last = available();
     for _ in 0..50 {
@@ -44,8 +44,8 @@ fn send(engine: &mut Engine, request: &[u8]) -> u8 {
     reply[0]
 }
 
-/// What a guest takes of the host's memory that maps a page at the start of each place and unmaps it again, in bytes, and how often it
-/// was refused.
+/// Maps and unmaps one page at the start of each place, as a guest can. Returns the host memory that this takes, in bytes, and the number
+/// of refused requests.
 fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));
@@ -57,7 +57,7 @@ fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
     assert_eq!(send(&mut engine, &attach(7, 1)), OK);
     let before = settled();
     let mut refused = 0;
-    // Not where the host's IOMMU reserves something.
+    // Skip addresses that the host's IOMMU reserves.
     for place in (1..=places).filter(|place| !(0xfee0_0000..=0xfeef_ffff).contains(&(place * PLACE))) {
         let (start, last) = (place * PLACE, place * PLACE + PAGE - 1);
         match send(&mut engine, &map(1, start, last, 0, 3)) {
@@ -71,13 +71,14 @@ fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
 
 #[test]
 fn table_page_limit_bounds_host_memory_of_sparse_mappings() {
-    // 390 MiB of tables without a limit, 11 MiB with this one. What else the kernel takes and gives back meanwhile is in the figures too.
+    // Without a limit, the tables take 390 MiB, and with this limit 11 MiB. The figures include other allocations of the kernel
+    // meanwhile.
     const PLACES: u64 = 100_000;
     let (taken, refused) = walk(PLACES, 2800);
     println!("{PLACES} places, 2800 pages of tables: {} KiB taken, {refused} refused", taken >> 10);
     assert!(taken < 16 * MIB, "{taken} bytes");
     assert!(refused > PLACES - 2800, "{refused} refused");
-    // So it is the limit that does it: fewer places take more.
+    // The comparison shows that the limit has this effect: without it, fewer places take more memory.
     const FEWER: u64 = 20_000;
     let (taken, refused) = walk(FEWER, u64::MAX);
     println!("{FEWER} places, no limit: {} KiB taken, {refused} refused", taken >> 10);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Two devices behind one engine: what each reaches as they are attached, moved and removed.
+//! Two devices behind one engine: the memory that each can access while they are attached, moved and removed.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,8 +14,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::hardware::*;
 
-/// Two edu devices behind an engine. Domain n, 1 or 2, maps page n - 1, which holds the byte n, at `SOURCE` and page n + 1 at
-/// `TARGET`, as soon as it has an endpoint.
+/// Two edu devices behind an engine. As soon as domain n (1 or 2) has an endpoint, it maps page n - 1, which holds the byte
+/// n, at `SOURCE`, and page n + 1 at `TARGET`.
 struct Pair {
     edus: [Edu; 2],
     engine: Engine,
@@ -67,7 +67,7 @@ impl Pair {
         }
     }
 
-    /// The byte that `endpoint` brings from `SOURCE` to `TARGET`, and the domain in whose page it arrives.
+    /// Returns the byte that `endpoint` copies from `SOURCE` to `TARGET`, and the domain whose page gets it.
     fn carried(&self, endpoint: u32) -> Option<(u8, u32)> {
         self.fill(2, 0);
         self.fill(3, 0);
@@ -81,11 +81,11 @@ impl Pair {
             (data[0] != 0).then_some((data[0], domain))
         };
         let all: Vec<_> = [1, 2].into_iter().filter_map(arrived).collect();
-        assert!(all.len() < 2, "it reaches both domains");
+        assert!(all.len() < 2, "the endpoint can access both domains");
         all.first().copied()
     }
 
-    /// Each endpoint reaches the domain that it is in, and nothing else.
+    /// Checks that each endpoint can access only the domain that it is attached to.
     fn assert_in(&self, domains: [Option<u32>; 2]) {
         for (endpoint, domain) in (1..).zip(domains) {
             let wanted = domain.map(|domain| (u8::try_from(domain).unwrap(), domain));
@@ -125,12 +125,12 @@ fn device_reaches_peer_registers_only_while_guest_sees_them() {
     assert_eq!(status(&test_utils::attach(1, 1)), 0);
     assert_eq!(status(&test_utils::map(1, 0x10_0000, 0x10_0fff, 0, 1)), 0);
     if by_iommufd() {
-        // IOMMUFD maps no memory of devices: `--platform iommufd=on` does not offer it.
+        // IOMMUFD maps no device memory, so `--platform iommufd=on` does not offer it.
         assert_eq!(status(&map_registers(BAR)), Status::DevErr as u8);
         return;
     }
     assert_eq!(status(&map_registers(BAR)), 0);
-    // What is written to the peer's register 4 is read back from it inverted.
+    // The peer's register 4 returns the inverse of the value written to it.
     let write = |value: u32| {
         memory.write_obj(value, GuestAddress(0)).unwrap();
         edu.copy_bytes(0x10_0000, true, 4);
@@ -140,17 +140,17 @@ fn device_reaches_peer_registers_only_while_guest_sees_them() {
     assert_eq!(write(0x1234_5678), !0x1234_5678);
     peer.command(0);
     peer.command(regs::COMMAND_MEMORY);
-    assert_eq!(write(0x5555_0000), !0x1234_5678, "it had ceased to answer, and was not mapped again");
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "decoding was off meanwhile, and the registers were not mapped again");
     let unmap_registers = test_utils::unmap(1, REGISTERS, REGISTERS + PAGE - 1);
     assert_eq!((status(&unmap_registers), status(&map_registers(BAR))), (0, 0));
     assert_eq!(write(0x1234_5678), !0x1234_5678);
     peer.device.bar_released(0).unwrap();
-    assert_eq!(write(0x5555_0000), !0x1234_5678, "the guest does not see it any more");
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "the guest does not see the registers any more");
     peer.device.bar_moved(0, 2 * BAR).unwrap();
-    assert_eq!(write(0x5555_0000), !0x1234_5678, "it was not mapped again");
+    assert_eq!(write(0x5555_0000), !0x1234_5678, "the registers were not mapped again");
     assert_ne!(status(&map_registers(2 * BAR)), 0, "the driver has not removed the mapping");
     assert_eq!(status(&unmap_registers), 0);
-    assert_ne!(status(&map_registers(BAR)), 0, "it is not there any more");
+    assert_ne!(status(&map_registers(BAR)), 0, "the registers are not at this address any more");
     assert_eq!(status(&map_registers(2 * BAR)), 0);
     assert_eq!(write(0x0f0f_0f0f), !0x0f0f_0f0f);
 }
@@ -170,7 +170,7 @@ fn mapping_of_a_domain_is_one_call_by_iommufd() {
 }
 
 #[test]
-fn endpoints_come_together_and_part_in_any_order() {
+fn endpoints_join_and_leave_domains_in_any_order() {
     let mut pair = Pair::open();
     pair.assert_in([None, None]);
     pair.attach(1, 1);
@@ -178,13 +178,13 @@ fn endpoints_come_together_and_part_in_any_order() {
     pair.assert_in([Some(1), None]);
     pair.attach(2, 1);
     pair.assert_in([Some(1), Some(1)]);
-    // The one whose address space the domain has used goes first.
+    // First the endpoint leaves whose address space the domain has used.
     pair.detach(1, 1);
     pair.assert_in([None, Some(1)]);
     pair.attach(1, 2);
     pair.map(2);
     pair.assert_in([Some(2), Some(1)]);
-    // From domain to domain without a DETACH.
+    // Endpoint 2 moves from domain to domain without a DETACH.
     pair.attach(2, 2);
     pair.assert_in([Some(2), Some(2)]);
     pair.attach(2, 1);
@@ -206,7 +206,7 @@ fn endpoints_come_together_and_part_in_any_order() {
 }
 
 #[test]
-fn device_that_is_closed_leaves_the_other_its_domain() {
+fn closed_device_leaves_the_domain_to_the_other() {
     let mut pair = Pair::open();
     pair.attach(1, 1);
     pair.attach(2, 1);
