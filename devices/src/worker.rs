@@ -183,7 +183,7 @@ impl<T: Task> Worker<T> {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("a worker of role '{}' panicked", self.role);
+            log::error!("a device thread of role '{}' panicked", self.role);
         }
     }
 }

@@ -118,7 +118,7 @@ pub enum VfioPciError {
     /// Another process or device uses the IOMMU group.
     #[error(
         "IOMMU group {group} of {name} is in use by another process or by another device of this VM; devices of one group \
-         can be passed through together only with iommu off"
+         can be passed through together only with iommu=off"
     )]
     Busy {
         /// Address of the function.

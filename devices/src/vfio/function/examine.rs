@@ -23,7 +23,7 @@ use crate::vfio::error::VfioPciError;
 /// Extended capabilities that are hidden, because the guest could change what the host has configured: address translation services,
 /// SR-IOV, page requests, PASID, and resizable BARs (of a function and of its virtual functions).
 const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
-/// Standard capability that is hidden: enhanced allocation fixes addresses of the host.
+/// Enhanced allocation, a standard capability that is hidden because it contains fixed addresses of the host.
 const CAP_ENHANCED_ALLOCATION: u16 = 0x14;
 /// Interrupt pin INTA#.
 const INTA: u8 = 1;
@@ -44,11 +44,11 @@ pub(crate) struct MsiCapability {
 }
 
 impl MsiCapability {
-    /// Offset of the 16-bit data register.
+    /// Returns the offset of the 16-bit data register.
     pub(crate) fn data(self) -> u16 {
         self.offset + if self.wide { 12 } else { 8 }
     }
-    /// Offset of the 32 mask bits.
+    /// Returns the offset of the 32 mask bits.
     pub(crate) fn mask(self) -> Option<u16> {
         self.maskable.then_some(self.offset + if self.wide { 16 } else { 12 })
     }

@@ -43,7 +43,7 @@ impl VfioMapper {
         memory: impl Any + Send,
     ) -> Result<Self, VfioPciError> {
         let limits = space.limits().map_err(|source| VfioPciError::Host {
-            what: "asking VFIO for the limits of the host's IOMMU".to_string(),
+            what: "cannot query VFIO for the limits of the host's IOMMU".to_string(),
             source,
         })?;
         Ok(Self {

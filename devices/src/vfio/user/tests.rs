@@ -144,5 +144,3 @@ impl Rig {
 fn commands(asked: &[Asked]) -> Vec<u16> {
     asked.iter().map(|asked| asked.command).collect()
 }
-
-// ---- the connection ---------------------------------------------------------------------------------------------

@@ -222,5 +222,3 @@ fn chunk_written_before_reset_reads_zero_for_next_driver() {
     assert!((0..512).all(|word| memory.read_obj::<u64>(8 * word).unwrap() == 0));
     drop(relay);
 }
-
-// ---- the device -------------------------------------------------------------------------------------------------

@@ -209,5 +209,3 @@ fn invalid_commands_are_refused() {
     }
     assert!(rig.client.gone().is_none());
 }
-
-// ---- the mapper -------------------------------------------------------------------------------------------------
