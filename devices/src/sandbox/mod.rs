@@ -2,8 +2,8 @@
 
 //! Limits on the system calls of threads (seccomp), and on the files that they may access (Landlock).
 //!
-//! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call
-//! ends the process with a message, or the kernel logs it.
+//! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call ends
+//! the process with a message, fails, or is logged by the kernel, depending on the [`Mode`].
 //!
 //! A thread inherits the filter of the thread that starts it. So a single thread, which does nothing else, starts all others. A vCPU
 //! can ask it to start a device's thread. The vCPU itself needs no right to start threads, and its filter does not limit the device's

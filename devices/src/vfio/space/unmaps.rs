@@ -187,7 +187,7 @@ mod tests {
     fn range_that_is_found_empty_by_a_retry_is_done() {
         for nothing in [Ok(0), errno(libc::ENOENT)] {
             let (mut engine, script) = rig();
-            // DETACH cannot be rejected. A range that it cannot unmap is stuck, and the next request tries again.
+            // A DETACH must complete. A range that it cannot unmap is stuck, and the next request tries again.
             lock(&script).extend([errno(libc::EBUSY)]);
             assert_eq!(status(&mut engine, &detach(1, 1)), Status::DevErr as u8);
             assert_eq!(engine.counters().stuck_ranges, 1);

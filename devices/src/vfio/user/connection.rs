@@ -40,10 +40,10 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MES
 /// Maximum time that a server may take in one [`Operation`], for all its messages. A vCPU may be waiting meanwhile, with interrupts off
 /// in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Further time, as a fraction of the limit, that a server may delay other threads in total before the connection ends. Used time is
-/// slowly given back.
+/// Budget of a server, as a fraction (3/2) of the limit: total time that it may delay other threads before the connection ends. Used time
+/// is slowly given back.
 const BUDGET: (u32, u32) = (3, 2);
-/// Fraction of the limit that an answer may take for free. A busy host does not run a server at once.
+/// Divisor of the limit: an answer within a fiftieth of the limit costs nothing, because a busy host does not run a server at once.
 const FREE: u32 = 50;
 /// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
@@ -348,8 +348,8 @@ impl SharedConnection {
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// The reader has it, too. It is dropped here after the reader, which may not make the system calls that take memory from the
-    /// guest.
+    /// The reader holds a reference, too. This one is dropped after the reader has ended, because the reader may not make the system calls
+    /// that take memory from the guest.
     _dma: Arc<dyn DmaTarget>,
 }
 
