@@ -183,16 +183,16 @@ fn wrong_descriptor_for_an_option_is_refused_naming_both() {
     let file = File::open(&kernel).unwrap();
     let listener = UnixListener::bind(dir.path().join("s")).unwrap();
     let (stream, _other) = UnixStream::pair().unwrap();
-    let no_listener = "is of a file or a block device, not of a listening unix socket";
+    let no_listener = "refers to a file or a block device, not to a listening unix socket";
     let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     for (fd, options, wanted, boots) in [
         (file.as_fd(), "--inherit fd=N --vsock cid=3,socket=/dev/fd/N", no_listener, true),
         (file.as_fd(), "--inherit fd=N --serial socket=/dev/fd/N", no_listener, true),
-        (listener.as_fd(), "--inherit fd=N --disk path=/dev/fd/N", "not of a file or a block device", true),
-        (listener.as_fd(), "--inherit fd=N --user-device socket=/dev/fd/N", "not of a connected unix socket", true),
-        (stream.as_fd(), "--inherit fd=N --serial socket=/dev/fd/N", "not of a listening unix socket", true),
+        (listener.as_fd(), "--inherit fd=N --disk path=/dev/fd/N", "not to a file or a block device", true),
+        (listener.as_fd(), "--inherit fd=N --user-device socket=/dev/fd/N", "not to a connected unix socket", true),
+        (stream.as_fd(), "--inherit fd=N --serial socket=/dev/fd/N", "not to a listening unix socket", true),
         (file.as_fd(), "--inherit fd=N --serial file=/dev/fd/N", "the descriptor is open for reading only", true),
-        (listener.as_fd(), "--inherit fd=N --rng src=/dev/fd/N", "not of a file or a block device", true),
+        (listener.as_fd(), "--inherit fd=N --rng src=/dev/fd/N", "not to a file or a block device", true),
         (
             file.as_fd(),
             "--net fd=N",
