@@ -21,7 +21,7 @@ pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     });
 }
 
-/// Like [`write`], with another way to wait for `file`. `wait` returns false if `file` is not ready in time.
+/// Like [`write()`], with another way to wait for `file`. `wait` returns false if `file` is not ready in time.
 fn write_with(file: &impl AsFd, mut rest: &[u8], steps: &mut u32, mut wait: impl FnMut() -> bool) {
     while !rest.is_empty() && *steps > 0 {
         let written = if wait() { rustix::io::write(file, &rest[..rest.len().min(PIECE)]) } else { Err(Errno::AGAIN) };

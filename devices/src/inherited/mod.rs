@@ -115,7 +115,7 @@ pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     })
 }
 
-/// Like [`file`], for a source of random bytes, or a file or pipe to read them from.
+/// Like [`file()`], for a source of random bytes, or a file or pipe to read them from.
 ///
 /// # Errors
 /// The descriptor is of another kind, or is not open for reading.
@@ -130,7 +130,7 @@ pub fn random_source(path: &Path) -> Option<io::Result<File>> {
     })
 }
 
-/// Like [`file`], for a socket that clients connect to.
+/// Like [`file()`], for a socket that clients connect to.
 ///
 /// # Errors
 /// The descriptor is of another kind, or another part of the VM serves its clients.
@@ -146,7 +146,7 @@ pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     })
 }
 
-/// Like [`file`], for a socket that is connected to a server. It is given out once, because its protocol cannot start again.
+/// Like [`file()`], for a socket that is connected to a server. It is given out once, because its protocol cannot start again.
 ///
 /// # Errors
 /// The descriptor is of another kind, or was given out already.
