@@ -31,7 +31,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// Returns the condition that either of the two is met.
+    /// Returns a condition that is met as soon as either of the two is met.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let parts = |wait| match wait {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Descriptors that the process inherited when it was started. They replace files and sockets that the process would open, create or
-//! connect to: KVM, IOMMUFD, VFIO devices, tap interfaces, and files and sockets named by a path `/dev/fd/N`.
+//! Descriptors that the process inherited when it was started. The process uses them instead of opening, creating or connecting to the
+//! same objects: KVM, IOMMUFD, VFIO devices, tap interfaces, and files and sockets named by a path `/dev/fd/N`.
 //!
 //! The kernel tells the kind of a device's descriptor by its device number (`st_rdev`) and sysfs, whatever path it was opened by.
 
@@ -62,7 +62,7 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
         return Err(io::Error::other("another inherited descriptor refers to the same device"));
     }
-    // A descriptor that had the number before may have been given away and closed.
+    // An earlier descriptor with this number may be given away and closed by now.
     kept.retain(|other| other.number != number || other.file.is_some());
     kept.push(Kept { number, file: Some(file), kind, in_use: Weak::new() });
     Ok(())

@@ -119,7 +119,7 @@ fn load_argument(index: u8, byte: usize) -> sock_filter {
     load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
 
-/// Returns the call numbers at which the answer changes, in ascending order, each with its new answer. The first number is 0.
+/// Returns each call number where the answer changes, in ascending order, with its new answer. The first number is 0.
 fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     let mut spans = vec![(0, other)];
     for (number, answer) in answers {

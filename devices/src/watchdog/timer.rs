@@ -65,7 +65,7 @@ impl Timer {
         result
     }
 
-    /// Stops the time.
+    /// Freezes the counter while the VM is paused.
     pub(super) fn pause(&self) {
         let mut state = self.shared.lock();
         state.paused = true;
@@ -75,7 +75,7 @@ impl Timer {
         self.shared.changed.notify_one();
     }
 
-    /// Lets the time continue.
+    /// Lets the counter continue.
     pub(super) fn resume(&self) {
         let mut state = self.shared.lock();
         state.paused = false;

@@ -9,8 +9,9 @@ pub(crate) const PAGE: u64 = 4096;
 /// Maximum number of areas of one BAR. Each area takes one of the VM's few memory slots. Accesses to the rest exit.
 const MOST_AREAS: usize = 16;
 
-/// Returns the whole pages of a BAR of `size` bytes that lie in the `mappable` areas (offset and size, as the host
-/// reports them) and contain no byte of the `trapped` ranges. The areas are sorted and do not touch.
+/// Returns the whole pages of a BAR of `size` bytes that lie in the `mappable` areas and contain no byte of the
+/// `trapped` ranges. A mappable area is an offset and a size, as the host reports it. The result is sorted, and its
+/// areas do not touch.
 pub(crate) fn direct_areas(size: u64, mappable: &[(u64, u64)], trapped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut areas: Vec<Range<u64>> = mappable
         .iter()

@@ -20,8 +20,9 @@ use super::host_function::{HostFunction, IrqKind};
 use crate::pci::{Bar, BarKind, ENTRY_SIZE, regs};
 use crate::vfio::error::VfioPciError;
 
-/// Extended capabilities that are hidden, because the guest could change what the host has configured: address translation services,
-/// SR-IOV, page requests, PASID, and resizable BARs (of a function and of its virtual functions).
+/// Extended capabilities that are hidden, because the guest could use them to change what the host has configured. They
+/// are address translation services, SR-IOV, page requests, PASID, and resizable BARs (of a function and of its virtual
+/// functions).
 const HIDDEN_EXTENDED: [u16; 6] = [0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];
 /// Enhanced allocation, a standard capability that is hidden because it contains fixed addresses of the host.
 const CAP_ENHANCED_ALLOCATION: u16 = 0x14;

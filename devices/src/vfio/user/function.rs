@@ -100,7 +100,7 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
-            // libvfio-user, on which servers are built, signals INTx as an edge and cannot mask it. A
+            // Servers use libvfio-user, which signals INTx as an edge and cannot mask it. A
             // level-triggered line needs both.
             IrqKind::Intx => 0,
             // A server takes a device away by ending its connection. It is not trusted to stop the VM.
