@@ -2,8 +2,9 @@
 
 //! Reading request bodies.
 //!
-//! What Cloud Hypervisor's clients say that asks for nothing is forgotten. A field that nobody knows is one of a newer client: the
-//! server warns of it and goes on; whoever reads what a user wrote refuses it.
+//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value asks for nothing. A field with an unknown
+//! name may come from a newer client: the server logs a warning and ignores it. Readers of files and options that a user wrote
+//! reject it.
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -14,10 +15,10 @@ use crate::field::Field;
 use crate::json;
 use crate::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
-/// Most bytes that a refusal takes over of what the reader of a type says, which quotes what it found.
+/// Maximum bytes of a deserializer's error message in a refusal. The message quotes the value that it found.
 const MAX_REASON: usize = 512;
 
-/// Takes out the field at `path` if its value is `neutral`.
+/// Removes the field at `path` if its value is `neutral`.
 fn strip(value: &mut Value, path: &str, neutral: &Value) {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (value, rest) {
@@ -36,21 +37,22 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
-/// Takes out what asks for nothing, and refuses what asks for something that Carom does not have.
+/// Removes values that ask for nothing, and rejects values that ask for a feature that Carom does not have.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
-    // Null is no value, of whatever field.
+    // Null counts as no value for every field.
     json::drop_nulls(value);
-    // What is within an object first: what is left of it may then ask for nothing.
+    // Strips inner fields before their object, because the object may ask for nothing without them.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
-    // A console that is not off tells more than that it has a file; a list of features tells less than one of them.
+    // Report the console mode before the console's file, and one CPU feature before the list of features: these are the more
+    // specific errors.
     let (lists, others): (Vec<&Unsupported>, Vec<_>) =
         fields.iter().partition(|field| field.neutral == Neutral::NoFields);
     others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
 }
 
-/// Refuses what is left at `path`. `place` is where `value` is in the body.
+/// Rejects a value that is still at `path`. `place` is the position of `value` in the body.
 fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -> Result<(), String> {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (value, rest) {
@@ -73,7 +75,8 @@ fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -
     }
 }
 
-/// Says that `value` is not supported at `place`, or which field of it is not.
+/// Returns the message that `value` is not supported at `place`. If only one field of an object is wrong, the message names that
+/// field.
 fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
     if let (Value::Object(fields), Value::Object(neutral)) = (value, neutral)
         && !neutral.is_empty()
@@ -95,19 +98,19 @@ fn not_supported(place: &str, value: &Value, neutral: &Value) -> String {
     format!("{place}: {what}is not supported: {right}")
 }
 
-/// What becomes of a field that is not known.
+/// Treatment of unknown fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// It is logged.
+    /// The field is logged and ignored.
     Ignored,
-    /// The body is.
+    /// The body is rejected.
     Refused,
 }
 
-/// Unknown fields of one body that are logged by name.
+/// Maximum unknown fields of one body that are logged by name.
 const MAX_LOGGED: usize = 8;
 
-/// Reads a body that a client sent.
+/// Parses a request body from a client.
 ///
 /// # Errors
 /// One line that names the field and the rule.
@@ -115,7 +118,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     read(json::read(body)?, Unknown::Ignored)
 }
 
-/// Reads the configuration of a VM, in which fields of Cloud Hypervisor's that ask for nothing are forgotten.
+/// Parses the configuration of a VM. Unsupported fields of Cloud Hypervisor are dropped if they ask for nothing.
 ///
 /// # Errors
 /// One line that names the field and the rule.
@@ -125,7 +128,8 @@ pub fn parse_config<T: DeserializeOwned>(body: &[u8], unknown: Unknown) -> Resul
     read(value, unknown)
 }
 
-/// Reads the configuration of a device, likewise; `kind` is the field of a VM's configuration that has it.
+/// Parses the configuration of a device by the rules of [`parse_config`]. `kind` is the field of the VM configuration that holds
+/// the device.
 ///
 /// # Errors
 /// One line that names the field and the rule.
@@ -141,10 +145,10 @@ pub fn parse_device<T: DeserializeOwned>(body: &[u8], kind: Field) -> Result<T, 
     read(value, Unknown::Ignored)
 }
 
-/// Reads a file of this program's own form, in which nothing is unknown.
+/// Parses a file in Carom's own format, which allows no unknown fields.
 ///
 /// # Errors
-/// One line that says where and why.
+/// One line that says where the mistake is and why the file is rejected.
 pub fn parse_own<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     read(json::read(text)?, Unknown::Refused)
 }
@@ -177,7 +181,7 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
-/// A reason without its middle where it is too long: what was found comes first, and what would be right last.
+/// Cuts the middle of a reason that is too long. The start says what was found, and the end says what was expected.
 fn shortened(reason: String) -> String {
     if reason.len() <= MAX_REASON {
         return reason;
@@ -187,7 +191,7 @@ fn shortened(reason: String) -> String {
     format!("{}…{}", &reason[..head], &reason[tail..])
 }
 
-/// A place in the words of messages, such as `devices[1].x`.
+/// Position of a field as messages write it, such as `devices[1].x`.
 fn place_of(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a client can ask for, once it is read and checked.
+//! Requests of clients, parsed and validated.
 
 use crate::kinds::PartConfig;
 use crate::snapshot::{RestoreConfig, VmSnapshotConfig};
 use crate::types::{IommuBounceChange, VmResize, VmResizeDisk};
 use crate::vm_config::CheckedConfig;
 
-/// What can be asked of the VMM.
+/// Request to the VMM.
 #[derive(Debug)]
 pub enum Call {
-    /// Keep this configuration for a VM to be booted.
+    /// Keep this configuration for a VM that is booted later.
     Create(Box<CheckedConfig>),
-    /// Shut the VM down, if it runs, and forget its configuration.
+    /// Shut the VM down if it runs, and drop its configuration.
     Delete,
     /// Build the VM and start the guest.
     Boot,
-    /// Stop the guest and give all devices back; the configuration stays.
+    /// Stop the guest and release all devices. The configuration stays.
     Shutdown,
     /// Reset the guest.
     Reboot,
-    /// Stop the vCPUs where they are.
+    /// Stop the vCPUs.
     Pause,
-    /// Let them go on.
+    /// Resume the vCPUs.
     Resume,
-    /// What the VM is.
+    /// Return the state and configuration of the VM.
     Info,
-    /// The counters of its devices.
+    /// Return the counters of the VM's devices.
     Counters,
-    /// Save it, which is paused.
+    /// Save a paused VM.
     Snapshot(VmSnapshotConfig),
-    /// Make one of what was saved.
+    /// Create the VM from a snapshot.
     Restore(RestoreConfig),
-    /// Press its power button.
+    /// Press the guest's power button.
     PowerButton,
     /// Raise an NMI on every vCPU.
     Nmi,
-    /// Change its size.
+    /// Change the VM's vCPUs, RAM or balloon.
     Resize(VmResize),
     /// Change the size of a disk.
     ResizeDisk(VmResizeDisk),
@@ -44,11 +44,11 @@ pub enum Call {
     AddDevice(PartConfig),
     /// Remove the device with this ID.
     RemoveDevice(String),
-    /// What the bounce windows are.
+    /// Return the state of the bounce windows.
     Bounce,
-    /// Change what they may use.
+    /// Change the limits of the bounce windows.
     TuneBounce(IommuBounceChange),
-    /// All figures, for metrics.
+    /// Return all figures for metrics.
     Figures,
     /// End the VMM.
     ShutdownVmm,

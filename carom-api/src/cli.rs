@@ -32,17 +32,17 @@ pub use program::Program;
 pub use seccomp::Seccomp;
 pub use sockets::{ApiSocketOption, CrashReportOption, EventMonitorOption, FileOrFd, MetricsAddress, OptionName};
 
-/// What boots: a kernel or firmware.
+/// Argument group of the boot payload: a kernel or firmware.
 const PAYLOAD: &str = "payload";
 
 /// A virtual machine monitor for device passthrough behind a virtual IOMMU.
 #[derive(Debug, Parser)]
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
-    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point; without, a client of the API creates the VM
+    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point. Without a kernel, an API client creates the VM
     #[arg(long, value_name = "FILE", group = PAYLOAD, required_unless_present_any = ["api_socket", "restore", "firmware"])]
     kernel: Option<PathBuf>,
-    /// Firmware instead of a kernel, by which the guest boots from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
+    /// Firmware instead of a kernel, to boot from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
     #[arg(long, value_name = "FILE", group = PAYLOAD)]
     firmware: Option<PathBuf>,
     /// Initial RAM file system
@@ -52,139 +52,139 @@ pub struct Cli {
     #[arg(long, value_name = "TEXT", default_value = "", requires = PAYLOAD, conflicts_with = "firmware")]
     cmdline: String,
     /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
-    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]], the CPUs of the host that a vCPU runs on [default: boot=1]
+    /// [,affinity=[VCPU@[CPU,CPU-CPU],…]]. affinity names the host CPUs that each vCPU may run on [default: boot=1]
     #[arg(long, value_name = "boot=N", requires = PAYLOAD)]
     cpus: Option<CpusConfig>,
     /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,prefault=on|off][,reserve=on|off]
     /// [,mergeable=on|off][,hotplug_size=SIZE] [default: size=512M]
     #[arg(long, value_name = "size=SIZE,…", requires = PAYLOAD)]
     memory: Option<MemoryConfig>,
-    /// Zone that RAM is made of, beside --memory size=0; several may be given: id=NAME,size=SIZE[,file=PATH][,shared=on|off]
-    /// [,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N][,prefault=on|off][,reserve=on|off][,mergeable=on|off]
+    /// Memory zone: id=NAME,size=SIZE[,file=PATH][,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N]
+    /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. RAM then consists of zones and needs --memory size=0. Can be given several times
     #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     memory_zone: Vec<MemoryZoneConfig>,
-    /// Node of the guest, of zones; several may be given: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST][,distances=[NODE@DISTANCE,…]]
-    /// [,pci_segments=LIST]
+    /// NUMA node of the guest, made of memory zones: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST][,distances=[NODE@DISTANCE,…]]
+    /// [,pci_segments=LIST]. Can be given several times
     #[arg(long, value_name = "guest_numa_id=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     numa: Vec<NumaConfig>,
     #[command(flatten)]
     parts: PartArguments,
-    /// What devices of the host are reached by, whether a thread polls for requests of the virtio-iommu while they come fast, PCI segments,
-    /// the width of what the virtio-iommu translates, the VM Generation ID, and what the machine is called: [iommufd=on|off][,iommu_poll=auto|on|off]
-    /// [,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS][,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other strings of SMBIOS [default: iommufd=off,iommu_poll=auto]
+    /// Platform: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]
+    /// [,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other SMBIOS strings.
+    /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while they come fast.
+    /// iommu_address_width limits the addresses that the virtio-iommu translates. vmgenid adds a VM Generation ID [default: iommufd=off,iommu_poll=auto]
     #[arg(long, value_name = "iommufd=on|off,…", requires = PAYLOAD)]
     platform: Option<PlatformConfig>,
-    /// Part of the addresses for BARs that a PCI segment has, of which --platform says how many there are; several may be given:
-    /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]
+    /// Share of the BAR address space for one PCI segment (see --platform num_pci_segments):
+    /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]. Can be given several times
     #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     pci_segment: Vec<PciSegmentConfig>,
-    /// Limit on the rate that disks share which name it (rate_limit_group); several may be given: id=NAME[,bw_size=BYTES,bw_refill_time=MS]
-    /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]
+    /// Rate limit shared by all disks that name it (rate_limit_group): id=NAME[,bw_size=BYTES,bw_refill_time=MS]
+    /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]. Can be given several times
     #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     rate_limit_group: Vec<RateLimitGroupConfig>,
-    /// First serial port: off, null, tty, pty, file=PATH or socket=PATH; tty where nothing is said, null under the name cloud-hypervisor
+    /// First serial port: off, null, tty, pty, file=PATH or socket=PATH [default: tty, or null under the name cloud-hypervisor]
     #[arg(long, value_name = "MODE", requires = PAYLOAD)]
     serial: Option<SerialConfig>,
-    /// Device by which the guest's kernel tells of a panic (event guest:panic)
+    /// Add a pvpanic device, which reports a panic of the guest kernel (event guest:panic)
     #[arg(long, requires = PAYLOAD)]
     pvpanic: bool,
-    /// Watchdog (i6300esb), which resets a guest that does not tell it in time that it works (event watchdog:expired)
+    /// Add a watchdog (i6300esb), which resets the guest if the guest stops serving it (event watchdog:expired)
     #[arg(long, requires = PAYLOAD)]
     watchdog: bool,
-    /// Snapshot to make the VM of, which is paused then: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+    /// Snapshot to restore. The VM stays paused without resume=on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // clap waives `requires = PAYLOAD` where that itself would be in conflict.
+        // clap waives `requires = PAYLOAD` if PAYLOAD itself would conflict.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
-    /// Socket to serve the REST API on: path=FILE or fd=NUMBER; FILE alone is a path too
+    /// Socket of the REST API: path=FILE or fd=NUMBER. FILE alone is a path
     #[arg(long, value_name = "path=FILE|fd=N")]
     api_socket: Option<FileOrFd<ApiSocketOption>>,
-    /// Put every passed-through device behind the virtio-iommu, whatever the client of the API says; beside --iommu-bounce, which VMs
-    /// of clients have then that say nothing of it [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
+    /// Put every passed-through device behind the virtio-iommu, even if the API client does not ask for it. Needs --iommu-bounce, which then
+    /// applies to VMs of clients that configure no bounce windows [env: CAROM_ALL_BEHIND_IOMMU=on, CAROM_IOMMU_BOUNCE=VALUE]
     #[arg(long, requires = "api_socket")]
     all_behind_iommu: bool,
-    /// Address to serve metrics on, to whoever connects: tcp=ADDRESS:PORT
+    /// Address that serves metrics, without access control: tcp=ADDRESS:PORT
     #[arg(long, value_name = "tcp=ADDRESS:PORT")]
     metrics: Option<MetricsAddress>,
-    /// Stay when the guest has ended, so that a client of the API can boot it again
+    /// Keep running after the guest has ended, so that an API client can boot it again
     #[arg(long, requires = "api_socket")]
     no_shutdown: bool,
-    /// Where to write events as JSON, one a line: path=FILE or fd=NUMBER
+    /// Destination of events as JSON, one event a line: path=FILE or fd=NUMBER
     #[arg(long, value_name = "path=FILE|fd=N")]
     event_monitor: Option<FileOrFd<EventMonitorOption>>,
-    /// Log more; twice for still more
+    /// Log more. Give it twice or three times for still more
     #[arg(short, action = ArgAction::Count)]
     verbosity: u8,
-    /// File for the log instead of standard error
+    /// File for the log, instead of standard error
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// File for a report should the program crash: path=FILE or fd=NUMBER; FILE alone is a path too. Reports are added to it, and
-    /// where there are none it is gone when the program ends
+    /// File for crash reports, appended, and removed at exit if empty: path=FILE or fd=NUMBER. FILE alone is a path
     #[arg(long, value_name = "path=FILE|fd=N")]
     crash_report: Option<FileOrFd<CrashReportOption>>,
-    /// Descriptor that the program was started with, used in place of what it is of: /dev/kvm, /dev/iommu, a device of VFIO's
-    /// (/dev/vfio/devices/vfioN), or a disk with the path /dev/fd/N; several may be given: fd=N
+    /// Inherited descriptor to use instead of opening its file: /dev/kvm, /dev/iommu, a VFIO device (/dev/vfio/devices/vfioN), or
+    /// a disk with the path /dev/fd/N: fd=N. Can be given several times
     #[arg(long, value_name = "fd=N", num_args = 1.., action = ArgAction::Append)]
     inherit: Vec<InheritedFd>,
-    /// What becomes of a system call that a thread has no need of: it ends the program (true), is logged by the kernel (log), fails
-    /// (errno), or is made (false)
+    /// Action if a thread makes a system call that its filter does not allow: end the program (true), have the kernel log it
+    /// (log), fail the call (errno), or filter nothing (false)
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
-    /// Limit the program to the files that the VM is made of (Landlock). With --restore, or for VMs of clients: limit what VMs may name to
+    /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs: restrict VMs to
     /// --landlock-rules
     #[arg(long)]
     landlock: bool,
-    /// Files and directories that it may reach beside them; several may be given: path=PATH,access=r|w|rw
+    /// Files and directories to allow in addition to those of the VM: path=PATH,access=r|w|rw. Can be given several times
     #[arg(long, value_name = "path=PATH,access=r|w|rw", num_args = 1.., action = ArgAction::Append, requires = "landlock")]
     landlock_rules: Vec<LandlockConfig>,
     #[command(flatten)]
     refused: RefusedOptions,
 }
 
-/// What the program is to do.
+/// Parsed command line.
 #[derive(Debug)]
 pub struct Invocation {
-    /// What the program was started as.
+    /// Program whose name was used to start Carom.
     pub program: Program,
-    /// The VM to run; without one, a client of the API creates it.
+    /// VM to run. `None` if an API client creates it, or a snapshot is restored.
     pub vm: Option<CheckedConfig>,
-    /// What the VM is made of instead.
+    /// Snapshot to restore the VM from.
     pub restore: Option<RestoreConfig>,
-    /// Where the API is served.
+    /// Socket that serves the API.
     pub api_socket: Option<FileOrFd<ApiSocketOption>>,
-    /// What VMs have that clients of the API create.
+    /// Defaults for VMs that API clients create.
     pub defaults: VmDefaults,
-    /// Where metrics are served besides.
+    /// Address that serves metrics.
     pub metrics: Option<MetricsAddress>,
-    /// Whether the VMM stays when the guest has ended.
+    /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// What becomes of system calls that threads have no need of.
+    /// Action for system calls that a thread does not need.
     pub seccomp: Seccomp,
-    /// Where events go.
+    /// Destination of events.
     pub event_monitor: Option<FileOrFd<EventMonitorOption>>,
     /// 0 for warnings and errors only, up to 3 for everything.
     pub verbosity: u8,
-    /// Where the log goes instead of standard error.
+    /// File for the log, instead of standard error.
     pub log_file: Option<PathBuf>,
-    /// Where reports of crashes go.
+    /// Destination of crash reports.
     pub crash_report: Option<FileOrFd<CrashReportOption>>,
-    /// Descriptors in place of files.
+    /// Inherited descriptors to use instead of opening files.
     pub inherit: Vec<InheritedFd>,
-    /// Files and directories that VMs may name besides those of `vm`, if the program is to be limited to files.
+    /// Landlock rules: files and directories that VMs may name in addition to those of `vm`. `None` disables Landlock.
     pub landlock: Option<Vec<LandlockConfig>>,
 }
 
-/// How parsing ended when there is nothing to run.
+/// Outcome of parsing without anything to run.
 #[derive(Debug)]
 pub enum CliOutcome {
     /// Text for standard output: help or version.
     Information(String),
-    /// One line that says what is wrong and what would be right.
+    /// One line that says what is wrong and how to correct it.
     Mistake(String),
 }
 
-/// Parses the command line, the program's name first, and checks it, with what the environment says for it.
+/// Parses and validates the command line, whose first argument is the program's name. Environment variables fill in defaults.
 pub fn parse<I, T>(arguments: I) -> Result<Invocation, CliOutcome>
 where
     I: IntoIterator<Item = T>,
@@ -193,7 +193,7 @@ where
     parse_in(arguments, |name| std::env::var(name).ok())
 }
 
-/// [`parse`] where `variable` is the environment.
+/// Does the work of [`parse`], with `variable` as the environment.
 fn parse_in<I, T>(arguments: I, variable: impl Fn(&str) -> Option<String>) -> Result<Invocation, CliOutcome>
 where
     I: IntoIterator<Item = T>,
@@ -210,12 +210,12 @@ where
     })?;
     let mistake = |error: ConfigError| CliOutcome::Mistake(error.to_string());
     if cli.restore.is_some() && !cli.parts.0.is_empty() {
-        let rule = "takes no devices: the VM has those that it was saved with";
+        let rule = "takes no devices: the VM gets the devices that it was saved with";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
     }
     let has_vm = cli.kernel.is_some() || cli.firmware.is_some() || cli.restore.is_some();
     if let Some(part) = cli.parts.0.iter().find(|part| !part.kind().default_for_clients && !has_vm) {
-        return Err(mistake(ConfigError::new(part.kind().field, "needs --kernel or --firmware, for a VM to be in")));
+        return Err(mistake(ConfigError::new(part.kind().field, "needs a VM: add --kernel or --firmware")));
     }
     let mut defaults = VmDefaults { iommu_bounce: None, all_behind_iommu: cli.all_behind_iommu };
     for part in &cli.parts.0 {
@@ -253,11 +253,11 @@ where
         && vm.as_ref().is_some_and(|vm| vm.iommu_bounce.is_some() && !vm.has_device_behind_iommu())
     {
         let rule =
-            "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket, by which one can come";
+            "needs a device behind the virtio-iommu (--device path=…,iommu=on), or --api-socket to add one later";
         return Err(mistake(ConfigError::new(IommuBounceConfig::OPTION, rule)));
     }
     if cli.api_socket.is_none() && cli.restore.as_ref().is_some_and(|restore| !restore.resume) {
-        let rule = "the VM would stay paused: add resume=on, or --api-socket, by which it can be resumed";
+        let rule = "the VM would stay paused: add resume=on, or --api-socket to resume it later";
         return Err(mistake(ConfigError::new(RestoreConfig::OPTION, rule)));
     }
     Ok(Invocation {
@@ -278,7 +278,7 @@ where
     })
 }
 
-/// Parses the command line of a program of this name.
+/// Parses the command line of `program`.
 fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let command = Cli::command().name(program.name()).version(program.printed_version());
     let mut command = command.bin_name(program.name());
@@ -291,7 +291,7 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Where the serial port goes if nothing is said: whoever starts the program by hand wants to see the guest.
+/// Default of the serial port. A user who starts `carom` by hand wants to see the guest's output.
 fn default_serial(program: Program) -> SerialConfig {
     match program {
         Program::Carom => SerialConfig::of(ConsoleMode::Tty),
@@ -299,7 +299,7 @@ fn default_serial(program: Program) -> SerialConfig {
     }
 }
 
-/// The same of the paravirtual console.
+/// Default of the paravirtual console.
 fn default_console(program: Program) -> ConsoleConfig {
     ConsoleConfig::of(match program {
         Program::Carom => ConsoleMode::Off,
@@ -307,8 +307,7 @@ fn default_console(program: Program) -> ConsoleConfig {
     })
 }
 
-/// The first paragraph of the message for a user of `program` as one line, without what it is prefixed with. Our own errors
-/// already name their option.
+/// First paragraph of the error message as one line, without the `error:` prefix. Carom's own errors already name their option.
 pub fn one_line(error: &clap::Error, program: &str) -> String {
     if let Some(error) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<ConfigError>()) {
         return error.to_string();
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_without_a_device_wait_for_one_that_the_api_brings() {
+    fn bounce_windows_need_no_device_if_the_api_can_add_one() {
         let all = ["carom", "--kernel", "k", "--iommu-bounce", "--api-socket", "path=/s"];
         assert!(parse(all).unwrap().vm.unwrap().has_iommu());
     }
@@ -369,10 +368,10 @@ mod tests {
             (&["--kernel", "k", "--memory", "size=1"][..], "--memory size: 1 bytes"),
             (&["--kernel", "k", "--memory", "sze=1"][..], "--memory: unknown key 'sze'"),
             (&["--kernel", "k", "--platform", "iommufd=yes"][..], "--platform iommufd: 'yes'"),
-            (&["--kernel", "k", "--platform", "iommu_poll=1"][..], "--platform iommu_poll: '1' is none of"),
+            (&["--kernel", "k", "--platform", "iommu_poll=1"][..], "--platform iommu_poll: '1' is not one of"),
             (&["--kernel", "k", "--iommu-bounce"][..], "iommu=on"),
             (&["--kernel", "k", "--iommu-bounce", "--rng"][..], "iommu=on"),
-            (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is no key=value"),
+            (&["--kernel", "k", "--user-device", "/s"][..], "--user-device: '/s' is not key=value"),
             (&["--kernel", "k", "--user-device", "socket=/s"][..], "--user-device iommu: is off"),
             (&["--kernel", "k", "--console", "vga"][..], "--console: 'vga' is neither key=value nor one of"),
             (&["--kernel", "k", "--event-monitor", "fd=1"][..], "--event-monitor fd"),
@@ -383,7 +382,7 @@ mod tests {
             (&["--kernel", "k", "--api-socket", ""][..], "--api-socket"),
             (
                 &["--kernel", "k", "--api-socket", "file=/s"][..],
-                "--api-socket: unknown key 'file', known are: path, fd",
+                "--api-socket: unknown key 'file'; known keys: path, fd",
             ),
             (&["--kernel", "k", "--api-socket", "fd=x"][..], "--api-socket fd"),
             (&["--kernel", "k", "--no-shutdown"][..], "--api-socket"),
@@ -393,7 +392,7 @@ mod tests {
             ),
             (
                 &["--kernel", "k", "--metrics", "tcp=localhost:9100"][..],
-                "--metrics tcp: 'localhost:9100' is no IP address",
+                "--metrics tcp: 'localhost:9100' is not an IP address",
             ),
             (&["--kernel", "k", "--metrics", "tcp=127.0.0.1"][..], "with a port"),
             (&["--kernel", "k", "--metrics", "tcp=127.0.0.1:65536"][..], "--metrics tcp"),
@@ -401,44 +400,47 @@ mod tests {
             (&["--api-socket", "path=/s", "--device", "path=/d"][..], "--kernel"),
             (&["--api-socket", "path=/s", "--memory", "size=1G"][..], "--kernel"),
             (&["--api-socket", "path=/s", "--pvpanic"][..], "--kernel"),
-            (&["--kernel", "k", "--cpus", "boot=2,max=1"][..], "--cpus max: 1 is not in 2, those at boot, to 254"),
+            (&["--kernel", "k", "--cpus", "boot=2,max=1"][..], "--cpus max: 1 is not between 2 (the vCPUs at boot)"),
             (&["--kernel", "k", "extra"][..], "extra"),
-            (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is no power of two"),
+            (&["--kernel", "k", "--disk", "path=/d,queue_size=3"][..], "--disk queue_size: 3 is not a power of two"),
             (&["--kernel", "k", "--disk", "path=/d", "path=/d"][..], "--disk path: /d is given twice"),
-            (&["--kernel", "k", "--net", "tap=t,mac=x"][..], "--net mac: is no address of the form"),
+            (&["--kernel", "k", "--net", "tap=t,mac=x"][..], "--net mac: is not an address of the form"),
             (&["--kernel", "k", "--net", "tap=t", "tap=t"][..], "--net tap: t is given twice"),
-            (&["--kernel", "k", "--vdpa", "path="][..], "--vdpa is not there yet"),
-            (&["--tpm", "socket=/x"][..], "--tpm is not there yet: there is no TPM"),
-            (&["--tpm=socket=/x"][..], "--tpm is not there yet: there is no TPM"),
+            (&["--kernel", "k", "--vdpa", "path="][..], "--vdpa is not supported"),
+            (&["--tpm", "socket=/x"][..], "--tpm is not supported: Carom emulates no TPM"),
+            (&["--tpm=socket=/x"][..], "--tpm is not supported: Carom emulates no TPM"),
             (
                 &["--kernl", "k", "--memory", "sze=1", "--tpm", "socket=/x"][..],
-                "--tpm is not there yet: there is no TPM",
+                "--tpm is not supported: Carom emulates no TPM",
             ),
-            (&["--debug-console", "off", "--rtc"][..], "--rtc is not there yet: the guest has KVM's clock"),
+            (&["--debug-console", "off", "--rtc"][..], "--rtc is not supported: the guest has the KVM clock"),
             (
                 &["--tpm", "socket=/x", "--gdb", "path=/g"][..],
-                "there is no debugger's port; --tpm is not there yet: there is no TPM",
+                "Carom has no GDB server; --tpm is not supported: Carom emulates no TPM",
             ),
             (&["--debug-console", "off"][..], "--kernel"),
             (&["--cmdline=--tpm"][..], "--kernel"),
             (&["--kernel", "k", "--landlock-rules", "path=/p,access=r"][..], "--landlock"),
             (
                 &["--kernel", "k", "--landlock", "--landlock-rules", "path=/p,access=x"][..],
-                "--landlock-rules access: 'x' is none of r, w, rw",
+                "--landlock-rules access: 'x' is not one of r, w, rw",
             ),
             (&["--api-socket", "path=/s", "--landlock-rules", "path=/p,access=r"][..], "--landlock"),
-            (&["--kernel", "k", "--rtc"][..], "--rtc is not there yet"),
-            (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not there yet"),
+            (&["--kernel", "k", "--rtc"][..], "--rtc is not supported"),
+            (&["--kernel", "k", "--debug-console", "tty"][..], "--debug-console is not supported"),
             (&["--kernel", "k", "--inherit", "7"][..], "--inherit: '7' is not fd=NUMBER"),
-            (&["--kernel", "k", "--inherit", "fd=7", "fd=2"][..], "--inherit fd: '2' is no descriptor above 2"),
-            (&["--kernel", "k", "--seccomp", "on"][..], "--seccomp: 'on' is none of true, false, log, errno"),
-            (&["--kernel", "k", "--log-format", "{msg}"][..], "--log-format is not there yet: a line of the log has"),
+            (
+                &["--kernel", "k", "--inherit", "fd=7", "fd=2"][..],
+                "--inherit fd: '2' is not a descriptor number above 2",
+            ),
+            (&["--kernel", "k", "--seccomp", "on"][..], "--seccomp: 'on' is not one of true, false, log, errno"),
+            (&["--kernel", "k", "--log-format", "{msg}"][..], "--log-format is not supported: a log line always has"),
             (&["--firmware", "f", "--kernel", "k"][..], "'--firmware <FILE>' cannot be used with '--kernel <FILE>'"),
             (&["--firmware", "f", "--cmdline", "c"][..], "--firmware"),
             (&["--firmware", "f", "--initramfs", "i"][..], "--firmware"),
             (
                 &["--firmware", "f", "--platform", "num_pci_segments=2"][..],
-                "--platform num_pci_segments: 2 do not go with --firmware",
+                "--platform num_pci_segments: 2 segments cannot be combined with --firmware",
             ),
             (&["--restore", "source_url=file:///s,resume=on", "--firmware", "f"][..], "--firmware"),
             (&["--restore", "source_url=file:///s"][..], "--restore: the VM would stay paused"),
@@ -460,13 +462,13 @@ mod tests {
     fn unsupported_option_is_named_before_a_missing_kernel() {
         for option in refused_options::names() {
             let text = mistake(&["--kernl", "k", &format!("--{option}"), "x"]);
-            assert!(text.starts_with(&format!("--{option} is not there yet: ")), "{text}");
+            assert!(text.starts_with(&format!("--{option} is not supported: ")), "{text}");
         }
         assert!(matches!(parse(["carom", "--help", "--tpm", "socket=/x"]), Err(CliOutcome::Information(_))));
     }
 
     #[test]
-    fn firmware_takes_the_kernels_place() {
+    fn firmware_replaces_a_kernel() {
         let invocation = parse(["carom", "--firmware", "f", "--memory", "size=1G", "--disk", "path=/d"]).unwrap();
         let vm = invocation.vm.unwrap();
         assert_eq!(vm.payload, PayloadConfig::of_firmware("f"));
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_kernel_the_api_is_waited_for() {
+    fn vm_is_not_created_without_a_kernel_or_firmware() {
         let invocation = parse(["carom", "--api-socket", "fd=7", "--no-shutdown"]).unwrap();
         assert!(invocation.vm.is_none() && invocation.no_shutdown);
         assert_eq!(invocation.api_socket.unwrap().fd(), Some(7));
@@ -483,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_without_a_kernel_are_what_vms_of_clients_have() {
+    fn iommu_bounce_without_a_kernel_is_the_default_of_clients() {
         let parse = |arguments: &[&str]| parse_in([&["carom"], arguments].concat(), |_| None);
         let invocation = parse(&["--api-socket", "/s", "--iommu-bounce", "size=32M", "--all-behind-iommu"]).unwrap();
         assert!(invocation.vm.is_none() && invocation.defaults.all_behind_iommu);
@@ -511,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_takes_the_place_of_a_kernel() {
+    fn restore_replaces_a_kernel() {
         let invocation = parse(["carom", "--restore", "source_url=file:///s,resume=on"]).unwrap();
         assert!(invocation.vm.is_none() && invocation.restore.unwrap().resume);
         let invocation = parse(["carom", "--restore", "source_url=file:///s", "--api-socket", "/a"]).unwrap();
@@ -548,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_filtered_unless_somebody_says_otherwise() {
+    fn seccomp_filters_are_on_by_default() {
         let seccomp = |more: &[&str]| parse(["carom", "--kernel", "k"].iter().chain(more)).unwrap().seccomp;
         assert_eq!(seccomp(&[]), Seccomp::True);
         assert_eq!(seccomp(&["--seccomp", "true"]), Seccomp::True);
@@ -564,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_the_program_says_version_and_consoles() {
+    fn program_name_selects_version_and_default_consoles() {
         let consoles = |program: &str| {
             let vm = parse([program, "--kernel", "k"]).unwrap().vm.unwrap();
             (vm.serial.mode, vm.console.as_ref().unwrap().mode)

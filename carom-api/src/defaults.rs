@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What VMs of clients have that cannot ask for it: Cloud Hypervisor's API has neither bounce windows nor a rule for all devices.
+//! Defaults for VMs of API clients. Cloud Hypervisor's API has no bounce windows, and no rule for all passed-through devices, so
+//! its clients cannot ask for these.
 
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -8,27 +9,28 @@ use crate::kinds::{IommuBounceConfig, KindConfig, PartConfig};
 use crate::option_list::on_or_off;
 use crate::vm_config::VmConfig;
 
-/// Defaults of the program for the VMs that clients of its API create.
+/// Program-wide defaults for VMs that API clients create.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmDefaults {
-    /// Bounce windows of a VM that says nothing of them.
+    /// Bounce windows of a VM whose configuration does not mention them.
     pub iommu_bounce: Option<IommuBounceConfig>,
-    /// Every passed-through device is behind the virtio-iommu, whatever the client says.
+    /// True if every passed-through device is put behind the virtio-iommu, even if the client does not ask for it.
     pub all_behind_iommu: bool,
 }
 
 impl VmDefaults {
     /// `--all-behind-iommu`.
     pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
-    /// The environment variable that stands for `--iommu-bounce` beside `--api-socket`; its value is that of the option.
+    /// Environment variable that replaces `--iommu-bounce` if the program has `--api-socket`. The value is the value of the
+    /// option.
     pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
-    /// The environment variable that stands for `--all-behind-iommu`: `on` or `off`.
+    /// Environment variable that replaces `--all-behind-iommu`: `on` or `off`.
     pub const ALL_BEHIND_VARIABLE: &'static str = "CAROM_ALL_BEHIND_IOMMU";
 
-    /// Completes them from the environment, and checks them. What the command line says stands.
+    /// Fills in missing defaults from the environment, and checks all defaults. The command line takes precedence.
     ///
     /// # Errors
-    /// A variable has a value that its option would not take, or a rule does not hold.
+    /// A variable has a value that its option would reject, or a rule does not hold.
     pub(crate) fn complete(&mut self, variable: impl Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
         if let (None, Some(text)) = (&self.iommu_bounce, variable(Self::BOUNCE_VARIABLE)) {
             self.iommu_bounce = Some(text.parse()?);
@@ -40,14 +42,14 @@ impl VmDefaults {
             bounce.complete();
             bounce.check(&VmConfig::default().memory)?;
         } else if self.all_behind_iommu {
-            let rule = "needs --iommu-bounce: a VM that is created without a device has a virtio-iommu for those to come only then";
+            let rule = "needs --iommu-bounce: without it, a VM that is created without devices has no virtio-iommu for devices added later";
             return Err(ConfigError::new(Self::ALL_BEHIND_IOMMU, rule));
         }
         Ok(())
     }
 
-    /// Gives a VM what it does not say. Bounce windows are left out where all of its passed-through devices are beside the
-    /// virtio-iommu: they would have no use for them.
+    /// Applies the defaults to a VM. A VM gets no bounce windows if none of its passed-through devices is behind the
+    /// virtio-iommu, because no device would use them.
     pub fn apply(&self, config: &mut VmConfig) {
         if self.all_behind_iommu {
             let passed_through = config.parts_mut().filter(|part| part.kind().passed_through);
@@ -58,7 +60,7 @@ impl VmDefaults {
         }
     }
 
-    /// The same for a device that comes to a VM.
+    /// Applies the defaults to a device that is added to a VM.
     pub fn apply_to(&self, part: &mut PartConfig) {
         if self.all_behind_iommu && part.kind().passed_through {
             part.put_behind_iommu();
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_asks_for_windows_gets_those() {
+    fn client_that_configures_windows_keeps_its_own() {
         let mut config = config(r#"{"payload": {"kernel": "/k"}, "iommu_bounce": {"size": 4194304}}"#);
         bounce_and_all().apply(&mut config);
         assert_eq!(config.iommu_bounce.unwrap().size, 4 << 20);
@@ -115,7 +117,7 @@ mod tests {
             defaults.apply(&mut config);
             assert_eq!(config, before);
         }
-        // The windows are for devices to come, whatever is emulated meanwhile.
+        // The windows are for devices added later, even if the VM has emulated devices.
         let mut config = config(r#"{"payload": {"kernel": "/k"}, "rng": {}}"#);
         defaults.apply(&mut config);
         assert!(config.iommu_bounce.is_some());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The OpenAPI document: made of the table of operations and of the types themselves.
+//! OpenAPI document, generated from the table of operations and the types.
 
 mod neutral_fields;
 
@@ -18,7 +18,7 @@ use utoipa::openapi::{Components, Ref, RefOr, Required, ResponseBuilder};
 use crate::operations::{self, Action, METRICS_TYPE, Operation, Success, Verb};
 use crate::{types, vm_config};
 
-/// The document as it is stored and served; a test keeps it up to date.
+/// Document as stored and served. A test checks that the stored document is up to date.
 pub const SERVED: &str = include_str!("../../docs/openapi.json");
 
 #[derive(OpenApi)]
@@ -51,7 +51,7 @@ pub const SERVED: &str = include_str!("../../docs/openapi.json");
 )]
 struct Types;
 
-/// Makes the document.
+/// Generates the document.
 pub fn generate() -> utoipa::openapi::OpenApi {
     let mut document = Types::openapi();
     let mut paths = PathsBuilder::new();
@@ -60,7 +60,7 @@ pub fn generate() -> utoipa::openapi::OpenApi {
             Verb::Get => HttpMethod::Get,
             Verb::Put => HttpMethod::Put,
         };
-        // Two verbs of one path are merged.
+        // `PathsBuilder` merges two verbs of the same path.
         paths = paths.path(operation.path(), PathItem::new(method, describe(operation)));
     }
     document.paths = paths.build();
@@ -71,7 +71,7 @@ pub fn generate() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The document as text.
+/// Returns the document as text.
 pub fn text() -> Result<String, serde_json::Error> {
     Ok(generate().to_pretty_json()? + "\n")
 }
@@ -90,13 +90,13 @@ fn describe(operation: &Operation) -> OperationBuilder {
     let mut refusals: Vec<(u16, String)> =
         operation.refusals.iter().map(|(code, why)| (*code, (*why).into())).collect();
     if operation.request.is_some() {
-        refusals.push((400, "The body breaks a rule, which the message names.".into()));
+        refusals.push((400, "The body breaks a rule. The message names the rule.".into()));
     } else if operation.verb == Verb::Put && refusals.iter().all(|(code, _)| *code != 400) {
-        refusals.push((400, "There is a body.".into()));
+        refusals.push((400, "The request has a body, but the operation takes none.".into()));
     }
     if !matches!(operation.action, Action::Ping | Action::Document) {
-        refusals.push((429, "Too many calls wait, or too many clients are connected.".into()));
-        refusals.push((500, "The host failed.".into()));
+        refusals.push((429, "Too many calls are pending, or too many clients are connected.".into()));
+        refusals.push((500, "An operation of the host failed.".into()));
     }
     let mut by_code = BTreeMap::<u16, Vec<String>>::new();
     refusals.into_iter().for_each(|(code, why)| by_code.entry(code).or_default().push(why));
@@ -116,10 +116,10 @@ fn success(success: Success) -> Vec<(&'static str, utoipa::openapi::Response)> {
         Success::Nothing => vec![("204", done.build())],
         Success::Body(schema) => vec![("200", done.content("application/json", with_schema(schema)).build())],
         Success::BodyIfBooted(schema) => {
-            let booted = ResponseBuilder::new().description("Done, in the VM that is booted.");
+            let booted = ResponseBuilder::new().description("Done. The change applies to the booted VM.");
             vec![
                 ("200", booted.content("application/json", with_schema(schema)).build()),
-                ("204", done.description("Done, for the next boot.").build()),
+                ("204", done.description("Done. The change applies from the next boot.").build()),
             ]
         }
         Success::Document => {
@@ -134,7 +134,7 @@ fn success(success: Success) -> Vec<(&'static str, utoipa::openapi::Response)> {
     }
 }
 
-/// [`types::VmCounters`].
+/// Schema of [`types::VmCounters`].
 fn counters() -> Schema {
     let number = ObjectBuilder::new()
         .schema_type(Type::Integer)
@@ -148,11 +148,11 @@ fn counters() -> Schema {
         .into()
 }
 
-/// Why a call was refused.
+/// Schema of an error message.
 fn refusal() -> Schema {
     ArrayBuilder::new()
         .items(ObjectBuilder::new().schema_type(Type::String))
-        .description(Some("What is wrong, in one line."))
+        .description(Some("Error message: a list with one line of text."))
         .into()
 }
 
@@ -160,7 +160,7 @@ fn refusal() -> Schema {
 mod tests {
     use super::*;
 
-    /// `CAROM_BLESS=1 cargo test -p carom-api stored_document` writes it anew.
+    /// `CAROM_BLESS=1 cargo test -p carom-api stored_document` rewrites the stored document.
     #[test]
     fn stored_document_is_up_to_date() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_schema_that_is_named_is_there() {
+    fn every_referenced_schema_exists() {
         let document = serde_json::to_value(generate()).unwrap();
         let text = document.to_string();
         let names = text.split("#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rules that do not hold, told in the words of whoever broke them.
+//! Errors of configuration rules, in the terms of the front end that broke them: the command line or JSON.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,16 +8,16 @@ use std::io;
 
 use crate::field::{Field, Terms};
 
-/// A message may quote what the user gave: what would end its line is escaped.
+/// Escapes control characters, so that quoted user input cannot break the message into several lines.
 pub fn one_line(message: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { c.to_string() };
     message.chars().map(escape).collect()
 }
 
-/// Longest text in bytes that a message quotes of what a client sent.
+/// Maximum bytes of a client's text that a message quotes.
 pub(crate) const MAX_QUOTED: usize = 64;
 
-/// A name that a client sent, for a message: what is longer than [`MAX_QUOTED`] ends with `…` there.
+/// Shortens a name that a client sent for use in a message. Names longer than [`MAX_QUOTED`] end with `…`.
 pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_QUOTED {
         return name.into();
@@ -25,54 +25,54 @@ pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
     format!("{}…", &name[..name.floor_char_boundary(MAX_QUOTED)]).into()
 }
 
-/// An error that may name fields. `Display` has them in the words of the command line.
+/// Error that may name fields. `Display` names them as options of the command line.
 pub trait Explain {
-    /// The error in these words.
+    /// Returns the error text in the given terms.
     fn explain(&self, terms: Terms) -> String;
 }
 
-/// A rule of the configuration that does not hold; one line, for the user.
+/// Broken rule of the configuration, as one line for the user.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The field that breaks it.
+    /// Field that breaks the rule.
     pub field: Field,
     rule: Rule,
 }
 
-/// What is wrong, and what would be right.
+/// Text that says what is wrong and how to correct it.
 #[derive(Debug, PartialEq, Eq)]
 enum Rule {
-    /// In the same words for all.
+    /// The same text for all front ends.
     Plain(String),
-    /// The same, of something that two devices have and no two may.
+    /// Two devices use something that only one device may use.
     Conflict(String),
-    /// A rule that names other fields.
+    /// The text names other fields, so each front end has its own.
     InTerms { options: String, json: String },
 }
 
 impl ConfigError {
-    /// A rule for `field`.
+    /// Creates an error for `field`.
     pub fn new(field: Field, rule: impl AsRef<str>) -> Self {
         Self { field, rule: Rule::Plain(one_line(rule.as_ref())) }
     }
 
-    /// A rule for `field` that names other fields; `rule` writes it in the words that it is given.
+    /// Creates an error for `field` whose text names other fields. `rule` returns the text in the given terms.
     pub fn in_terms(field: Field, rule: impl Fn(Terms) -> String) -> Self {
         let rule = |terms| one_line(&rule(terms));
         Self { field, rule: Rule::InTerms { options: rule(Terms::Options), json: rule(Terms::Json) } }
     }
 
-    /// A rule for `field`, which has what another device has and no two may.
+    /// Creates an error for `field`, whose value another device already uses.
     pub fn conflict(field: Field, rule: impl AsRef<str>) -> Self {
         Self { field, rule: Rule::Conflict(one_line(rule.as_ref())) }
     }
 
-    /// Whether it is one of [`Self::conflict`].
+    /// True if the error was created by [`Self::conflict`].
     pub fn is_conflict(&self) -> bool {
         matches!(self.rule, Rule::Conflict(_))
     }
 
-    /// What is wrong, and what would be right.
+    /// Returns the text in the given terms.
     pub fn rule(&self, terms: Terms) -> &str {
         match (&self.rule, terms) {
             (Rule::Plain(rule) | Rule::Conflict(rule), _) => rule,
@@ -82,26 +82,26 @@ impl ConfigError {
     }
 }
 
-/// Checks a rule for `field`.
+/// Checks a rule of `field`.
 ///
 /// # Errors
-/// It does not hold.
+/// The rule does not hold.
 pub(crate) fn ensure<R: AsRef<str>>(holds: bool, field: Field, rule: impl FnOnce() -> R) -> Result<(), ConfigError> {
     if holds { Ok(()) } else { Err(ConfigError::new(field, rule())) }
 }
 
-/// [`ensure`] with a rule that names other fields, in the words that it is given.
+/// Checks a rule of `field` whose text names other fields. `rule` returns the text in the given terms.
 ///
 /// # Errors
-/// It does not hold.
+/// The rule does not hold.
 pub(crate) fn ensure_in_terms(holds: bool, field: Field, rule: impl Fn(Terms) -> String) -> Result<(), ConfigError> {
     if holds { Ok(()) } else { Err(ConfigError::in_terms(field, rule)) }
 }
 
-/// Checks that none of these fields is given.
+/// Checks that no field of `fields` is given.
 ///
 /// # Errors
-/// One is. This is its rule.
+/// A field is given. `rule` is the text of the error.
 pub(crate) fn ensure_none(fields: &[(Field, bool)], rule: &str) -> Result<(), ConfigError> {
     fields.iter().try_for_each(|(field, given)| ensure(!given, *field, || rule))
 }
@@ -120,14 +120,14 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// A file that a field names and that cannot be used.
+/// File named by a field that cannot be used.
 #[derive(Debug)]
 pub struct FileError {
-    /// The field.
+    /// Field that names the file.
     pub field: Field,
-    /// The file.
+    /// Path of the file.
     pub path: String,
-    /// What the kernel said.
+    /// Error of the system call.
     pub source: io::Error,
 }
 

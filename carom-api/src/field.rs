@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fields of the configuration. Each has one path, which the command line and JSON print in their own form.
+//! Fields of the configuration. A field has one path. The command line and JSON each print the path in their own form.
 
-/// In whose words a message is.
+/// Front end whose names a message uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// Those of the command line: `--memory size`.
+    /// Command line: `--memory size`.
     Options,
-    /// Those of JSON: `memory.size`.
+    /// JSON: `memory.size`.
     Json,
 }
 
-/// A field of the configuration: an option or one of its keys, and the same in JSON.
+/// Field of the configuration: an option or a key of an option, and its name in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     option: &'static str,
@@ -21,47 +21,48 @@ pub struct Field {
 }
 
 impl Field {
-    /// The option `option`, such as `--memory`, which is the field `json` of the configuration.
+    /// Creates a field from `option`, such as `--memory`, and its JSON name `json`.
     pub const fn new(option: &'static str, json: &'static str) -> Self {
         Self { option, option_key: "", json, json_key: "" }
     }
 
-    /// What has the same name everywhere: an option that JSON has not, or a field that the command line has not.
+    /// Creates a field that has the same name everywhere: an option without a JSON field, or a JSON field without an option.
     pub const fn only(name: &'static str) -> Self {
         Self::new(name, name)
     }
 
-    /// The key `key` of this option, which JSON calls the same.
+    /// Returns the field for `key` of this option. The key has the same name in JSON.
     pub const fn key(self, key: &'static str) -> Self {
         self.keys(key, key)
     }
 
-    /// The key `option_key` of this option, which JSON calls `json_key`. Where `option_key` is empty, the option itself says it.
+    /// Returns the field for `option_key` of this option, named `json_key` in JSON. An empty `option_key` stands for the option
+    /// itself.
     pub const fn keys(self, option_key: &'static str, json_key: &'static str) -> Self {
         Self { option_key, json_key, ..self }
     }
 
-    /// The option, such as `--memory`.
+    /// Name of the option, such as `--memory`.
     pub const fn option(self) -> &'static str {
         self.option
     }
 
-    /// The field of the configuration in JSON, such as `memory`.
+    /// Name of the JSON field, such as `memory`.
     pub const fn json(self) -> &'static str {
         self.json
     }
 
-    /// The key on the command line; empty where the option itself says it.
+    /// Key on the command line, or empty if the field is the option itself.
     pub(crate) const fn option_key(self) -> &'static str {
         self.option_key
     }
 
-    /// The key in JSON.
+    /// Key in JSON.
     pub(crate) const fn json_key(self) -> &'static str {
         self.json_key
     }
 
-    /// The whole path: `--memory size` or `memory.size`.
+    /// Returns the full path: `--memory size` or `memory.size`.
     pub fn name(self, terms: Terms) -> String {
         let (head, separator, key) = match terms {
             Terms::Options => (self.option, " ", self.option_key),
@@ -70,7 +71,7 @@ impl Field {
         if key.is_empty() { head.into() } else { [head, separator, key].concat() }
     }
 
-    /// A value that the option has, or the field in JSON: `--kernel /k` or `payload.kernel: /k`.
+    /// Returns the option or JSON field with its value: `--kernel /k` or `payload.kernel: /k`.
     pub fn with_value(self, value: &str, terms: Terms) -> String {
         match terms {
             Terms::Options => [self.option, " ", value].concat(),
@@ -78,7 +79,7 @@ impl Field {
         }
     }
 
-    /// The field turned on, to be told in a message: `--memory shared=on`, or `memory.shared to be true`.
+    /// Returns the text that asks a user to turn the field on: `--memory shared=on`, or `memory.shared to be true`.
     pub fn turned_on(self, terms: Terms) -> String {
         match terms {
             Terms::Options => self.name(terms) + "=on",
@@ -87,7 +88,7 @@ impl Field {
     }
 }
 
-/// Declares the fields of some keys of `Self::OPTION`. Each key has the name of a field of the type.
+/// Declares constants for keys of `Self::OPTION`. Each key is also the name of a field of the type.
 macro_rules! keys {
     ($($name:ident = $key:literal),* $(,)?) => {
         $(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! JSON as bodies have it: no object has a field twice, of which a reader could take one and a checker the other.
+//! JSON parser for request bodies. It rejects objects with a duplicate field, because two readers could pick different values of
+//! that field.
 
 use std::fmt;
 
@@ -10,18 +11,18 @@ use serde_json::{Map, Value};
 
 use crate::error::{one_line, quotable};
 
-/// Reads a body of JSON. The error is one line: that it is none, or which field is given twice.
+/// Parses a JSON body. The error is one line: the syntax error, or the name of the duplicate field.
 pub(super) fn read(body: &[u8]) -> Result<Value, String> {
     let mut place = String::new();
     let mut source = serde_json::Deserializer::from_slice(body);
     let value = Once(&mut place).deserialize(&mut source).and_then(|value| source.end().map(|()| value));
     value.map_err(|error| match error.classify() {
         Category::Data => one_line(&format!("{place}: is given twice")),
-        Category::Io | Category::Syntax | Category::Eof => format!("the body is no JSON: {error}"),
+        Category::Io | Category::Syntax | Category::Eof => format!("the body is not JSON: {error}"),
     })
 }
 
-/// Takes the fields out of objects whose value is null.
+/// Removes all object fields whose value is null.
 pub(super) fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -33,11 +34,11 @@ pub(super) fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// A value, with where it is: on error that stays where the error is.
+/// Parser of one value, with the value's position. On an error, the position stays at the wrong value.
 struct Once<'p>(&'p mut String);
 
 impl Once<'_> {
-    /// Reads what is one step further.
+    /// Reads the value at the position one `step` further.
     fn step<T, E>(&mut self, step: fmt::Arguments<'_>, read: impl FnOnce(Once<'_>) -> Result<T, E>) -> Result<T, E> {
         let len = self.0.len();
         self.0.push_str(&step.to_string());
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_is_read_as_it_is() {
+    fn body_without_duplicate_fields_is_read_unchanged() {
         for body in [
             r#"{"a": {"b": 1}, "b": {"b": -1}, "c": [{"b": 1.5e300}, {"b": 18446744073709551615}], "": "\u00e4\n"}"#,
             r#"[null, true, [], {}, "", -9223372036854775808]"#,
@@ -142,10 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_refused_as_that() {
+    fn body_that_is_not_json_is_refused() {
         let deep = "[".repeat(100_000);
         for body in ["", "{", "{} {}", "{\"a\": 1e999}", "\u{7f}", &deep] {
-            assert!(read(body.as_bytes()).unwrap_err().starts_with("the body is no JSON: "), "{body}");
+            assert!(read(body.as_bytes()).unwrap_err().starts_with("the body is not JSON: "), "{body}");
         }
     }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Carom's configuration and API: what a user may write on the command line and a client in JSON, the rules for it, and what
-//! is answered. It knows no KVM, no devices and no HTTP; the VMM and its client both stand on it.
+//! Carom's configuration and API: command line options, JSON requests, their rules, and the answers. This crate uses no KVM,
+//! devices or HTTP. The VMM and its client both depend on it.
 //!
-//! [`kinds`] is the registry of devices: command line, configuration, operations and documents go over it.
+//! [`kinds`] is the registry of device kinds. The command line, configuration, operations and OpenAPI document are generated from
+//! it.
 
 pub mod body;
 pub mod call;

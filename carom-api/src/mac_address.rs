@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Addresses of network devices.
+//! MAC addresses of network devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::text_form::text_form;
 
-/// An Ethernet address of one station, in text as `02:00:00:00:00:01`.
+/// Unicast MAC address, written as `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddress([u8; 6]);
 
 impl MacAddress {
-    /// An address that nobody was given: locally administered, the rest by chance.
+    /// Generates a random, locally administered address.
     pub fn random() -> Self {
         let mut bytes = [0; 6];
-        // Where the host has no random bytes yet, it waits; it fails only where a signal comes before that.
+        // If the host has no random bytes yet, this call blocks. It fails only if a signal arrives during that wait.
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         bytes[0] = bytes[0] & !1 | 2;
         Self(bytes)
     }
 
-    /// Its bytes, in the order in which they are sent.
+    /// Returns the bytes in transmission order.
     pub fn bytes(self) -> [u8; 6] {
         self.0
     }
@@ -34,7 +34,7 @@ impl FromStr for MacAddress {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const FORM: &str = "is no address of the form 02:00:00:00:00:01";
+        const FORM: &str = "is not an address of the form 02:00:00:00:00:01";
         let (mut bytes, mut count) = ([0; 6], 0);
         for part in text.split(':') {
             let byte = bytes.get_mut(count).ok_or(FORM)?;
@@ -47,9 +47,9 @@ impl FromStr for MacAddress {
         if count < bytes.len() {
             return Err(FORM);
         }
-        // As Linux checks it for an interface (`is_valid_ether_addr()`).
+        // The same check as in Linux (`is_valid_ether_addr()`).
         if bytes[0] & 1 != 0 || bytes == [0; 6] {
-            return Err("is an address of a group, or zero: a device needs one of its own");
+            return Err("is a multicast or zero address: a device needs a unicast address");
         }
         Ok(Self(bytes))
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_is_read_and_written_as_it_is_spelt() {
+    fn address_text_is_parsed_and_printed() {
         let address: MacAddress = "02:0a:ff:00:00:01".parse().unwrap();
         assert_eq!((address.bytes(), address.to_string().as_str()), ([2, 10, 255, 0, 0, 1], "02:0a:ff:00:00:01"));
         assert_eq!("02:0A:FF:00:00:01".parse(), Ok(address));
@@ -82,10 +82,10 @@ mod tests {
             "02:0a:ff:00:00:+1",
             "02:0a:ff:00:00:1é",
         ] {
-            assert!(wrong.parse::<MacAddress>().unwrap_err().starts_with("is no address"), "{wrong}");
+            assert!(wrong.parse::<MacAddress>().unwrap_err().starts_with("is not an address"), "{wrong}");
         }
         for group in ["01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"] {
-            assert!(group.parse::<MacAddress>().unwrap_err().contains("group"), "{group}");
+            assert!(group.parse::<MacAddress>().unwrap_err().contains("multicast"), "{group}");
         }
     }
 

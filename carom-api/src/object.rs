@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reading what is an object in JSON. By itself, serde takes an array for one too, of the values of its fields.
+//! Deserializer for JSON objects. Without it, serde also accepts an array of the field values in place of an object.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,24 +9,24 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads an object that is there.
+/// Reads a required object.
 pub(crate) fn required<'de, D: Deserializer<'de>, T: Deserialize<'de>>(object: D) -> Result<T, D::Error> {
     Object::deserialize(object).map(|Object(value)| value)
 }
 
-/// Reads an object; null is none.
+/// Reads an object, or `None` for null.
 pub(crate) fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(object: D) -> Result<Option<T>, D::Error> {
     let object: Option<Object<T>> = Option::deserialize(object)?;
     Ok(object.map(|Object(value)| value))
 }
 
-/// Reads a list of objects. Clients of Cloud Hypervisor may send null for an empty one.
+/// Reads a list of objects. Clients of Cloud Hypervisor may send null for an empty list.
 pub(crate) fn list_or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> Result<Vec<T>, D::Error> {
     let list: Option<Vec<Object<T>>> = Option::deserialize(list)?;
     Ok(list.unwrap_or_default().into_iter().map(|Object(element)| element).collect())
 }
 
-/// A value that is read of an object only.
+/// Value that can be read only from an object.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -58,7 +58,7 @@ mod tests {
     use crate::vm_config::VmConfig;
 
     #[test]
-    fn array_is_no_object_wherever_one_is_wanted() {
+    fn array_is_refused_in_place_of_an_object() {
         let mut fields: Vec<&str> = KINDS.iter().map(|kind| kind.field.json()).collect();
         fields.extend(["payload", "cpus", "memory", "platform", "serial"]);
         for field in fields {

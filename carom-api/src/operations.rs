@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The table of operations: what the server serves and the OpenAPI document describes.
+//! Table of operations, which the server serves and the OpenAPI document describes.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use crate::kinds::{Add, ConsoleConfig, KINDS, Kind};
 use crate::types::VmRemoveDevice;
 use crate::vm_config::VmConfig;
 
-/// Where all paths start.
+/// Prefix of all paths of operations.
 pub const ROOT: &str = "/api/v1/";
 
 /// Path of the metrics.
@@ -21,7 +21,7 @@ pub const METRICS: &str = "/metrics";
 /// Media type of the metrics, Prometheus' text form.
 pub const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How an operation is asked for.
+/// HTTP method of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// GET.
@@ -31,7 +31,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Its name in HTTP.
+    /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "GET",
@@ -40,12 +40,12 @@ impl Verb {
     }
 }
 
-/// Why a body is refused.
+/// Reason why a body is rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BodyError {
-    /// One line in the words of JSON.
+    /// One line in JSON terms.
     pub message: String,
-    /// Two devices have something that no two may.
+    /// True if two devices use something that only one device may use.
     pub conflict: bool,
 }
 
@@ -61,27 +61,27 @@ impl From<ConfigError> for BodyError {
     }
 }
 
-/// What an operation does.
+/// Implementation of an operation.
 pub enum Action {
-    /// Answers with what the VMM is, without asking the control thread.
+    /// Describe the VMM, without the control thread.
     Ping,
-    /// Answers with the OpenAPI document.
+    /// Return the OpenAPI document.
     Document,
-    /// Asks the control thread what is the case, which changes nothing.
+    /// Send the control thread a call that only reads state.
     Read(fn() -> Call),
-    /// Asks the control thread, with a call that takes no body.
+    /// Send the control thread a call without a body.
     Plain(fn() -> Call),
-    /// Asks the control thread, with a call made of the body.
+    /// Send the control thread a call made from the body.
     WithBody(fn(&[u8]) -> Result<Call, BodyError>),
-    /// Asks the control thread to add a device of this kind, which the body describes.
+    /// Ask the control thread to add a device of this kind, configured by the body.
     AddDevice(&'static Kind),
 }
 
 impl Action {
-    /// The call that comes of `body`.
+    /// Returns the call for `body`.
     ///
     /// # Errors
-    /// One line in the words of JSON: the body is none that the action takes, which may take none.
+    /// One line in JSON terms: the body is malformed or breaks a rule, or the action takes no body.
     pub fn read(&self, body: &[u8]) -> Result<Call, BodyError> {
         match self {
             Self::WithBody(read) => read(body),
@@ -91,14 +91,14 @@ impl Action {
     }
 }
 
-/// What an operation answers with when all went well.
+/// Successful answer of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Success {
     /// 204, no body.
     Nothing,
     /// 200 with a body of this schema.
     Body(&'static str),
-    /// 200 with a body of this schema where the VM is booted, otherwise 204.
+    /// 200 with a body of this schema if the VM is booted, otherwise 204.
     BodyIfBooted(&'static str),
     /// 200 with a JSON document.
     Document,
@@ -108,25 +108,25 @@ pub enum Success {
 
 /// An operation of the API.
 pub struct Operation {
-    /// How it is asked for.
+    /// HTTP method.
     pub verb: Verb,
-    /// Its path, behind [`ROOT`] unless it starts with a slash.
+    /// Path below [`ROOT`], or an absolute path if it starts with a slash.
     pub name: &'static str,
-    /// Its name in the document and in clients generated from it.
+    /// Operation ID in the document, which generated clients use.
     pub id: &'static str,
-    /// What it does, in a line.
+    /// Summary in one line.
     pub summary: &'static str,
-    /// Schema of the body it takes.
+    /// Schema of the request body, if the operation takes one.
     pub request: Option<&'static str>,
-    /// What it answers with.
+    /// Successful answer.
     pub success: Success,
-    /// Why it may be refused, by status. What all calls have in common is not among them.
+    /// Reasons for an error, with their status codes. Reasons that all operations have in common are not listed.
     pub refusals: &'static [(u16, &'static str)],
-    /// What it does.
+    /// Implementation.
     pub action: Action,
 }
 
-const NOT_CREATED: (u16, &str) = (404, "No VM is created.");
+const NOT_CREATED: (u16, &str) = (404, "No VM has been created.");
 const NOT_BOOTED: (u16, &str) = (500, "The VM is not booted.");
 
 fn create(bytes: &[u8]) -> Result<Call, BodyError> {
@@ -135,7 +135,7 @@ fn create(bytes: &[u8]) -> Result<Call, BodyError> {
     Ok(Call::Create(Box::new(config.check()?)))
 }
 
-/// An operation that takes and answers nothing.
+/// Returns an operation without a request body and without an answer.
 const fn plain(
     name: &'static str,
     id: &'static str,
@@ -147,7 +147,7 @@ const fn plain(
     Operation { verb, name, id, summary, request, success, refusals, action: Action::Plain(call) }
 }
 
-/// An operation that tells something and changes nothing.
+/// Returns an operation that reads state.
 const fn get(
     name: &'static str,
     id: &'static str,
@@ -159,7 +159,7 @@ const fn get(
     Operation { verb: Verb::Get, name, id, summary, request: None, success, refusals, action }
 }
 
-/// An operation that takes a body of the schema `request`, and answers nothing.
+/// Returns an operation that takes a body of the schema `request`, and has no answer.
 const fn put(
     name: &'static str,
     id: &'static str,
@@ -173,20 +173,20 @@ const fn put(
 }
 
 impl Operation {
-    /// Its whole path.
+    /// Returns the full path.
     pub fn path(&self) -> String {
         if self.name.starts_with('/') { self.name.into() } else { format!("{ROOT}{}", self.name) }
     }
 }
 
-/// All operations.
+/// Returns all operations.
 pub fn all() -> impl Iterator<Item = &'static Operation> {
     static OF_KINDS: LazyLock<Vec<Operation>> =
         LazyLock::new(|| KINDS.iter().filter_map(|kind| Some(adding(kind, kind.add.as_ref()?))).collect());
     OPERATIONS.iter().chain(OF_KINDS.iter())
 }
 
-/// The operation that adds a device of this kind.
+/// Returns the operation that adds a device of this kind.
 fn adding(kind: &'static Kind, add: &Add) -> Operation {
     Operation {
         verb: Verb::Put,
@@ -195,17 +195,17 @@ fn adding(kind: &'static Kind, add: &Add) -> Operation {
         summary: add.summary,
         request: Some(add.schema),
         success: Success::BodyIfBooted("PciDeviceInfo"),
-        refusals: &[NOT_CREATED, (409, "A device has this ID or path already.")],
+        refusals: &[NOT_CREATED, (409, "Another device already has this ID or path.")],
         action: Action::AddDevice(kind),
     }
 }
 
-/// Those that do not belong to a kind of device.
+/// Operations that do not belong to a device kind.
 static OPERATIONS: &[Operation] = &[
     get(
         "vmm.ping",
         "pingVMM",
-        "Tells what the VMM is. Answered at once, whatever the VM does.",
+        "Returns version and features of the VMM. Answers at once, whatever the VM does.",
         Success::Body("VmmPing"),
         &[],
         Action::Ping,
@@ -214,12 +214,12 @@ static OPERATIONS: &[Operation] = &[
     put(
         "vm.create",
         "createVM",
-        "Keeps the configuration of a VM. Nothing is built from it before vm.boot.",
+        "Creates a VM from a configuration. The VM is built only by vm.boot.",
         "VmConfig",
-        &[(409, "Two devices have the same ID or path."), (500, "A VM is created already.")],
+        &[(409, "Two devices have the same ID or path."), (500, "A VM already exists.")],
         create,
     ),
-    plain("vm.delete", "deleteVM", "Shuts the VM down and forgets its configuration.", &[], || Call::Delete),
+    plain("vm.delete", "deleteVM", "Shuts the VM down and deletes its configuration.", &[], || Call::Delete),
     plain(
         "vm.boot",
         "bootVM",
@@ -227,14 +227,14 @@ static OPERATIONS: &[Operation] = &[
         &[
             (400, "A file or device of the configuration cannot be used."),
             NOT_CREATED,
-            (500, "The VM is booted already."),
+            (500, "The VM is already booted."),
         ],
         || Call::Boot,
     ),
     plain(
         "vm.shutdown",
         "shutdownVM",
-        "Ends the guest at once and gives its devices back. The configuration stays.",
+        "Stops the guest at once and releases its devices. The configuration stays.",
         &[NOT_CREATED, NOT_BOOTED],
         || Call::Shutdown,
     ),
@@ -242,11 +242,11 @@ static OPERATIONS: &[Operation] = &[
     plain(
         "vm.pause",
         "pauseVM",
-        "Stops the vCPUs. The devices' DMA goes on.",
+        "Stops the vCPUs. DMA of passed-through devices continues.",
         &[NOT_CREATED, (500, "The VM does not run.")],
         || Call::Pause,
     ),
-    plain("vm.resume", "resumeVM", "Lets the vCPUs go on.", &[NOT_CREATED, (500, "The VM is not paused.")], || {
+    plain("vm.resume", "resumeVM", "Resumes the vCPUs.", &[NOT_CREATED, (500, "The VM is not paused.")], || {
         Call::Resume
     }),
     plain("vm.power-button", "power-buttonVM", "Presses the guest's power button.", &[NOT_CREATED, NOT_BOOTED], || {
@@ -255,7 +255,7 @@ static OPERATIONS: &[Operation] = &[
     plain(
         "vmm.nmi",
         "vmm-nmi",
-        "The same as vm.nmi: clients made from older descriptions of Cloud Hypervisor's API know it by this name.",
+        "Raises an NMI on every vCPU. Older name of vm.nmi in Cloud Hypervisor's API.",
         &[NOT_CREATED, NOT_BOOTED],
         || Call::Nmi,
     ),
@@ -263,7 +263,7 @@ static OPERATIONS: &[Operation] = &[
     get(
         "vm.info",
         "infoVM",
-        "Tells what the VM is.",
+        "Returns configuration, state and devices of the VM.",
         Success::Body("VmInfo"),
         &[NOT_CREATED],
         Action::Read(|| Call::Info),
@@ -271,7 +271,7 @@ static OPERATIONS: &[Operation] = &[
     get(
         "vm.counters",
         "countersVM",
-        "Tells the counters of the VM's devices.",
+        "Returns the counters of the VM's devices.",
         Success::Body("VmCounters"),
         &[NOT_CREATED, NOT_BOOTED],
         Action::Read(|| Call::Counters),
@@ -279,17 +279,17 @@ static OPERATIONS: &[Operation] = &[
     get(
         "vm.iommu-bounce",
         "iommuBounceVM",
-        "Tells what the bounce windows may use and do use, with all figures of the virtio-iommu.",
+        "Returns limits and usage of the bounce windows, with all figures of the virtio-iommu.",
         Success::Body("IommuBounceReport"),
-        &[(404, "No VM is created, or it has no bounce windows.")],
+        &[(404, "No VM has been created, or the VM has no bounce windows.")],
         Action::Read(|| Call::Bounce),
     ),
     put(
         "vm.iommu-bounce",
         "tuneIommuBounceVM",
-        "Changes what the bounce windows may use, and what the guest may have mapped beside them; a running guest follows.",
+        "Changes the limits of the bounce windows and of other mappings. Takes effect in a running guest.",
         "IommuBounceChange",
-        &[(404, "No VM is created, or it has no bounce windows.")],
+        &[(404, "No VM has been created, or the VM has no bounce windows.")],
         |bytes| Ok(body::parse(bytes).map(Call::TuneBounce)?),
     ),
     get("openapi.json", "openapi", "This document.", Success::Document, &[], Action::Document),
@@ -297,23 +297,27 @@ static OPERATIONS: &[Operation] = &[
     put(
         "vm.resize",
         "resizeVM",
-        "Changes vCPUs and RAM of a VM, for the next boot or while it runs. vCPUs leave when the guest lets go of them.",
+        "Changes vCPUs, RAM or balloon of a VM, for the next boot or while it runs. A vCPU is removed when the guest releases it.",
         "VmResize",
-        &[NOT_CREATED, (429, "A vCPU that is wanted back is about to leave.")],
+        &[NOT_CREATED, (429, "A requested vCPU is still being removed.")],
         |bytes| Ok(body::parse(bytes).map(Call::Resize)?),
     ),
     put(
         "vm.resize-disk",
         "resizeDiskVM",
-        "Changes the size of a disk of a VM that is booted, and of the file that is its image. The guest is told.",
+        "Changes the size of a disk of a booted VM, and of its image file. The guest is notified.",
         "VmResizeDisk",
-        &[(400, "The image cannot have this size."), (404, "No VM is created, or it has no such disk."), NOT_BOOTED],
+        &[
+            (400, "The image cannot have this size."),
+            (404, "No VM has been created, or the VM has no such disk."),
+            NOT_BOOTED,
+        ],
         |bytes| Ok(body::parse(bytes).map(Call::ResizeDisk)?),
     ),
     put(
         "vm.snapshot",
         "snapshotVM",
-        "Saves a paused VM to a directory. It stays paused.",
+        "Saves a paused VM to a directory. The VM stays paused.",
         "VmSnapshotConfig",
         &[
             (400, "The directory cannot be used, or a device of the VM cannot be saved."),
@@ -325,28 +329,31 @@ static OPERATIONS: &[Operation] = &[
     put(
         "vm.restore",
         "restoreVM",
-        "Makes the VM that was saved to a directory. It is paused, unless it is to be resumed.",
+        "Restores a VM from a snapshot directory. The VM is paused unless resume is true.",
         "RestoreConfig",
         &[
-            (400, "The directory is no snapshot that this VMM reads, or this host cannot be what the VM's was."),
-            (500, "A VM is created already."),
+            (
+                400,
+                "This VMM cannot read the directory as a snapshot, or this host lacks something that the saved VM needs.",
+            ),
+            (500, "A VM already exists."),
         ],
         |bytes| Ok(body::parse(bytes).map(Call::Restore)?),
     ),
     put(
         "vm.remove-device",
         "removeDeviceVM",
-        "Takes a device away; a running guest is asked to let go of it.",
+        "Removes a device. A running guest is asked to release it.",
         "VmRemoveDevice",
         &[
-            (404, "No VM is created, or it has no such device."),
-            (500, "The VM is booted, and the device is there from its start."),
+            (404, "No VM has been created, or the VM has no such device."),
+            (500, "The VM is booted, and the device cannot be hot-unplugged."),
         ],
         |bytes| Ok(body::parse(bytes).map(|device: VmRemoveDevice| Call::RemoveDevice(device.id))?),
     ),
 ];
 
-/// The operations at `path`, one for each verb.
+/// Returns the operations at `path`, one for each method.
 pub fn at(path: &str) -> impl Iterator<Item = &'static Operation> {
     let name = path.strip_prefix(ROOT).unwrap_or(path);
     let absolute = name.len() == path.len();
@@ -387,7 +394,7 @@ mod tests {
         assert!(create(br#"{"payload":{"kernel":"/k"}}"#).is_ok());
         assert!(create(br#"{"payload":{"firmware":"/f","kernel":null}}"#).is_ok());
         let error = create(br#"{"payload":{}}"#).unwrap_err().message;
-        assert_eq!(error, "payload.kernel: is missing, and payload.firmware too: one of them is what boots");
+        assert_eq!(error, "payload.kernel: is required unless payload.firmware is given");
         let error = create(br#"{"payload":{"kernel":"/k"},"memory":{"size":1}}"#).unwrap_err().message;
         assert!(error.starts_with("memory.size: "), "{error}");
         let error = create(br#"{"payload":{"kernel":"/k"},"devices":[{"path":"/d","id":"_x"}]}"#).unwrap_err().message;

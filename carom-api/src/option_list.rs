@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `key=value,key=value` arguments, in Cloud Hypervisor's syntax.
+//! Option values of the form `key=value,key=value`, in Cloud Hypervisor's syntax.
 
 mod deserializer;
 mod grammar;
@@ -17,36 +17,36 @@ use grammar::Malformed;
 
 pub(crate) use deserializer::{FromOption, Special, defaults, from_option, from_str, read};
 
-/// The parsed parts of one argument. A value may stand in double quotes to hold commas; an empty value counts as not given.
+/// Parsed value of one option. A value in double quotes may contain commas. An empty value counts as missing.
 #[derive(Debug)]
 pub struct OptionList {
     option: Field,
     values: Vec<(&'static str, Value)>,
 }
 
-/// The value of a key.
+/// Value of a key.
 #[derive(Debug)]
 struct Value {
-    /// As it was written.
+    /// Text as the user wrote it.
     raw: String,
-    /// Without double quotes.
+    /// Text without double quotes.
     text: String,
 }
 
 impl OptionList {
-    /// Parses `text`, the argument of `option`, with `keys` as `key=value`, each at most once. The text may be empty. Keys that
-    /// Cloud Hypervisor has for this option and Carom does not have may occur with a value that asks for nothing.
+    /// Parses `text`, the value of `option`. The text may be empty, or contain each of `keys` at most once as `key=value`. Keys
+    /// of Cloud Hypervisor that Carom does not support are accepted if their value asks for nothing.
     ///
     /// # Errors
-    /// The text is none of these.
+    /// The text does not have this form.
     pub fn parse(option: Field, text: &str, keys: &[&'static str]) -> Result<Self, ConfigError> {
         Self::parse_with_words(option, text, &[], keys)
     }
 
-    /// The same where `words` may stand among the parts, each without a value.
+    /// Parses an option value that may also contain `words`, which have no value.
     ///
     /// # Errors
-    /// The text is none of these.
+    /// The text does not have this form.
     fn parse_with_words(
         option: Field,
         text: &str,
@@ -97,7 +97,7 @@ impl OptionList {
         self.values.iter().find(|(known, _)| *known == key).map(|(_, value)| value)
     }
 
-    /// The value of `key`, if it was given and is not empty.
+    /// Returns the value of `key`, if it was given and is not empty.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.value(key).map(|value| value.text.as_str()).filter(|text| !text.is_empty())
     }
@@ -107,39 +107,39 @@ impl OptionList {
         self.value(word).is_some()
     }
 
-    /// The value of `key`, which must be given.
+    /// Returns the value of `key`, which is required.
     ///
     /// # Errors
-    /// It is not, or is empty.
+    /// The key is missing, or its value is empty.
     pub fn required(&self, key: &str) -> Result<&str, ConfigError> {
-        self.get(key).ok_or_else(|| ConfigError::new(self.option, format!("'{key}=' is needed")))
+        self.get(key).ok_or_else(|| ConfigError::new(self.option, format!("'{key}=' is required")))
     }
 
-    /// Gives `key` this value in place of any other.
+    /// Sets the value of `key`, and replaces an existing value.
     pub(crate) fn set(&mut self, key: &'static str, text: String) {
         self.values.retain(|(known, _)| *known != key);
         self.values.push((key, Value { raw: text.clone(), text }));
     }
 
-    /// The same if `key` was not given.
+    /// Sets the value of `key` if it was not given.
     pub(crate) fn set_default(&mut self, key: &'static str, text: String) {
         if self.get(key).is_none() {
             self.set(key, text);
         }
     }
 
-    /// The value of `key`, if it was given and is not empty: a size if it is an `u64`, see [`deserializer`].
+    /// Returns the value of `key`, if it was given and is not empty. A `u64` is parsed as a size: see [`deserializer`].
     ///
     /// # Errors
-    /// It is no value of this type.
+    /// The value is not valid for this type.
     pub(crate) fn read<'de, T: Deserialize<'de>>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
         self.reader(key).map(T::deserialize).transpose()
     }
 
-    /// The number that `key` says, if it was given.
+    /// Returns the number of `key`, if it was given.
     ///
     /// # Errors
-    /// It is none that fits.
+    /// The value is not a number, or is out of range.
     pub(crate) fn number<T: FromStr>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
         self.reader(key).map(Reader::number).transpose()
     }
@@ -150,9 +150,9 @@ impl OptionList {
     }
 }
 
-/// The numbers of a list without spaces, `[0,2-4]`, or a single one.
+/// Parses a single number, or a list such as `[0,2-4]` without spaces.
 fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
-    let wrong = || format!("'{text}' is no number and no list of them, such as [0,2-4]");
+    let wrong = || format!("'{text}' is neither a number nor a list of numbers such as [0,2-4]");
     let inner = match text.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
         None => text,
@@ -172,10 +172,10 @@ fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
     Ok(numbers)
 }
 
-/// Reads `value` of `field`, in upper or lower case.
+/// Parses `value` of `field` as on or off, in upper or lower case.
 ///
 /// # Errors
-/// It is neither on nor off.
+/// The value is neither on nor off.
 pub(crate) fn on_or_off(field: Field, value: &str) -> Result<bool, ConfigError> {
     match value.to_lowercase().as_str() {
         "off" | "false" => Ok(false),
@@ -184,10 +184,10 @@ pub(crate) fn on_or_off(field: Field, value: &str) -> Result<bool, ConfigError> 
     }
 }
 
-/// The one of `choices` that `value` of `field` names in upper or lower case.
+/// Returns the choice that `value` of `field` names, in upper or lower case.
 ///
 /// # Errors
-/// It names none of them.
+/// The value names no choice.
 fn choice<T: Copy>(field: Field, value: &str, choices: &[(String, T)]) -> Result<T, ConfigError> {
     let lower = value.to_lowercase();
     if let Some((_, chosen)) = choices.iter().find(|(name, _)| *name == lower) {
@@ -197,7 +197,7 @@ fn choice<T: Copy>(field: Field, value: &str, choices: &[(String, T)]) -> Result
     let rule = match names.as_slice() {
         [one] => format!("'{value}' is not {one}"),
         [one, other] => format!("'{value}' is neither {one} nor {other}"),
-        [first @ .., last] => format!("'{value}' is none of {} and {last}", first.join(", ")),
+        [first @ .., last] => format!("'{value}' is not one of {} or {last}", first.join(", ")),
         [] => format!("'{value}' is not known"),
     };
     Err(ConfigError::new(field, rule))
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(list.read("iommu"), Ok(Some(true)));
         assert_eq!(list.read("size"), Ok(Some(2048u64)));
         assert_eq!(list.get("id"), None);
-        assert_eq!(list.required("id").unwrap_err().to_string(), "--device: 'id=' is needed");
+        assert_eq!(list.required("id").unwrap_err().to_string(), "--device: 'id=' is required");
         let refused = list.read::<bool>("path").unwrap_err().to_string();
         assert_eq!(refused, "--device path: '/a' is neither 'on' nor 'off'");
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn list_may_hold_commas_and_spans() {
+    fn list_may_hold_commas_and_ranges() {
         let numbers = |text: &str| {
             OptionList::parse(OPTION, text, &["a", "b"])
                 .and_then(|list| list.read::<Vec<u16>>("a"))
@@ -241,13 +241,13 @@ mod tests {
         assert_eq!(numbers("a=[1,b=2").unwrap_err(), "--device: a list is not closed: ']' is missing");
         for wrong in ["x", "[1,]", "1,", "[1-]", "[65536]", "[1]2"] {
             let refused = numbers(&format!("a={wrong}")).unwrap_err();
-            assert!(refused.contains("no list of them") || refused.contains("empty part"), "{refused}");
+            assert!(refused.contains("a list of numbers") || refused.contains("empty part"), "{refused}");
         }
         assert_eq!(numbers("a=[1,5-3]").unwrap_err(), "--device a: '5-3' ends before it begins");
     }
 
     #[test]
-    fn list_may_hold_pairs_whose_second_is_a_list() {
+    fn list_may_hold_pairs_of_a_number_and_a_list() {
         let parse = |text: &str| OptionList::parse(OPTION, text, &["a", "b"]);
         let pairs = |text: &str| parse(text)?.read::<Vec<BTreeMap<u64, String>>>("a");
         let pair = |first: &str, second: &str| BTreeMap::from([(0, first.into()), (1, second.into())]);
@@ -267,15 +267,15 @@ mod tests {
         assert!(parse("a=[0@[1,2]").unwrap_err().to_string().contains("not closed"));
         for wrong in ["a=0@[1,2]", "a=0@1", "a=[1]", "a=[@1]", "a=[1@]", "a=[1@2,]", "a=[1@2,,1@3]"] {
             let refused = pairs(wrong).unwrap_err().to_string();
-            assert!(refused.starts_with("--device a: '") && refused.contains("no list of pairs"), "{refused}");
+            assert!(refused.starts_with("--device a: '") && refused.contains("not a list of pairs"), "{refused}");
         }
     }
 
     #[test]
     fn mistakes_name_the_part() {
         let mistake = |text| OptionList::parse(OPTION, text, &["path", "id"]).unwrap_err().to_string();
-        assert_eq!(mistake("pth=/a"), "--device: unknown key 'pth', known are: path, id");
-        assert_eq!(mistake("path"), "--device: 'path' is no key=value");
+        assert_eq!(mistake("pth=/a"), "--device: unknown key 'pth'; known keys: path, id");
+        assert_eq!(mistake("path"), "--device: 'path' is not key=value");
         assert_eq!(mistake("path=/a,path=/b"), "--device: 'path' is given twice");
         assert_eq!(mistake("path=\"/a"), "--device: a double quote is not closed");
         assert_eq!(mistake("path=/a,"), "--device: empty part in 'path=/a,'");
@@ -293,7 +293,7 @@ mod tests {
             );
             assert_eq!((list.read::<bool>("on"), list.read::<Vec<u16>>("list")), (Ok(None), Ok(None)));
             assert_eq!((list.read::<Vec<String>>("pairs"), list.read::<Vec<String>>("list")), (Ok(None), Ok(None)));
-            assert_eq!(list.required("path").unwrap_err().to_string(), "--device: 'path=' is needed");
+            assert_eq!(list.required("path").unwrap_err().to_string(), "--device: 'path=' is required");
         }
     }
 
@@ -350,6 +350,6 @@ mod tests {
         };
         assert_eq!(refused(&["one"]), "--device a: 'x' is not 'one'");
         assert_eq!(list("x").read::<Two>("a").unwrap_err().to_string(), "--device a: 'x' is neither 'one' nor 'two'");
-        assert_eq!(refused(&["one", "two", "three"]), "--device a: 'x' is none of 'one', 'two' and 'three'");
+        assert_eq!(refused(&["one", "two", "three"]), "--device a: 'x' is not one of 'one', 'two' or 'three'");
     }
 }

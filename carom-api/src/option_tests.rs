@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tables of options: each line has an option with its value, and the outcome.
+//! Tables of option values. Each line has an option, its value, and the expected outcome.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,7 +14,7 @@ use crate::field::Terms;
 use crate::kinds::{KINDS, Kind};
 use crate::{ConfigError, RestoreConfig};
 
-/// Options as Cloud Hypervisor spells them, and the same in JSON.
+/// Options as Cloud Hypervisor spells them, and their JSON form.
 const SPELLINGS: &str = r#"
 --device path=/sys/d,iommu=on => {"path": "/sys/d", "iommu": true}
 --disk path=/i.img => {"path": "/i.img"}
@@ -83,100 +83,100 @@ const SPELLINGS: &str = r#"
 --restore source_url=file:///a,memory_restore_mode=ondemand,zone_updates=[x@1] => {"source_url": "file:///a", "memory_restore_mode": "OnDemand", "zone_updates": [{"id": "x", "host_numa_node": 1}]}
 "#;
 
-/// Malformed options and their messages. Those that end in an ellipsis go on.
+/// Malformed options and their messages. `…` stands for any rest of the message.
 const MALFORMED: &str = r#"
---device iommu=on => --device: 'path=' is needed
+--device iommu=on => --device: 'path=' is required
 --device path=/x,iommu=yes => --device iommu: 'yes' is neither 'on' nor 'off'
---user-device iommu=on => --user-device: 'socket=' is needed
+--user-device iommu=on => --user-device: 'socket=' is required
 --user-device path=/s => --user-device: unknown key 'path'…
---disk readonly=on => --disk: 'path=' is needed
+--disk readonly=on => --disk: 'path=' is required
 --disk path=/x,direct=yes => --disk direct: 'yes' is neither 'on' nor 'off'
---disk path=/x,num_queues=65536 => --disk num_queues: is no number that fits
---disk path=/x,image_type=vhdx => --disk image_type: 'vhdx' is none of 'raw', 'qcow2', 'vhd' and 'fixedvhd'
+--disk path=/x,num_queues=65536 => --disk num_queues: is not a number in range
+--disk path=/x,image_type=vhdx => --disk image_type: 'vhdx' is not one of 'raw', 'qcow2', 'vhd' or 'fixedvhd'
 --disk path=/x,lock_granularity=no => --disk lock_granularity: 'no' is neither…
---disk path=/x,pci_segment=-1 => --disk pci_segment: is no number that fits
---disk path=/x,bw_size=1 => --disk bw_refill_time: is needed for a limit on the rate
---disk vhost_user=on,socket=/s,vhost_socket=/s => --disk socket: is given twice, as vhost_socket too
+--disk path=/x,pci_segment=-1 => --disk pci_segment: is not a number in range
+--disk path=/x,bw_size=1 => --disk bw_refill_time: is required for a rate limit
+--disk vhost_user=on,socket=/s,vhost_socket=/s => --disk socket: is given twice, as socket and as vhost_socket
 --net iommu=yes => --net iommu: 'yes' is neither 'on' nor 'off'
---net ip=fd00::g => --net ip: is no IP address, such as 192.168.249.1 or fd00::1
---net ip=300.1.1.1 => --net ip: is no IP address, such as 192.168.249.1 or fd00::1
---net ip=1.2.3 => --net ip: is no IP address, such as 192.168.249.1 or fd00::1
---net ip=10.0.0.1/24 => --net ip: is no IP address, such as 192.168.249.1 or fd00::1
---net mtu=65536 => --net mtu: is no number that fits
---net host_mac=01:00:00:00:00:00 => --net host_mac: is an address of a group…
---net mac=02:00 => --net mac: is no address of the form…
---net pci_segment=x => --net pci_segment: is no number that fits
---net fd=2 => --net fd: '2' is no descriptor above 2
---net fd=[3,x] => --net fd: 'x' is no descriptor above 2
+--net ip=fd00::g => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
+--net ip=300.1.1.1 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
+--net ip=1.2.3 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
+--net ip=10.0.0.1/24 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
+--net mtu=65536 => --net mtu: is not a number in range
+--net host_mac=01:00:00:00:00:00 => --net host_mac: is a multicast or zero address…
+--net mac=02:00 => --net mac: is not an address of the form…
+--net pci_segment=x => --net pci_segment: is not a number in range
+--net fd=2 => --net fd: '2' is not a descriptor number above 2
+--net fd=[3,x] => --net fd: 'x' is not a descriptor number above 2
 --net fd=[3,4,3] => --net fd: 3 is given twice
---net fd=[] => --net fd: names no descriptor
---net vhost_user=on,socket=/s,vhost_socket=/s => --net socket: is given twice, as vhost_socket too
+--net fd=[] => --net fd: must name at least one descriptor
+--net vhost_user=on,socket=/s,vhost_socket=/s => --net socket: is given twice, as socket and as vhost_socket
 --net vhost_mode=both => --net vhost_mode: 'both' is neither 'client' nor 'server'
---fs socket=/s => --fs: 'tag=' is needed
---fs tag=t => --fs: 'socket=' is needed
---fs tag=t,socket=/s,num_queues=x => --fs num_queues: is no number that fits
+--fs socket=/s => --fs: 'tag=' is required
+--fs tag=t => --fs: 'socket=' is required
+--fs tag=t,socket=/s,num_queues=x => --fs num_queues: is not a number in range
 --fs tag=t,socket=/s,dax=on => --fs: unknown key 'dax'…
---pmem size=2M => --pmem: 'file=' is needed
---iommu-bounce threshold=0 => --iommu-bounce threshold: '0' is neither 'auto' nor 1 to 4294967295
---iommu-bounce aperture=4G => --iommu-bounce aperture: '4G' is none of 'auto', 'low' and 'high'
+--pmem size=2M => --pmem: 'file=' is required
+--iommu-bounce threshold=0 => --iommu-bounce threshold: '0' is neither 'auto' nor a size of 1 to 4294967295 bytes
+--iommu-bounce aperture=4G => --iommu-bounce aperture: '4G' is not one of 'auto', 'low' or 'high'
 --rng iommu=yes => --rng iommu: 'yes' is neither 'on' nor 'off'
 --rng source=/x => --rng: unknown key 'source'…
---vsock socket=/s => --vsock: 'cid=' is needed
---vsock cid=3 => --vsock: 'socket=' is needed
---vsock cid=three,socket=/s => --vsock cid: is no number that fits
---vsock cid=3,socket=/s,pci_segment=65536 => --vsock pci_segment: is no number that fits
+--vsock socket=/s => --vsock: 'cid=' is required
+--vsock cid=3 => --vsock: 'socket=' is required
+--vsock cid=three,socket=/s => --vsock cid: is not a number in range
+--vsock cid=3,socket=/s,pci_segment=65536 => --vsock pci_segment: is not a number in range
 --vsock cid=3,path=/s => --vsock: unknown key 'path'…
---balloon deflate_on_oom=on => --balloon: 'size=' is needed
+--balloon deflate_on_oom=on => --balloon: 'size=' is required
 --balloon size=much => --balloon size: …
 --balloon size=0,deflate_on_oom=yes => --balloon deflate_on_oom: 'yes' is neither 'on' nor 'off'
 --balloon size=0,statistics=on => --balloon: unknown key 'statistics'…
---console iommu=on => --console: 'iommu=on' has not one of off, null, tty, pty, file=PATH, socket=PATH
---console tty,pty => --console: 'tty,pty' has not one of off, null, tty, pty, file=PATH, socket=PATH
---console file=/f,tty => --console: 'file=/f,tty' has not one of off, null, tty, pty, file=PATH, socket=PATH
---console file= => --console: 'file=' has not one of off, null, tty, pty, file=PATH, socket=PATH
---console file=/f,socket=/s => --console: 'file=/f,socket=/s' has not one of off, null, tty, pty, file=PATH, socket=PATH
+--console iommu=on => --console: 'iommu=on' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--console tty,pty => --console: 'tty,pty' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--console file=/f,tty => --console: 'file=/f,tty' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--console file= => --console: 'file=' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--console file=/f,socket=/s => --console: 'file=/f,socket=/s' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
 --console vga => --console: 'vga' is neither key=value nor one of off, null, tty, pty
 --console tty,iommu=yes => --console iommu: 'yes' is neither 'on' nor 'off'
 --console pty=/p => --console: unknown key 'pty'…
---cpus boot=two => --cpus boot: 'two' is no number of CPUs
---cpus most=2 => --cpus: unknown key 'most', known are: boot, max, topology, max_phys_bits, nested, affinity
---cpus boot=2,max_phys_bits=-1 => --cpus max_phys_bits: '-1' is no number of bits
+--cpus boot=two => --cpus boot: 'two' is not a number of CPUs
+--cpus most=2 => --cpus: unknown key 'most'; known keys: boot, max, topology, max_phys_bits, nested, affinity
+--cpus boot=2,max_phys_bits=-1 => --cpus max_phys_bits: '-1' is not a number of bits
 --cpus boot=2,topology=1:2:1 => --cpus topology: '1:2:1' is not THREADS:…
---cpus affinity=[x@[1]] => --cpus affinity: 'x' is no number that fits
---cpus affinity=[0@[1,x]] => --cpus affinity: '[1,x]' is no number and no…
---cpus affinity=[0] => --cpus affinity: '[0]' is no list of pairs…
---memory size=12Q => --memory size: '12Q' is no size…
---memory size=64M,hotplug_method=virtio-mem => --memory hotplug_method: 'virtio-mem' is not supported: leave it out; RAM comes…
---memory-zone size=1G => --memory-zone: 'id=' is needed
---memory-zone id=a => --memory-zone: 'size=' is needed
+--cpus affinity=[x@[1]] => --cpus affinity: 'x' is not a number in range
+--cpus affinity=[0@[1,x]] => --cpus affinity: '[1,x]' is neither a number nor…
+--cpus affinity=[0] => --cpus affinity: '[0]' is not a list of pairs…
+--memory size=12Q => --memory size: '12Q' is not a size…
+--memory size=64M,hotplug_method=virtio-mem => --memory hotplug_method: 'virtio-mem' is not supported: leave it out; RAM is hot-plugged…
+--memory-zone size=1G => --memory-zone: 'id=' is required
+--memory-zone id=a => --memory-zone: 'size=' is required
 --memory-zone id=a,size=1G,hotplug_size=1G => --memory-zone hotplug_size: '1G' is not supported…
---numa cpus=0 => --numa: 'guest_numa_id=' is needed
---numa guest_numa_id=0,distances=[1@256] => --numa distances: '256' is no number that fits
+--numa cpus=0 => --numa: 'guest_numa_id=' is required
+--numa guest_numa_id=0,distances=[1@256] => --numa distances: '256' is not a number in range
 --platform vmgenid=1 => --platform vmgenid: '1' is neither 'on' nor 'off'
---platform num_pci_segments=two => --platform num_pci_segments: 'two' is no number of segments
---platform iommu_segments=[x] => --platform iommu_segments: '[x]' is no number and no list of them, such as [0,2-4]
---pci-segment mmio32_aperture_weight=1 => --pci-segment: 'pci_segment=' is needed
---rate-limit-group bw_size=1,bw_refill_time=1 => --rate-limit-group: 'id=' is needed
---rate-limit-group id=g => --rate-limit-group: has no limit: bw_size and bw_refill_time, or ops_size and ops_refill_time
---rate-limit-group id=g,bw_size=1 => --rate-limit-group bw_refill_time: is needed for a limit on the rate
---rate-limit-group id=g,ops_refill_time=1 => --rate-limit-group ops_size: is needed for a limit on the rate
---rate-limit-group id=g,ops_one_time_burst=1 => --rate-limit-group ops_size: is needed for a limit on the rate
---rate-limit-group id=g,bw_size=1,bw_refill_time=x => --rate-limit-group bw_refill_time: is no number that fits
+--platform num_pci_segments=two => --platform num_pci_segments: 'two' is not a number of segments
+--platform iommu_segments=[x] => --platform iommu_segments: '[x]' is neither a number nor a list of numbers such as [0,2-4]
+--pci-segment mmio32_aperture_weight=1 => --pci-segment: 'pci_segment=' is required
+--rate-limit-group bw_size=1,bw_refill_time=1 => --rate-limit-group: 'id=' is required
+--rate-limit-group id=g => --rate-limit-group: has no limit: give bw_size and bw_refill_time, or ops_size and ops_refill_time
+--rate-limit-group id=g,bw_size=1 => --rate-limit-group bw_refill_time: is required for a rate limit
+--rate-limit-group id=g,ops_refill_time=1 => --rate-limit-group ops_size: is required for a rate limit
+--rate-limit-group id=g,ops_one_time_burst=1 => --rate-limit-group ops_size: is required for a rate limit
+--rate-limit-group id=g,bw_size=1,bw_refill_time=x => --rate-limit-group bw_refill_time: is not a number in range
 --serial pipe => --serial: 'pipe' is neither key=value nor one of off, null, tty, pty
 --serial socket => --serial: 'socket' is neither key=value nor one of off, null, tty, pty
---serial pty=/p => --serial: unknown key 'pty', known are: file, socket
---serial socket= => --serial: 'socket=' has not one of off, null, tty, pty, file=PATH, socket=PATH
---serial pty,file=/f => --serial: 'pty,file=/f' has not one of off, null, tty, pty, file=PATH, socket=PATH
---landlock-rules access=r => --landlock-rules: 'path=' is needed
---landlock-rules path=/p => --landlock-rules: 'access=' is needed
---landlock-rules path=/p,access=rx => --landlock-rules access: 'rx' is none of r, w, rw
+--serial pty=/p => --serial: unknown key 'pty'; known keys: file, socket
+--serial socket= => --serial: 'socket=' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--serial pty,file=/f => --serial: 'pty,file=/f' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH
+--landlock-rules access=r => --landlock-rules: 'path=' is required
+--landlock-rules path=/p => --landlock-rules: 'access=' is required
+--landlock-rules path=/p,access=rx => --landlock-rules access: 'rx' is not one of r, w, rw
 --restore source_url=/a => --restore source_url: '/a' must be file:///PATH
---restore prefault=on => --restore: 'source_url=' is needed
+--restore prefault=on => --restore: 'source_url=' is required
 --restore source_url=file:///a,prefault=yes => --restore prefault: 'yes' is neither 'on' nor 'off'
 --restore source_url=file:///a,memory_restore_mode=x => --restore memory_restore_mode: 'x' is neither 'copy' nor 'ondemand'
 "#;
 
-/// Devices that break a rule, and the field in JSON that the rule is for. `-` is a device that breaks none.
+/// Devices that break a rule, and the JSON field that the error names. `-` means that the device breaks no rule.
 const CHECKED: &str = r#"
 --disk path=/x,num_queues=0 => num_queues
 --disk path=/x,num_queues=65 => num_queues
@@ -253,7 +253,7 @@ const CHECKED: &str = r#"
 --iommu-bounce size=64M,max=64G => max
 "#;
 
-/// Option, value, and what stands behind the arrow, for each line of a table.
+/// Splits a table into option, value and expected outcome for each line.
 fn lines(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     table.trim().lines().map(|line| {
         let (option, outcome) = line.split_once(" => ").unwrap();
@@ -266,7 +266,7 @@ fn kind(option: &str) -> &'static Kind {
     KINDS.iter().find(|kind| kind.field.option() == option).unwrap()
 }
 
-/// A form of a configuration: the value of its option, or JSON.
+/// Source of a configuration: an option value, or JSON.
 #[derive(Clone, Copy)]
 enum Form<'t> {
     Option(&'t str),
@@ -327,7 +327,7 @@ fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
 
-/// A test for each option of a table, and one that no line is left over.
+/// Generates a test for each option of a table, and a test that no line of the table is left over.
 macro_rules! by_option {
     ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
         mod $table_tests {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Sizes as users write them.
+//! Sizes in bytes as users write them.
 
-/// Parses a number of bytes, with an optional suffix K, M or G (powers of 1024). The error says what would be right.
+/// Parses a number of bytes with an optional suffix K, M or G (powers of 1024). The error states the expected form.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
@@ -11,7 +11,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => (text, 0),
     };
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(format!("'{text}' is no size: write a number with an optional K, M or G, such as 512M"));
+        return Err(format!("'{text}' is not a size: write a number with an optional K, M or G, such as 512M"));
     }
     digits
         .parse::<u64>()

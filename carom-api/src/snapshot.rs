@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving a VM and restoring it: where to, and from where.
+//! Configuration of snapshot and restore.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,16 +20,17 @@ use crate::tap_files::TapFiles;
 use crate::text_form::text_form;
 use crate::vm_config::VmConfig;
 
-/// How a URL of a directory begins.
+/// Prefix of a directory URL.
 const SCHEME: &str = "file://";
 
-/// A directory of this host, as a URL: `file:///path`. The path is taken as it stands, as Cloud Hypervisor does.
+/// Directory of this host, as a URL: `file:///path`. As in Cloud Hypervisor, the path is taken literally, without
+/// percent-decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DirectoryUrl(PathBuf);
 
 impl DirectoryUrl {
-    /// The directory, an absolute path.
+    /// Returns the absolute path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -51,69 +52,71 @@ impl fmt::Display for DirectoryUrl {
 }
 text_form!(DirectoryUrl);
 
-/// Where a VM is to be saved.
+/// Destination of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSnapshotConfig {
-    /// A directory that has no snapshot, or does not exist while its parent does: `file:///path`.
+    /// Directory for the snapshot, as `file:///path`. It must not contain a snapshot. If it does not exist, its parent directory
+    /// must exist.
     #[schema(value_type = String)]
     pub destination_url: DirectoryUrl,
 }
 
-/// How a VM gets the bytes of its RAM when it is restored.
+/// Method to load the RAM of a restored VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum MemoryRestoreMode {
-    /// All are read before the VM is there.
+    /// Read all RAM before the restore completes.
     Copy,
-    /// A page is read when it is touched; the snapshot must stay as it is for the life of the VM. For private RAM only.
+    /// Read each page on first access. The snapshot must stay unchanged while the VM exists. Only possible with private RAM.
     OnDemand,
 }
 
-/// A network device that was saved with descriptors of a client, and gets others.
+/// Network device that was saved with descriptors of a client, and needs new descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestoredNetConfig {
-    /// Its ID.
+    /// ID of the device.
     pub id: String,
-    /// How many of the descriptors that come with the request are for it. They come in the order of this list.
+    /// Number of descriptors for the device, out of all descriptors that the client passes with the request. Devices take
+    /// descriptors in the order of this list.
     #[schema(value_type = u64)]
     pub num_fds: usize,
-    /// Numbers that they have in the client's process, which mean nothing here.
+    /// Descriptor numbers in the client's process. The VMM ignores them.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub fds: Vec<i32>,
-    /// The files themselves.
+    /// Descriptors passed with the request.
     #[serde(skip)]
     files: TapFiles,
 }
 
-/// Another node of the host for a zone of RAM.
+/// New host NUMA node for a memory zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmMemoryZoneUpdateData {
-    /// Its ID.
+    /// ID of the zone.
     pub id: String,
-    /// The node that its pages come from.
+    /// Host NUMA node that the zone's memory comes from.
     pub host_numa_node: u32,
 }
 
-/// What a VM is to be restored from.
+/// Source and options of a restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestoreConfig {
-    /// The directory of a snapshot: `file:///path`.
+    /// Snapshot directory, as `file:///path`.
     #[schema(value_type = String)]
     pub source_url: DirectoryUrl,
-    /// All of the RAM is read now. Otherwise private RAM is read when it is touched, and the snapshot must stay as it is for the
-    /// life of the VM.
+    /// True if the whole RAM is read during the restore. Otherwise private RAM is read on first access, and the snapshot must
+    /// stay unchanged while the VM exists.
     #[serde(default)]
     pub prefault: bool,
-    /// The VM runs once it is restored. Otherwise it is paused, as it was when it was saved.
+    /// True if the VM runs after the restore. Otherwise the VM is paused, as it was when it was saved.
     #[serde(default)]
     pub resume: bool,
-    /// How RAM gets its bytes; as `prefault` says if nothing is said.
+    /// Method to load the RAM. By default, `prefault` decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_restore_mode: Option<MemoryRestoreMode>,
-    /// Network devices that get other descriptors in place of a client's that they were saved with: all of these.
+    /// New descriptors for network devices that were saved with descriptors of a client. Every such device must be listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
     #[schema(value_type = Option<Vec<RestoredNetConfig>>)]
     pub net_fds: Vec<RestoredNetConfig>,
-    /// Zones of RAM whose pages come from other nodes of the host.
+    /// Memory zones whose memory comes from other host NUMA nodes than before.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
     #[schema(value_type = Option<Vec<VmMemoryZoneUpdateData>>)]
     pub zone_updates: Vec<VmMemoryZoneUpdateData>,
@@ -131,14 +134,14 @@ impl RestoreConfig {
     /// [`Self::zone_updates`].
     const ZONE_UPDATES: Field = Field::new("--restore", "zone_updates").keys("zone_updates", "");
 
-    /// Takes the descriptors that came with the request.
+    /// Takes the descriptors that the client passed with the request.
     ///
     /// # Errors
-    /// There are more or fewer than network devices are to get.
+    /// The number of descriptors differs from the number that the network devices need.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
         let wanted = self.net_fds.iter().fold(0usize, |sum, net| sum.saturating_add(net.num_fds));
         if wanted != files.len() {
-            let rule = format!("{} descriptors came with the request, but devices are to get {wanted}", files.len());
+            let rule = format!("{} descriptors came with the request, but the devices need {wanted}", files.len());
             return Err(ConfigError::new(Self::NET_FDS, rule));
         }
         let mut files = files.into_iter();
@@ -148,24 +151,27 @@ impl RestoreConfig {
         Ok(())
     }
 
-    /// Whether all of the RAM is read now.
+    /// True if the whole RAM is read during the restore.
     pub fn reads_all(&self) -> bool {
         self.prefault || self.memory_restore_mode == Some(MemoryRestoreMode::Copy)
     }
 
-    /// Makes what was saved what is to be restored.
+    /// Applies these options to the saved configuration.
     ///
     /// # Errors
-    /// A device or zone is not there, is given twice, or is not given what it needs; or RAM cannot be read as is wanted.
+    /// A named device or zone does not exist or is given twice, a device lacks its descriptors, or the RAM cannot be loaded by
+    /// this method.
     pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
         self.check_mode(config)?;
         for (place, RestoredNetConfig { id, files, num_fds, .. }) in self.net_fds.iter().enumerate() {
             let rule = match config.net.iter_mut().find(|net| net.id.as_ref() == Some(id)) {
                 _ if self.net_fds[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
-                None => format!("there is no network device '{id}'"),
-                Some(net) if net.fds.is_empty() => format!("'{id}' was saved without descriptors of another process"),
-                // They come with a request only.
-                Some(_) if files.count() != *num_fds => format!("no descriptors came for '{id}'"),
+                None => format!("network device '{id}' does not exist"),
+                Some(net) if net.fds.is_empty() => {
+                    format!("'{id}' was saved without descriptors of another process: leave it out")
+                }
+                // Descriptors can only be passed with an API request.
+                Some(_) if files.count() != *num_fds => format!("no descriptors came with the request for '{id}'"),
                 Some(net) => {
                     net.give_files(files.clone())?;
                     continue;
@@ -175,13 +181,13 @@ impl RestoreConfig {
         }
         if let Some(net) = config.net.iter().find(|net| !net.fds.is_empty()) {
             let (id, count) = (net.id.as_deref().unwrap_or_default(), net.fds.len());
-            let rule = format!("'{id}' was saved with {count} descriptors of another process, and has to get others");
+            let rule = format!("'{id}' was saved with {count} descriptors of another process, and needs new ones");
             return Err(ConfigError::new(Self::NET_FDS, rule));
         }
         for (place, VmMemoryZoneUpdateData { id, host_numa_node }) in self.zone_updates.iter().enumerate() {
             let rule = match config.memory.zones.iter_mut().find(|zone| zone.id == *id) {
                 _ if self.zone_updates[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
-                None => format!("there is no zone '{id}'"),
+                None => format!("zone '{id}' does not exist"),
                 Some(zone) => {
                     zone.host_numa_node = Some(*host_numa_node);
                     continue;
@@ -197,9 +203,9 @@ impl RestoreConfig {
             return Ok(());
         }
         let rule = if self.prefault {
-            "on demand does not go with prefault"
+            "on demand cannot be combined with prefault"
         } else if config.memory.all_zones().iter().any(MemoryZoneConfig::can_be_shared) {
-            "on demand is for private RAM: what others share, and huge pages, are read at once"
+            "on demand is only possible with private RAM: shared RAM and huge pages must be copied"
         } else {
             return Ok(());
         };
@@ -220,7 +226,7 @@ mod tests {
     use crate::field::Terms;
 
     #[test]
-    fn option_and_body_say_the_same() {
+    fn option_and_body_have_the_same_meaning() {
         let option: RestoreConfig = "source_url=file:///a/b,prefault=on,resume=on".parse().unwrap();
         let body = r#"{"source_url":"file:///a/b","prefault":true,"resume":true}"#;
         assert_eq!(serde_json::to_string(&option).unwrap(), body);
@@ -230,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_of_a_directory_is_refused() {
+    fn invalid_directory_url_is_refused() {
         for url in ["", "/a", "a", "file://a", "file:///a\0b", "unix:/a", "https://a/"] {
             assert!(url.parse::<DirectoryUrl>().is_err(), "{url}");
         }
@@ -240,7 +246,8 @@ mod tests {
         std::fs::File::open("/dev/null").unwrap().into()
     }
 
-    /// A VM with a device that was saved with two descriptors of a client, one without, and two zones.
+    /// Returns a VM with two zones and two network devices. One device was saved with two descriptors of a client, the other
+    /// without.
     fn saved() -> VmConfig {
         let body = r#"{"payload": {"kernel": "/k"}, "net": [{"id": "a", "num_queues": 4, "fds": [-1, -1]}, {"id": "b", "tap": "t"}],
             "memory": {"size": 0, "zones": [{"id": "x", "size": 67108864}, {"id": "y", "size": 67108864}]}}"#;
@@ -252,39 +259,39 @@ mod tests {
     }
 
     #[test]
-    fn device_that_had_a_clients_descriptors_gets_those_that_come() {
+    fn device_with_client_descriptors_gets_the_new_ones() {
         let mut source = restore(r#", "net_fds": [{"id": "a", "num_fds": 2, "fds": [23, 24]}]"#);
         let refused = source.take_files(vec![file()]).unwrap_err().explain(Terms::Json);
-        assert_eq!(refused, "net_fds: 1 descriptors came with the request, but devices are to get 2");
+        assert_eq!(refused, "net_fds: 1 descriptors came with the request, but the devices need 2");
         source.take_files(vec![file(), file()]).unwrap();
         let mut vm = saved();
         source.apply(&mut vm).unwrap();
         assert_eq!((vm.net[0].files.count(), vm.net[0].fds.len(), vm.net[1].files.count()), (2, 0, 0));
-        // So it is written again.
+        // The device is saved in the same form again.
         assert_eq!(vm.to_be_saved().net[0].fds, [-1, -1]);
         assert!(vm.check().is_ok());
     }
 
     #[test]
-    fn devices_and_zones_that_do_not_fit_are_refused() {
+    fn unknown_devices_zones_and_descriptors_are_refused() {
         let refused = |body: &str, files: usize| {
             let mut source = restore(body);
             source.take_files((0..files).map(|_| file()).collect()).unwrap();
             source.apply(&mut saved()).unwrap_err().explain(Terms::Json)
         };
-        let needs = "net_fds: 'a' was saved with 2 descriptors of another process, and has to get others";
+        let needs = "net_fds: 'a' was saved with 2 descriptors of another process, and needs new ones";
         assert_eq!(refused("", 0), needs);
         assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
         assert_eq!(
             refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
-            "net_fds: there is no network device 'c'"
+            "net_fds: network device 'c' does not exist"
         );
-        let without = "net_fds: 'b' was saved without descriptors of another process";
+        let without = "net_fds: 'b' was saved without descriptors of another process: leave it out";
         assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
         let twice = r#", "net_fds": [{"id": "a", "num_fds": 2}, {"id": "a", "num_fds": 2}]"#;
         assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice");
         let one = refused(r#", "net_fds": [{"id": "a", "num_fds": 1}]"#, 1);
-        assert_eq!(one, "net.fds: 1 came, not 2: one for each two queues");
+        assert_eq!(one, "net.fds: 1 descriptors were passed instead of 2: pass one for each pair of queues");
         let zone = |update: &str| {
             let mut vm = saved();
             vm.net.clear();
@@ -292,11 +299,11 @@ mod tests {
             applied.map(|()| vm.memory.zones[1].host_numa_node).map_err(|error| error.explain(Terms::Json))
         };
         assert_eq!(zone(r#"{"id": "y", "host_numa_node": 1}"#), Ok(Some(1)));
-        assert_eq!(zone(r#"{"id": "z", "host_numa_node": 1}"#), Err("zone_updates: there is no zone 'z'".into()));
+        assert_eq!(zone(r#"{"id": "z", "host_numa_node": 1}"#), Err("zone_updates: zone 'z' does not exist".into()));
     }
 
     #[test]
-    fn ram_is_read_as_the_client_wants_it_or_not_at_all() {
+    fn impossible_memory_restore_mode_is_refused() {
         let mut vm = VmConfig::default();
         let applied = |body: &str, vm: &mut VmConfig| {
             let source = restore(body);
@@ -306,10 +313,12 @@ mod tests {
         assert_eq!([applied("", &mut vm), applied(on_demand, &mut vm)], [Ok(false), Ok(false)]);
         assert_eq!(applied(r#", "memory_restore_mode": "Copy""#, &mut vm), Ok(true));
         let both = applied(&format!(r#"{on_demand}, "prefault": true"#), &mut vm);
-        assert_eq!(both, Err("memory_restore_mode: on demand does not go with prefault".into()));
+        assert_eq!(both, Err("memory_restore_mode: on demand cannot be combined with prefault".into()));
         vm.memory.shared = true;
         assert!(
-            applied(on_demand, &mut vm).unwrap_err().starts_with("memory_restore_mode: on demand is for private RAM")
+            applied(on_demand, &mut vm)
+                .unwrap_err()
+                .starts_with("memory_restore_mode: on demand is only possible with private RAM")
         );
     }
 }

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Interfaces of the host that a client opened.
+//! Open files of tap interfaces, passed by a client.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Open files of one tap interface, one for each pair of queues. They came with a request: no text can say them, and a configuration
-/// that is written loses them.
+/// Open files of one tap interface, one for each pair of queues. A client passed them with a request. They have no text form, so
+/// serialization omits them.
 #[derive(Clone, Debug, Default)]
 pub struct TapFiles(Arc<Vec<OwnedFd>>);
 
 impl TapFiles {
-    /// Those that came with a request.
+    /// Wraps the files that a client passed with a request.
     pub fn new(files: Vec<OwnedFd>) -> Self {
         Self(Arc::new(files))
     }
 
-    /// How many there are.
+    /// Number of files.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none: the interface is opened by its name.
+    /// True if there are no files. The VMM then opens the interface by its name.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The files, in the order in which they came.
+    /// Returns the files in the order in which the client passed them.
     pub fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(AsFd::as_fd)
     }

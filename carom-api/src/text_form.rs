@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Types that are a text in JSON.
+//! Types whose JSON form is a string.
 
-/// Lets serde read and write a type by its `FromStr` and `Display` (`try_from = "String", into = "String"`).
+/// Implements the conversions through `FromStr` and `Display` that serde needs for `try_from = "String", into = "String"`.
 macro_rules! text_form {
     ($text:ty) => {
         impl TryFrom<String> for $text {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What `vm.info` says of a configuration.
+//! Form of a configuration in answers of `vm.info`.
 //!
-//! Clients that read it into types of their own need each field that Cloud Hypervisor always tells, and cannot read null where
-//! there may be nothing. So what is not there is left out, and what Carom has not is told with the value that asks for nothing.
+//! Clients that deserialize the answer into their own types need each field that Cloud Hypervisor always reports, and cannot read
+//! null for an optional field. So missing values are omitted, and unsupported fields have the value that asks for nothing.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use crate::json;
 use crate::unsupported::UNSUPPORTED;
 use crate::vm_config::VmConfig;
 
-/// Writes the configuration as it is told.
+/// Serializes the configuration in this form.
 pub(crate) fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::Ok, S::Error> {
     let mut told = serde_json::to_value(config).map_err(serde::ser::Error::custom)?;
     json::drop_nulls(&mut told);
@@ -24,7 +24,7 @@ pub(crate) fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Resu
     told.serialize(serializer)
 }
 
-/// Adds a field where its object is and does not have it.
+/// Adds a field if its object exists and lacks the field.
 fn add(told: &mut Value, path: &str, value: Value) {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (told, rest) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What goes over the wire, in Cloud Hypervisor's terms. The configuration is [`crate::vm_config`]'s.
+//! Types of requests and answers, in Cloud Hypervisor's terms. The configuration is in [`crate::vm_config`].
 
 use std::collections::BTreeMap;
 
@@ -15,257 +15,260 @@ use crate::limits::{CHUNK_SIZE, HOTPLUG_GRANULE, MIB};
 use crate::told;
 use crate::vm_config::VmConfig;
 
-/// The VMM.
+/// Description of the VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmmPing {
-    /// Version with what it was built from.
+    /// Version, with build information.
     pub build_version: String,
     /// Version.
     pub version: String,
     /// Process ID.
     pub pid: u32,
-    /// What it was built with.
+    /// Features that the VMM was built with.
     pub features: Vec<String>,
 }
 
-/// The state of a VM.
+/// State of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum VmState {
-    /// There is a configuration; the VM was not booted yet, or its guest has ended.
+    /// The VM has a configuration, but was not booted yet or its guest has ended.
     Created,
     /// The guest runs.
     Running,
-    /// The vCPUs stand still; the devices' DMA goes on.
+    /// The vCPUs are stopped. DMA of passed-through devices continues.
     Paused,
-    /// Never told, as in Cloud Hypervisor, whose clients know it: a VM whose guest has ended is `Created` again.
+    /// Never reported. The state exists because Cloud Hypervisor's clients know it. A VM whose guest has ended is `Created`
+    /// again.
     Shutdown,
 }
 
-/// A VM.
+/// Description of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
-    /// Its configuration, with what was left to defaults filled in. What Carom has not of Cloud Hypervisor's is told with the
-    /// value that asks for nothing, such as `"iommu": false`.
+    /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have the value that asks for nothing,
+    /// such as `"iommu": false`.
     #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
-    /// Its state.
+    /// State of the VM.
     pub state: VmState,
-    /// Bytes of RAM, without those that the guest says are in the balloon.
+    /// Bytes of RAM, without the bytes that the guest reports to be in the balloon.
     pub memory_actual_size: u64,
-    /// Its bounce windows, if it has them.
+    /// Bounce windows, if the VM has any.
     pub iommu_bounce: Option<IommuBounce>,
-    /// Its devices by ID, while it is booted.
+    /// Devices by ID, while the VM is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
-    /// Reason why the last guest failed, with `--no-shutdown`, until the VM is booted again.
+    /// Reason why the last guest failed, until the VM is booted again. Only with `--no-shutdown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// A device of the guest.
+/// Device of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceNode {
-    /// Its ID.
+    /// ID of the device.
     pub id: String,
     /// Always empty.
     pub resources: Vec<BTreeMap<String, String>>,
     /// Always empty.
     pub children: Vec<String>,
-    /// Where the guest sees it: segment, bus, device, function.
+    /// PCI address in the guest: segment, bus, device, function.
     pub pci_bdf: String,
 }
 
-/// A device that was added to a VM that is booted.
+/// Device that was added to a booted VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PciDeviceInfo {
-    /// Its ID.
+    /// ID of the device.
     pub id: String,
-    /// Where the guest sees it: segment, bus, device, function.
+    /// PCI address in the guest: segment, bus, device, function.
     pub bdf: String,
 }
 
 /// Counters by device ID and name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// A new size.
+/// New size of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmResize {
-    /// Number of vCPUs wanted, 1 to `max_vcpus`. While the VM is booted, those that are missing come, and the guest is asked to let go of the
-    /// last ones of those that are too many.
+    /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the guest is asked to release
+    /// the surplus vCPUs with the highest numbers.
     pub desired_vcpus: Option<u32>,
-    /// Bytes of RAM wanted. While the VM is booted it can grow by up to `hotplug_size` in steps of 128 MiB, and does not shrink.
+    /// Wanted bytes of RAM. A booted VM can grow by up to `hotplug_size`, in steps of 128 MiB. It cannot shrink.
     pub desired_ram: Option<u64>,
-    /// Bytes of the balloon wanted, of a VM that has one: those that the guest is to give back. Otherwise 0.
+    /// Wanted bytes of the balloon, which the guest returns to the host. Must be 0 if the VM has no balloon.
     pub desired_balloon: Option<u64>,
 }
 
-/// A new size of a disk.
+/// New size of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmResizeDisk {
-    /// Its ID.
+    /// ID of the disk.
     pub id: String,
-    /// Bytes wanted, a multiple of its blocks. Of a block device, and of a disk that is read-only, as many as the image has by now.
+    /// Wanted bytes, a multiple of the disk's block size. For a block device or a read-only disk, this must be the current size
+    /// of the image.
     pub desired_size: u64,
 }
 
-/// The device to be removed.
+/// Device to remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmRemoveDevice {
-    /// Its ID.
+    /// ID of the device.
     pub id: String,
 }
 
-/// Bounce windows: what they may use and do use.
+/// Limits and usage of the bounce windows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounce {
-    /// Bytes that all windows together may use.
+    /// Maximum bytes of all windows together.
     pub budget: u64,
-    /// How far the budget can be raised, in bytes.
+    /// Maximum budget that can be set, in bytes.
     pub max: u64,
-    /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
+    /// Maximum bytes of a DMA that the guest is advised to bounce. 0 leaves the decision to the guest.
     #[schema(value_type = u64, maximum = 4_294_967_295_u64)]
     pub threshold: u32,
-    /// The most bytes of RAM that the guest may have mapped beside the windows; `null` without a limit.
+    /// Maximum bytes of RAM that the guest can map for devices, not counting the windows. `null` means no limit.
     pub max_mapped: Option<u64>,
     /// Bytes of a chunk.
     pub chunk_size: u64,
-    /// Whether chunks are huge pages of the host.
+    /// True if chunks are huge pages of the host.
     pub hugepages: bool,
-    /// Bytes of window memory that the host has allocated, with what is kept ready.
+    /// Bytes of window memory that the host has allocated, including memory kept in reserve.
     pub held_bytes: u64,
     /// Windows of all domains, while the VM is booted.
     pub windows: Vec<BounceWindow>,
-    /// Figures of the virtio-iommu, while the VM is booted, named as in `vm.counters`.
+    /// Figures of the virtio-iommu, while the VM is booted. The names are those of `vm.counters`.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Bounce windows with all figures of the virtio-iommu, which are there while the VM is booted.
+/// Bounce windows and all figures of the virtio-iommu. The figures exist only while the VM is booted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceReport {
-    /// What they may use and do use.
+    /// Limits and usage of the windows.
     #[serde(flatten)]
     pub bounce: IommuBounce,
-    /// How long requests took, by kind, with the host's part of it.
+    /// Duration of requests, by kind, including the time that the host's IOMMU takes.
     pub request_latency: BTreeMap<String, Latency>,
-    /// How long calls to the host's IOMMU took, by call. One in eight is timed.
+    /// Duration of calls to the host's IOMMU, by call. One in eight calls is timed.
     pub host_latency: BTreeMap<String, Latency>,
-    /// Domains that exist.
+    /// Existing domains.
     pub domains: Vec<DomainFigures>,
     /// Devices behind the virtio-iommu.
     pub endpoints: Vec<EndpointFigures>,
 }
 
-/// How long things took.
+/// Distribution of durations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Latency {
-    /// How many there were.
+    /// Number of events.
     pub count: u64,
-    /// Nanoseconds over all.
+    /// Total nanoseconds of all events.
     pub sum_ns: u64,
-    /// Nanoseconds of the longest.
+    /// Nanoseconds of the longest event.
     pub max_ns: u64,
-    /// How many took how long, the shortest first; without what nothing took.
+    /// Number of events by duration, shortest first. Empty buckets are omitted.
     pub buckets: Vec<LatencyBucket>,
 }
 
-/// Those of a [`Latency`] that took longer than the ones of the bucket before.
+/// Events of a [`Latency`] that took longer than the limit of the previous bucket, and at most `up_to_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LatencyBucket {
-    /// Nanoseconds that they took at most.
+    /// Maximum nanoseconds of an event in this bucket.
     pub up_to_ns: u64,
-    /// How many.
+    /// Number of events.
     pub count: u64,
 }
 
-/// Figures of a domain, since it exists.
+/// Figures of a domain, counted since the domain exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DomainFigures {
-    /// The domain, as the guest numbers it.
+    /// Domain ID, as the guest numbers it.
     pub domain: u32,
-    /// Whether its devices reach all RAM.
+    /// True if the domain's devices can access all RAM (bypass).
     pub bypass: bool,
-    /// Devices in the domain, by where the guest sees them.
+    /// Devices in the domain, by their PCI address in the guest.
     pub endpoints: Vec<String>,
-    /// Address spaces of the host that hold what it maps.
+    /// Number of host address spaces that hold the domain's mappings.
     pub address_spaces: u64,
-    /// Mappings that exist.
+    /// Number of existing mappings.
     pub mappings: u64,
-    /// Bytes of RAM that they map.
+    /// Bytes of RAM that these mappings cover.
     pub mapped_bytes: u64,
-    /// Bytes of its window.
+    /// Bytes of the domain's window.
     pub window_bytes: u64,
-    /// Requests for it, by kind.
+    /// Requests for the domain, by kind.
     pub requests: BTreeMap<String, u64>,
-    /// Of these, the ones that were not answered with OK.
+    /// Requests that were not answered with OK, by kind.
     pub failed: BTreeMap<String, u64>,
-    /// How long they took.
+    /// Duration of the requests.
     pub latency: Latency,
 }
 
 /// Figures of a device behind the virtio-iommu.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointFigures {
-    /// Where the guest sees it.
+    /// PCI address in the guest.
     pub address: String,
-    /// The domain that it is attached to.
+    /// Domain that the device is attached to.
     pub domain: Option<u32>,
-    /// Whether it reaches all RAM.
+    /// True if the device can access all RAM (bypass).
     pub bypass: bool,
-    /// Bytes of RAM that it reaches.
+    /// Bytes of RAM that the device can access.
     pub mapped_bytes: u64,
-    /// Bytes of windows that it reaches, parked chunks included.
+    /// Bytes of windows that the device can access, including parked chunks.
     pub window_bytes: u64,
-    /// Of these, the parked ones: no domain's, as its domain ended, and kept mapped for the next one after a reset of the VM.
+    /// Bytes of parked chunks among `window_bytes`. A parked chunk belonged to a domain that ended with a reset of the VM. It
+    /// stays mapped for the next domain.
     pub parked_bytes: u64,
-    /// Bytes that this keeps the host from moving or giving to others: both together.
+    /// Bytes that the device pins in host memory: the sum of `mapped_bytes` and `window_bytes`.
     pub pinned_bytes: u64,
-    /// Requests that named it, by kind: ATTACH, DETACH and PROBE.
+    /// Requests that named the device, by kind: ATTACH, DETACH and PROBE.
     pub requests: BTreeMap<String, u64>,
-    /// Of these, the ones that were not answered with OK.
+    /// Requests that were not answered with OK, by kind.
     pub failed: BTreeMap<String, u64>,
-    /// How long they took.
+    /// Duration of the requests.
     pub latency: Latency,
 }
 
-/// The window of one domain.
+/// Bounce window of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BounceWindow {
-    /// The domain, as the guest numbers it.
+    /// Domain ID, as the guest numbers it.
     pub domain: u32,
-    /// Devices in the domain, by where the guest sees them.
+    /// Devices in the domain, by their PCI address in the guest.
     pub endpoints: Vec<String>,
-    /// Chunks that its devices may only read.
+    /// Chunks that the domain's devices may only read.
     pub read_chunks: u64,
-    /// Chunks that its devices may only write.
+    /// Chunks that the domain's devices may only write.
     pub write_chunks: u64,
-    /// Chunks that its devices may read and write.
+    /// Chunks that the domain's devices may read and write.
     pub read_write_chunks: u64,
-    /// Bytes of all of them.
+    /// Bytes of all chunks.
     pub bytes: u64,
 }
 
-/// What to change of the bounce windows; what is left out stays.
+/// Change of the bounce windows' limits. Omitted fields keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceChange {
-    /// Bytes that all windows together may use: a positive multiple of the chunk size, at most `max`.
+    /// Maximum bytes of all windows together: a positive multiple of the chunk size, at most `max`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 2_097_152, multiple_of = 2_097_152)]
     pub budget: Option<u64>,
-    /// Bytes at or below which the guest is advised to bounce a DMA; 0 leaves it to the guest.
+    /// Maximum bytes of a DMA that the guest is advised to bounce. 0 leaves the decision to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
-    /// The most bytes of RAM that the guest may have mapped beside the windows, a multiple of 4096; 0 lifts the limit. Where more is mapped, that
-    /// stays, and requests that map get NOMEM until it is less.
+    /// Maximum bytes of RAM that the guest can map for devices, not counting the windows: a multiple of 4096, or 0 for no limit.
+    /// If more is mapped already, the mappings stay, and further MAP requests fail with NOMEM until the total is below the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(multiple_of = 4096)]
     pub max_mapped: Option<u64>,
 }
 
 impl IommuBounceChange {
-    /// Makes the change in `config`, or leaves it as it was.
+    /// Applies the change to `config`. On an error, `config` is unchanged.
     ///
     /// # Errors
-    /// The budget or the limit is none that can be, or there are no windows.
+    /// A value is invalid, or a limit of windows is changed although the VM has no windows.
     pub fn apply(&self, config: &mut IommuBounceConfig) -> Result<(), ConfigError> {
         let max_mapped = self.max_mapped.filter(|bytes| *bytes != 0);
         if let Some(rule) = max_mapped.and_then(IommuBounceConfig::mapped_rule) {
@@ -281,7 +284,7 @@ impl IommuBounceChange {
         if let Some(budget) = self.budget {
             let (field, max) = (Field::only("budget"), config.max);
             ensure(budget != 0 && budget.is_multiple_of(CHUNK_SIZE), field, || {
-                format!("{budget} bytes are no positive multiple of {}M", CHUNK_SIZE / MIB)
+                format!("{budget} bytes are not a positive multiple of {}M", CHUNK_SIZE / MIB)
             })?;
             ensure(budget <= max, field, || {
                 format!("{budget} bytes are more than max, the {max} bytes that the VM was created with")
@@ -311,36 +314,36 @@ impl VmResize {
     /// [`Self::desired_balloon`].
     pub const DESIRED_BALLOON: Field = Field::only("desired_balloon");
 
-    /// By how many bytes RAM is to grow in a VM that is booted and has `config`, to which `added` came since.
+    /// Returns the bytes of RAM to hot-plug into a booted VM with `config`, to which `added` bytes were hot-plugged before.
     ///
     /// # Errors
-    /// It is to shrink, to grow by no whole steps, or by more than there is room for.
+    /// The RAM would shrink, the growth is not a multiple of the step, or the growth exceeds the remaining `hotplug_size`.
     pub fn more_ram(&self, config: &MemoryConfig, added: u64) -> Result<u64, ConfigError> {
         let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
         ensure(wanted >= has, Self::DESIRED_RAM, || {
-            format!("{wanted} bytes are less than the {has} that the guest has, which it keeps while it runs")
+            format!("{wanted} bytes are less than the guest's {has}: a running guest cannot shrink")
         })?;
         let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
         ensure(more.is_multiple_of(HOTPLUG_GRANULE), Self::DESIRED_RAM, || {
-            format!("{wanted} bytes are not the {has} that the guest has and a multiple of {step}M more")
+            format!("{wanted} bytes must exceed the guest's {has} by a multiple of {step}M")
         })?;
         let room = config.hotplug_size.saturating_sub(added);
         ensure(more <= room, Self::DESIRED_RAM, || {
             let field = MemoryConfig::HOTPLUG_SIZE.name(Terms::Json);
-            format!("{wanted} bytes are {more} more than the guest has, and {field} leaves {room}")
+            format!("{wanted} bytes are {more} more than the guest has, but {field} leaves only {room}")
         })?;
         Ok(more)
     }
 
-    /// Makes the change in `config`, to be checked as a whole.
+    /// Applies the change to `config`. The caller must then check the whole configuration.
     ///
     /// # Errors
-    /// There cannot be so many vCPUs, or no such balloon.
+    /// A number is out of range, or the VM has no balloon.
     pub fn apply(&self, config: &mut VmConfig) -> Result<(), ConfigError> {
         let memory = self.desired_ram.unwrap_or(config.memory.total());
         match (self.desired_balloon, &mut config.balloon) {
             (Some(bytes), Some(_)) if !bytes.is_multiple_of(4096) || bytes > memory => {
-                let rule = format!("{bytes} bytes are no multiple of 4096 up to the {memory} of RAM");
+                let rule = format!("{bytes} bytes are not a multiple of 4096 up to the {memory} bytes of RAM");
                 return Err(ConfigError::new(Self::DESIRED_BALLOON, rule));
             }
             (Some(bytes), Some(balloon)) => balloon.size = bytes,
@@ -352,13 +355,16 @@ impl VmResize {
         if let Some(vcpus) = self.desired_vcpus {
             let most = config.cpus.max_vcpus;
             ensure((1..=most).contains(&vcpus), Self::DESIRED_VCPUS, || {
-                format!("{vcpus} is not in 1 to {most} ({})", CpusConfig::MAX.name(Terms::Json))
+                format!("{vcpus} is not between 1 and {most} ({})", CpusConfig::MAX.name(Terms::Json))
             })?;
             config.cpus.boot_vcpus = vcpus;
         }
         if let Some(bytes) = self.desired_ram.filter(|bytes| *bytes != config.memory.total()) {
             ensure(config.memory.zones.is_empty(), Self::DESIRED_RAM, || {
-                format!("RAM is made of zones, which keep their sizes ({})", MemoryConfig::ZONES.name(Terms::Json))
+                format!(
+                    "the RAM consists of zones, which cannot be resized ({})",
+                    MemoryConfig::ZONES.name(Terms::Json)
+                )
             })?;
             config.memory.size = bytes;
         }
@@ -390,7 +396,7 @@ mod tests {
                 IommuBounceChange { budget: Some(4 << 20), max_mapped: Some(max_mapped), ..Default::default() };
             let error = wanted.apply(&mut changed).unwrap_err().to_string();
             assert!(
-                error.starts_with("max_mapped: ") && error.contains("no positive multiple of 4096 up to"),
+                error.starts_with("max_mapped: ") && error.contains("not a positive multiple of 4096 up to"),
                 "{error}"
             );
             assert_eq!(changed, config());
@@ -423,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_of_a_guest_grows_in_steps_within_its_room() {
+    fn ram_grows_in_steps_up_to_the_hotplug_size() {
         let config = MemoryConfig { hotplug_size: 512 << 20, ..MemoryConfig::with_size(1 << 30) };
         let more = |wanted: u64, added| {
             let resize = VmResize { desired_ram: Some(wanted), ..VmResize::default() };
@@ -431,28 +437,28 @@ mod tests {
         };
         assert_eq!([more(1 << 30, 0), more((1 << 30) + (512 << 20), 0)], [Ok(0), Ok(512 << 20)]);
         assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
-        let shrink = "desired_ram: 536870912 bytes are less than the 1073741824 that the guest has, which it keeps while it runs";
+        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824: a running guest cannot shrink";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
-        assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("and a multiple of 128M more"));
-        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, and memory.hotplug_size leaves 134217728";
+        assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
+        let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, but memory.hotplug_size leaves only 134217728";
         assert_eq!(more(1280 << 20, 384 << 20), Err(full.into()));
     }
 
     #[test]
-    fn zones_keep_their_sizes() {
+    fn zones_cannot_be_resized() {
         let zones = vec!["id=a,size=64M".parse().unwrap()];
         let mut vm =
             VmConfig { memory: MemoryConfig { size: 0, zones, ..MemoryConfig::default() }, ..VmConfig::default() };
         let to = |mib: u64| VmResize { desired_ram: Some(mib << 20), ..VmResize::default() };
         let refused = to(128).apply(&mut vm).unwrap_err().to_string();
-        assert_eq!(refused, "desired_ram: RAM is made of zones, which keep their sizes (memory.zones)");
+        assert_eq!(refused, "desired_ram: the RAM consists of zones, which cannot be resized (memory.zones)");
         assert_eq!((to(64).apply(&mut vm), to(64).more_ram(&vm.memory, 0)), (Ok(()), Ok(0)));
         assert_eq!(vm.memory.total(), 64 << 20);
-        assert!(to(192).more_ram(&vm.memory, 0).unwrap_err().to_string().contains("memory.hotplug_size leaves 0"));
+        assert!(to(192).more_ram(&vm.memory, 0).unwrap_err().to_string().contains("memory.hotplug_size leaves only 0"));
     }
 
     #[test]
-    fn size_is_changed_where_it_is_given() {
+    fn only_given_sizes_are_changed() {
         let mut vm = VmConfig { cpus: CpusConfig { max_vcpus: 4, ..CpusConfig::default() }, ..VmConfig::default() };
         VmResize { desired_vcpus: Some(3), ..VmResize::default() }.apply(&mut vm).unwrap();
         assert_eq!((vm.cpus.boot_vcpus, vm.cpus.max_vcpus, vm.memory.size), (3, 4, 512 << 20));
@@ -460,7 +466,7 @@ mod tests {
         assert_eq!((vm.cpus.boot_vcpus, vm.memory.size), (3, 64 << 20));
         for vcpus in [0, 5, u32::MAX] {
             let refused = VmResize { desired_vcpus: Some(vcpus), ..VmResize::default() }.apply(&mut vm).unwrap_err();
-            assert_eq!(refused.to_string(), format!("desired_vcpus: {vcpus} is not in 1 to 4 (cpus.max_vcpus)"));
+            assert_eq!(refused.to_string(), format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)"));
         }
         let balloon = |bytes| VmResize { desired_balloon: Some(bytes), ..VmResize::default() };
         assert_eq!(balloon(0).apply(&mut vm), Ok(()));
@@ -472,7 +478,7 @@ mod tests {
             let refused = balloon(bytes).apply(&mut vm).unwrap_err().to_string();
             assert_eq!(
                 refused,
-                format!("desired_balloon: {bytes} bytes are no multiple of 4096 up to the 67108864 of RAM")
+                format!("desired_balloon: {bytes} bytes are not a multiple of 4096 up to the 67108864 bytes of RAM")
             );
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a VM is made of, in Cloud Hypervisor's terms, and the rules that concern the whole of it.
+//! Configuration of a VM in Cloud Hypervisor's terms, and the rules that concern the whole configuration.
 
 use std::ops::Deref;
 
@@ -25,16 +25,16 @@ macro_rules! define_vm_config {
         lists { $($(#[$list_doc:meta])* $list:ident: $list_variant:ident($list_config:ident),)* }
         singles { $($(#[$single_doc:meta])* $single:ident: $single_variant:ident($single_config:ident),)* }
     ) => {
-        /// A whole VM.
+        /// Configuration of a VM.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
         pub struct VmConfig {
-            /// What it boots.
+            /// Kernel or firmware to boot.
             #[serde(deserialize_with = "object::required")]
             pub payload: PayloadConfig,
-            /// Its CPUs.
+            /// CPUs of the VM.
             #[serde(default, deserialize_with = "object::required")]
             pub cpus: CpusConfig,
-            /// Its RAM.
+            /// RAM of the VM.
             #[serde(default, deserialize_with = "object::required")]
             pub memory: MemoryConfig,
             $(
@@ -42,31 +42,31 @@ macro_rules! define_vm_config {
                 #[serde(default, deserialize_with = "object::list_or_null")]
                 pub $list: Vec<$list_config>,
             )*
-            /// Its nodes; one that has all where nothing is said.
+            /// NUMA nodes. Without any, one node holds everything.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub numa: Vec<NumaConfig>,
-            /// How the addresses for BARs are divided among its PCI segments.
+            /// Shares of the BAR address space for each PCI segment.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub pci_segments: Vec<PciSegmentConfig>,
-            /// Limits on the rate that its disks share.
+            /// Rate limits that several disks share.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub rate_limit_groups: Vec<RateLimitGroupConfig>,
-            /// What it uses of the host.
+            /// Platform options of the VM.
             #[serde(default, deserialize_with = "object::required")]
             pub platform: PlatformConfig,
-            /// Its first serial port.
+            /// First serial port.
             #[serde(default, deserialize_with = "object::required")]
             pub serial: SerialConfig,
-            /// Whether it has a pvpanic device, by which the guest's kernel tells of a panic.
+            /// True if the VM has a pvpanic device, which reports a panic of the guest kernel.
             #[serde(default)]
             pub pvpanic: bool,
-            /// Whether the program may reach no files of the host but those that the configuration names (Landlock).
+            /// True if the program may access only the host files that the configuration names (Landlock).
             #[serde(default)]
             pub landlock_enable: bool,
-            /// Files that it may reach beside them: those of devices that come later, for one.
+            /// Files that the program may access in addition, such as files of devices that are added later.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub landlock_rules: Vec<LandlockConfig>,
-            /// Whether it has a watchdog, which resets a guest that does not tell it in time that it works.
+            /// True if the VM has a watchdog, which resets a guest that stops serving it.
             #[serde(default)]
             pub watchdog: bool,
             $(
@@ -77,7 +77,7 @@ macro_rules! define_vm_config {
         }
 
         impl VmConfig {
-            /// Its devices, in the order of the registry.
+            /// Returns the devices, in the order of the registry.
             pub fn parts(&self) -> impl Iterator<Item = &dyn KindConfig> {
                 let none = std::iter::empty::<&dyn KindConfig>();
                 none
@@ -94,20 +94,20 @@ macro_rules! define_vm_config {
                     .filter(|part| part.is_there())
             }
 
-            /// Adds a device behind the others of its kind.
+            /// Appends a device to the devices of its kind.
             ///
             /// # Errors
-            /// There can be one only, and there is one.
+            /// The kind allows only one device, and the VM already has it.
             pub fn push(&mut self, part: PartConfig) -> Result<(), ConfigError> {
                 match part {
                     $(PartConfig::$list_variant(part) => self.$list.push(part),)*
                     $(PartConfig::$single_variant(part) if self.$single.is_none() => self.$single = Some(part),)*
-                    part => return Err(ConfigError::new(part.kind().field, "the VM has one already")),
+                    part => return Err(ConfigError::new(part.kind().field, "the VM already has one")),
                 }
                 Ok(())
             }
 
-            /// Takes the device of this name out.
+            /// Removes and returns the device with this ID.
             pub fn remove(&mut self, id: &str) -> Option<PartConfig> {
                 let is_it = |part: &dyn KindConfig| part.id() == Some(id);
                 $(
@@ -128,16 +128,16 @@ macro_rules! define_vm_config {
 for_each_kind!(define_vm_config);
 
 impl VmConfig {
-    /// Checks what a user gave, and fills in what follows from it.
+    /// Checks a configuration from a user, and fills in derived values.
     ///
     /// # Errors
     /// A rule does not hold.
     pub fn check(mut self) -> Result<CheckedConfig, ConfigError> {
-        // Before anything else: a client may send thousands, and each is compared with all others.
+        // The number of devices comes first: a client may send thousands, and later checks compare each device with all others.
         self.place_on_segments()?;
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
-        // Not a rule that always holds: devices come and go while the VM runs.
+        // This rule holds only at creation, because devices can be added and removed while the VM runs.
         ensure_in_terms(
             self.iommu_bounce.is_none() || self.has_use_for_windows(),
             IommuBounceConfig::OPTION,
@@ -146,8 +146,7 @@ impl VmConfig {
         self.complete_and_check()
     }
 
-    /// Checks what was a [`CheckedConfig`] once, was kept where others could change it, and is to be one again. Names that were
-    /// made up stand in it.
+    /// Checks a configuration that was a [`CheckedConfig`] before, but may have been changed since. Generated IDs are allowed.
     ///
     /// # Errors
     /// A rule does not hold.
@@ -159,7 +158,7 @@ impl VmConfig {
 
     fn complete_and_check(mut self) -> Result<CheckedConfig, ConfigError> {
         self.cpus.complete();
-        // Said of every VM, as a body that says nothing of it asks for one.
+        // Every checked configuration names a console, because a request body without one asks for a console.
         self.console.get_or_insert(ConsoleConfig::of(ConsoleMode::Off)).target().check()?;
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
@@ -172,16 +171,18 @@ impl VmConfig {
         let segments = self.platform.num_pci_segments;
         ensure_in_terms(segments == 1 || self.payload.firmware.is_none(), PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
             let firmware = PayloadConfig::FIRMWARE.name(terms);
-            format!("{segments} do not go with {firmware}, which assigns addresses as if there were one")
+            format!(
+                "{segments} segments cannot be combined with {firmware}, which assigns addresses as if there were one segment"
+            )
         })?;
         self.check_parts()?;
         ensure_in_terms(self.landlock_rules.is_empty() || self.landlock_enable, LandlockConfig::OPTION, |terms| {
-            format!("say nothing without {}", LandlockConfig::ENABLE.name(terms))
+            format!("has no effect without {}", LandlockConfig::ENABLE.name(terms))
         })?;
         Ok(CheckedConfig(self))
     }
 
-    /// The same as it is written to a file: devices with descriptors of another process say how many these were.
+    /// Returns a copy for a file. For a network device with descriptors of another process, `fds` holds only their number.
     pub fn to_be_saved(&self) -> Self {
         let mut saved = self.clone();
         for net in &mut saved.net {
@@ -190,10 +191,10 @@ impl VmConfig {
         saved
     }
 
-    /// Adds a device behind the others of its kind, and returns it with a name, which is made up if it has none.
+    /// Appends a device to the devices of its kind. Returns the device with its ID, which is generated if missing.
     ///
     /// # Errors
-    /// There can be one only, and there is one.
+    /// The kind allows only one device, and the VM already has it.
     pub fn add(&mut self, mut part: PartConfig) -> Result<PartConfig, ConfigError> {
         part.complete();
         self.place(&mut *part);
@@ -202,12 +203,12 @@ impl VmConfig {
         Ok(part)
     }
 
-    /// The names of all devices that have one.
+    /// Returns the IDs of all devices that have one.
     fn ids(&self) -> Vec<String> {
         self.parts().filter_map(KindConfig::id).map(String::from).collect()
     }
 
-    /// Checks that the segments are there which devices are on, and puts those behind the virtio-iommu that are on segments of it.
+    /// Checks that the segments of all devices exist. Puts the devices on segments of the virtio-iommu behind the virtio-iommu.
     fn place_on_segments(&mut self) -> Result<(), ConfigError> {
         self.platform.check()?;
         for (place, segment) in self.pci_segments.iter().enumerate() {
@@ -227,34 +228,34 @@ impl VmConfig {
         Ok(())
     }
 
-    /// Puts a device behind the virtio-iommu if it is on a segment of it.
+    /// Puts a device behind the virtio-iommu if its segment belongs to the virtio-iommu.
     fn place(&self, part: &mut dyn KindConfig) {
         if self.platform.iommu_segments.contains(&part.pci_segment()) {
             part.put_behind_iommu();
         }
     }
 
-    /// How many devices of a segment that take a slot are behind the virtio-iommu, and how many are not.
+    /// Counts the devices in slots of a segment. Returns the number behind the virtio-iommu, and the number of the others.
     fn count(&self, segment: u16) -> (usize, usize) {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let (behind, beside): (Vec<_>, Vec<_>) = in_slots.partition(|part| part.is_behind_iommu());
         (behind.len(), beside.len())
     }
 
-    /// Whether a device is behind the virtio-iommu.
+    /// True if a device is behind the virtio-iommu.
     pub(crate) fn has_device_behind_iommu(&self) -> bool {
         self.parts().any(KindConfig::is_behind_iommu)
     }
 
-    /// Whether bounce windows have a use, for a device or for one to come: not where devices are passed through and all are beside
-    /// the virtio-iommu. Emulated devices beside it say nothing of that.
+    /// True if an existing or later device may use bounce windows. False if the VM has passed-through devices and no device is
+    /// behind the virtio-iommu. Emulated devices that are not behind the virtio-iommu do not count.
     pub(crate) fn has_use_for_windows(&self) -> bool {
         self.has_device_behind_iommu()
             || !self.platform.iommu_segments.is_empty()
             || !self.parts().any(|part| part.kind().passed_through)
     }
 
-    /// Whether the VM has a virtio-iommu: for a device behind it, or for one that will come to it while the VM runs.
+    /// True if the VM has a virtio-iommu, for a device behind it or for a device that may be added behind it later.
     pub fn has_iommu(&self) -> bool {
         self.iommu_bounce.is_some() || !self.platform.iommu_segments.is_empty() || self.has_device_behind_iommu()
     }
@@ -266,7 +267,7 @@ impl VmConfig {
     fn check_slots_of(&self, segment: u16) -> Result<(), ConfigError> {
         let (behind, beside) = self.count(segment);
         let slots = Slots::of(segment);
-        // pvpanic and the watchdog take one of those each.
+        // pvpanic and the watchdog each take a slot of segment 0.
         let of_platform = usize::from(self.pvpanic && segment == 0) + usize::from(self.watchdog && segment == 0);
         let where_to = |place: &str| match self.platform.num_pci_segments {
             1 => place.to_string(),
@@ -288,7 +289,8 @@ impl VmConfig {
         Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
     }
 
-    /// Says that devices do not fit on a segment, and how many of each kind there are. The kind with most devices is to blame.
+    /// Returns the error that too many devices are on a segment, with the number of each kind. The error names the kind with most
+    /// devices.
     fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let mut kinds: Vec<(Field, usize)> = Vec::new();
@@ -310,7 +312,7 @@ impl VmConfig {
         RateLimitGroupConfig::check_all(&self.rate_limit_groups)?;
         self.disks.iter().filter_map(|disk| disk.rate_limit_group.as_ref()).try_for_each(|name| {
             let exists = self.rate_limit_groups.iter().any(|group| group.id == *name);
-            ensure(exists, DiskConfig::RATE_LIMIT_GROUP, || format!("there is no group '{name}'"))
+            ensure(exists, DiskConfig::RATE_LIMIT_GROUP, || format!("rate limit group '{name}' does not exist"))
         })
     }
 
@@ -323,7 +325,7 @@ impl VmConfig {
                 return Err(ConfigError::conflict(field, format!("{value} is given twice")));
             }
             if let Some(slot) = part.pci_device_id() {
-                let rule = || format!("{slot} is not in {} to {}", SLOTS.start(), SLOTS.end());
+                let rule = || format!("{slot} is not between {} and {}", SLOTS.start(), SLOTS.end());
                 ensure(SLOTS.contains(&slot), part.kind().slot_field(), rule)?;
             }
             part.check_characters()?;
@@ -334,7 +336,7 @@ impl VmConfig {
     }
 }
 
-/// Names a device that has no name, with one that is not `taken`.
+/// Generates an ID for a device that has none. The ID is not in `taken`.
 fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     if part.id().is_some() {
         return;
@@ -351,7 +353,7 @@ fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     taken.push(id);
 }
 
-/// How a device gets behind the virtio-iommu, of all kinds that can.
+/// Returns the advice how to put a device behind the virtio-iommu, with all kinds that support it.
 fn way_behind_iommu(terms: Terms) -> String {
     let fields = KINDS.iter().filter_map(|kind| kind.iommu);
     let names: Vec<&str> = fields
@@ -370,22 +372,22 @@ fn way_behind_iommu(terms: Terms) -> String {
     }
 }
 
-/// A configuration that keeps all rules that can be checked without touching the host, with what was left to defaults filled in.
+/// Configuration that keeps all rules that can be checked without accessing the host. All defaults are filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedConfig(VmConfig);
 
 impl CheckedConfig {
-    /// The same with a change, if that keeps the rules.
+    /// Returns a changed copy, if the copy keeps all rules.
     ///
     /// # Errors
-    /// The change says so, or a rule does not hold.
+    /// The change fails, or a rule does not hold.
     pub fn with<E: From<ConfigError>>(&self, change: impl FnOnce(&mut VmConfig) -> Result<(), E>) -> Result<Self, E> {
         let mut changed = self.0.clone();
         change(&mut changed)?;
         Ok(changed.check_again()?)
     }
 
-    /// Takes the device of this name out, which breaks no rule.
+    /// Removes and returns the device with this ID. A removal cannot break a rule.
     pub fn remove(&mut self, id: &str) -> Option<PartConfig> {
         self.0.remove(id)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bodies that clients send, and what they are told of those that are refused.
+//! Request bodies that are accepted or rejected, and the messages of rejections.
 
 use carom_api::body::{Unknown, parse, parse_config, parse_device};
 use carom_api::kinds::KINDS;
@@ -44,31 +44,31 @@ fn unknown_fields_change_nothing_where_they_are_ignored() {
 }
 
 #[test]
-fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
-    let devices = "leave it out; the guest can have disks, network devices, file systems, devices of the host (devices) and of other processes (user_devices)";
+fn unsupported_fields_are_refused_with_an_alternative() {
+    let devices = "leave it out; use disks, network devices, file systems, host devices (devices) or devices of other processes (user_devices)";
     for (field, message) in [
         (
             json!({"debug_console": {"mode": "Tty"}}),
-            r#"debug_console.mode: "Tty" is not supported: only "Off" is; the guest has a serial port and a paravirtual console (console)"#,
+            r#"debug_console.mode: "Tty" is not supported: only "Off" is; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {"mode": "File", "file": "/f"}}),
-            r#"debug_console.mode: "File" is not supported: only "Off" is; the guest has a serial port and a paravirtual console (console)"#,
+            r#"debug_console.mode: "File" is not supported: only "Off" is; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {"mode": "Off", "file": "/f"}}),
-            r#"debug_console.file: "/f" is not supported: leave it out; the guest has a serial port and a paravirtual console (console)"#,
+            r#"debug_console.file: "/f" is not supported: leave it out; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (
             json!({"debug_console": {}}),
-            r#"debug_console: is not supported: only {"mode":"Off"} is; the guest has a serial port and a paravirtual console (console)"#,
+            r#"debug_console: is not supported: only {"mode":"Off"} is; use the serial port (serial) or the paravirtual console (console)"#,
         ),
         (json!({"console": {}}), "console: missing field `mode`"),
         (json!({"vdpa": [{"path": "/x"}]}), &format!("vdpa: is not supported: {devices}")),
         (
             json!({"disks": [{"path": "/x"}, {"path": "/y", "disable_aio": true}]}),
-            "disks[1].disable_aio: true is not supported: only false is; disks are read and written by io_uring, or by plain \
-             system calls where the host's kernel has none",
+            "disks[1].disable_aio: true is not supported: only false is; disks use io_uring, or plain \
+             system calls if the host kernel has no io_uring",
         ),
         (json!({"net": [[null, null]]}), "net[0]: invalid type: sequence, expected an object"),
         (json!({"disks": [["/x"]]}), "disks[0]: invalid type: sequence, expected an object"),
@@ -78,11 +78,11 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         ),
         (
             json!({"iommu": true}),
-            "iommu: true is not supported: only false is; there is a virtio-iommu where a device has iommu on, or the VM iommu_bounce",
+            "iommu: true is not supported: only false is; the VM has a virtio-iommu if a device has iommu on, or if iommu_bounce is given",
         ),
         (
             json!({"cpus": {"boot_vcpus": 1, "features": {"amx": true}}}),
-            "cpus.features.amx: true is not supported: only false is; the guest has the features of the host's CPU but AMX",
+            "cpus.features.amx: true is not supported: only false is; the guest has all features of the host's CPU except AMX",
         ),
         (
             json!({"memory": {"size": 1 << 30, "hotplugged_size": 5}}),
@@ -98,7 +98,7 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         ),
         (
             json!({"devices": [{"path": "/d"}, {"path": "/e", "fd": 3}]}),
-            "devices[1].fd: 3 is not supported: leave it out; devices are opened by their path",
+            "devices[1].fd: 3 is not supported: leave it out; give the path of the device",
         ),
     ] {
         let mut body = json!({"payload": {"kernel": "/k"}});
@@ -106,7 +106,7 @@ fn fields_that_ask_for_what_there_is_not_are_refused_as_that() {
         assert_eq!(config(&body).unwrap_err(), message, "{body}");
     }
     let error = parse_device::<DeviceConfig>(br#"{"path": "/d", "fd": 3}"#, DeviceConfig::OPTION).unwrap_err();
-    assert_eq!(error, "fd: 3 is not supported: leave it out; devices are opened by their path");
+    assert_eq!(error, "fd: 3 is not supported: leave it out; give the path of the device");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn field_that_is_given_twice_is_refused() {
 }
 
 #[test]
-fn fields_that_ask_for_nothing_are_forgotten() {
+fn unsupported_fields_with_neutral_values_are_ignored() {
     for field in UNSUPPORTED {
         let path = field.path;
         let mut body = json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/d"}], "user_devices": [{"socket": "/s"}], "disks": [{"path": "/i"}], "net": [{}], "pmem": [{"file": "/f"}], "fs": [{"tag": "t", "socket": "/f"}], "rng": {}, "vsock": {"cid": 3, "socket": "/v"}, "balloon": {"size": 0},
@@ -138,7 +138,7 @@ fn fields_that_ask_for_nothing_are_forgotten() {
     }
 }
 
-/// Any JSON, with names that mean something now and then.
+/// Generates arbitrary JSON whose field names are sometimes valid.
 fn any_json() -> impl Strategy<Value = Value> {
     let names = [
         "payload",
@@ -193,7 +193,7 @@ proptest! {
 }
 
 #[test]
-fn bodies_that_are_no_json_are_refused() {
+fn bodies_that_are_not_json_are_refused() {
     for body in [&b""[..], b"{", b"\xff\xfe", b"{\"payload\":}", &[b'['; 100_000]] {
         assert!(parse_config::<VmConfig>(body, Unknown::Ignored).unwrap_err().contains("JSON"));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A client may send names and values as long as a body: neither the log nor a refusal repeats them.
+//! Names and values in a request can be as long as the body. Neither the log nor an error message repeats them in full.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,10 +10,10 @@ use carom_api::{DeviceConfig, VmConfig};
 use log::{LevelFilter, Log, Metadata, Record};
 use serde_json::{Map, Value, json};
 
-/// Longest line in bytes that is taken for short.
+/// Maximum bytes of a line that counts as short.
 const SHORT: usize = 1024;
 
-/// What was logged.
+/// Logged lines.
 struct Lines(Mutex<Vec<String>>);
 
 static LOGGED: Lines = Lines(Mutex::new(Vec::new()));
@@ -30,13 +30,13 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Of more than one byte a character, so that a cut may fall into one.
+/// Returns a long text whose characters have several bytes, so that a cut may fall inside a character.
 fn long() -> String {
     "aä€".repeat(2_000)
 }
 
 #[test]
-fn unknown_names_are_logged_cut_and_a_few_of_them_only() {
+fn only_a_few_unknown_names_are_logged_and_cut() {
     log::set_logger(&LOGGED).unwrap();
     log::set_max_level(LevelFilter::Trace);
     let fields: Map<String, Value> = (0..100).map(|number| (format!("{number:03}{}", long()), json!(1))).collect();
@@ -50,7 +50,7 @@ fn unknown_names_are_logged_cut_and_a_few_of_them_only() {
 }
 
 #[test]
-fn refusal_names_the_start_of_what_is_long() {
+fn refusal_quotes_only_the_start_of_a_long_name() {
     let long = long();
     let twice = format!(r#"{{"{long}": 1, "{long}": 1}}"#);
     let config = |body: &str| parse_config::<VmConfig>(body.as_bytes(), Unknown::Refused).unwrap_err();

@@ -27,7 +27,7 @@ fn mistakes_are_one_line_with_status_2() {
         (&["ping", "--colour"], "--colour"),
         (&["info"], "--api-socket is needed"),
         (&["--api-socket", "", "info"], "--api-socket"),
-        (&["add-device", "iommu=on"], "--device: 'path=' is needed"),
+        (&["add-device", "iommu=on"], "--device: 'path=' is required"),
         (&["remove-device"], "<ID>"),
         (&["resize", "--memory", "1Q"], "--memory"),
         (&["resize-disk", "--disk", "_disk0"], "--size"),

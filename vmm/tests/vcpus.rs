@@ -161,7 +161,7 @@ fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
             "cpus": {"boot_vcpus": 1, "max_vcpus": 2, "affinity": [{"vcpu": 1, "host_cpus": host_cpus}]}})
     };
     let refused = carom.call("PUT", "vm.create", Some(&body(json!([]))));
-    assert_eq!(refused, (400, json!(["cpus.affinity: vCPU 1 has no CPU of the host to run on"])));
+    assert_eq!(refused, (400, json!(["cpus.affinity: vCPU 1 has an empty list of host CPUs: name at least one"])));
     carom.put("vm.create", Some(&body(json!([there, 1023]))));
     let rule = "cpus.affinity: vCPU 1: CPU 1023 of the host is not there, or this program may not use it";
     assert_eq!(carom.call("PUT", "vm.boot", None), (400, json!([rule])));
@@ -190,7 +190,7 @@ fn vcpus_come_go_and_come_back() {
     carom.becomes(3);
     carom.becomes(1);
     carom.becomes(4);
-    assert_eq!(carom.resize(5), (400, "desired_vcpus: 5 is not in 1 to 4 (cpus.max_vcpus)".into()));
+    assert_eq!(carom.resize(5), (400, "desired_vcpus: 5 is not between 1 and 4 (cpus.max_vcpus)".into()));
     carom.becomes(1);
     carom.put("vm.pause", None);
     carom.becomes(2);

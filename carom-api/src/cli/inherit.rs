@@ -5,7 +5,7 @@
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// A descriptor that the parent left open, to be used in place of a file that it is of.
+/// Descriptor that the parent process left open, used instead of opening the file that it refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFd(pub i32);
 
@@ -22,7 +22,7 @@ impl std::str::FromStr for InheritedFd {
         let Some(number) = text.strip_prefix("fd=") else {
             return Err(ConfigError::new(Self::OPTION, format!("'{}' is not fd=NUMBER", one_line(text))));
         };
-        let rule = || format!("'{}' is no descriptor above 2", one_line(number));
+        let rule = || format!("'{}' is not a descriptor number above 2", one_line(number));
         let number = number.parse().ok().filter(|number| *number > 2);
         number.map(Self).ok_or_else(|| ConfigError::new(Self::OPTION.key("fd"), rule()))
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The options of all kinds of devices, made of their registry.
+//! Options of all device kinds, generated from the registry.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::kinds::{KINDS, Kind, Number, PartConfig};
 
-/// What devices the command line gives the VM.
+/// Devices that the command line gives the VM.
 #[derive(Debug)]
 pub(super) struct PartArguments(pub(super) Vec<PartConfig>);
 
@@ -32,15 +32,16 @@ impl FromArgMatches for PartArguments {
     }
 }
 
-/// The option of a kind.
+/// Returns the option of a kind.
 fn argument(kind: &'static Kind) -> Arg {
     let option = kind.field.option().trim_start_matches("--");
     let argument =
         Arg::new(kind.name).long(option).value_name(kind.value).value_parser(move |text: &str| kind.parse(text));
     let argument = match kind.number {
-        Number::Many => {
-            argument.help(format!("{}; several may be given", kind.help())).action(ArgAction::Append).num_args(1..)
-        }
+        Number::Many => argument
+            .help(format!("{}. Can be given several times", kind.help()))
+            .action(ArgAction::Append)
+            .num_args(1..),
         Number::One => argument.help(kind.help()),
     };
     match kind.bare {

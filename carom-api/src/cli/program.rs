@@ -5,30 +5,31 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The release of Cloud Hypervisor whose API is implemented.
+/// Release of Cloud Hypervisor whose API Carom implements.
 const API_VERSION: &str = "53.0.0";
-/// The same as that release's builds have it.
+/// Release as Cloud Hypervisor's own builds print it.
 const API_BUILD: &str = "v53.0";
 
-/// What the program was started as. Clients of Cloud Hypervisor look for its name, and learn by its version what they may ask for.
+/// Program name that Carom was started with. Clients of Cloud Hypervisor look for that name, and learn from the version which
+/// requests they may send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Program {
-    /// Any name but the other.
+    /// Any name except `cloud-hypervisor`.
     #[default]
     Carom,
-    /// `cloud-hypervisor`, by a link. Versions are those of the API, and the defaults of the consoles are as there; all else is
-    /// the same.
+    /// `cloud-hypervisor`, by a link. Versions are those of the API, and the consoles have Cloud Hypervisor's defaults.
+    /// Everything else is the same.
     CloudHypervisor,
 }
 
 impl Program {
-    /// What a program is that was started by this path.
+    /// Returns the program for the path that it was started with.
     pub fn of(path: &OsStr) -> Self {
         let is_other = Path::new(path).file_name() == Some(OsStr::new(Self::CloudHypervisor.name()));
         if is_other { Self::CloudHypervisor } else { Self::Carom }
     }
 
-    /// Its name.
+    /// Name of the program.
     pub fn name(self) -> &'static str {
         match self {
             Self::Carom => "carom",
@@ -36,7 +37,7 @@ impl Program {
         }
     }
 
-    /// Its version in numbers.
+    /// Version number.
     pub fn version(self) -> &'static str {
         match self {
             Self::Carom => env!("CARGO_PKG_VERSION"),
@@ -44,7 +45,7 @@ impl Program {
         }
     }
 
-    /// Its version as `--version` prints it after the name.
+    /// Version as `--version` prints it after the name.
     pub fn printed_version(self) -> &'static str {
         match self {
             Self::Carom => env!("CARGO_PKG_VERSION"),
@@ -52,7 +53,7 @@ impl Program {
         }
     }
 
-    /// What `vmm.ping` calls the build.
+    /// Build version that `vmm.ping` reports.
     pub fn build_version(self) -> &'static str {
         match self {
             Self::Carom => concat!("carom ", env!("CARGO_PKG_VERSION")),
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_of_the_file_alone_tells_what_it_is() {
+    fn program_is_chosen_by_the_file_name_alone() {
         for (path, program) in [
             ("cloud-hypervisor", Program::CloudHypervisor),
             ("/usr/bin/cloud-hypervisor", Program::CloudHypervisor),

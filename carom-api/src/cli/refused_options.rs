@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Options that Cloud Hypervisor has and Carom has not: each is refused with what there is instead.
+//! Options of Cloud Hypervisor that Carom does not support. Each is rejected with an error that names the alternative.
 
 use std::ffi::OsString;
 
@@ -9,13 +9,13 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::unsupported::UNSUPPORTED;
 
-/// An option.
+/// Unsupported option.
 struct Refused {
-    /// Without dashes.
+    /// Name without dashes.
     name: &'static str,
-    /// The value that asks for nothing, if there is one.
+    /// Value that asks for nothing, if the option has one.
     neutral: Option<&'static str>,
-    /// What there is instead, or the field of the configuration of which that is known.
+    /// Alternative, or the unsupported field of the configuration that states it.
     instead: Instead,
 }
 
@@ -32,7 +32,7 @@ const fn alone(name: &'static str, instead: &'static str) -> Refused {
     Refused { name, neutral: None, instead: Instead::Text(instead) }
 }
 
-const NO_DBUS: &str = "the API is served on a socket (--api-socket)";
+const NO_DBUS: &str = "use the REST API on a socket (--api-socket)";
 
 static REFUSED: &[Refused] = &[
     alone("dbus-object-path", NO_DBUS),
@@ -45,7 +45,7 @@ static REFUSED: &[Refused] = &[
     of_field("host-data", "payload.host_data"),
     of_field("igvm", "payload.igvm"),
     of_field("ivshmem", "ivshmem"),
-    alone("log-format", "a line of the log has the time, the level and the message"),
+    alone("log-format", "a log line always has the time, the level and the message"),
     of_field("pvmemcontrol", "pvmemcontrol"),
     of_field("rtc", "rtc"),
     of_field("tpm", "tpm"),
@@ -62,26 +62,26 @@ impl Refused {
         }
     }
 
-    /// Text that names the option and its alternative.
+    /// Returns the message that names the option and its alternative.
     fn rule(&self) -> String {
         let instead = self.instead();
         let rule = if instead.is_empty() { String::new() } else { format!(": {instead}") };
-        format!("--{} is not there yet{rule}", self.name)
+        format!("--{} is not supported{rule}", self.name)
     }
 
-    /// Whether these values ask for nothing.
+    /// True if these values ask for nothing.
     fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a str>) -> bool {
         self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
     }
 }
 
-/// The error that names all of these options. `None` if there are none.
+/// Returns the error that names all of these options, or `None` if there are none.
 fn error(refused: impl Iterator<Item = &'static Refused>) -> Option<Error> {
     let rules: Vec<String> = refused.map(Refused::rule).collect();
     (!rules.is_empty()).then(|| Error::raw(ErrorKind::UnknownArgument, rules.join("; ")))
 }
 
-/// Finds these options in a command line that has other mistakes. The value of another option never begins with two dashes.
+/// Finds unsupported options in a command line that has other mistakes. The value of another option never begins with two dashes.
 pub(super) fn find(arguments: &[OsString]) -> Option<Error> {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     let given = |option: &&Refused| {
@@ -103,13 +103,13 @@ pub(super) fn find(arguments: &[OsString]) -> Option<Error> {
     error(REFUSED.iter().filter(given))
 }
 
-/// Names of these options, without dashes.
+/// Names of the unsupported options, without dashes.
 #[cfg(test)]
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     REFUSED.iter().map(|option| option.name)
 }
 
-/// None of these was given, or only with a value that asks for nothing.
+/// Marker: no unsupported option was given, or only with a value that asks for nothing.
 #[derive(Debug)]
 pub(super) struct RefusedOptions;
 
@@ -152,7 +152,7 @@ mod tests {
     use crate::kinds::KINDS;
 
     #[test]
-    fn option_stands_there_once_and_its_field_is_known() {
+    fn refused_option_is_unique_and_its_field_is_known() {
         let mut seen: BTreeSet<_> = KINDS.iter().map(|kind| kind.field.option().trim_start_matches("--")).collect();
         for option in REFUSED {
             assert!(seen.insert(option.name), "{}", option.name);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn every_unsupported_config_field_has_a_refused_option() {
-        // These are no options of Cloud Hypervisor's, or have their say above.
+        // `iommu` has no option in Cloud Hypervisor.
         let others = ["iommu"];
         let fields: BTreeSet<_> = REFUSED
             .iter()

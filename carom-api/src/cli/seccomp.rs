@@ -5,17 +5,17 @@
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// What becomes of a system call that a thread has no need of.
+/// Action for a system call that a thread does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seccomp {
-    /// It ends the program.
+    /// The kernel ends the program.
     #[default]
     True,
-    /// It is made: nothing is filtered.
+    /// The call succeeds: nothing is filtered.
     False,
-    /// It is made, and the kernel's log tells of it.
+    /// The call succeeds, and the kernel logs it.
     Log,
-    /// It fails.
+    /// The call fails with an error.
     Errno,
 }
 
@@ -33,9 +33,10 @@ impl std::str::FromStr for Seccomp {
             "false" => Ok(Self::False),
             "log" => Ok(Self::Log),
             "errno" => Ok(Self::Errno),
-            _ => {
-                Err(ConfigError::new(Self::OPTION, format!("'{}' is none of true, false, log, errno", one_line(text))))
-            }
+            _ => Err(ConfigError::new(
+                Self::OPTION,
+                format!("'{}' is not one of true, false, log, errno", one_line(text)),
+            )),
         }
     }
 }

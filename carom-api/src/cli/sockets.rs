@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Values of options that say where something is served or written: a file, a descriptor, an address.
+//! Option values that name the destination or address of a service: a file, a descriptor or an address.
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use crate::error::ConfigError;
 use crate::field::Field;
 use crate::option_list::OptionList;
 
-/// The option whose value a [`FileOrFd`] is.
+/// Option whose value is a [`FileOrFd`].
 pub trait OptionName {
-    /// Its name.
+    /// Name of the option.
     const OPTION: Field;
-    /// Whether a value without a key is a path, as Cloud Hypervisor has it.
+    /// True if a value without a key is a path, as in Cloud Hypervisor.
     const BARE_PATH: bool = false;
 }
 
@@ -44,17 +44,17 @@ impl OptionName for CrashReportOption {
     const BARE_PATH: bool = true;
 }
 
-/// A file, or a descriptor in its place.
+/// File path, or an open descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileOrFd<O> {
-    /// A path.
+    /// Path of the file.
     Path(PathBuf),
-    /// A descriptor that the parent left open.
+    /// Descriptor that the parent process left open.
     Fd(i32, PhantomData<O>),
 }
 
 impl<O> FileOrFd<O> {
-    /// The path.
+    /// Returns the path, if this is a file.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
@@ -62,7 +62,7 @@ impl<O> FileOrFd<O> {
         }
     }
 
-    /// The descriptor's number.
+    /// Returns the descriptor number, if this is a descriptor.
     pub fn fd(&self) -> Option<i32> {
         match self {
             Self::Path(_) => None,
@@ -74,7 +74,7 @@ impl<O> FileOrFd<O> {
 impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     type Err = ConfigError;
 
-    /// Parses `path=FILE` or `fd=NUMBER`, or a path alone where [`OptionName::BARE_PATH`] says so.
+    /// Parses `path=FILE` or `fd=NUMBER`. If [`OptionName::BARE_PATH`] is true, a path alone is allowed too.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = || ConfigError::new(O::OPTION, format!("'{text}' is neither path=FILE nor fd=NUMBER"));
         if !text.contains('=') {
@@ -84,7 +84,8 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
         match (list.get("path"), list.get("fd")) {
             (Some(path), None) => Ok(Self::Path(path.into())),
             (None, Some(number)) => {
-                let rule = || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is no descriptor above 2"));
+                let rule =
+                    || ConfigError::new(O::OPTION.key("fd"), format!("'{number}' is not a descriptor number above 2"));
                 number.parse().ok().filter(|fd| *fd > 2).map(|fd| Self::Fd(fd, PhantomData)).ok_or_else(rule)
             }
             _ => Err(wrong()),
@@ -92,7 +93,7 @@ impl<O: OptionName> std::str::FromStr for FileOrFd<O> {
     }
 }
 
-/// `--metrics`: a TCP address, whose port may be 0 for one of the kernel's choice.
+/// `--metrics`: a TCP address. With port 0, the kernel chooses a free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
 
@@ -108,7 +109,7 @@ impl std::str::FromStr for MetricsAddress {
         let address = text.strip_prefix("tcp=").ok_or_else(|| {
             ConfigError::new(Self::OPTION, format!("'{text}' is not tcp=ADDRESS:PORT, such as tcp=127.0.0.1:9100"))
         })?;
-        let rule = || format!("'{address}' is no IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
+        let rule = || format!("'{address}' is not an IP address with a port, such as 127.0.0.1:9100 or [::1]:9100");
         address.parse().map(Self).map_err(|_| ConfigError::new(Self::OPTION.key("tcp"), rule()))
     }
 }

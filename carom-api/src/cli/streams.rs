@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Exit status of a program that cannot write what it was asked for.
+/// Exit status of a program that cannot write its output.
 const FAILURE: u8 = 1;
 
 /// Writes `bytes` to standard output.
@@ -17,13 +17,13 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush())
 }
 
-/// Writes a line to standard error as one piece. A line without a reader is dropped.
+/// Writes a line to standard error with one call. If nobody reads standard error, the line is dropped.
 pub fn complain(program: &str, text: &str) {
-    // There is no other place to report the failure.
+    // The failure cannot be reported anywhere else.
     let _ = io::stderr().write_all(format!("{program}: {text}\n").as_bytes());
 }
 
-/// Prints the help or the version that the user asked for. It is no failure if the reader closes the pipe.
+/// Prints the help or version text that the user asked for. A reader that closes the pipe early is not a failure.
 pub fn inform(program: &str, text: &str) -> ExitCode {
     match print(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where a console goes, and the guest's first serial port, which is one.
+//! Backends of the guest's consoles, and the configuration of the first serial port.
 
 use std::path::{Path, PathBuf};
 
@@ -11,29 +11,29 @@ use crate::error::{ConfigError, ensure};
 use crate::field::Field;
 use crate::option_list::{OptionList, Special};
 
-/// Where a console goes.
+/// Backend of a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ConsoleMode {
-    /// There is none.
+    /// The guest has no such console.
     Off,
-    /// What the guest writes is dropped.
+    /// The guest's output is dropped.
     Null,
     /// Standard input and output.
     Tty,
     /// A file.
     File,
-    /// A pseudoterminal. Where it is, `vm.info` says in `file`.
+    /// A pseudoterminal. `vm.info` reports its path in `file`.
     Pty,
-    /// A unix socket; the client that came last is served.
+    /// A unix socket. Only the client that connected last is served.
     Socket,
 }
 
-/// Where a console of any kind goes.
+/// Backend of a serial port or paravirtual console.
 #[derive(Clone, Copy, Debug)]
 pub struct ConsoleTarget<'c> {
-    /// The option that says so.
+    /// Option that configures the console.
     pub option: Field,
-    /// Where.
+    /// Kind of backend.
     pub mode: ConsoleMode,
     /// The file of [`ConsoleMode::File`].
     pub file: Option<&'c Path>,
@@ -52,34 +52,34 @@ impl ConsoleTarget<'_> {
         self.option.key("socket")
     }
 
-    /// Checks that there is a file or a socket where there must be one.
+    /// Checks that mode File has a file, and that only mode Socket has a socket.
     ///
     /// # Errors
-    /// There is none, or a socket that nothing would use.
+    /// A file or socket is missing, or a socket is given for another mode.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (is_socket, is_file) = (self.mode == ConsoleMode::Socket, self.mode == ConsoleMode::File);
-        ensure(!is_socket || self.socket.is_some(), self.socket_field(), || "is needed with mode Socket")?;
-        ensure(is_socket || self.socket.is_none(), self.socket_field(), || "is used with mode Socket only")?;
-        ensure(!is_file || self.file.is_some(), self.file_field(), || "is needed with mode File")
+        ensure(!is_socket || self.socket.is_some(), self.socket_field(), || "is required with mode Socket")?;
+        ensure(is_socket || self.socket.is_none(), self.socket_field(), || "is only valid with mode Socket")?;
+        ensure(!is_file || self.file.is_some(), self.file_field(), || "is required with mode File")
     }
 }
 
 impl ConsoleMode {
-    /// The modes that are words on the command line. The others are keys, which name a path.
+    /// Modes that are words on the command line. The other modes are keys with a path.
     pub(crate) const WORDS: &'static [&'static str] = &["off", "null", "tty", "pty"];
-    /// The mode has no key of its own.
+    /// On the command line, no key sets the field `mode`.
     pub(crate) const KEYS: Special = Special::By("mode", &[]);
 
-    /// Sets the mode of `option`, which is given as `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
+    /// Sets the mode of `option`, given as `off`, `null`, `tty`, `pty`, `file=PATH` or `socket=PATH`.
     ///
     /// # Errors
-    /// The option has none of these, or several.
+    /// The option names no mode, or several.
     pub(crate) fn set(option: Field, list: &mut OptionList, text: &str) -> Result<(), ConfigError> {
         let words = Self::WORDS.iter().filter(|word| list.has(word));
         let keys = ["file", "socket"].iter().filter(|key| list.get(key).is_some());
         let modes: Vec<&str> = words.chain(keys).copied().collect();
         let [mode] = modes[..] else {
-            let rule = format!("'{text}' has not one of off, null, tty, pty, file=PATH, socket=PATH");
+            let rule = format!("'{text}' must name exactly one of off, null, tty, pty, file=PATH, socket=PATH");
             return Err(ConfigError::new(option, rule));
         };
         list.set("mode", mode.into());
@@ -87,11 +87,11 @@ impl ConsoleMode {
     }
 }
 
-/// Implements the common part of a console: its target, and its option.
+/// Implements the common parts of a console configuration: its backend and its option.
 macro_rules! console_option {
     ($config:ident) => {
         impl $config {
-            /// Where it goes.
+            /// Returns the console's backend.
             pub fn target(&self) -> $crate::config::ConsoleTarget<'_> {
                 let Self { mode, file, socket, .. } = self;
                 let (file, socket) = (file.as_deref(), socket.as_deref());
@@ -116,12 +116,12 @@ pub(crate) use console_option;
 /// The first serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SerialConfig {
-    /// Where it goes.
+    /// Backend of the port.
     pub mode: ConsoleMode,
-    /// The file of [`ConsoleMode::File`]; in answers, also the path of the pseudoterminal of [`ConsoleMode::Pty`].
+    /// File of [`ConsoleMode::File`]. Answers also report the path of the pseudoterminal of [`ConsoleMode::Pty`].
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// The socket of [`ConsoleMode::Socket`].
+    /// Socket of [`ConsoleMode::Socket`].
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
 }
@@ -130,22 +130,22 @@ impl SerialConfig {
     /// The option.
     pub const OPTION: Field = Field::new("--serial", "serial");
 
-    /// This mode, with no file and no socket.
+    /// Returns a configuration with this mode, without a file or socket.
     pub const fn of(mode: ConsoleMode) -> Self {
         Self { mode, file: None, socket: None }
     }
 
-    /// Checks that there is a file or a socket where there must be one.
+    /// Checks that mode File has a file, and that only mode Socket has a socket.
     ///
     /// # Errors
-    /// There is none, or a socket that nothing would use.
+    /// A file or socket is missing, or a socket is given for another mode.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.target().check()
     }
 }
 
 impl Default for SerialConfig {
-    /// What a VM gets that says nothing of its serial port.
+    /// Serial port of a VM whose configuration does not mention it.
     fn default() -> Self {
         Self::of(ConsoleMode::Null)
     }
@@ -160,10 +160,10 @@ mod tests {
     #[test]
     fn mode_that_needs_a_file_is_refused_without_one() {
         let refused = |config: SerialConfig| config.check().unwrap_err().to_string();
-        assert_eq!(refused(SerialConfig::of(ConsoleMode::File)), "--serial file: is needed with mode File");
-        assert_eq!(refused(SerialConfig::of(ConsoleMode::Socket)), "--serial socket: is needed with mode Socket");
+        assert_eq!(refused(SerialConfig::of(ConsoleMode::File)), "--serial file: is required with mode File");
+        assert_eq!(refused(SerialConfig::of(ConsoleMode::Socket)), "--serial socket: is required with mode Socket");
         let stray = SerialConfig { socket: Some("/s".into()), ..SerialConfig::of(ConsoleMode::Pty) };
-        assert_eq!(refused(stray), "--serial socket: is used with mode Socket only");
+        assert_eq!(refused(stray), "--serial socket: is only valid with mode Socket");
         assert_eq!(SerialConfig::of(ConsoleMode::Pty).check(), Ok(()));
     }
 }

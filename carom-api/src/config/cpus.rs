@@ -15,7 +15,7 @@ use crate::limits::{MAX_PHYS_BITS, MAX_VCPUS, PHYS_BITS, ROOM_BESIDE_RAM};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
 
-/// vCPUs of a VM that does not say how many it has.
+/// Default number of vCPUs.
 const DEFAULT_VCPUS: u32 = 1;
 
 /// The guest's CPUs.
@@ -24,38 +24,38 @@ pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
-    /// Most vCPUs that `vm.resize` can give a guest that runs: `boot_vcpus` to 254. 0 stands for as many as at boot.
+    /// Maximum number of vCPUs that `vm.resize` can give a running guest: `boot_vcpus` to 254. 0 stands for `boot_vcpus`.
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
-    /// How all that there can be are grouped: as cores of one package, the same as without it.
+    /// Grouping of all possible vCPUs. The only valid grouping is cores of one package, which is also the default.
     #[serde(default, deserialize_with = "object::or_null")]
     pub topology: Option<CpuTopology>,
-    /// Most bits that a physical address has; fewer where the host has fewer.
+    /// Maximum width of a guest-physical address in bits. The guest gets fewer bits if the host has fewer.
     #[serde(default = "default_max_phys_bits")]
     #[schema(minimum = 36, maximum = 52)]
     pub max_phys_bits: u8,
-    /// Whether the guest can run VMs, where the host allows it.
+    /// True if the guest can run VMs itself, provided that the host allows nested virtualization.
     #[serde(default = "yes")]
     pub nested: bool,
-    /// The CPUs of the host that each of them runs on; any where nothing is said of it.
+    /// Host CPUs that each vCPU may run on. A vCPU without an entry may run on any CPU.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub affinity: Vec<CpuAffinity>,
 }
 
-/// How vCPUs are grouped.
+/// Grouping of vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CpuTopology {
-    /// 1.
+    /// Must be 1.
     #[schema(minimum = 1, maximum = 1)]
     pub threads_per_core: u16,
-    /// As many as there can be vCPUs.
+    /// Must be the maximum number of vCPUs.
     #[schema(minimum = 1, maximum = 254)]
     pub cores_per_die: u16,
-    /// 1.
+    /// Must be 1.
     #[schema(minimum = 1, maximum = 1)]
     pub dies_per_package: u16,
-    /// 1.
+    /// Must be 1.
     #[schema(minimum = 1, maximum = 1)]
     pub packages: u16,
 }
@@ -73,46 +73,46 @@ impl CpusConfig {
     pub const MAX: Field = Self::OPTION.keys("max", "max_vcpus");
     keys! { TOPOLOGY = "topology", MAX_PHYS_BITS = "max_phys_bits", AFFINITY = "affinity" }
 
-    /// `count` vCPUs and nothing special.
+    /// Returns the default configuration with `count` vCPUs.
     pub fn with_count(count: u32) -> Self {
         Self { boot_vcpus: count, max_vcpus: count, ..Self::default() }
     }
 
-    /// Fills in what follows from the rest.
+    /// Fills in values that follow from others.
     pub(crate) fn complete(&mut self) {
         if self.max_vcpus == 0 {
             self.max_vcpus = self.boot_vcpus;
         }
     }
 
-    /// Checks the numbers.
+    /// Checks all fields.
     ///
     /// # Errors
-    /// There are too many or none, fewer than at boot, or they are grouped; one is to run nowhere; or addresses have too few or too
-    /// many bits.
+    /// A number of vCPUs is out of range, the topology is not one package of cores, an affinity is wrong, or the address width is
+    /// out of range or too small for the RAM.
     pub fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let Self { boot_vcpus: boot, max_vcpus: max, .. } = *self;
-        ensure((1..=MAX_VCPUS).contains(&boot), Self::BOOT, || format!("{boot} is not in 1 to {MAX_VCPUS}"))?;
+        ensure((1..=MAX_VCPUS).contains(&boot), Self::BOOT, || format!("{boot} is not between 1 and {MAX_VCPUS}"))?;
         ensure((boot..=MAX_VCPUS).contains(&max), Self::MAX, || {
-            format!("{max} is not in {boot}, those at boot, to {MAX_VCPUS}")
+            format!("{max} is not between {boot} (the vCPUs at boot) and {MAX_VCPUS}")
         })?;
         self.topology.map_or(Ok(()), |topology| topology.check(max))?;
         CpuAffinity::check_all(&self.affinity, Self::AFFINITY, max)?;
         self.check_phys_bits(memory)
     }
 
-    /// Checks that all RAM has an address, and something is left for BARs behind it.
+    /// Checks that the addresses reach all RAM and leave room for BARs above it.
     fn check_phys_bits(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let (bits, ram) = (self.max_phys_bits, memory.total());
         let (least, most) = (PHYS_BITS.start(), PHYS_BITS.end());
-        ensure(PHYS_BITS.contains(&bits), Self::MAX_PHYS_BITS, || format!("{bits} is not in {least} to {most}"))?;
+        ensure(PHYS_BITS.contains(&bits), Self::MAX_PHYS_BITS, || format!("{bits} is not between {least} and {most}"))?;
         let fits = ram <= (1 << bits) - ROOM_BESIDE_RAM;
-        ensure(fits, Self::MAX_PHYS_BITS, || format!("{bits} bits are too few for {ram} bytes of RAM"))
+        ensure(fits, Self::MAX_PHYS_BITS, || format!("{bits} bits are too few to address {ram} bytes of RAM"))
     }
 }
 
 impl CpuTopology {
-    /// Checks that it is what a guest of `vcpus` vCPUs sees.
+    /// Checks that the topology is one package of `vcpus` cores.
     fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
         let Self { threads_per_core, cores_per_die, dies_per_package, packages } = *self;
         ensure(
@@ -121,7 +121,7 @@ impl CpuTopology {
             || "vCPUs are cores of one package: threads_per_core, dies_per_package and packages must be 1",
         )?;
         ensure(u32::from(cores_per_die) == vcpus, CpusConfig::TOPOLOGY, || {
-            format!("cores_per_die is {cores_per_die}, but there can be {vcpus} vCPUs")
+            format!("cores_per_die is {cores_per_die}, but must be {vcpus}, the maximum number of vCPUs")
         })
     }
 }
@@ -136,11 +136,11 @@ impl FromOption for CpusConfig {
     const OPTION: Field = Self::OPTION;
     const SPECIAL: &'static [Special] = &[
         Special::Name(Self::BOOT),
-        Special::Rule("boot_vcpus", |text| format!("'{text}' is no number of CPUs")),
+        Special::Rule("boot_vcpus", |text| format!("'{text}' is not a number of CPUs")),
         Special::Name(Self::MAX),
-        Special::Rule("max_vcpus", |text| format!("'{text}' is no number of CPUs")),
+        Special::Rule("max_vcpus", |text| format!("'{text}' is not a number of CPUs")),
         Special::By("topology", &["topology"]),
-        Special::Rule("max_phys_bits", |text| format!("'{text}' is no number of bits")),
+        Special::Rule("max_phys_bits", |text| format!("'{text}' is not a number of bits")),
     ];
 
     fn prepare(list: &mut OptionList, _: &str) -> Result<(), ConfigError> {
@@ -169,7 +169,7 @@ impl FromStr for CpuTopology {
                 Ok(Self { threads_per_core, cores_per_die, dies_per_package, packages })
             }
             _ => {
-                let rule = format!("'{text}' is not THREADS:CORES:DIES:PACKAGES, four numbers");
+                let rule = format!("'{text}' is not THREADS:CORES:DIES:PACKAGES with four numbers");
                 Err(ConfigError::new(CpusConfig::TOPOLOGY, rule))
             }
         }
@@ -209,16 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn affinity_that_cannot_be_is_refused_with_its_vcpu() {
+    fn invalid_affinity_is_refused_with_its_vcpu() {
         let check = |text: &str| {
             let cpus: CpusConfig = text.parse().unwrap();
             CpuAffinity::check_all(&cpus.affinity, CpusConfig::AFFINITY, 2).map_err(|error| error.to_string())
         };
         for (text, rule) in [
-            ("[2@[0]]", "there is no vCPU 2: the last is 1"),
+            ("[2@[0]]", "vCPU 2 does not exist: the last vCPU is 1"),
             ("[1@[0],1@[1]]", "vCPU 1 is given twice"),
-            ("[0@[]]", "vCPU 0 has no CPU of the host to run on"),
-            ("[0@[1024]]", "vCPU 0 is to run on CPU 1024 of the host, but numbers go to 1023"),
+            ("[0@[]]", "vCPU 0 has an empty list of host CPUs: name at least one"),
+            ("[0@[1024]]", "vCPU 0 cannot run on host CPU 1024: the highest number is 1023"),
         ] {
             assert_eq!(check(&format!("affinity={text}")), Err(format!("--cpus affinity: {rule}")));
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_of_the_host_are_for_vcpus_that_there_can_be() {
+    fn affinity_is_accepted_up_to_the_maximum_of_vcpus() {
         let cpus: CpusConfig = "boot=1,max=2,affinity=[1@[0,2]]".parse().unwrap();
         assert_eq!(refused(&cpus, GIB), None);
         let beyond = CpusConfig { max_vcpus: 1, ..cpus };
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_do_not_reach_all_ram_are_refused() {
+    fn address_width_that_does_not_fit_all_ram_is_refused() {
         let with = |max_phys_bits| CpusConfig { max_phys_bits, ..CpusConfig::default() };
         assert_eq!(
             (refused(&with(36), 62 * GIB), refused(&with(46), MAX_MEMORY), refused(&with(52), GIB)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which files of the host the program may reach beside those of the configuration.
+//! Host files that the program may access in addition to the files of the configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,29 +13,29 @@ use crate::field::{Field, keys};
 use crate::option_list::from_option;
 use crate::text_form::text_form;
 
-/// A file or directory of the host that the program may reach, with all that is below it.
+/// File or directory tree of the host that the program may access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LandlockConfig {
-    /// The file or directory, which must be there.
+    /// Path of the file or directory, which must exist.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What may be done with it: `r`, `w` or `rw`. To write is to make and remove files too.
+    /// Allowed access: `r`, `w` or `rw`. Write access includes creating and removing files.
     #[schema(value_type = String)]
     pub access: FileAccess,
 }
 
-/// What may be done with a file.
+/// Allowed access to a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileAccess {
-    /// Reading it, and listing a directory.
+    /// True if files may be read and directories listed.
     pub read: bool,
-    /// Writing it, and making and removing what is in a directory.
+    /// True if files may be written, and if files of a directory may be created and removed.
     pub write: bool,
 }
 
 impl LandlockConfig {
-    /// Whether it is there at all.
+    /// Field that turns Landlock on.
     pub const ENABLE: Field = Field::new("--landlock", "landlock_enable");
     /// The option.
     pub const OPTION: Field = Field::new("--landlock-rules", "landlock_rules");
@@ -52,7 +52,7 @@ impl FromStr for FileAccess {
             "r" => Ok(Self { read: true, write: false }),
             "w" => Ok(Self { read: false, write: true }),
             "rw" | "wr" => Ok(Self { read: true, write: true }),
-            _ => Err(format!("'{text}' is none of r, w, rw")),
+            _ => Err(format!("'{text}' is not one of r, w, rw")),
         }
     }
 }

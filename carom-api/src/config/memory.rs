@@ -13,40 +13,42 @@ use crate::limits::{GIB, MAX_MEMORY, MEMORY_GRANULE, MIB, MIN_MEMORY};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, defaults, from_str};
 
-/// Bytes of RAM of a VM that does not say how many it has.
+/// Default RAM size in bytes.
 const DEFAULT_SIZE: u64 = 512 * MIB;
 
 /// The guest's RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryConfig {
-    /// Bytes, a multiple of 2 MiB, or 0 where there are zones.
+    /// RAM size in bytes, a multiple of 2 MiB. Must be 0 if the RAM consists of zones.
     #[schema(minimum = 0, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
-    /// Other processes can map it (a memfd), as opposed to memory of this process alone.
+    /// True if other processes can map the RAM (a memfd). Otherwise the RAM is private to this process.
     #[serde(default)]
     pub shared: bool,
-    /// It is made of the host's reserved huge pages of 2 MiB (always as a memfd).
+    /// True if the RAM consists of the host's reserved huge pages (hugetlb). The RAM is then always a memfd.
     #[serde(default)]
     pub hugepages: bool,
-    /// Bytes of one of these: 2 MiB or 1 GiB, of which `size` is a multiple; 2 MiB unless said.
+    /// Huge page size in bytes: 2 MiB (default) or 1 GiB. `size` must be a multiple of this size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// The host is asked for transparent huge pages. Of no meaning with `hugepages`.
+    /// True if the VMM requests transparent huge pages from the host. Has no effect with `hugepages`.
     #[serde(default = "yes")]
     pub thp: bool,
-    /// The host gives all of it when the VM is built, and not each page when it is touched first.
+    /// True if the host allocates all RAM when the VM is built. Otherwise the host allocates each page on first access.
     #[serde(default)]
     pub prefault: bool,
-    /// The host may keep pages of it that are the same as others once (KSM), where no other process maps it.
+    /// True if the host may merge identical pages of the RAM (KSM). Must be off if other processes can map the RAM.
     #[serde(default)]
     pub mergeable: bool,
-    /// Most bytes that `vm.resize` can add while the guest runs, by ACPI. Fewer can where addresses end before.
+    /// Maximum bytes that `vm.resize` can add to a running guest, by ACPI. The limit is lower if the guest's address space ends
+    /// earlier.
     #[serde(default)]
     pub hotplug_size: u64,
-    /// The host keeps as much for it, or refuses the VM. Of memory that is shared it gives all of it at once.
+    /// True if the host must reserve memory for all RAM when the VM is built, or else the VM is refused. For shared RAM, the host
+    /// allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,
-    /// The zones that it is made of, each with memory of its own kind.
+    /// Zones that the RAM consists of. Each zone can have its own kind of memory.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub zones: Vec<MemoryZoneConfig>,
 }
@@ -62,23 +64,24 @@ impl MemoryConfig {
     /// [`Self::zones`].
     pub const ZONES: Field = MemoryZoneConfig::OPTION;
 
-    /// `size` bytes and nothing special.
+    /// Returns the default configuration with `size` bytes.
     pub fn with_size(size: u64) -> Self {
         Self { size, ..Self::default() }
     }
 
-    /// Bytes that the guest has.
+    /// Total RAM of the guest in bytes.
     pub fn total(&self) -> u64 {
         self.zones.iter().fold(self.size, |sum, zone| sum.saturating_add(zone.size))
     }
 
-    /// The same with as many bytes as the guest was booted with, to which others may have come. Zones keep their sizes.
+    /// Returns the same configuration with the size that the guest was booted with, without hotplugged RAM. Zones keep their
+    /// sizes.
     pub fn booted_with(&self, bytes: u64) -> Self {
         let size = if self.zones.is_empty() { bytes } else { self.size };
         Self { size, ..self.clone() }
     }
 
-    /// The zones that it is made of: one where none are given.
+    /// Zones that the RAM consists of. If none are configured, the RAM is one zone.
     pub fn all_zones(&self) -> Vec<MemoryZoneConfig> {
         if !self.zones.is_empty() {
             return self.zones.clone();
@@ -97,12 +100,12 @@ impl MemoryConfig {
         }]
     }
 
-    /// Bytes of a reserved huge page.
+    /// Size of a huge page in bytes.
     fn huge_page(&self) -> u64 {
         self.hugepage_size.unwrap_or(2 * MIB)
     }
 
-    /// Whether another process can be given all of it.
+    /// True if other processes can map all of the RAM.
     pub fn can_be_shared(&self) -> bool {
         if self.zones.is_empty() {
             return self.shared || self.hugepages;
@@ -110,10 +113,10 @@ impl MemoryConfig {
         self.zones.iter().all(MemoryZoneConfig::can_be_shared)
     }
 
-    /// Checks the size and what kind of memory it is.
+    /// Checks the size and the kind of memory.
     ///
     /// # Errors
-    /// It is too little, too much, or no multiple of a huge page; or it cannot be of this kind.
+    /// The size is too small, too large or not a multiple of its granule, or the options cannot be combined.
     pub fn check(&self) -> Result<(), ConfigError> {
         if !self.zones.is_empty() {
             self.check_beside_zones()?;
@@ -121,17 +124,19 @@ impl MemoryConfig {
         }
         let (size, page) = (self.total(), self.huge_page());
         ensure(size >= MIN_MEMORY, Self::SIZE, || {
-            format!("{size} bytes are too little, the least is {}M", MIN_MEMORY / MIB)
+            format!("{size} bytes are too few: the minimum is {}M", MIN_MEMORY / MIB)
         })?;
         ensure(size <= MAX_MEMORY, Self::SIZE, || {
-            format!("{size} bytes are too much, the most is {}G", MAX_MEMORY >> 30)
+            format!("{size} bytes are too many: the maximum is {}G", MAX_MEMORY >> 30)
         })?;
         let is_whole = size.is_multiple_of(MEMORY_GRANULE);
-        ensure(is_whole, Self::SIZE, || format!("{size} bytes are no multiple of {}M", MEMORY_GRANULE / MIB))?;
+        ensure(is_whole, Self::SIZE, || format!("{size} bytes are not a multiple of {}M", MEMORY_GRANULE / MIB))?;
         let is_huge = !self.hugepages || size.is_multiple_of(page);
-        ensure(is_huge, Self::SIZE, || format!("{size} bytes are no multiple of a huge page's {page}"))?;
+        ensure(is_huge, Self::SIZE, || {
+            format!("{size} bytes are not a multiple of the huge page size of {page} bytes")
+        })?;
         let is_used = self.hugepages || self.hugepage_size.is_none();
-        ensure(is_used, Self::HUGEPAGE_SIZE, || "needs hugepages, which are off")?;
+        ensure(is_used, Self::HUGEPAGE_SIZE, || "needs hugepages to be on")?;
         ensure([2 * MIB, GIB].contains(&page), Self::HUGEPAGE_SIZE, || format!("{page} is neither 2M nor 1G"))?;
         ensure(
             !self.mergeable || !self.can_be_shared(),
@@ -140,7 +145,7 @@ impl MemoryConfig {
         )
     }
 
-    /// Checks that all is said of zones where there are any.
+    /// Checks that no option of a zone is given for the whole RAM if there are zones.
     fn check_beside_zones(&self) -> Result<(), ConfigError> {
         let said = [
             ("size", self.size != 0),
@@ -154,11 +159,11 @@ impl MemoryConfig {
         for (key, said) in said {
             ensure_in_terms(!said, Self::OPTION.key(key), |terms| {
                 let off = if key == "size" { "must be 0" } else { "must be left out" };
-                format!("{off} with {}: each zone has its own", Self::ZONES.name(terms))
+                format!("{off} with {}: set it for each zone instead", Self::ZONES.name(terms))
             })?;
         }
         ensure_in_terms(self.hotplug_size == 0, Self::HOTPLUG_SIZE, |terms| {
-            format!("does not go with {}, which keep their sizes", Self::ZONES.name(terms))
+            format!("must be 0 with {}: zones cannot grow", Self::ZONES.name(terms))
         })
     }
 }
@@ -187,7 +192,7 @@ mod tests {
     use crate::field::Terms;
 
     #[test]
-    fn senseless_sizes_are_refused() {
+    fn ram_size_out_of_range_or_granule_is_refused() {
         for size in [0, MIB, 31 * MIB, 33 * MIB, 512 * MIB + 1, !(2 * MIB - 1)] {
             assert_eq!(MemoryConfig::with_size(size).check().unwrap_err().field, MemoryConfig::SIZE, "{size}");
         }
@@ -196,18 +201,18 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_memory_cannot_have_are_refused() {
+    fn invalid_page_options_are_refused() {
         let refused = |text: &str| text.parse::<MemoryConfig>().unwrap().check().unwrap_err().to_string();
-        assert_eq!(refused("size=64M,hugepage_size=2M"), "--memory hugepage_size: needs hugepages, which are off");
+        assert_eq!(refused("size=64M,hugepage_size=2M"), "--memory hugepage_size: needs hugepages to be on");
         let odd = refused("size=64M,hugepages=on,hugepage_size=4M");
         assert_eq!(odd, "--memory hugepage_size: 4194304 is neither 2M nor 1G");
         let cut = refused("size=64M,hugepages=on,hugepage_size=1G");
-        assert_eq!(cut, "--memory size: 67108864 bytes are no multiple of a huge page's 1073741824");
+        assert_eq!(cut, "--memory size: 67108864 bytes are not a multiple of the huge page size of 1073741824 bytes");
         assert!(refused("size=64M,shared=on,mergeable=on").starts_with("--memory mergeable: must be off with shared"));
     }
 
     #[test]
-    fn zones_say_all_and_memory_nothing_beside_them() {
+    fn memory_options_are_refused_if_there_are_zones() {
         let zones: Vec<MemoryZoneConfig> =
             ["id=a,size=64M,shared=on", "id=b,size=32M"].map(|zone| zone.parse().unwrap()).into();
         let of = |text: &str| MemoryConfig { zones: zones.clone(), ..text.parse().unwrap() };
@@ -217,11 +222,14 @@ mod tests {
         for key in ["shared=on", "hugepages=on", "prefault=on", "mergeable=on", "reserve=on"] {
             let refused = of(&format!("size=0,{key}")).check().unwrap_err().to_string();
             let name = key.trim_end_matches("=on");
-            assert_eq!(refused, format!("--memory {name}: must be left out with --memory-zone: each zone has its own"));
+            assert_eq!(
+                refused,
+                format!("--memory {name}: must be left out with --memory-zone: set it for each zone instead")
+            );
         }
         assert!(of("size=64M").check().unwrap_err().to_string().starts_with("--memory size: must be 0 with"));
         let grows = of("size=0,hotplug_size=1G").check().unwrap_err().explain(Terms::Json);
-        assert_eq!(grows, "memory.hotplug_size: does not go with memory.zones, which keep their sizes");
+        assert_eq!(grows, "memory.hotplug_size: must be 0 with memory.zones: zones cannot grow");
         let little = MemoryConfig { zones: zones[1..].to_vec(), ..of("size=0") };
         assert_eq!(little.check(), Ok(()));
         assert_eq!(MemoryConfig { zones: vec![], ..of("size=0") }.check().unwrap_err().field, MemoryConfig::SIZE);

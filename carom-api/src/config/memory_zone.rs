@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Zones that the guest's RAM is made of.
+//! Memory zones: parts of the guest's RAM, each with its own kind of memory.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,38 +13,40 @@ use crate::field::{Field, keys};
 use crate::limits::{GIB, LOW_MEMORY, MAX_HOST_NODE, MAX_MEMORY, MAX_MEMORY_ZONES, MEMORY_GRANULE, MIB};
 use crate::option_list::from_option;
 
-/// A zone of the guest's RAM. Zones lie behind one another in the order in which they are given.
+/// Zone of the guest's RAM. Zones follow each other in guest-physical memory, in the order of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryZoneConfig {
-    /// Its name, by which nodes have it (`numa`).
+    /// Name that NUMA nodes (`numa`) refer to.
     pub id: String,
-    /// Bytes, a multiple of 2 MiB.
+    /// Size in bytes, a multiple of 2 MiB.
     #[schema(minimum = 2_097_152, maximum = 549_755_813_888_u64, multiple_of = 2_097_152)]
     pub size: u64,
-    /// File that holds it, of as many bytes at least, or directory in which one without a name is made for it.
+    /// File that backs the zone, at least as long as the zone. If the path is a directory, the VMM creates an unnamed file in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// Other processes can map it. Of a file: what is written to it goes there, as opposed to memory of this process alone.
+    /// True if other processes can map the zone. If the zone has a file, the guest's writes go to the file. Otherwise writes are
+    /// private to this process.
     #[serde(default)]
     pub shared: bool,
-    /// It is made of the host's reserved huge pages (always as a memfd).
+    /// True if the zone consists of the host's reserved huge pages (hugetlb). The zone is then always a memfd.
     #[serde(default)]
     pub hugepages: bool,
-    /// Bytes of one of these: 2 MiB or 1 GiB; 2 MiB unless said.
+    /// Huge page size in bytes: 2 MiB (default) or 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// Node of the host whose memory it is made of; any if nothing is said.
+    /// Host NUMA node that the memory comes from. By default, any node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1023)]
     pub host_numa_node: Option<u32>,
-    /// The host gives all of it when the VM is built, and not each page when it is touched first.
+    /// True if the host allocates the whole zone when the VM is built. Otherwise the host allocates each page on first access.
     #[serde(default)]
     pub prefault: bool,
-    /// The host keeps as much for it, or refuses the VM. Of memory that is shared it gives all of it at once.
+    /// True if the host must reserve memory for the whole zone when the VM is built, or else the VM is refused. For a shared
+    /// zone, the host allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,
-    /// The host may keep pages of it that are the same as others once (KSM), where no other process maps it.
+    /// True if the host may merge identical pages of the zone (KSM). Must be off if other processes can map the zone.
     #[serde(default)]
     pub mergeable: bool,
 }
@@ -57,18 +59,18 @@ impl MemoryZoneConfig {
         HOST_NUMA_NODE = "host_numa_node", MERGEABLE = "mergeable",
     }
 
-    /// Bytes of a reserved huge page.
+    /// Size of a huge page in bytes.
     pub fn huge_page(&self) -> u64 {
         self.hugepage_size.unwrap_or(2 * MIB)
     }
 
-    /// Whether another process can be given it.
+    /// True if other processes can map the zone.
     pub fn can_be_shared(&self) -> bool {
         self.shared || self.hugepages
     }
 
-    /// Guest-physical address and length of each part of zones that lie behind one another: one that reaches over the hole for BARs has
-    /// two.
+    /// Returns the guest-physical address and length of each part of each zone. A zone that spans the hole for BARs has two
+    /// parts.
     pub fn places(zones: &[Self], hole: std::ops::Range<u64>) -> Vec<Vec<(u64, u64)>> {
         let mut next = 0u64;
         let of = |zone: &Self| {
@@ -92,10 +94,10 @@ impl MemoryZoneConfig {
         zones.iter().map(of).collect()
     }
 
-    /// Checks all zones of a VM beside each other.
+    /// Checks all zones of a VM together.
     pub(super) fn check_all(zones: &[Self]) -> Result<(), ConfigError> {
         let (count, most) = (zones.len(), MAX_MEMORY_ZONES);
-        ensure(count <= most, Self::OPTION, || format!("has {count} zones, more than {most}"))?;
+        ensure(count <= most, Self::OPTION, || format!("has {count} zones, but the maximum is {most}"))?;
         let mut seen = BTreeSet::new();
         let mut start = 0;
         for zone in zones {
@@ -107,29 +109,31 @@ impl MemoryZoneConfig {
         Ok(())
     }
 
-    /// Checks one that has `start` bytes of RAM before it.
+    /// Checks a zone that follows `start` bytes of RAM.
     fn check(&self, start: u64) -> Result<(), ConfigError> {
         let Self { id, size, hugepages, host_numa_node: node, .. } = self;
         let check = |holds: bool, field: Field, rule: &str| ensure(holds, field, || format!("{rule} (zone '{id}')"));
         let (page, has_file) = (self.huge_page(), self.file.is_some());
-        // Where it is cut in two by the hole for BARs.
+        // Bytes of the zone below the hole for BARs, which splits the zone in two.
         let low = (*size).min(LOW_MEMORY.saturating_sub(start));
         let fits = *size != 0 && size.is_multiple_of(MEMORY_GRANULE) && *size <= MAX_MEMORY;
         let (granule, most) = (MEMORY_GRANULE / MIB, MAX_MEMORY / GIB);
-        check(fits, Self::SIZE, &format!("{size} bytes are no multiple of {granule}M up to {most}G"))?;
+        check(fits, Self::SIZE, &format!("{size} bytes are not a positive multiple of {granule}M up to {most}G"))?;
         let is_used = *hugepages || self.hugepage_size.is_none();
-        check(is_used, Self::HUGEPAGE_SIZE, "needs hugepages, which are off")?;
+        check(is_used, Self::HUGEPAGE_SIZE, "needs hugepages to be on")?;
         check([2 * MIB, GIB].contains(&page), Self::HUGEPAGE_SIZE, &format!("{page} is neither 2M nor 1G"))?;
         let is_huge = !hugepages || size.is_multiple_of(page) && low.is_multiple_of(page);
-        let rule = format!("{size} bytes, of which {low} lie below 3G, are not made of huge pages of {page}");
+        let rule =
+            format!("{size} bytes, of which {low} lie below 3G, cannot be split into huge pages of {page} bytes");
         check(is_huge, Self::SIZE, &rule)?;
-        let rule = "does not go with hugepages: a file has the pages that it has";
+        let rule = "cannot be combined with hugepages: the file system determines the page size of a file";
         check(!hugepages || !has_file, Self::FILE, rule)?;
         let rule = "must be off with shared or hugepages: the host merges private pages only";
         check(!self.mergeable || !self.can_be_shared(), Self::MERGEABLE, rule)?;
         let exists = node.is_none_or(|node| node <= MAX_HOST_NODE);
-        check(exists, Self::HOST_NUMA_NODE, &format!("is more than {MAX_HOST_NODE}"))?;
-        let rule = "does not go with a file that is shared: the host's kernel keeps its pages where others put them";
+        check(exists, Self::HOST_NUMA_NODE, &format!("is above the maximum of {MAX_HOST_NODE}"))?;
+        let rule =
+            "cannot be combined with a shared file: the host kernel does not move pages that other processes allocated";
         check(node.is_none() || !self.shared || !has_file, Self::HOST_NUMA_NODE, rule)
     }
 }
@@ -145,26 +149,26 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_combined_is_refused_with_the_zones_name() {
+    fn invalid_zone_is_refused_with_its_name() {
         let refused = |texts: &[&str]| {
             let zones: Vec<_> = texts.iter().map(|text| zone(text)).collect();
             MemoryZoneConfig::check_all(&zones).err().map(|error| error.to_string())
         };
         for (texts, start) in [
-            (&["id=a,size=1M"][..], "--memory-zone size: 1048576 bytes are no multiple of 2M"),
-            (&["id=a,size=0"], "--memory-zone size: 0 bytes are no multiple"),
+            (&["id=a,size=1M"][..], "--memory-zone size: 1048576 bytes are not a positive multiple of 2M"),
+            (&["id=a,size=0"], "--memory-zone size: 0 bytes are not a positive multiple"),
             (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice"),
             (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: needs hugepages"),
             (&["id=a,size=1G,hugepages=on,hugepage_size=4M"], "--memory-zone hugepage_size: 4194304 is neither"),
             (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: 2097152 bytes, of which"),
             (
                 &["id=a,size=512M", "id=b,size=3G,hugepages=on,hugepage_size=1G"],
-                "--memory-zone size: 3221225472 bytes, of which 2684354560 lie below 3G, are not made of huge pages",
+                "--memory-zone size: 3221225472 bytes, of which 2684354560 lie below 3G, cannot be split into huge pages",
             ),
-            (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: does not go with hugepages"),
+            (&["id=a,size=2M,hugepages=on,file=/f"], "--memory-zone file: cannot be combined with hugepages"),
             (&["id=a,size=2M,shared=on,mergeable=on"], "--memory-zone mergeable: must be off"),
-            (&["id=a,size=2M,host_numa_node=1024"], "--memory-zone host_numa_node: is more than 1023"),
-            (&["id=a,size=2M,host_numa_node=0,shared=on,file=/f"], "--memory-zone host_numa_node: does not go"),
+            (&["id=a,size=2M,host_numa_node=1024"], "--memory-zone host_numa_node: is above the maximum of 1023"),
+            (&["id=a,size=2M,host_numa_node=0,shared=on,file=/f"], "--memory-zone host_numa_node: cannot be combined"),
         ] {
             let refused = refused(texts).unwrap();
             assert!(refused.starts_with(start), "{refused}");
@@ -173,12 +177,12 @@ mod tests {
         assert_eq!(refused(&["id=a,size=1G", "id=b,size=4G,hugepages=on,hugepage_size=1G"]), None);
         let many: Vec<_> = (0..33).map(|id| format!("id=z{id},size=2M")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        assert_eq!(refused(&many).unwrap(), "--memory-zone: has 33 zones, more than 32");
+        assert_eq!(refused(&many).unwrap(), "--memory-zone: has 33 zones, but the maximum is 32");
         assert_eq!(refused(&many[..32]), None);
     }
 
     #[test]
-    fn zones_lie_behind_one_another_and_around_the_hole() {
+    fn zones_follow_each_other_and_skip_the_hole() {
         let of = |sizes: &[u64]| {
             let zones: Vec<_> =
                 sizes.iter().map(|size| MemoryZoneConfig { size: size * GIB, ..Default::default() }).collect();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What every VM has: what it boots, its CPUs, RAM and console, and what it uses of the host. Devices are [`crate::kinds`]'.
+//! Configuration of what every VM has: boot payload, CPUs, RAM, console, and use of host resources. Devices are in
+//! [`crate::kinds`].
 
 mod affinity;
 mod console;

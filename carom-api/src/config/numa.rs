@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Nodes of the guest: which vCPUs, RAM and PCI segments are near each other, and how far nodes are apart.
+//! NUMA nodes of the guest: the vCPUs, RAM zones and PCI segments of each node, and the distances between nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -18,40 +18,41 @@ use crate::option_list::from_option;
 
 /// Distance of a node to itself (ACPI 6.5, section 5.2.17).
 const LOCAL_DISTANCE: u8 = 10;
-/// Distance of two nodes that nothing is said of.
+/// Default distance between two nodes.
 const REMOTE_DISTANCE: u8 = 20;
 
-/// A node of the guest.
+/// NUMA node of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NumaConfig {
-    /// Its number.
+    /// Number of the node.
     #[schema(maximum = 15)]
     pub guest_numa_id: u32,
-    /// Numbers of its vCPUs.
+    /// Numbers of the node's vCPUs.
     #[serde(default, deserialize_with = "or_default")]
     pub cpus: Vec<u32>,
-    /// How far others are from it. Where one of two nodes says it, it holds for both ways; where none does, it is 20.
+    /// Distances to other nodes. If only one of two nodes names a distance, the distance holds in both directions. The default is
+    /// 20.
     #[serde(default, deserialize_with = "object::list_or_null")]
     pub distances: Vec<NumaDistance>,
-    /// Names of the zones that its RAM is made of.
+    /// Names of the zones that hold the node's RAM.
     #[serde(default, deserialize_with = "or_default")]
     pub memory_zones: Vec<String>,
-    /// Its PCI segments.
+    /// PCI segments of the node.
     #[serde(default, deserialize_with = "or_default")]
     pub pci_segments: Vec<u16>,
 }
 
-/// How far a node is from another.
+/// Distance of a node to another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NumaDistance {
-    /// Number of the other.
+    /// Number of the other node.
     pub destination: u32,
-    /// How far it is, where a node is at 10 from itself.
+    /// Distance, where 10 is the distance of a node to itself.
     #[schema(value_type = u32, minimum = 11, maximum = 255)]
     pub distance: u8,
 }
 
-/// What nodes have already, and the first that has it.
+/// Items that already belong to a node, with the number of the node.
 struct Owners<T>(BTreeMap<T, u32>);
 
 impl<T: Ord + Clone + Display> Owners<T> {
@@ -59,7 +60,7 @@ impl<T: Ord + Clone + Display> Owners<T> {
         things.iter().try_for_each(|thing| {
             let other = self.0.insert(thing.clone(), node);
             let other_node = other.unwrap_or_default();
-            ensure(other.is_none(), field, || format!("{what} {thing} is in node {other_node} already (node {node})"))
+            ensure(other.is_none(), field, || format!("{what} {thing} is already in node {other_node} (node {node})"))
         })
     }
 }
@@ -72,7 +73,7 @@ impl NumaConfig {
         PCI_SEGMENTS = "pci_segments",
     }
 
-    /// Checks all nodes of a VM beside each other and beside what they are made of.
+    /// Checks all nodes of a VM together, and that their vCPUs, zones and segments exist.
     ///
     /// # Errors
     /// A rule does not hold.
@@ -91,16 +92,18 @@ impl NumaConfig {
         let mut of_segments = Owners(BTreeMap::new());
         for node in nodes {
             let id = node.guest_numa_id;
-            ensure(id <= MAX_NODE, Self::ID, || format!("{id} is more than {MAX_NODE}"))?;
+            ensure(id <= MAX_NODE, Self::ID, || format!("{id} is above the maximum of {MAX_NODE}"))?;
             ensure(ids.insert(id), Self::ID, || format!("{id} is given twice"))?;
             for cpu in &node.cpus {
                 let last = cpus.max_vcpus.saturating_sub(1);
-                ensure(*cpu <= last, Self::CPUS, || format!("there is no vCPU {cpu}: the last is {last} (node {id})"))?;
+                ensure(*cpu <= last, Self::CPUS, || {
+                    format!("vCPU {cpu} does not exist: the last vCPU is {last} (node {id})")
+                })?;
             }
             of_cpus.take(Self::CPUS, "vCPU", &node.cpus, id)?;
             for name in &node.memory_zones {
                 let exists = memory.zones.iter().any(|zone| zone.id == *name);
-                ensure(exists, Self::MEMORY_ZONES, || format!("there is no zone '{name}' (node {id})"))?;
+                ensure(exists, Self::MEMORY_ZONES, || format!("zone '{name}' does not exist (node {id})"))?;
             }
             of_zones.take(Self::MEMORY_ZONES, "zone", &node.memory_zones, id)?;
             for segment in &node.pci_segments {
@@ -111,13 +114,13 @@ impl NumaConfig {
         for node in nodes {
             node.check_distances(&ids)?;
         }
-        // Linux makes no nodes of a part of its RAM.
+        // Linux cannot build nodes from a part of the RAM, so every zone must belong to a node.
         ensure_in_terms(!memory.zones.is_empty(), Self::MEMORY_ZONES, |terms| {
-            format!("nodes have their RAM by zones, of which there are none ({})", MemoryConfig::ZONES.name(terms))
+            format!("nodes get their RAM from zones, but the VM has no zones (add {})", MemoryConfig::ZONES.name(terms))
         })?;
         memory.zones.iter().try_for_each(|zone| {
             let has_node = of_zones.0.contains_key(&zone.id);
-            ensure(has_node, Self::MEMORY_ZONES, || format!("zone {} is in no node", zone.id))
+            ensure(has_node, Self::MEMORY_ZONES, || format!("zone {} belongs to no node: add it to one", zone.id))
         })
     }
 
@@ -126,13 +129,13 @@ impl NumaConfig {
         let mut seen = BTreeSet::new();
         for NumaDistance { destination: to, distance } in &self.distances {
             let rule = if !ids.contains(to) {
-                format!("there is no node {to}")
+                format!("node {to} does not exist")
             } else if *to == id {
-                "a node is at 10 from itself: leave it out".to_string()
+                "the distance of a node to itself is always 10: leave it out".to_string()
             } else if !seen.insert(to) {
                 format!("node {to} is given twice")
             } else if *distance <= LOCAL_DISTANCE {
-                format!("{distance} to node {to} is not in 11 to 255")
+                format!("distance {distance} to node {to} is not between 11 and 255")
             } else {
                 continue;
             };
@@ -141,7 +144,7 @@ impl NumaConfig {
         Ok(())
     }
 
-    /// How far node `to` is from node `from`.
+    /// Returns the distance from node `from` to node `to`.
     pub fn distance(nodes: &[Self], from: u32, to: u32) -> u8 {
         if from == to {
             return LOCAL_DISTANCE;
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_do_not_fit_the_machine_or_each_other_are_refused() {
+    fn nodes_with_wrong_or_shared_resources_are_refused() {
         let cpus = CpusConfig::with_count(4);
         let zones = ["id=a,size=512M", "id=b,size=512M"].map(|zone| zone.parse().unwrap());
         let memory = MemoryConfig { size: 0, zones: zones.into(), ..MemoryConfig::default() };
@@ -176,22 +179,25 @@ mod tests {
         };
         let both = "guest_numa_id=0,memory_zones=[a,b]";
         for (texts, wanted) in [
-            (&["guest_numa_id=16"][..], "--numa guest_numa_id: 16 is more than 15"),
+            (&["guest_numa_id=16"][..], "--numa guest_numa_id: 16 is above the maximum of 15"),
             (&[both, "guest_numa_id=0"], "--numa guest_numa_id: 0 is given twice"),
-            (&["guest_numa_id=0,cpus=4"], "--numa cpus: there is no vCPU 4: the last is 3 (node 0)"),
+            (&["guest_numa_id=0,cpus=4"], "--numa cpus: vCPU 4 does not exist: the last vCPU is 3 (node 0)"),
             (
                 &["guest_numa_id=0,cpus=1", "guest_numa_id=1,cpus=[0-1]"],
-                "--numa cpus: vCPU 1 is in node 0 already (node 1)",
+                "--numa cpus: vCPU 1 is already in node 0 (node 1)",
             ),
-            (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: there is no zone 'c' (node 0)"),
-            (&[both, "guest_numa_id=1,memory_zones=b"], "--numa memory_zones: zone b is in node 0 already (node 1)"),
-            (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b is in no node"),
+            (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: zone 'c' does not exist (node 0)"),
+            (&[both, "guest_numa_id=1,memory_zones=b"], "--numa memory_zones: zone b is already in node 0 (node 1)"),
+            (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b belongs to no node"),
             (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
-            (&[both, "guest_numa_id=1,distances=[2@20]"], "--numa distances: there is no node 2 (node 1)"),
-            (&[both, "guest_numa_id=1,distances=[1@10]"], "--numa distances: a node is at 10 from itself"),
+            (&[both, "guest_numa_id=1,distances=[2@20]"], "--numa distances: node 2 does not exist (node 1)"),
+            (
+                &[both, "guest_numa_id=1,distances=[1@10]"],
+                "--numa distances: the distance of a node to itself is always 10",
+            ),
             (
                 &[both, "guest_numa_id=1,distances=[0@10]"],
-                "--numa distances: 10 to node 0 is not in 11 to 255 (node 1)",
+                "--numa distances: distance 10 to node 0 is not between 11 and 255 (node 1)",
             ),
             (&[both, "guest_numa_id=1,distances=[0@11,0@12]"], "--numa distances: node 0 is given twice (node 1)"),
         ] {
@@ -199,13 +205,13 @@ mod tests {
             assert!(refused.starts_with(wanted), "{refused}");
         }
         let without = check(&["guest_numa_id=0,cpus=[0-3]"], &MemoryConfig::default()).unwrap_err();
-        assert!(without.starts_with("--numa memory_zones: nodes have their RAM by zones"), "{without}");
+        assert!(without.starts_with("--numa memory_zones: nodes get their RAM from zones"), "{without}");
         assert_eq!(check(&[both, "guest_numa_id=7,cpus=3,pci_segments=[0,1],distances=[0@255]"], &memory), Ok(()));
         assert_eq!(check(&[], &MemoryConfig::default()), Ok(()));
     }
 
     #[test]
-    fn distance_that_one_node_says_holds_both_ways() {
+    fn distance_of_one_node_holds_in_both_directions() {
         let nodes = [
             node("guest_numa_id=0,distances=[1@15]"),
             node("guest_numa_id=1,distances=[2@30]"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the guest boots.
+//! Boot payload of the guest.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ use crate::field::Field;
 use crate::left_out::or_default;
 use crate::limits::CMDLINE_MAX;
 
-/// What the guest boots.
+/// Boot payload of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PayloadConfig {
-    /// bzImage, or ELF image with a PVH entry point. This or `firmware` is needed.
+    /// Kernel: a bzImage, or an ELF image with a PVH entry point. Either `kernel` or `firmware` is required.
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
-    /// Firmware, by which the guest boots from a disk: ELF image with a PVH entry point.
+    /// Firmware that boots the guest from a disk: an ELF image with a PVH entry point.
     #[schema(value_type = Option<String>)]
     pub firmware: Option<PathBuf>,
-    /// Initial RAM file system of `kernel`.
+    /// Initial RAM file system for `kernel`.
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Command line of `kernel`.
@@ -40,23 +40,23 @@ impl PayloadConfig {
     /// [`Self::cmdline`].
     pub const CMDLINE: Field = Field::new("--cmdline", "payload").keys("", "cmdline");
 
-    /// A kernel and nothing else.
+    /// Returns a payload of a kernel alone.
     pub fn of_kernel(path: impl Into<PathBuf>) -> Self {
         Self { kernel: Some(path.into()), ..Self::default() }
     }
 
-    /// Firmware and nothing else.
+    /// Returns a payload of firmware alone.
     pub fn of_firmware(path: impl Into<PathBuf>) -> Self {
         Self { firmware: Some(path.into()), ..Self::default() }
     }
 
-    /// Checks what can be checked without opening files.
+    /// Checks all rules that do not require opening files.
     ///
     /// # Errors
-    /// There is nothing to boot, or firmware and what it has no use for; the command line is too long.
+    /// Kernel and firmware are both missing, firmware is combined with a field of a kernel, or the command line is too long.
     pub fn check(&self) -> Result<(), ConfigError> {
         ensure_in_terms(self.firmware.is_some() || self.kernel.is_some(), Self::KERNEL, |terms| {
-            format!("is missing, and {} too: one of them is what boots", Self::FIRMWARE.name(terms))
+            format!("is required unless {} is given", Self::FIRMWARE.name(terms))
         })?;
         for (field, given) in [
             (Self::KERNEL, self.kernel.is_some()),
@@ -65,11 +65,13 @@ impl PayloadConfig {
         ] {
             ensure_in_terms(self.firmware.is_none() || !given, field, |terms| {
                 let firmware = Self::FIRMWARE.name(terms);
-                format!("does not go with {firmware}: the boot loader on the guest's disk has its own")
+                format!("cannot be combined with {firmware}: the boot loader on the guest's disk supplies its own")
             })?;
         }
         let len = self.cmdline.len();
-        ensure(len < CMDLINE_MAX, Self::CMDLINE, || format!("{len} bytes long, must be below {CMDLINE_MAX}"))
+        ensure(len < CMDLINE_MAX, Self::CMDLINE, || {
+            format!("is {len} bytes long, but must be shorter than {CMDLINE_MAX} bytes")
+        })
     }
 }
 
@@ -80,28 +82,31 @@ mod tests {
     use crate::field::Terms;
 
     #[test]
-    fn command_line_that_does_not_fit_is_refused() {
+    fn too_long_command_line_is_refused() {
         let with = |len| PayloadConfig { cmdline: "x".repeat(len), ..PayloadConfig::of_kernel("/k") }.check();
         assert_eq!(with(CMDLINE_MAX - 1), Ok(()));
-        assert_eq!(with(CMDLINE_MAX).unwrap_err().to_string(), "--cmdline: 65536 bytes long, must be below 65536");
+        assert_eq!(
+            with(CMDLINE_MAX).unwrap_err().to_string(),
+            "--cmdline: is 65536 bytes long, but must be shorter than 65536 bytes"
+        );
     }
 
     #[test]
-    fn payload_needs_kernel_or_firmware_and_firmware_stands_alone() {
+    fn payload_is_either_a_kernel_or_firmware_alone() {
         let refused = |config: PayloadConfig| {
             let error = config.check().unwrap_err();
             (error.to_string(), error.explain(Terms::Json))
         };
         let (option, field) = refused(PayloadConfig::default());
-        assert_eq!(option, "--kernel: is missing, and --firmware too: one of them is what boots");
-        assert_eq!(field, "payload.kernel: is missing, and payload.firmware too: one of them is what boots");
+        assert_eq!(option, "--kernel: is required unless --firmware is given");
+        assert_eq!(field, "payload.kernel: is required unless payload.firmware is given");
         assert_eq!(PayloadConfig::of_firmware("/f").check(), Ok(()));
         let both = PayloadConfig { kernel: Some("/k".into()), ..PayloadConfig::of_firmware("/f") };
-        assert!(refused(both).1.starts_with("payload.kernel: does not go with payload.firmware: "));
+        assert!(refused(both).1.starts_with("payload.kernel: cannot be combined with payload.firmware: "));
         let initramfs = PayloadConfig { initramfs: Some("/i".into()), ..PayloadConfig::of_firmware("/f") };
-        assert!(refused(initramfs).0.starts_with("--initramfs: does not go with --firmware: "));
+        assert!(refused(initramfs).0.starts_with("--initramfs: cannot be combined with --firmware: "));
         let cmdline = PayloadConfig { cmdline: "c".into(), ..PayloadConfig::of_firmware("/f") };
-        assert!(refused(cmdline).0.starts_with("--cmdline: does not go with --firmware: "));
+        assert!(refused(cmdline).0.starts_with("--cmdline: cannot be combined with --firmware: "));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How much of the addresses for BARs a PCI segment has.
+//! Shares of the BAR address space for each PCI segment.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,23 +11,23 @@ use crate::field::Field;
 use crate::left_out::number;
 use crate::option_list::from_option;
 
-/// How much of the addresses for BARs a PCI segment has. Those of all segments are as their weights.
+/// Share of the BAR address space for one PCI segment. The address space is divided in proportion to the weights of all segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PciSegmentConfig {
-    /// The segment.
+    /// Number of the segment.
     #[schema(maximum = 15)]
     pub pci_segment: u16,
-    /// Its part of the addresses below 4 GiB, by weight.
+    /// Weight for addresses below 4 GiB.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio32_aperture_weight: u32,
-    /// Its part of those above.
+    /// Weight for addresses above 4 GiB.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio64_aperture_weight: u32,
 }
 
-/// Largest weight. The least part of the addresses below 4 GiB has room for the BARs of a few devices then.
+/// Maximum weight. Even with the smallest possible share, the BARs of a few devices fit below 4 GiB.
 const MAX_WEIGHT: u32 = 1024;
 
 impl PciSegmentConfig {
@@ -36,10 +36,10 @@ impl PciSegmentConfig {
     /// [`Self::pci_segment`].
     pub const PCI_SEGMENT: Field = Self::OPTION.key("pci_segment");
 
-    /// Checks it beside the number of segments.
+    /// Checks the segment number and the weights.
     ///
     /// # Errors
-    /// There is no such segment, or a weight is none.
+    /// The segment does not exist, or a weight is out of range.
     pub fn check(&self, platform: &PlatformConfig) -> Result<(), ConfigError> {
         platform.check_segment(Self::PCI_SEGMENT, self.pci_segment)?;
         let weights = [
@@ -48,7 +48,7 @@ impl PciSegmentConfig {
         ];
         for (key, weight) in weights {
             let fits = (1..=MAX_WEIGHT).contains(&weight);
-            ensure(fits, Self::OPTION.key(key), || format!("{weight} is not in 1 to {MAX_WEIGHT}"))?;
+            ensure(fits, Self::OPTION.key(key), || format!("{weight} is not between 1 and {MAX_WEIGHT}"))?;
         }
         Ok(())
     }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_one_unless_said_and_never_none() {
+    fn weights_default_to_one_and_zero_is_refused() {
         let platform = PlatformConfig { num_pci_segments: 2, ..PlatformConfig::default() };
         let read = |text: &str| {
             let segment: PciSegmentConfig = text.parse()?;
@@ -69,11 +69,11 @@ mod tests {
         };
         let refused = |text: &str| read(text).unwrap_err().to_string();
         assert!(read("pci_segment=1,mmio32_aperture_weight=8").is_ok());
-        assert!(refused("pci_segment=2").starts_with("--pci-segment pci_segment: there is no segment 2"));
+        assert!(refused("pci_segment=2").starts_with("--pci-segment pci_segment: segment 2 does not exist"));
         for key in ["mmio32_aperture_weight", "mmio64_aperture_weight"] {
             for weight in ["0", "1025"] {
                 let error = refused(&format!("pci_segment=1,{key}={weight}"));
-                assert_eq!(error, format!("--pci-segment {key}: {weight} is not in 1 to 1024"));
+                assert_eq!(error, format!("--pci-segment {key}: {weight} is not between 1 and 1024"));
             }
         }
     }

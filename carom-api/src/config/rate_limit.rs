@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the rate of disks and network devices.
+//! Rate limits of disks and network devices.
 
 use std::str::FromStr;
 
@@ -12,33 +12,33 @@ use crate::field::Field;
 use crate::object;
 use crate::option_list::{OptionList, Special};
 
-/// Longest time in which a bucket fills, in ms.
+/// Maximum refill time of a bucket in ms.
 const MAX_REFILL_TIME: u64 = u32::MAX as u64;
 
-/// A token bucket: `size` tokens at once, and as many again in each `refill_time`. Where one of these is 0, there is no limit.
+/// Token bucket that holds `size` tokens and refills completely in each `refill_time`. If either value is 0, there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenBucket {
-    /// Tokens that it holds: bytes, or requests.
+    /// Capacity in tokens: bytes, or requests.
     pub size: u64,
-    /// Tokens that are there at the start beside those, and do not come back.
+    /// Additional tokens at the start, which are never refilled.
     pub one_time_burst: Option<u64>,
-    /// The time in which it fills, in ms.
+    /// Time to refill the bucket completely, in ms.
     #[schema(maximum = 4_294_967_295u64)]
     pub refill_time: u64,
 }
 
-/// A limit on the rate.
+/// Rate limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RateLimiterConfig {
-    /// Of bytes.
+    /// Limit on bytes.
     #[serde(default, deserialize_with = "object::or_null")]
     pub bandwidth: Option<TokenBucket>,
-    /// Of requests, or packets.
+    /// Limit on requests or packets.
     #[serde(default, deserialize_with = "object::or_null")]
     pub ops: Option<TokenBucket>,
 }
 
-/// Keys of a limit, of whichever option.
+/// Keys of a rate limit, the same for all options.
 const RATE_KEYS: [&str; 6] =
     ["bw_size", "bw_one_time_burst", "bw_refill_time", "ops_size", "ops_one_time_burst", "ops_refill_time"];
 
@@ -50,22 +50,22 @@ impl TokenBucket {
         match (size, refill_time) {
             (Some(size), Some(refill_time)) => Ok(Some(Self { size, one_time_burst, refill_time })),
             (None, None) if one_time_burst.is_none() => Ok(None),
-            (None, _) => Err(ConfigError::new(option.key(size_key), "is needed for a limit on the rate")),
-            (_, None) => Err(ConfigError::new(option.key(refill_key), "is needed for a limit on the rate")),
+            (None, _) => Err(ConfigError::new(option.key(size_key), "is required for a rate limit")),
+            (_, None) => Err(ConfigError::new(option.key(refill_key), "is required for a rate limit")),
         }
     }
 
     fn check(&self, refill_time: Field) -> Result<(), ConfigError> {
         let (time, most) = (self.refill_time, MAX_REFILL_TIME);
-        ensure(time <= most, refill_time, || format!("{time} ms are more than {most}"))
+        ensure(time <= most, refill_time, || format!("{time} ms are more than the maximum of {most} ms"))
     }
 }
 
 impl RateLimiterConfig {
-    /// The keys of the limit of a device.
+    /// Keys of a device's rate limit.
     pub(crate) const KEYS: Special = Special::By("rate_limiter_config", &RATE_KEYS);
 
-    /// Reads the keys of a limit; `None` where there are none.
+    /// Reads the keys of a rate limit. Returns `None` if none are given.
     pub(crate) fn parse(list: &OptionList, option: Field) -> Result<Option<Self>, ConfigError> {
         let (bandwidth, ops) = RATE_KEYS.split_at(3);
         let limit = Self {
@@ -75,10 +75,10 @@ impl RateLimiterConfig {
         Ok((limit != Self::default()).then_some(limit))
     }
 
-    /// Checks it as the limit of `option`.
+    /// Checks the rate limit of `option`.
     ///
     /// # Errors
-    /// A rule does not hold.
+    /// A refill time is too long.
     pub(crate) fn check(&self, option: Field) -> Result<(), ConfigError> {
         let bandwidth = option.keys("bw_refill_time", "rate_limiter_config.bandwidth.refill_time");
         let ops = option.keys("ops_refill_time", "rate_limiter_config.ops.refill_time");
@@ -87,12 +87,12 @@ impl RateLimiterConfig {
     }
 }
 
-/// A limit that disks share.
+/// Rate limit that several disks share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RateLimitGroupConfig {
-    /// Its name, by which disks say that they are in it.
+    /// Name that disks refer to (`rate_limit_group`).
     pub id: String,
-    /// The limit.
+    /// Limit for all disks of the group together.
     #[serde(deserialize_with = "object::required")]
     pub rate_limiter_config: RateLimiterConfig,
 }
@@ -103,10 +103,10 @@ impl RateLimitGroupConfig {
     /// [`Self::id`].
     pub const ID: Field = Self::OPTION.key("id");
 
-    /// Checks the groups of a VM.
+    /// Checks the rate limit groups of a VM.
     ///
     /// # Errors
-    /// One has no name, or that of another, or its limit is none.
+    /// A group has no name, two groups have the same name, or a refill time is too long.
     pub(crate) fn check_all(groups: &[Self]) -> Result<(), ConfigError> {
         for (place, group) in groups.iter().enumerate() {
             ensure(!group.id.is_empty(), Self::ID, || "must not be empty")?;
@@ -121,12 +121,12 @@ impl RateLimitGroupConfig {
 impl FromStr for RateLimitGroupConfig {
     type Err = ConfigError;
 
-    /// Parses `id=NAME` with any of the keys of a limit.
+    /// Parses `id=NAME` with the keys of a rate limit.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let list = OptionList::parse(Self::OPTION, text, &[&["id"], &RATE_KEYS[..]].concat())?;
         let id = list.required("id")?.to_string();
         let limit = RateLimiterConfig::parse(&list, Self::OPTION)?;
-        let rule = "has no limit: bw_size and bw_refill_time, or ops_size and ops_refill_time";
+        let rule = "has no limit: give bw_size and bw_refill_time, or ops_size and ops_refill_time";
         Ok(Self { id, rate_limiter_config: limit.ok_or_else(|| ConfigError::new(Self::OPTION, rule))? })
     }
 }
@@ -152,6 +152,6 @@ mod tests {
         assert_eq!(check(&[one, two, one]), Err("rate_limit_groups.id: 'a' is given twice".into()));
         let field = "rate_limit_groups.rate_limiter_config.bandwidth.refill_time";
         let refused = check(&["id=a,bw_size=1,bw_refill_time=4294967296"]);
-        assert_eq!(refused, Err(format!("{field}: 4294967296 ms are more than 4294967295")));
+        assert_eq!(refused, Err(format!("{field}: 4294967296 ms are more than the maximum of 4294967295 ms")));
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the document says of values that ask for nothing: null, of any field that may be left out, and the one value of each field of
-//! Cloud Hypervisor's that Carom has not.
+//! Values in the document that ask for nothing: null for every optional field, and the neutral value of each Cloud Hypervisor
+//! field that Carom does not support.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use crate::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
-/// Where references to schemas lead.
+/// Prefix of references to schemas.
 const PREFIX: &str = "#/components/schemas/";
 
-/// Completes the schemas that make up that of `root`, the configuration.
+/// Completes all schemas that `root`, the configuration, consists of.
 pub(super) fn complete(schemas: &mut Schemas, root: &str) {
     let mut names = BTreeSet::new();
     collect(schemas, root, &mut names);
@@ -32,7 +32,7 @@ pub(super) fn complete(schemas: &mut Schemas, root: &str) {
     }
 }
 
-/// The schemas that `name` and what it consists of refer to.
+/// Collects the names of all schemas that `name` refers to, directly or indirectly.
 fn collect(schemas: &Schemas, name: &str, names: &mut BTreeSet<String>) {
     if let Some(RefOr::T(Schema::Object(object))) = schemas.get(name)
         && names.insert(name.into())
@@ -50,7 +50,7 @@ fn object<'s>(schemas: &'s mut Schemas, name: &str) -> Option<&'s mut Object> {
     }
 }
 
-/// The name of the schema that a property has, may have, or is a list of.
+/// Returns the name of the schema that a property refers to, directly, as an option or as a list.
 fn referred(property: &RefOr<Schema>) -> Option<String> {
     match property {
         RefOr::Ref(reference) => reference.ref_location.strip_prefix(PREFIX).map(String::from),
@@ -63,7 +63,7 @@ fn referred(property: &RefOr<Schema>) -> Option<String> {
     }
 }
 
-/// Lets all that may be left out be null.
+/// Allows null for all optional fields.
 fn accept_null(object: &mut Object) {
     for (name, property) in &mut object.properties {
         if object.required.contains(name) {
@@ -91,14 +91,14 @@ fn or_null(schema_type: &mut SchemaType) {
     }
 }
 
-/// Adds a field to the schema of its object.
+/// Adds an unsupported field to the schema of its object.
 fn add(schemas: &mut Schemas, root: &str, field: &Unsupported) {
     let mut name = root.to_string();
     let mut path = field.path;
     while let Some((head, rest)) = path.split_once('.') {
         let property = object(schemas, &name).and_then(|object| object.properties.get_mut(head));
         match property {
-            // One that was added here before.
+            // Object that an earlier call added.
             Some(RefOr::T(Schema::Object(within))) => {
                 within.properties.entry(rest.into()).or_insert_with(|| RefOr::T(schema(field)));
                 return;
@@ -116,9 +116,9 @@ fn add(schemas: &mut Schemas, root: &str, field: &Unsupported) {
     }
 }
 
-/// What a field may be.
+/// Returns the schema of an unsupported field, which allows only null and the neutral value.
 fn schema(field: &Unsupported) -> Schema {
-    let description = Some(format!("Not there: {}.", field.instead));
+    let description = Some(format!("Not supported: {}.", field.instead));
     let only = |of: Type, value: Value| {
         let values = [value, Value::Null];
         let types = SchemaType::Array(vec![of, Type::Null]);
@@ -160,12 +160,12 @@ mod tests {
         let console = &schemas["VmConfig"]["properties"]["debug_console"];
         assert_eq!(console["properties"]["iobase"]["enum"], json!([0xe9, null]));
         let descriptions = document.to_string();
-        let told = descriptions.matches("\"Not there: ").count();
+        let told = descriptions.matches("\"Not supported: ").count();
         assert_eq!(told, UNSUPPORTED.len());
     }
 
     #[test]
-    fn what_may_be_left_out_may_be_null_and_nothing_else() {
+    fn only_optional_fields_accept_null() {
         let document = serde_json::to_value(crate::document::generate()).unwrap();
         let of = |name: &str, property: &str| document["components"]["schemas"][name]["properties"][property].clone();
         let is_null = |value: &Value| *value == json!({"type": "null"});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-balloon device: RAM that the guest gives back while it runs.
+//! The virtio-balloon device: RAM that the guest returns to the host while it runs.
 
 use super::{Kind, KindConfig, Number, device_config, usual_methods};
 use crate::config::MemoryConfig;
@@ -8,22 +8,22 @@ use crate::error::{ConfigError, ensure, ensure_in_terms};
 use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
-/// Bytes of the pages that a balloon has.
+/// Page size of the balloon in bytes.
 const PAGE: u64 = 4096;
 
 device_config! {
-    /// RAM that the guest gives back while it runs.
+    /// Balloon device: RAM that the guest returns to the host while it runs.
     pub struct BalloonConfig {
-        /// Bytes that the guest is to give back, a multiple of 4096 and no more than it has.
+        /// Bytes that the guest returns, a multiple of 4096 and at most the size of its RAM.
         #[schema(multiple_of = 4096)]
         pub size: u64,
-        /// True if a guest that is out of memory may take some of them itself.
+        /// True if a guest that runs out of memory may take memory back from the balloon.
         #[serde(default)]
         pub deflate_on_oom: bool,
-        /// True if the guest also gives free pages back.
+        /// True if the guest also reports its free pages, which the host then reclaims.
         #[serde(default)]
         pub free_page_reporting: bool,
-        /// Must be false: drivers give a balloon addresses that are not translated.
+        /// Must be false: balloon drivers pass untranslated addresses.
         #[serde(default)]
         pub iommu: bool,
     }
@@ -37,7 +37,7 @@ impl BalloonConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
-        help: "RAM that the guest gives back",
+        help: "Balloon: RAM that the guest returns to the host",
         keys: "size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off]",
         iommu: None,
         ..Kind::of::<Self>("balloon", "_balloon", Number::One)
@@ -45,18 +45,18 @@ impl BalloonConfig {
 }
 
 impl KindConfig for BalloonConfig {
-    // It cannot be behind the virtio-iommu, which its check says.
+    // A balloon cannot be behind the virtio-iommu. Its check rejects that.
     usual_methods!();
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         ensure(!self.iommu, Self::IOMMU, || {
-            "must be off, and the device on no segment of the virtio-iommu: drivers give a balloon addresses that are not \
-             translated"
+            "must be off, and the device must not be on a segment of the virtio-iommu: balloon drivers pass \
+             untranslated addresses"
         })?;
         let size = self.size;
-        ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are no multiple of {PAGE}"))?;
+        ensure(size.is_multiple_of(PAGE), Self::SIZE, || format!("{size} bytes are not a multiple of {PAGE}"))?;
         ensure_in_terms(size <= memory.total(), Self::SIZE, |terms| {
-            format!("{size} bytes are more than the guest has ({})", MemoryConfig::SIZE.name(terms))
+            format!("{size} bytes are more than the guest's RAM ({})", MemoryConfig::SIZE.name(terms))
         })
     }
 }
@@ -76,16 +76,16 @@ mod tests {
     }
 
     #[test]
-    fn balloon_has_whole_pages_of_what_the_guest_has() {
+    fn balloon_size_beyond_ram_or_not_whole_pages_is_refused() {
         let memory = MemoryConfig::with_size(64 << 20);
         let refused = |text| balloon(text).check(&memory).unwrap_err().explain(Terms::Json);
         assert_eq!(balloon("size=64M").check(&memory), Ok(()));
-        assert_eq!(refused("size=4097"), "balloon.size: 4097 bytes are no multiple of 4096");
-        assert_eq!(refused("size=65M"), "balloon.size: 68157440 bytes are more than the guest has (memory.size)");
+        assert_eq!(refused("size=4097"), "balloon.size: 4097 bytes are not a multiple of 4096");
+        assert_eq!(refused("size=65M"), "balloon.size: 68157440 bytes are more than the guest's RAM (memory.size)");
     }
 
     #[test]
-    fn balloon_is_not_behind_the_iommu_however_it_is_put_there() {
+    fn balloon_behind_the_iommu_is_refused() {
         let refused = |config: VmConfig| {
             let error = config.check().unwrap_err().to_string();
             assert!(error.starts_with("--balloon iommu: must be off"), "{error}");

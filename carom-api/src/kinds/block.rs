@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Disks whose content is an image on the host.
+//! Disks backed by an image on the host, or served by a vhost-user server.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,19 @@ use crate::left_out::{number, yes};
 use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 
-/// Most queues of a disk: each has a thread.
+/// Maximum queues of a disk. Each queue has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Sizes of a queue: a request takes three descriptors, and the host's kernel takes 1024 buffers at once.
+/// Valid queue sizes. A request needs at least three descriptors, and the host kernel accepts at most 1024 buffers at once.
 const QUEUE_SIZES: RangeInclusive<u16> = 4..=1024;
-/// Bytes of a serial number, as virtio has it.
+/// Maximum bytes of a serial number, as defined by virtio.
 const SERIAL_BYTES: usize = 20;
 
-/// The form of an image.
+/// Format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ImageType {
-    /// Its bytes are those of the disk, whatever they look like.
+    /// The image holds the bytes of the disk. Its content is not checked for other formats.
     Raw,
-    /// The same, but an image that looks like one of another form is refused. Nothing is guessed.
+    /// The image is raw, but is rejected if its content looks like another format. The VMM never guesses a format.
     #[default]
     Unknown,
     /// A qcow2 image.
@@ -38,39 +38,39 @@ pub enum ImageType {
     FixedVhd,
 }
 
-/// How much of an image is locked.
+/// Range of an image that is locked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum LockGranularity {
-    /// The bytes that it has.
+    /// The current length of the image.
     #[default]
     ByteRange,
-    /// All bytes that it may ever have.
+    /// All possible byte offsets.
     Full,
 }
 
 device_config! {
     /// A disk.
     pub struct DiskConfig {
-        /// The image: a file or a block device of the host. There is none where another process serves the disk.
+        /// Image: a file or block device of the host. Leave out if a vhost-user server serves the disk.
         #[serde(default, skip_serializing_if = "is_empty")]
         #[schema(value_type = Option<String>)]
         pub path: PathBuf,
-        /// True if a vhost-user server serves the disk. It is given all guest RAM, which must be shared.
+        /// True if a vhost-user server serves the disk. The server gets access to all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
-        /// Socket that the server listens on.
+        /// Socket on which the server listens.
         #[schema(value_type = Option<String>)]
         pub vhost_socket: Option<PathBuf>,
-        /// True if the guest can only read it. Such an image may be that of several disks.
+        /// True if the guest can only read the disk. Several read-only disks can use the same image.
         #[serde(default)]
         pub readonly: bool,
-        /// True if the host's page cache is passed by (`O_DIRECT`).
+        /// True if the disk bypasses the host's page cache (`O_DIRECT`).
         #[serde(default)]
         pub direct: bool,
         /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
-        /// Queues, 1 to 64. Each has a thread.
+        /// Number of queues, 1 to 64. Each queue has a thread.
         #[serde(default = "number::<1, _>")]
         #[schema(value_type = u64, minimum = 1, maximum = 64)]
         pub num_queues: u16,
@@ -78,27 +78,27 @@ device_config! {
         #[serde(default = "number::<128, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
-        /// Serial number that the guest sees, 20 bytes at most. Otherwise it is the name.
+        /// Serial number that the guest sees, at most 20 bytes. The default is the device's ID.
         pub serial: Option<String>,
-        /// Form of the image.
+        /// Format of the image.
         #[serde(default)]
         pub image_type: ImageType,
-        /// True if the image may name other images behind it, which are read too.
+        /// True if the image may refer to backing images, which are read too.
         #[serde(default)]
         pub backing_files: bool,
-        /// True if the host's file system gets back what the guest discards. If not, a raw image that is written to has room for all of it from
-        /// the start.
+        /// True if discards of the guest free space in the host's file system. If false, all space of a writable raw image is
+        /// allocated when the disk is opened.
         #[serde(default = "yes")]
         pub sparse: bool,
-        /// How much of the image is locked: exclusively, or shared with other readers if it is read-only.
+        /// Range of the image that is locked. The lock is shared for a read-only disk, and exclusive for other disks.
         #[serde(default)]
         pub lock_granularity: LockGranularity,
-        /// Limit on its rate, which all of its queues share.
+        /// Rate limit for all queues of the disk together.
         #[serde(default, deserialize_with = "object::or_null")]
         pub rate_limiter_config: Option<RateLimiterConfig>,
-        /// The group (`rate_limit_groups`) whose limit it shares instead.
+        /// Rate limit group (`rate_limit_groups`) to use instead of `rate_limiter_config`.
         pub rate_limit_group: Option<String>,
-        /// The CPUs of the host that the threads of its queues run on; any where nothing is said of a queue.
+        /// Host CPUs that the thread of each queue may run on. A queue without an entry may run on any CPU.
         #[serde(default, deserialize_with = "object::list_or_null")]
         pub queue_affinity: Vec<VirtQueueAffinity>,
     }
@@ -131,23 +131,23 @@ impl DiskConfig {
         add: Some(Add {
             operation: "vm.add-disk",
             id: "addDiskVM",
-            summary: "Adds a disk, to a running VM too.",
+            summary: "Adds a disk, also to a running VM.",
             schema: "DiskConfig",
-            about: "Add a disk, to a running guest too",
+            about: "Add a disk, also to a running guest",
         }),
         ..Kind::of::<Self>("block", "_disk", Number::Many)
     };
 }
 
 impl DiskConfig {
-    /// Checks whose matter it is what the disk holds.
+    /// Checks that exactly one source is configured: an image, or a vhost-user server.
     fn check_source(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
         match (&self.vhost_socket, self.vhost_user) {
-            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is for a disk with vhost_user on"),
-            (None, true) => return refused(Self::VHOST_USER, "is on, which needs a vhost_socket"),
+            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, so the server's socket is required"),
             (None, false) if is_empty(&self.path) => {
-                return refused(Self::PATH, "is needed, or vhost_user with a vhost_socket");
+                return refused(Self::PATH, "is required unless vhost_user is on with a vhost_socket");
             }
             (None, false) => return Ok(()),
             (Some(socket), true) => check_socket(Self::VHOST_SOCKET, socket)?,
@@ -163,7 +163,7 @@ impl DiskConfig {
             (Self::RATE_LIMIT_GROUP, self.rate_limit_group.is_some()),
             (Self::QUEUE_AFFINITY, !self.queue_affinity.is_empty()),
         ];
-        ensure_none(&of_disk, "is the server's matter where vhost_user is on: leave it out")?;
+        ensure_none(&of_disk, "cannot be combined with vhost_user, because the server controls it: leave it out")?;
         check_memory(Self::VHOST_SOCKET, memory)
     }
 }
@@ -180,8 +180,8 @@ impl KindConfig for DiskConfig {
         vec![if self.readonly { HostFile::Read(path) } else { HostFile::ReadWrite(path) }]
     }
 
-    /// Disks that are only read can share an image. One that is written and another that is read cannot either, which the lock on
-    /// it says.
+    /// Only read-only disks can share an image. The lock on the image also rejects a writable disk that shares an image with a
+    /// read-only disk.
     fn exclusive(&self) -> Option<Field> {
         let own = if self.vhost_user { Self::VHOST_SOCKET } else { Self::PATH };
         (!self.readonly).then_some(own)
@@ -193,9 +193,9 @@ impl KindConfig for DiskConfig {
         check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
         let serial = self.serial.as_deref().unwrap_or_default();
         let fits = serial.len() <= SERIAL_BYTES && !serial.contains('\0');
-        ensure(fits, Self::SERIAL, || format!("has more than {SERIAL_BYTES} bytes, or one that is zero"))?;
+        ensure(fits, Self::SERIAL, || format!("must have at most {SERIAL_BYTES} bytes and no zero byte"))?;
         let has_one_limit = self.rate_limit_group.is_none() || self.rate_limiter_config.is_none();
-        ensure(has_one_limit, Self::RATE_LIMIT_GROUP, || "is for a disk without a limit of its own")?;
+        ensure(has_one_limit, Self::RATE_LIMIT_GROUP, || "cannot be combined with a rate limit of the disk's own")?;
         VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, self.num_queues)?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn disk_of_a_server_has_no_path_and_needs_shared_memory() {
+    fn vhost_user_disk_has_no_path_and_needs_shared_memory() {
         let served = disk("vhost_user=on,vhost_socket=/s,num_queues=2");
         assert!(!serde_json::to_string(&served).unwrap().contains(r#""path""#));
         let memory = MemoryConfig::default();

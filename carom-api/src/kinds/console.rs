@@ -10,14 +10,14 @@ use crate::error::ConfigError;
 use crate::field::Field;
 
 device_config! {
-    /// A terminal for the guest. A VM has one with mode Tty by default.
+    /// Paravirtual terminal of the guest. By default, a VM of an API client has one with mode Tty.
     pub struct ConsoleConfig {
-        /// Where it goes. With Off there is no such device.
+        /// Backend of the console. With mode Off, the VM has no such device.
         pub mode: ConsoleMode,
-        /// The file of [`ConsoleMode::File`]; in answers, also the path of the pseudoterminal of [`ConsoleMode::Pty`].
+        /// File of [`ConsoleMode::File`]. Answers also report the path of the pseudoterminal of [`ConsoleMode::Pty`].
         #[schema(value_type = Option<String>)]
         pub file: Option<PathBuf>,
-        /// The socket of [`ConsoleMode::Socket`].
+        /// Socket of [`ConsoleMode::Socket`].
         #[schema(value_type = Option<String>)]
         pub socket: Option<PathBuf>,
         /// True if the device is behind the virtio-iommu.
@@ -33,12 +33,12 @@ impl ConsoleConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "MODE,…",
-        help: "Paravirtual console (hvc0), off where nothing is said, tty under the name cloud-hypervisor",
+        help: "Paravirtual console (hvc0). The default is off, or tty if the program is called cloud-hypervisor",
         keys: "off, null, tty, pty, file=PATH or socket=PATH, then [,iommu=on|off]",
         ..Kind::of::<Self>("console", "_console", Number::One)
     };
 
-    /// This mode, beside the virtio-iommu, with no file and no socket.
+    /// Returns a configuration with this mode, without a file or socket, and not behind the virtio-iommu.
     pub const fn of(mode: ConsoleMode) -> Self {
         Self { mode, file: None, socket: None, iommu: false, pci_segment: 0, pci_device_id: None, id: None }
     }
@@ -55,7 +55,7 @@ impl KindConfig for ConsoleConfig {
         self.file.as_deref().or(self.socket.as_deref())
     }
 
-    /// They are allowed as those of the serial port are.
+    /// Landlock allows the files of all consoles together, including the serial port.
     fn files(&self) -> Vec<HostFile<'_>> {
         Vec::new()
     }

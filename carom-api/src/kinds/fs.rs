@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File systems of the host that another process serves (virtio-fs by vhost-user).
+//! File systems of the host that a vhost-user server shares (virtio-fs).
 
 use std::path::{Path, PathBuf};
 
@@ -12,20 +12,21 @@ use crate::field::{Field, keys};
 use crate::left_out::number;
 use crate::option_list::from_option;
 
-/// Bytes of a tag, as virtio has it.
+/// Maximum bytes of a tag, as defined by virtio.
 const TAG_BYTES: usize = 36;
-/// Most queues for requests.
+/// Maximum request queues.
 const MAX_QUEUES: u16 = 63;
 
 device_config! {
-    /// A file system of the host.
+    /// File system of the host, shared with the guest (virtio-fs).
     pub struct FsConfig {
-        /// Its name in the guest's mount command, 1 to 36 bytes.
+        /// Name in the guest's mount command, 1 to 36 bytes.
         pub tag: String,
-        /// Socket that the server listens on: virtiofsd, or another one of vhost-user. It is given all guest RAM, which must be shared.
+        /// Socket on which the vhost-user server listens, such as virtiofsd. The server gets access to all guest RAM, which must
+        /// be shared.
         #[schema(value_type = String)]
         pub socket: PathBuf,
-        /// Queues for requests, 1 to 63; there is one more, for urgent ones.
+        /// Number of request queues, 1 to 63. The device has one more queue, for high-priority requests.
         #[serde(default = "number::<1, _>")]
         #[schema(value_type = u64, minimum = 1, maximum = 63)]
         pub num_queues: u16,
@@ -33,7 +34,7 @@ device_config! {
         #[serde(default = "number::<1024, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
-        /// Must be off: servers of file systems take guest-physical addresses.
+        /// Must be off: file system servers use guest-physical addresses.
         #[serde(default)]
         pub iommu: bool,
     }
@@ -47,15 +48,15 @@ impl FsConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "tag=NAME,socket=FILE,…",
-        help: "File system of the host, by a vhost-user server such as virtiofsd",
+        help: "File system of the host, shared by a vhost-user server such as virtiofsd",
         keys: "tag=NAME,socket=FILE[,num_queues=1][,queue_size=1024]",
         iommu: None,
         add: Some(Add {
             operation: "vm.add-fs",
             id: "addFsVM",
-            summary: "Adds a file system of the host that a vhost-user server serves, to a running VM too.",
+            summary: "Adds a file system of the host, shared by a vhost-user server. Also hot-plugs into a running VM.",
             schema: "FsConfig",
-            about: "Add a file system of the host, to a running guest too",
+            about: "Add a file system of the host, also to a running guest",
         }),
         ..Kind::of::<Self>("fs", "_fs", Number::Many)
     };
@@ -68,18 +69,18 @@ impl KindConfig for FsConfig {
         Some(&self.socket)
     }
 
-    /// A server has one client.
+    /// A server accepts only one client.
     fn exclusive(&self) -> Option<Field> {
         Some(Self::SOCKET)
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         ensure(!self.iommu, Self::IOMMU, || {
-            "must be off, and the device on no segment of the virtio-iommu: servers of file systems (virtiofsd) take \
-             guest-physical addresses, and translate none"
+            "must be off, and the device must not be on a segment of the virtio-iommu: file system servers (virtiofsd) use \
+             guest-physical addresses"
         })?;
         let tag_fits = (1..=TAG_BYTES).contains(&self.tag.len()) && !self.tag.contains('\0');
-        ensure(tag_fits, Self::TAG, || format!("must have 1 to {TAG_BYTES} bytes, none of them zero"))?;
+        ensure(tag_fits, Self::TAG, || format!("must have 1 to {TAG_BYTES} bytes and no zero byte"))?;
         check_queues(Self::NUM_QUEUES, self.num_queues, MAX_QUEUES)?;
         check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
         check_socket(Self::SOCKET, &self.socket)?;
@@ -102,7 +103,7 @@ mod tests {
     #[test]
     fn memory_must_be_shared_with_the_server() {
         let error = fs("tag=t,socket=/s").check(&MemoryConfig::default()).unwrap_err();
-        let wanted = "--fs socket: the server is given all guest RAM, which needs --memory shared=on";
+        let wanted = "--fs socket: the server gets access to all guest RAM, which needs --memory shared=on";
         assert_eq!(error.to_string(), wanted);
         assert!(error.explain(Terms::Json).ends_with("which needs memory.shared to be true"), "{error}");
     }

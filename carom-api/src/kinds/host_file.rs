@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What of the host's files a device is made of, for Landlock.
+//! Host files that a device uses, for Landlock rules.
 
 use std::path::Path;
 
-/// Files of the host that a device is made of.
+/// Host files that a device uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFile<'p> {
-    /// This one, which is only read.
+    /// File that is only read.
     Read(&'p Path),
-    /// This one, which is read and written.
+    /// File that is read and written.
     ReadWrite(&'p Path),
-    /// A socket that is made here, and others beside it of which the name begins so.
+    /// Socket that the VMM creates, and other sockets in its directory whose names begin with its name.
     Socket(&'p Path),
-    /// A tap interface (`/dev/net/tun`), or the macvtap interface of this name (`/dev/tapN`).
+    /// Tap interface (`/dev/net/tun`), or the macvtap interface of this name (`/dev/tapN`).
     Interface(Option<&'p str>),
-    /// A function of the host's, by its directory in sysfs, and what VFIO has of it.
+    /// PCI function of the host, given by its sysfs directory, with its VFIO files.
     Function(&'p Path),
 }

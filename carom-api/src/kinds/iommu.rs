@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-iommu with its bounce windows. A VM has one where a device is behind it, or is to come there: only the windows
-//! are configured.
+//! The virtio-iommu with its bounce windows. Only the windows are configured here. A VM has a virtio-iommu if a device is behind
+//! it, or if a device may be added behind it later.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,46 +13,46 @@ use crate::field::{Field, keys};
 use crate::limits::{CHUNK_SIZE, DEFAULT_BOUNCE_SIZE, MAX_BOUNCE_SIZE, MIB};
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 
-/// The least that the guest can map.
+/// Smallest mapping of the guest in bytes.
 const PAGE_SIZE: u64 = 4096;
 
-/// Bounce windows of the virtio-iommu, and how much the guest may have mapped beside them.
+/// Bounce windows of the virtio-iommu, and the limit on other mappings of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceConfig {
-    /// Budget of all windows in bytes, a multiple of the chunk size. 0, which `max` has to be too: there are no windows.
+    /// Budget of all windows in bytes, a multiple of the chunk size. 0 means no windows, and then `max` must be 0 too.
     #[serde(default = "default_size")]
     #[schema(multiple_of = 2_097_152)]
     pub size: u64,
-    /// How far the budget can be raised while the VM runs, in bytes: the size of the shared region. 0 stands for `size`.
+    /// Maximum budget in bytes that can be set while the VM runs. This is the size of the shared region. 0 stands for `size`.
     #[serde(default)]
     #[schema(multiple_of = 2_097_152)]
     pub max: u64,
-    /// Size in bytes at or below which a DMA is bounced; `None` lets the guest's driver decide.
+    /// Maximum size in bytes of a DMA that the guest bounces. `None` leaves the decision to the guest's driver.
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
-    /// The most bytes of RAM that the guest may have mapped for devices, beside the windows: a positive multiple of 4096. A request beyond
-    /// it gets NOMEM. `None`: no limit but the host's.
+    /// Maximum bytes of guest RAM that can be mapped for devices, not counting the windows: a positive multiple of 4096. A MAP
+    /// request beyond the limit fails with NOMEM. `None` leaves only the host's limit.
     #[schema(minimum = 4096, multiple_of = 4096)]
     pub max_mapped: Option<u64>,
-    /// Whether windows are backed by huge pages of the host.
+    /// True if the windows consist of the host's huge pages.
     #[serde(default)]
     pub hugepages: bool,
-    /// On which side of 4 GiB the IOVAs of windows are.
+    /// Placement of the windows' IOVAs, below or above 4 GiB.
     #[serde(default)]
     pub aperture: Aperture,
 }
 
-/// On which side of 4 GiB the IOVAs of bounce windows are. Those above are not among the addresses at which hosts have BARs of 32 bits, but
-/// not every driver of guests knows such windows, nor does every device reach them.
+/// Placement of the bounce windows' IOVAs. Above 4 GiB, windows cannot collide with 32-bit BARs of the host. But not every guest
+/// driver supports windows above 4 GiB, and not every device can address them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Aperture {
-    /// Below, if the host leaves room there, or else above.
+    /// Below 4 GiB if the host has enough free IOVAs there, otherwise above.
     #[default]
     Auto,
-    /// Below.
+    /// Below 4 GiB.
     Low,
-    /// Above.
+    /// Above 4 GiB.
     High,
 }
 
@@ -82,16 +82,16 @@ impl IommuBounceConfig {
 }
 
 impl IommuBounceConfig {
-    /// Whether there are windows, or none and only a virtio-iommu with its limit.
+    /// True if the VM has bounce windows. Otherwise the VM has only a virtio-iommu with its mapping limit.
     pub fn has_windows(&self) -> bool {
         self.size != 0 || self.max != 0
     }
 
-    /// What is wrong with so many bytes as [`max_mapped`](Self::max_mapped).
+    /// Returns the broken rule if `bytes` is not a valid [`max_mapped`](Self::max_mapped).
     pub(crate) fn mapped_rule(bytes: u64) -> Option<String> {
         let most = i64::MAX.cast_unsigned();
         let fits = bytes != 0 && bytes.is_multiple_of(PAGE_SIZE) && bytes <= most;
-        (!fits).then(|| format!("{bytes} bytes are no positive multiple of {PAGE_SIZE} up to {most}"))
+        (!fits).then(|| format!("{bytes} bytes are not a positive multiple of {PAGE_SIZE} up to {most}"))
     }
 }
 
@@ -122,12 +122,12 @@ impl KindConfig for IommuBounceConfig {
         }
         let (is_whole, chunk) = (|bytes: u64| bytes.is_multiple_of(CHUNK_SIZE), CHUNK_SIZE / MIB);
         ensure(size != 0 && is_whole(size), Self::SIZE, || {
-            format!("{size} bytes are no positive multiple of {chunk}M")
+            format!("{size} bytes are not a positive multiple of {chunk}M")
         })?;
-        ensure(is_whole(max), Self::MAX, || format!("{max} bytes are no multiple of {chunk}M"))?;
+        ensure(is_whole(max), Self::MAX, || format!("{max} bytes are not a multiple of {chunk}M"))?;
         ensure(max >= size, Self::MAX, || format!("{max} bytes are less than size ({size} bytes)"))?;
         let most = MAX_BOUNCE_SIZE;
-        ensure(max <= most, Self::MAX, || format!("{max} bytes are too much, the most is {}G", most >> 30))
+        ensure(max <= most, Self::MAX, || format!("{max} bytes are too many: the maximum is {}G", most >> 30))
     }
 
     fn to_part(&self) -> PartConfig {
@@ -144,7 +144,7 @@ impl FromOption for IommuBounceConfig {
             let bytes = list.read("threshold")?.and_then(|bytes: u64| u32::try_from(bytes).ok());
             self.threshold = bytes.filter(|bytes| *bytes > 0);
             ensure(self.threshold.is_some(), Self::OPTION.key("threshold"), || {
-                format!("'{value}' is neither 'auto' nor 1 to 4294967295")
+                format!("'{value}' is neither 'auto' nor a size of 1 to 4294967295 bytes")
             })?;
         }
         if list.get("max").is_none() {
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_windows_leave_the_limit_on_what_is_mapped() {
+    fn mapping_limit_works_without_windows() {
         let mut bounce: IommuBounceConfig = "size=0,max_mapped=96M".parse().unwrap();
         bounce.complete();
         bounce.check(&MemoryConfig::default()).unwrap();

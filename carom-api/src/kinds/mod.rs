@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The registry of the kinds of devices that a VM may have.
+//! Registry of the kinds of devices that a VM may have.
 //!
-//! A [`Kind`] says how a device is written on the command line and in JSON, and how one comes to a VM that runs. Command line,
-//! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and the client's verbs go over [`KINDS`]. A new kind is a file
-//! here and a line in `for_each_kind`; the VMM has a builder for each.
+//! A [`Kind`] describes the option and the JSON field of a device, and how a device is added to a running VM. The command line,
+//! [`VmConfig`](crate::VmConfig), operations, OpenAPI document and client verbs are all generated from [`KINDS`]. A new kind
+//! needs a file here, a line in `for_each_kind`, and a builder in the VMM.
 
 mod balloon;
 mod block;
@@ -46,35 +46,35 @@ pub use vfio::DeviceConfig;
 pub use vfio_user::UserDeviceConfig;
 pub use vsock::VsockConfig;
 
-/// The registry. `lists` are fields of the configuration that hold any number of devices, `singles` those that hold one; each
-/// names the variant of [`PartConfig`] and the type.
+/// The registry. `lists` are configuration fields that hold any number of devices. `singles` are fields that hold at most one
+/// device. Each entry names the variant of [`PartConfig`] and the type.
 macro_rules! for_each_kind {
     ($define:ident) => {
         $define! {
             lists {
-                /// Devices of the host that it is given.
+                /// Host devices passed through to the VM.
                 devices: Vfio(DeviceConfig),
-                /// Devices that other processes of the host emulate.
+                /// Devices that other host processes emulate (vfio-user).
                 user_devices: VfioUser(UserDeviceConfig),
-                /// Its disks.
+                /// Disks of the VM.
                 disks: Disk(DiskConfig),
-                /// Its network devices.
+                /// Network devices of the VM.
                 net: Net(NetConfig),
-                /// File systems of the host.
+                /// File systems of the host that the VM shares.
                 fs: Fs(FsConfig),
-                /// Its files of the host that are memory which keeps what is written.
+                /// Host files that the guest sees as persistent memory.
                 pmem: Pmem(PmemConfig),
             }
             singles {
-                /// Bounce windows, if it has them.
+                /// Bounce windows, if the VM has any.
                 iommu_bounce: Iommu(IommuBounceConfig),
-                /// Its source of random bytes, if it has one.
+                /// Source of random bytes, if the VM has one.
                 rng: Rng(RngConfig),
-                /// Its sockets to the host, if it has them.
+                /// Sockets between guest and host, if the VM has them.
                 vsock: Vsock(VsockConfig),
-                /// Its balloon, if it has one.
+                /// Balloon, if the VM has one.
                 balloon: Balloon(BalloonConfig),
-                /// Its paravirtual console. One with mode Tty where nothing is said, none with mode Off.
+                /// Paravirtual console. The default of an API client's VM is mode Tty. Mode Off removes the device.
                 console: Console(ConsoleConfig),
             }
         }
@@ -82,79 +82,81 @@ macro_rules! for_each_kind {
 }
 pub(crate) use for_each_kind;
 
-/// How many devices of a kind a VM may have.
+/// Maximum number of devices of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
-    /// As many as there are slots.
+    /// Limited only by the number of slots.
     Many,
-    /// One.
+    /// At most one.
     One,
 }
 
-/// A kind of device.
+/// Kind of device.
 pub struct Kind {
-    /// Its name in saved states, metrics and messages, such as `vfio`.
+    /// Name in saved states, metrics and messages, such as `vfio`.
     pub name: &'static str,
-    /// Its option, and its field of the configuration.
+    /// Option and configuration field of the kind.
     pub field: Field,
-    /// How many of it a VM may have.
+    /// Maximum number of such devices in a VM.
     pub number: Number,
-    /// The value of its option in a few words, for the help.
+    /// Short form of the option's value, for the help.
     pub value: &'static str,
-    /// What its option does, for the help.
+    /// Purpose of the option, for the help.
     help: &'static str,
-    /// The keys of its option, for the help, except those that every device has.
+    /// Keys of the option, for the help, without the keys that all devices have.
     keys: &'static str,
-    /// The keys that the help of the client's verb shows, if there are too many to show all.
+    /// Keys in the help of the client's verb, if there are too many to show all.
     few_keys: Option<&'static str>,
-    /// What the option stands for without a value, where it may have none.
+    /// Value that the option stands for if given without a value. `None` if a value is required.
     pub bare: Option<&'static str>,
-    /// What IDs begin with that are made up. Where there is one device, this is its ID.
+    /// Prefix of generated IDs. If a VM has at most one such device, this is its ID.
     pub id: &'static str,
-    /// Whether a device of it takes one of the slots for devices; otherwise it has a place of its own.
+    /// True if a device takes one of the PCI slots for devices. Otherwise it has a fixed place.
     pub takes_slot: bool,
-    /// Whether its devices do DMA of the host's or of another process: those that bounce windows are for.
+    /// True if the devices' DMA is done by host hardware or by another process. Bounce windows are for these devices.
     pub passed_through: bool,
-    /// The key that puts a device behind the virtio-iommu, where that is possible.
+    /// Key that puts a device behind the virtio-iommu. `None` if that is impossible.
     pub iommu: Option<Field>,
-    /// Whether the option, beside `--api-socket`, is what VMs of clients have that say nothing of it ([`VmDefaults`](crate::VmDefaults)).
+    /// True if the option, together with `--api-socket`, sets a default for VMs of API clients
+    /// ([`VmDefaults`](crate::VmDefaults)).
     pub default_for_clients: bool,
-    /// How one comes to a VM that is created, and to one that runs; `None` where they are there from the start.
+    /// Operation that adds a device to a created or running VM. `None` if such devices cannot be added.
     pub add: Option<Add>,
-    /// Reads the value of its option.
+    /// Parses the value of the option.
     parse: fn(&str) -> Result<PartConfig, ConfigError>,
-    /// Reads the body of its operation.
+    /// Parses the body of the operation.
     read: fn(&[u8]) -> Result<PartConfig, String>,
 }
 
-/// The operation that adds a device.
+/// Operation that adds a device.
 pub struct Add {
-    /// Its name in the path.
+    /// Name in the path.
     pub operation: &'static str,
-    /// Its name in the document and in clients generated from it.
+    /// Operation ID in the document, which generated clients use.
     pub id: &'static str,
-    /// What it does, for the document.
+    /// Summary in the document.
     pub summary: &'static str,
-    /// Schema of the body.
+    /// Schema of the request body.
     pub schema: &'static str,
     /// Help of the client's verb, without the keys.
     about: &'static str,
 }
 
 impl Add {
-    /// The client's verb.
+    /// Returns the client's verb.
     pub fn verb(&self) -> &'static str {
         self.operation.trim_start_matches("vm.")
     }
 }
 
 impl Kind {
-    /// The key that says which slot a device is in.
+    /// Returns the key for the slot of a device.
     pub const fn slot_field(&self) -> Field {
         self.field.key("pci_device_id")
     }
 
-    /// Returns a kind that has the usual values: no help yet, behind the virtio-iommu if wanted, and not to be added later.
+    /// Returns a kind with the usual values: no help, optionally behind the virtio-iommu, and without an operation to add
+    /// devices.
     const fn of<T: FromOption + Into<PartConfig>>(name: &'static str, id: &'static str, number: Number) -> Self {
         Self {
             name,
@@ -176,12 +178,12 @@ impl Kind {
         }
     }
 
-    /// The help of its option.
+    /// Returns the help of the option.
     pub(crate) fn help(&self) -> String {
         self.with_keys(self.help, self.keys)
     }
 
-    /// The help of the client's verb that adds one.
+    /// Returns the help of the client's verb that adds a device.
     pub fn help_of_verb(&self, add: &Add) -> String {
         self.with_keys(add.about, self.few_keys.unwrap_or(self.keys))
     }
@@ -191,20 +193,20 @@ impl Kind {
         format!("{help}: {keys}{of_all}")
     }
 
-    /// Reads the value of its option.
+    /// Parses the value of the option.
     ///
     /// # Errors
-    /// A rule that can be checked without the rest of the configuration does not hold.
+    /// The value is malformed, or breaks a rule that can be checked without the rest of the configuration.
     pub fn parse(&self, text: &str) -> Result<PartConfig, ConfigError> {
         let part = (self.parse)(text)?;
         part.check_id()?;
         Ok(part)
     }
 
-    /// Reads the body of its operation.
+    /// Parses the body of the operation that adds a device.
     ///
     /// # Errors
-    /// One line in the words of JSON: it is none of this kind, or breaks a rule.
+    /// One line in JSON terms: the body does not describe a device of this kind, or breaks a rule.
     pub fn read(&self, body: &[u8]) -> Result<PartConfig, String> {
         let part = (self.read)(body)?;
         part.check_id().map_err(|error| error.explain(Terms::Json))?;
@@ -212,64 +214,64 @@ impl Kind {
     }
 }
 
-/// What the configurations of all kinds have in common.
+/// Methods that the configurations of all kinds have in common.
 pub trait KindConfig {
-    /// The kind.
+    /// Returns the kind.
     fn kind(&self) -> &'static Kind;
 
-    /// Whether there is such a device. Otherwise this says that there is none.
+    /// True if the configuration stands for a device. False if it only states that there is no such device.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// Its name in logs and the API, once it has one.
+    /// Returns the device's name in logs and the API. `None` until a name is assigned.
     fn id(&self) -> Option<&str>;
 
-    /// Gives it a name. Kinds whose one device has a fixed name take none.
+    /// Assigns a name. Kinds with a fixed name ignore it.
     fn set_id(&mut self, id: String);
 
-    /// Whether it is behind the virtio-iommu.
+    /// True if the device is behind the virtio-iommu.
     fn is_behind_iommu(&self) -> bool {
         false
     }
 
-    /// Puts it behind the virtio-iommu, if its kind can be.
+    /// Puts the device behind the virtio-iommu, if its kind supports that.
     fn put_behind_iommu(&mut self) {}
 
-    /// The PCI segment that it is on.
+    /// Returns the PCI segment of the device.
     fn pci_segment(&self) -> u16 {
         0
     }
 
-    /// The slot that it is to be in there, if that is said.
+    /// Returns the requested PCI slot on the segment, if the configuration names one.
     fn pci_device_id(&self) -> Option<u8> {
         None
     }
 
-    /// What it is made of on the host.
+    /// Returns the host file or socket that backs the device.
     fn source(&self) -> Option<&Path> {
         None
     }
 
-    /// The files of the host that it is made of.
+    /// Returns the host files that the device uses.
     fn files(&self) -> Vec<HostFile<'_>> {
         self.source().map(HostFile::ReadWrite).into_iter().collect()
     }
 
-    /// Numbers of the descriptors that it is made of, which the program was started with.
+    /// Returns the numbers of the inherited descriptors that the device uses.
     fn inherited(&self) -> &[i32] {
         &[]
     }
 
-    /// The field of [`Self::source`] where two devices cannot share it.
+    /// Returns the field of [`Self::source`] if two devices cannot share the source.
     fn exclusive(&self) -> Option<Field> {
         None
     }
 
-    /// Fills in what follows from the rest.
+    /// Fills in values that follow from others.
     fn complete(&mut self) {}
 
-    /// Checks it beside the VM's RAM, without touching the host.
+    /// Checks the configuration against the VM's RAM, without accessing the host.
     ///
     /// # Errors
     /// A rule does not hold.
@@ -278,7 +280,7 @@ pub trait KindConfig {
         Ok(())
     }
 
-    /// The same as one of all kinds.
+    /// Returns a copy as a [`PartConfig`].
     fn to_part(&self) -> PartConfig;
 }
 
@@ -286,23 +288,23 @@ impl dyn KindConfig + '_ {
     /// Checks a name that the user gave.
     ///
     /// # Errors
-    /// It is empty, or one of those that are made up; or as for [`Self::check_characters`].
+    /// The name is empty or has the form of a generated name, or [`Self::check_characters`] fails.
     pub fn check_id(&self) -> Result<(), ConfigError> {
         let may_be_given = self.id().is_none_or(|id| !id.is_empty() && !id.starts_with('_'));
         ensure(may_be_given, self.kind().field.key("id"), || "must not be empty or start with '_'")?;
         self.check_characters()
     }
 
-    /// Checks the name, whoever gave it: threads are named by it, and lines of the log have it.
+    /// Checks the characters of the name, given or generated. The name appears in thread names and log lines.
     ///
     /// # Errors
-    /// It has a control character.
+    /// The name has a control character.
     pub(crate) fn check_characters(&self) -> Result<(), ConfigError> {
         let is_plain = self.id().is_none_or(|id| !id.contains(char::is_control));
         ensure(is_plain, self.kind().field.key("id"), || "must not have control characters")
     }
 
-    /// What of this device and `other` must not be the same but is: the field, and its value for a message.
+    /// Returns the field that this device and `other` may not share but do share, and its value for a message.
     pub fn same_as(&self, other: &dyn KindConfig) -> Option<(Field, String)> {
         if let (Some(field), Some(source)) = (self.exclusive(), self.source())
             && other.exclusive() == Some(field)
@@ -325,10 +327,10 @@ macro_rules! define_part_config {
         lists { $($(#[$list_doc:meta])* $list:ident: $list_variant:ident($list_config:ident),)* }
         singles { $($(#[$single_doc:meta])* $single:ident: $single_variant:ident($single_config:ident),)* }
     ) => {
-        /// The kinds, in the order in which their devices get slots.
+        /// All kinds, in the order in which their devices get slots.
         pub static KINDS: &[&Kind] = &[$(&$list_config::KIND,)* $(&$single_config::KIND,)*];
 
-        /// The configuration of a device of any kind.
+        /// Configuration of a device of any kind.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         #[serde(untagged)]
         pub enum PartConfig {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Network devices whose other side is a tap interface of the host, or a vhost-user server.
+//! Network devices backed by a tap interface of the host or by a vhost-user server.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -21,53 +21,54 @@ use crate::object;
 use crate::option_list::{FromOption, OptionList, Special, from_str};
 use crate::tap_files::TapFiles;
 
-/// Most queues: each pair has a thread.
+/// Maximum queues. Each pair of queues has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Sizes of a queue: a packet without merged buffers takes as many descriptors as it has pages.
+/// Valid queue sizes. Without merged buffers, a packet takes a descriptor for each of its pages.
 const QUEUE_SIZES: RangeInclusive<u16> = 32..=1024;
-/// Bits of the network mask of an IPv4 address that has none.
+/// Default prefix length of an IPv4 address.
 const DEFAULT_PREFIX_V4: u32 = 24;
-/// The same of an IPv6 address.
+/// Default prefix length of an IPv6 address.
 const DEFAULT_PREFIX_V6: u32 = 64;
-/// Least MTU, as Linux has it for IPv4 (`ETH_MIN_MTU`).
+/// Minimum MTU, as in Linux for IPv4 (`ETH_MIN_MTU`).
 const MIN_MTU: u16 = 68;
-/// Most bytes of the name of an interface (`IFNAMSIZ` without the zero byte).
+/// Maximum bytes of an interface name (`IFNAMSIZ` without the zero byte).
 const MAX_NAME: usize = 15;
 
-/// Which side listens at the socket of a vhost-user device.
+/// Role of the VMM on the socket of a vhost-user device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum VhostMode {
-    /// The server does.
+    /// The server listens, and the VMM connects.
     #[default]
     Client,
-    /// The VMM would: refused.
+    /// The VMM would listen. Not supported.
     Server,
 }
 
 device_config! {
     /// A network device.
     pub struct NetConfig {
-        /// The tap interface of the host, which is made if it is not there; without a name, a new one: `vmtap0` and so on.
+        /// Tap interface of the host, which is created if it does not exist. Without a name, the VMM creates a new interface such
+        /// as `vmtap0`.
         pub tap: Option<String>,
-        /// IPv4 or IPv6 address of the host on the interface, if that is made.
+        /// IPv4 or IPv6 address of the host on the interface. The VMM sets it if it creates the interface.
         #[schema(value_type = Option<String>)]
         pub ip: Option<IpAddr>,
-        /// Network mask of that address, of the same family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
+        /// Network mask of `ip`, of the same address family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
         #[schema(value_type = Option<String>)]
         pub mask: Option<IpAddr>,
-        /// Address of the guest's device; one is made up where nothing is said.
+        /// MAC address of the guest's device. By default, a random address.
         #[schema(value_type = Option<String>)]
         pub mac: Option<MacAddress>,
-        /// Address of the host's side of the interface, if that is to be another than it has.
+        /// MAC address of the host's side of the interface. By default, the interface keeps its address.
         #[schema(value_type = Option<String>)]
         pub host_mac: Option<MacAddress>,
-        /// Most bytes of a packet without its Ethernet header, which the interface gets too; otherwise it is the interface's.
+        /// MTU in bytes, which the VMM also sets on the interface. By default, the device has the MTU of the interface.
         #[schema(value_type = Option<u64>, minimum = 68, maximum = 65535)]
         pub mtu: Option<u16>,
         /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
-        /// Queues, an even number from 2 to 64: half of them receive. Each pair has a thread.
+        /// Number of queues, an even number from 2 to 64. Half of them receive. Each pair has a thread.
         #[serde(default = "number::<2, _>")]
         #[schema(value_type = u64, minimum = 2, maximum = 64)]
         pub num_queues: u16,
@@ -75,35 +76,35 @@ device_config! {
         #[serde(default = "number::<256, _>")]
         #[schema(value_type = u64, minimum = 32, maximum = 1024)]
         pub queue_size: u16,
-        /// True if segments of TCP may come and go as one packet.
+        /// True if TCP segmentation offload is on: guest and host exchange several TCP segments as one packet.
         #[serde(default = "yes")]
         pub offload_tso: bool,
-        /// True if segments of UDP may, where the host's kernel can.
+        /// True if UDP segmentation offload is on. Has no effect if the host kernel does not support it.
         #[serde(default = "yes")]
         pub offload_ufo: bool,
-        /// True if checksums may be left to the other side.
+        /// True if checksum offload is on: guest and host may leave checksums to the other side.
         #[serde(default = "yes")]
         pub offload_csum: bool,
-        /// True if a vhost-user server moves the packets. It is given all guest RAM, which must be shared.
+        /// True if a vhost-user server moves the packets. The server gets access to all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
-        /// Socket that the server listens on.
+        /// Socket on which the server listens.
         #[schema(value_type = Option<String>)]
         pub vhost_socket: Option<PathBuf>,
-        /// Which side listens: the server must.
+        /// Side that listens on the socket. Must be Client: the server listens.
         #[serde(default)]
         pub vhost_mode: VhostMode,
-        /// Limit on its rate, of each direction for itself.
+        /// Rate limit, applied to each direction separately.
         #[serde(default, deserialize_with = "object::or_null")]
         pub rate_limiter_config: Option<RateLimiterConfig>,
-        /// Numbers that the interface's descriptors have in the client's process, which mean nothing here: the descriptors come with the
-        /// request itself (`SCM_RIGHTS`), one for each two queues. Taken where they do.
+        /// Descriptor numbers of the interface in the client's process. The VMM ignores the numbers. The client must pass the
+        /// descriptors with the request (`SCM_RIGHTS`), one for each pair of queues.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub fds: Vec<i32>,
-        /// The interface's files that came with the request.
+        /// Files of the interface, passed with the request.
         #[serde(skip)]
         pub files: TapFiles,
-        /// Numbers of descriptors of the interface that the program was started with, one for each two queues: those of the command line.
+        /// Inherited descriptors of the interface, from the command line, one for each pair of queues.
         #[serde(skip)]
         pub inherited: Vec<i32>,
     }
@@ -136,29 +137,29 @@ impl NetConfig {
         add: Some(Add {
             operation: "vm.add-net",
             id: "addNetVM",
-            summary: "Adds a network device, to a running VM too. Files of the tap interface may come as descriptors, one for each pair of queues.",
+            summary: "Adds a network device, also to a running VM. The client can pass open descriptors of the tap interface, one for each pair of queues.",
             schema: "NetConfig",
-            about: "Add a network device, to a running guest too",
+            about: "Add a network device, also to a running guest",
         }),
         ..Kind::of::<Self>("net", "_net", Number::Many)
     };
 
-    /// The host's address on the interface, with the bits of its network mask that are set.
+    /// Returns the host's address on the interface, with its prefix length.
     pub fn address(&self) -> Option<(IpAddr, u32)> {
         let ip = self.ip?;
         let default = if ip.is_ipv6() { DEFAULT_PREFIX_V6 } else { DEFAULT_PREFIX_V4 };
         Some((ip, self.mask.and_then(prefix_length).unwrap_or(default)))
     }
 
-    /// Pairs of queues, one to receive and one to transmit.
+    /// Returns the number of queue pairs. A pair is a receive queue and a transmit queue.
     pub fn pairs(&self) -> u16 {
         self.num_queues / 2
     }
 
-    /// Gives the device an interface that a client has open.
+    /// Gives the device open files of an interface, from a client.
     ///
     /// # Errors
-    /// There is not a file for each pair of queues, or the interface is named too, or another process's.
+    /// The number of files differs from the number of queue pairs, or a field is set that conflicts with files.
     pub fn take_files(&mut self, files: Vec<OwnedFd>) -> Result<(), ConfigError> {
         self.give_files(TapFiles::new(files))
     }
@@ -172,34 +173,36 @@ impl NetConfig {
 }
 
 impl NetConfig {
-    /// Checks what goes with `count` descriptors of an interface.
+    /// Checks the fields of a device that gets `count` descriptors of an interface.
     fn check_descriptors(&self, count: usize) -> Result<(), ConfigError> {
         let pairs = self.pairs();
-        ensure(!self.vhost_user, Self::VHOST_USER, || "is for a device without descriptors of an interface")?;
+        ensure(!self.vhost_user, Self::VHOST_USER, || "cannot be combined with descriptors of an interface")?;
         let of_interface = [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())];
-        ensure_none(&of_interface, "is for an interface that the program opens, not for descriptors")?;
+        ensure_none(&of_interface, "cannot be combined with descriptors of an interface: leave it out")?;
         let is_whole = count == usize::from(pairs);
-        ensure(is_whole, Self::FD, || format!("{count} came, not {pairs}: one for each two queues"))
+        ensure(is_whole, Self::FD, || {
+            format!("{count} descriptors were passed instead of {pairs}: pass one for each pair of queues")
+        })
     }
 
     fn check_mask(&self, mask: IpAddr) -> Result<(), ConfigError> {
-        let Some(ip) = self.ip else { return Err(ConfigError::new(Self::MASK, "is used with ip only")) };
+        let Some(ip) = self.ip else { return Err(ConfigError::new(Self::MASK, "is only valid with ip")) };
         ensure(ip.is_ipv6() == mask.is_ipv6(), Self::MASK, || {
             let family = if ip.is_ipv6() { "IPv6" } else { "IPv4" };
             format!("{mask} is of another family than ip: an {family} address needs an {family} mask")
         })?;
         let is_prefix = prefix_length(mask).is_some();
-        ensure(is_prefix, Self::MASK, || "has bits that are set behind others that are not")
+        ensure(is_prefix, Self::MASK, || "is not a network mask: its set bits must be contiguous from the left")
     }
 
-    /// Checks whose matter it is where packets go.
+    /// Checks that exactly one backend is configured: an interface, or a vhost-user server.
     fn check_server(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
         let socket = match (&self.vhost_socket, self.vhost_user) {
-            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is for a device with vhost_user on"),
-            (None, true) => return refused(Self::VHOST_USER, "is on, which needs the server's socket"),
+            (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, so the server's socket is required"),
             (None, false) if self.vhost_mode == VhostMode::Server => {
-                return refused(Self::VHOST_MODE, "is for a device with vhost_user on");
+                return refused(Self::VHOST_MODE, "is only valid with vhost_user on");
             }
             (None, false) => return Ok(()),
             (Some(socket), true) => socket,
@@ -207,7 +210,7 @@ impl NetConfig {
         ensure(
             self.vhost_mode == VhostMode::Client,
             Self::VHOST_MODE,
-            || "must be that of a client: the server listens, and this program connects to it",
+            || "must be client mode: the server listens, and Carom connects to it",
         )?;
         check_socket(Self::VHOST_SOCKET, socket)?;
         let of_interface = [
@@ -218,7 +221,7 @@ impl NetConfig {
             (Self::FD, !self.fds.is_empty()),
             (Self::RATE_LIMIT, self.rate_limiter_config.is_some()),
         ];
-        let rule = "is for a tap interface; with vhost_user on, the server has its own: leave it out";
+        let rule = "is only valid for a tap interface: leave it out with vhost_user on";
         ensure_none(&of_interface, rule)?;
         check_memory(Self::VHOST_SOCKET, memory)
     }
@@ -243,13 +246,13 @@ impl KindConfig for NetConfig {
         &self.inherited
     }
 
-    /// An interface has one user, and a server one client.
+    /// An interface has one user, and a server has one client.
     fn exclusive(&self) -> Option<Field> {
         let tap = self.tap.is_some().then_some(Self::TAP);
         if self.vhost_user { Some(Self::VHOST_SOCKET) } else { tap }
     }
 
-    /// The address stays the same from one boot to the next.
+    /// Generates the MAC address here, so that it stays the same from one boot to the next.
     fn complete(&mut self) {
         self.mac.get_or_insert_with(MacAddress::random);
     }
@@ -261,12 +264,12 @@ impl KindConfig for NetConfig {
         }
         let queues = self.num_queues;
         let fits = queues.is_multiple_of(2) && (2..=MAX_QUEUES).contains(&queues);
-        ensure(fits, Self::NUM_QUEUES, || format!("{queues} is no even number from 2 to {MAX_QUEUES}"))?;
+        ensure(fits, Self::NUM_QUEUES, || format!("{queues} is not an even number from 2 to {MAX_QUEUES}"))?;
         check_queue_size(Self::QUEUE_SIZE, self.queue_size, QUEUE_SIZES)?;
         let mtu = self.mtu.unwrap_or(MIN_MTU);
-        ensure(mtu >= MIN_MTU, Self::MTU, || format!("{mtu} is less than {MIN_MTU}"))?;
+        ensure(mtu >= MIN_MTU, Self::MTU, || format!("{mtu} is below the minimum of {MIN_MTU}"))?;
         ensure(self.tap.as_deref().is_none_or(is_interface_name), Self::TAP, || {
-            format!("is no name of an interface: 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks")
+            format!("is not a valid interface name: use 1 to {MAX_NAME} bytes without '/', ':', '%' and blanks")
         })?;
         if let Some(mask) = self.mask {
             self.check_mask(mask)?;
@@ -274,13 +277,13 @@ impl KindConfig for NetConfig {
         ensure(
             self.fds.is_empty(),
             Self::FD,
-            || "are numbers of the client: descriptors come with the request itself (SCM_RIGHTS), one for each two queues",
+            || "are numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
         )?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }
 }
 
-/// Bits that are set in a network mask; `None` if a bit is set behind one that is not.
+/// Returns the prefix length of a network mask. Returns `None` if the set bits are not contiguous.
 fn prefix_length(mask: IpAddr) -> Option<u32> {
     let (ones, zeros, bits) = match mask {
         IpAddr::V4(mask) => (mask.to_bits().leading_ones(), mask.to_bits().trailing_zeros(), 32),
@@ -289,7 +292,8 @@ fn prefix_length(mask: IpAddr) -> Option<u32> {
     (ones + zeros >= bits).then_some(ones)
 }
 
-/// As Linux checks it (`dev_valid_name()`); a percent sign would have it make up a name.
+/// Returns true if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate a name
+/// from it.
 fn is_interface_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) && name != "." && name != ".."
@@ -310,7 +314,7 @@ impl FromOption for NetConfig {
         self.rate_limiter_config = RateLimiterConfig::parse(list, Self::OPTION)?;
         self.inherited = descriptors(list)?;
         if list.get("num_queues").is_none() && !self.inherited.is_empty() {
-            // As many as there are descriptors for.
+            // Two queues for each descriptor.
             self.num_queues = u16::try_from(self.inherited.len() * 2).unwrap_or(u16::MAX);
         }
         Ok(())
@@ -319,10 +323,10 @@ impl FromOption for NetConfig {
 from_str!(NetConfig);
 
 fn no_address(_: &str) -> String {
-    "is no IP address, such as 192.168.249.1 or fd00::1".into()
+    "is not an IP address, such as 192.168.249.1 or fd00::1".into()
 }
 
-/// The numbers of `fd=N` or `fd=[N,N]`.
+/// Parses the numbers of `fd=N` or `fd=[N,N]`.
 fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
     let refused = |rule: String| Err(ConfigError::new(NetConfig::FD, rule));
     let Some(texts) = list.read::<Vec<String>>("fd")? else { return Ok(Vec::new()) };
@@ -331,10 +335,10 @@ fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
         match text.parse::<i32>() {
             Ok(number) if numbers.contains(&number) => return refused(format!("{number} is given twice")),
             Ok(number) if number > 2 => numbers.push(number),
-            _ => return refused(format!("'{}' is no descriptor above 2", one_line(&text))),
+            _ => return refused(format!("'{}' is not a descriptor number above 2", one_line(&text))),
         }
     }
-    if numbers.is_empty() { refused("names no descriptor".into()) } else { Ok(numbers) }
+    if numbers.is_empty() { refused("must name at least one descriptor".into()) } else { Ok(numbers) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-pmem device: a file of the host as memory of the guest that keeps what is written.
+//! The virtio-pmem device: a host file that the guest sees as persistent memory.
 
 use std::path::{Path, PathBuf};
 
@@ -11,24 +11,24 @@ use crate::field::{Field, keys};
 use crate::limits::MIB;
 use crate::option_list::from_option;
 
-/// What sizes are multiples of, in bytes: the least that Linux makes a namespace of.
+/// Granule of sizes in bytes: the smallest namespace that Linux creates.
 const GRANULE: u64 = 2 * MIB;
-/// Most bytes: what there are addresses for in any VM.
+/// Maximum size in bytes: the guest-physical addresses that every VM has for such memory.
 const MAX_SIZE: u64 = 1 << 40;
 
 device_config! {
-    /// A file of the host as memory of the guest that keeps what is written.
+    /// Host file that the guest sees as persistent memory.
     pub struct PmemConfig {
-        /// The file, whose length is a multiple of 2 MiB unless `size` says how much of it the guest sees.
+        /// Path of the file. Unless `size` is given, the length of the file must be a multiple of 2 MiB.
         #[schema(value_type = String)]
         pub file: PathBuf,
-        /// Bytes of it that the guest sees, a multiple of 2 MiB; all of it where nothing is said.
+        /// Bytes of the file that the guest sees, a multiple of 2 MiB. By default, the whole file.
         #[schema(multiple_of = 2_097_152, maximum = 1099511627776_u64)]
         pub size: Option<u64>,
-        /// True if the device is behind the virtio-iommu. The memory itself is the guest's as RAM is.
+        /// True if the device is behind the virtio-iommu. The memory itself is accessible like RAM.
         #[serde(default)]
         pub iommu: bool,
-        /// True if writes of the guest are lost with the device. The file is opened for reading only then.
+        /// True if the guest's writes are discarded together with the device. The file is then opened read-only.
         #[serde(default)]
         pub discard_writes: bool,
     }
@@ -42,26 +42,26 @@ impl PmemConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "file=FILE,…",
-        help: "A file of the host as memory that keeps what is written",
+        help: "Host file as persistent memory of the guest",
         keys: "file=FILE[,size=SIZE][,iommu=on|off][,discard_writes=on|off]",
         add: Some(Add {
             operation: "vm.add-pmem",
             id: "addPmemVM",
-            summary: "Adds a file of the host as memory that keeps what is written, to a running VM too.",
+            summary: "Adds a host file as persistent memory, also to a running VM.",
             schema: "PmemConfig",
-            about: "Add a file of the host as memory that keeps what is written, to a running guest too",
+            about: "Add a host file as persistent memory, also to a running guest",
         }),
         ..Kind::of::<Self>("pmem", "_pmem", Number::Many)
     };
 
-    /// Checks a number of bytes that the guest is to see.
+    /// Checks the size that the guest sees, in bytes.
     ///
     /// # Errors
-    /// It cannot be.
+    /// The size is zero, too large or not a multiple of its granule.
     pub fn check_size(size: u64) -> Result<(), ConfigError> {
         let fits = size != 0 && size.is_multiple_of(GRANULE) && size <= MAX_SIZE;
         ensure(fits, Self::SIZE, || {
-            format!("{size} bytes are no positive multiple of {}M up to {MAX_SIZE}", GRANULE / MIB)
+            format!("{size} bytes are not a positive multiple of {}M up to {MAX_SIZE}", GRANULE / MIB)
         })
     }
 }
@@ -92,11 +92,11 @@ mod tests {
     use crate::field::Terms;
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn size_out_of_range_or_granule_is_refused() {
         for size in [0, 1, GRANULE + 4096, MAX_SIZE + GRANULE] {
             let pmem = PmemConfig { size: Some(size), ..serde_json::from_str(r#"{"file": "/f"}"#).unwrap() };
             let error = pmem.check(&MemoryConfig::default()).unwrap_err().explain(Terms::Json);
-            assert_eq!(error, format!("pmem.size: {size} bytes are no positive multiple of 2M up to {MAX_SIZE}"));
+            assert_eq!(error, format!("pmem.size: {size} bytes are not a positive multiple of 2M up to {MAX_SIZE}"));
         }
     }
 }

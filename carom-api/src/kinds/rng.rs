@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-rng device: random bytes of the host.
+//! The virtio-rng device: random bytes from the host.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use super::{HostFile, Kind, KindConfig, Number, device_config, usual_methods};
 use crate::field::Field;
 use crate::option_list::from_option;
 
-/// Where random bytes come from if nothing else is said.
+/// Default file for random bytes.
 const DEFAULT_SOURCE: &str = "/dev/urandom";
 
 device_config! {
     /// A source of random bytes for the guest.
     pub struct RngConfig {
-        /// File of the host that they are read from.
+        /// Host file that supplies the random bytes.
         #[serde(default = "default_source")]
         #[schema(value_type = String)]
         pub src: PathBuf,
@@ -37,7 +37,7 @@ impl RngConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "src=FILE,…",
-        help: "Random bytes of the host",
+        help: "Random bytes from the host",
         keys: "[src=/dev/urandom][,iommu=on|off]",
         bare: Some(""),
         ..Kind::of::<Self>("rng", "_rng", Number::One)

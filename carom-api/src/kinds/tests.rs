@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 #[test]
-fn kinds_have_names_options_and_ids_of_their_own() {
+fn names_options_and_ids_of_kinds_are_unique() {
     for name in [
         |kind: &Kind| kind.name,
         |kind: &Kind| kind.field.option(),
@@ -20,13 +20,17 @@ fn kinds_have_names_options_and_ids_of_their_own() {
     for kind in KINDS {
         assert!(kind.field.option().starts_with("--") && kind.id.starts_with('_'), "{}", kind.name);
         assert_eq!(kind.name, kind.name.to_lowercase());
-        assert!(kind.takes_slot || kind.add.is_none(), "{}: what comes needs a slot", kind.name);
-        assert!(!kind.passed_through || kind.iommu.is_some(), "{}: windows are for it", kind.name);
+        assert!(kind.takes_slot || kind.add.is_none(), "{}: a device that can be added needs a slot", kind.name);
+        assert!(
+            !kind.passed_through || kind.iommu.is_some(),
+            "{}: bounce windows are for passed-through devices",
+            kind.name
+        );
     }
 }
 
 #[test]
-fn name_of_the_users_is_checked_however_it_is_given() {
+fn device_name_is_checked_in_options_and_bodies() {
     for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
         let (option, json) = match kind.name {
             "vfio-user" => ("socket=/x", r#""socket": "/x""#),

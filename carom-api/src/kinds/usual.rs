@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fields and methods that most kinds have alike.
+//! Fields and methods that most kinds share.
 
-/// Declares the configuration of a device: its own fields, and behind them those that every device has. `id` is the description of the
-/// last one, where it differs.
+/// Declares the configuration of a device: its own fields, followed by the fields of every device. `id` overrides the description
+/// of the field `id`.
 macro_rules! device_config {
     ($(#[$meta:meta])* pub struct $name:ident $fields:tt) => {
-        device_config! { id " Name in logs and the API, as that of other devices."; $(#[$meta])* pub struct $name $fields }
+        device_config! { id " Name in logs and the API, by the same rules as for other devices."; $(#[$meta])* pub struct $name $fields }
     };
     (id $id:tt; $(#[$meta:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
         pub struct $name {
             $($fields)*
-            /// PCI segment that the device is on.
+            /// PCI segment of the device.
             #[serde(default)]
             #[schema(maximum = 15)]
             pub pci_segment: u16,
-            /// Slot that it is in there, 1 to 31; a free one if nothing is said.
+            /// PCI slot of the device on the segment, 1 to 31. By default, a free slot.
             #[serde(skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 31)]
             pub pci_device_id: Option<u8>,
@@ -28,7 +28,8 @@ macro_rules! device_config {
 }
 pub(super) use device_config;
 
-/// Those methods of [`KindConfig`](super::KindConfig) that only return what the fields of [`device_config`] and `iommu` say.
+/// Implements the methods of [`KindConfig`](super::KindConfig) that only return fields of [`device_config`], or the field
+/// `iommu`.
 macro_rules! usual_methods {
     () => {
         fn kind(&self) -> &'static $crate::kinds::Kind {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI devices of the host, by VFIO.
+//! PCI devices of the host, passed through with VFIO.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
 device_config! {
-    id " Name in logs and the API, not empty and without `_` at its start. Names that are not given are made up.";
-    /// A device of the host that the guest is given.
+    id " Name in logs and the API. Must not be empty or start with `_`. By default, the VMM generates a name.";
+    /// Host device passed through to the VM.
     pub struct DeviceConfig {
-        /// Directory of the device in sysfs.
+        /// Sysfs directory of the device.
         #[schema(value_type = String)]
         pub path: PathBuf,
         /// True if the device is behind the virtio-iommu.
@@ -35,9 +35,9 @@ impl DeviceConfig {
         add: Some(Add {
             operation: "vm.add-device",
             id: "addDeviceVM",
-            summary: "Adds a device, to a running VM too.",
+            summary: "Adds a host device, also to a running VM.",
             schema: "DeviceConfig",
-            about: "Add a device, to a running guest too",
+            about: "Add a host device, also to a running guest",
         }),
         ..Kind::of::<Self>("vfio", "_vfio", Number::Many)
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI devices that other processes of the host emulate, by vfio-user.
+//! PCI devices that other host processes emulate (vfio-user).
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,13 @@ use crate::field::{Field, keys};
 use crate::option_list::from_option;
 
 device_config! {
-    /// A device that another process of the host emulates, a vfio-user server.
+    /// Device that another host process emulates, a vfio-user server.
     pub struct UserDeviceConfig {
-        /// Socket that the server listens on.
+        /// Socket on which the server listens.
         #[schema(value_type = String)]
         pub socket: PathBuf,
-        /// True if the device is behind the virtio-iommu. Otherwise the server is given all guest RAM, which must be shared.
+        /// True if the device is behind the virtio-iommu. Otherwise the server gets access to all guest RAM, which must be
+        /// shared.
         #[serde(default)]
         pub iommu: bool,
     }
@@ -36,9 +37,9 @@ impl UserDeviceConfig {
         add: Some(Add {
             operation: "vm.add-user-device",
             id: "addUserDeviceVM",
-            summary: "Adds a device that another process emulates, to a running VM too.",
+            summary: "Adds a device that another process emulates, also to a running VM.",
             schema: "UserDeviceConfig",
-            about: "Add a device that another process emulates, to a running guest too",
+            about: "Add a device that another process emulates, also to a running guest",
         }),
         ..Kind::of::<Self>("vfio-user", "_vfio_user", Number::Many)
     };
@@ -59,8 +60,8 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so that the server is given all guest RAM, which needs {shared}; or turn it on, and the server \
-                 reaches what the guest maps"
+                "is off, so the server gets access to all guest RAM, which needs {shared}. If it is on, the server \
+                 only accesses what the guest maps"
             )
         })
     }
@@ -76,7 +77,7 @@ mod tests {
     use crate::limits::MIB;
 
     #[test]
-    fn device_beside_the_iommu_needs_memory_that_can_be_shared() {
+    fn device_not_behind_the_iommu_needs_shared_memory() {
         let private = MemoryConfig::with_size(512 * MIB);
         let beside: UserDeviceConfig = "socket=/s".parse().unwrap();
         let error = beside.check(&private).unwrap_err();

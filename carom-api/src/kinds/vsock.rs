@@ -11,17 +11,19 @@ use crate::error::{ConfigError, ensure};
 use crate::field::{Field, keys};
 use crate::option_list::{FromOption, Special, from_str};
 
-/// CIDs that a guest may have: those below are the hypervisor's, a local one's and the host's, and the last one stands for any.
+/// CIDs that a guest may have. Lower numbers stand for the hypervisor, local communication and the host, and the highest number
+/// stands for any CID.
 const CIDS: std::ops::RangeInclusive<u64> = 3..=u32::MAX as u64 - 1;
 
 device_config! {
-    /// Sockets between guest and host.
+    /// Sockets between guest and host (virtio-vsock).
     pub struct VsockConfig {
-        /// The guest's context ID, 3 to 4294967294.
+        /// Context ID of the guest, 3 to 4294967294.
         #[schema(minimum = 3, maximum = 4294967294_u64)]
         pub cid: u64,
-        /// Socket for programs of the host that connect to the guest. Carom makes it, and replaces the socket of a VM that has ended. A port of the host's that the guest
-        /// connects to is the socket of this name with `_` and the port behind it.
+        /// Socket for host programs that connect to the guest. Carom creates the socket, and replaces a socket that a previous VM
+        /// left behind. If the guest connects to a port of the host, Carom connects to the socket with this name followed by `_`
+        /// and the port.
         #[schema(value_type = String)]
         pub socket: PathBuf,
         /// True if the device is behind the virtio-iommu.
@@ -43,9 +45,9 @@ impl VsockConfig {
         add: Some(Add {
             operation: "vm.add-vsock",
             id: "addVsockVM",
-            summary: "Adds sockets between guest and host, to a running VM too. A VM has one such device.",
+            summary: "Adds sockets between guest and host, also to a running VM. A VM has at most one such device.",
             schema: "VsockConfig",
-            about: "Add sockets between guest and host, to a running guest too",
+            about: "Add sockets between guest and host, also to a running guest",
         }),
         ..Kind::of::<Self>("vsock", "_vsock", Number::One)
     };
@@ -64,7 +66,7 @@ impl KindConfig for VsockConfig {
 
     fn check(&self, _: &MemoryConfig) -> Result<(), ConfigError> {
         let cid = self.cid;
-        ensure(CIDS.contains(&cid), Self::CID, || format!("{cid} is not {} to {}", CIDS.start(), CIDS.end()))?;
+        ensure(CIDS.contains(&cid), Self::CID, || format!("{cid} is not between {} and {}", CIDS.start(), CIDS.end()))?;
         check_socket(Self::SOCKET, &self.socket)
     }
 }
@@ -86,15 +88,15 @@ mod tests {
     }
 
     #[test]
-    fn cids_and_paths_that_cannot_be_are_refused() {
+    fn cid_out_of_range_and_invalid_path_are_refused() {
         let refused = |config: &VsockConfig| config.check(&MemoryConfig::default()).unwrap_err().explain(Terms::Json);
         for cid in [0, 1, 2, u64::from(u32::MAX), u64::MAX] {
             let config = VsockConfig { cid, ..vsock("cid=3,socket=/s") };
-            assert_eq!(refused(&config), format!("vsock.cid: {cid} is not 3 to 4294967294"));
+            assert_eq!(refused(&config), format!("vsock.cid: {cid} is not between 3 and 4294967294"));
         }
         for socket in [String::new(), "x".repeat(108), "a\0b".into()] {
             let config = VsockConfig { socket: socket.into(), ..vsock("cid=3,socket=/s") };
-            assert_eq!(refused(&config), "vsock.socket: is no path of 1 to 107 bytes, none of them zero");
+            assert_eq!(refused(&config), "vsock.socket: is not a path of 1 to 107 bytes without a zero byte");
         }
         let longest = VsockConfig { socket: "x".repeat(107).into(), ..vsock("cid=3,socket=/s") };
         assert_eq!(longest.check(&MemoryConfig::default()), Ok(()));

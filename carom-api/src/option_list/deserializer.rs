@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Deserializer for options. The fields of a type are the keys of its option. The type of a field decides how its value is written:
+//! Deserializer for option values. The fields of a type are the keys of its option. The type of a field determines the form of
+//! its value:
 //!
 //! | type | value |
 //! | --- | --- |
@@ -12,7 +13,7 @@
 //! | sequence of texts | `one` or `[one,"two, or more"]` |
 //! | sequence of structs with two fields | `[0@[2,3],1@4]` |
 //!
-//! A key without a value counts as not given.
+//! A key with an empty value counts as missing.
 
 use std::marker::PhantomData;
 use std::str::FromStr;
@@ -30,16 +31,16 @@ use crate::error::ConfigError;
 use crate::field::Field;
 use crate::size::parse_size;
 
-/// A type that is read from the value of an option.
+/// Type that can be parsed from an option value.
 pub(crate) trait FromOption: DeserializeOwned {
-    /// The option.
+    /// Option of the type.
     const OPTION: Field;
-    /// Words that may stand among the keys, each without a value.
+    /// Words that may appear among the keys, without a value.
     const WORDS: &'static [&'static str] = &[];
     /// Differences between the option and the fields of the type.
     const SPECIAL: &'static [Special] = &[];
 
-    /// Completes what the user gave as `text`, before it is read.
+    /// Adds defaults to the parsed `text` before the fields are read.
     ///
     /// # Errors
     /// A rule does not hold.
@@ -48,7 +49,7 @@ pub(crate) trait FromOption: DeserializeOwned {
         Ok(())
     }
 
-    /// Reads the keys that [`Special::By`] names.
+    /// Reads the keys named by [`Special::By`].
     ///
     /// # Errors
     /// A rule does not hold.
@@ -58,24 +59,24 @@ pub(crate) trait FromOption: DeserializeOwned {
     }
 }
 
-/// A difference between an option and the field of a type, which is named as in JSON.
+/// Difference between the keys of an option and the fields of its type. Fields have their JSON names.
 pub(crate) enum Special {
-    /// The key has another name than the field.
+    /// The key has a different name than the field.
     Name(Field),
     /// [`FromOption::finish`] reads the field from these keys.
     By(&'static str, &'static [&'static str]),
-    /// A number without a suffix.
+    /// The field is a number without a size suffix.
     Number(&'static str),
-    /// The words that stand for variants of the enum.
+    /// Words that stand for variants of the enum.
     Words(&'static str, &'static [(&'static str, &'static str)]),
-    /// The rule that a malformed value breaks.
+    /// Error text for a malformed value.
     Rule(&'static str, fn(&str) -> String),
 }
 
-/// Reads the value of an option.
+/// Parses the value of an option.
 ///
 /// # Errors
-/// It is malformed, or breaks a rule.
+/// The value is malformed, or breaks a rule.
 pub(crate) fn read<T: FromOption>(text: &str) -> Result<T, ConfigError> {
     let mut list = OptionList { option: T::OPTION, values: Vec::new() };
     let argument = Argument { text, list: &mut list, of: PhantomData::<T> };
@@ -84,12 +85,12 @@ pub(crate) fn read<T: FromOption>(text: &str) -> Result<T, ConfigError> {
     Ok(read)
 }
 
-/// Returns the value of an option without keys.
+/// Returns the result of parsing an empty option value.
 pub(crate) fn defaults<T: FromOption>() -> T {
-    read("").expect("no key of this option is needed")
+    read("").expect("no key of this option is required")
 }
 
-/// Implements [`FromStr`] for types with [`FromOption`].
+/// Implements [`FromStr`] for types that implement [`FromOption`].
 macro_rules! from_str {
     ($config:ty) => {
         impl std::str::FromStr for $config {
@@ -103,7 +104,7 @@ macro_rules! from_str {
 }
 pub(crate) use from_str;
 
-/// Implements [`FromOption`] and [`FromStr`] for a type whose fields are the keys of its option.
+/// Implements [`FromOption`] and [`FromStr`] for a type whose fields are exactly the keys of its option.
 macro_rules! from_option {
     ($config:ty) => {
         impl $crate::option_list::FromOption for $config {
@@ -114,10 +115,10 @@ macro_rules! from_option {
 }
 pub(crate) use from_option;
 
-/// The field of an error that no key is known of yet.
+/// Placeholder for the field of an error whose key is not known yet.
 const NOWHERE: Field = Field::only("");
 
-/// Sets the field of an error that has none.
+/// Replaces the placeholder field of an error.
 fn located(mut error: ConfigError, field: Field) -> ConfigError {
     if error.field == NOWHERE {
         error.field = field;
@@ -131,11 +132,11 @@ impl Error for ConfigError {
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Self::custom(format_args!("'{key}=' is needed"))
+        Self::custom(format_args!("'{key}=' is required"))
     }
 }
 
-/// The whole value of an option.
+/// Complete value of an option.
 struct Argument<'a, T> {
     text: &'a str,
     list: &'a mut OptionList,
@@ -159,7 +160,7 @@ impl<'de, T: FromOption> Deserializer<'de> for Argument<'_, T> {
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ConfigError> {
-        Err(ConfigError::custom("is no option"))
+        Err(ConfigError::custom("is not the value of an option"))
     }
 
     forward_to_deserialize_any! {
@@ -168,7 +169,7 @@ impl<'de, T: FromOption> Deserializer<'de> for Argument<'_, T> {
     }
 }
 
-/// A field, with all that [`FromOption::SPECIAL`] says of it.
+/// Field with its entries in [`FromOption::SPECIAL`].
 struct Spelling {
     name: Field,
     by: Option<&'static [&'static str]>,
@@ -192,13 +193,13 @@ impl Spelling {
         spelling
     }
 
-    /// The keys of the field.
+    /// Returns the keys of the field.
     fn keys(&self) -> Vec<&'static str> {
         self.by.map_or_else(|| vec![self.name.option_key()], <[_]>::to_vec)
     }
 }
 
-/// The fields that were given.
+/// Iterator over the fields that were given.
 struct Fields<'a> {
     list: &'a OptionList,
     special: &'static [Special],
@@ -232,20 +233,20 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 }
 
-/// How the text of a value is read.
+/// Syntax of a value.
 #[derive(Clone, Copy)]
 enum Form {
-    /// As the type says.
+    /// Syntax that follows from the type.
     Usual,
-    /// A number without a suffix.
+    /// Number without a size suffix.
     Number,
-    /// These words stand for variants.
+    /// Words that stand for variants.
     Words(&'static [(&'static str, &'static str)]),
-    /// Half of a pair.
+    /// One half of a pair.
     Half,
 }
 
-/// The value of one key.
+/// Reader for the value of one key.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     field: Field,
@@ -254,7 +255,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The value of `field`, which no type says more of.
+    /// Creates a reader for `field`, when its type is not known.
     pub(super) fn new(field: Field, value: &'a Value) -> Self {
         Self { field, raw: &value.raw, form: Form::Usual }
     }
@@ -270,8 +271,8 @@ impl<'a> Reader<'a> {
     pub(super) fn number<T: FromStr>(self) -> Result<T, ConfigError> {
         let text = self.text()?;
         text.parse().map_err(|_| match self.form {
-            Form::Half => self.error(format!("'{text}' is no number that fits")),
-            _ => self.error("is no number that fits"),
+            Form::Half => self.error(format!("'{text}' is not a number in range")),
+            _ => self.error("is not a number in range"),
         })
     }
 }
@@ -345,7 +346,7 @@ impl<'de> IntoDeserializer<'de, ConfigError> for Reader<'_> {
     }
 }
 
-/// The elements of a list. Numbers are read all at once: `2-4` stands for three of them.
+/// Reader for the elements of a list. It parses all numbers at once, because `2-4` stands for three numbers.
 struct Elements<'a> {
     list: Reader<'a>,
     /// True if the value is in brackets.
@@ -366,7 +367,7 @@ impl<'de> SeqAccess<'de> for Elements<'_> {
     }
 }
 
-/// An element of a list.
+/// Reader for one element of a list.
 struct Element<'e, 'a> {
     raw: &'a str,
     of: &'e mut Elements<'a>,
@@ -389,13 +390,13 @@ impl<'de> Deserializer<'de> for Element<'_, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ConfigError> {
         let list = self.of.list;
-        let wrong = || list.error(format!("'{}' is no list of pairs, such as [0@[2,3],1@[4]]", list.raw));
+        let wrong = || list.error(format!("'{}' is not a list of pairs such as [0@[2,3],1@[4]]", list.raw));
         let halves = grammar::split_at_sign(self.raw.trim()).filter(|_| self.of.is_list).ok_or_else(wrong)?;
         let halves = [halves.0, halves.1].map(|raw| Reader { raw, form: Form::Half, ..list });
         if halves.iter().any(|half| half.raw.is_empty() || half.raw == "\"\"") {
             return Err(wrong());
         }
-        // Fields of a struct may be named by their places.
+        // Serde accepts the index of a struct's field in place of its name.
         visitor.visit_map(MapDeserializer::new((0u64..).zip(halves)))
     }
 

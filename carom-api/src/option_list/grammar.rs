@@ -1,57 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Commas, brackets and double quotes of an option, as Cloud Hypervisor reads them (its `option_parser/src/lib.rs`).
+//! Syntax of option values: commas, brackets and double quotes. It matches Cloud Hypervisor's parser
+//! (`option_parser/src/lib.rs`).
 //!
-//! A comma separates two parts unless it is in brackets or in double quotes. Double quotes enclose a whole value, or a whole element
-//! of a list. Within them, two double quotes stand for one.
+//! A comma separates two parts, except in brackets or double quotes. Double quotes must enclose a complete value, or a complete
+//! element of a list. Within double quotes, two double quotes stand for one.
 
 use thiserror::Error;
 
-/// Reason why an argument cannot be read.
+/// Syntax error in an option value.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// A part without `=`.
-    #[error("'{0}' is no key=value")]
+    /// Part without `=`.
+    #[error("'{0}' is not key=value")]
     NoValue(String),
-    /// A part without `=` where words may stand, but not this one.
+    /// Part without `=` that is not one of the allowed words.
     #[error("'{word}' is neither key=value nor one of {known}")]
     UnknownWord {
         /// The word.
         word: String,
-        /// Words of the option.
+        /// Allowed words.
         known: String,
     },
-    /// A key that the option does not have.
-    #[error("unknown key '{key}', known are: {known}")]
+    /// Key that the option does not have.
+    #[error("unknown key '{key}'; known keys: {known}")]
     UnknownKey {
         /// The key.
         key: String,
         /// Keys of the option.
         known: String,
     },
-    /// A key that is given twice.
+    /// Key that is given twice.
     #[error("'{0}' is given twice")]
     Repeated(String),
-    /// A double quote is not closed.
+    /// Double quote without its closing quote.
     #[error("a double quote is not closed")]
     UnclosedQuote,
-    /// A double quote within a value that does not enclose all of it.
+    /// Double quotes that enclose only part of a value.
     #[error(
-        "'{0}' has a double quote in the middle: enclose the whole value in double quotes, and double those within"
+        "'{0}' has a double quote in the middle: enclose the whole value in double quotes, and write each double quote within it twice"
     )]
     StrayQuote(String),
-    /// A list is not closed.
+    /// List without its closing bracket.
     #[error("a list is not closed: ']' is missing")]
     UnclosedList,
-    /// A list is closed that was not opened.
-    #[error("a list is closed that was not opened: '[' is missing before ']'")]
+    /// Closing bracket without an opening bracket.
+    #[error("a list has no opening bracket: '[' is missing before ']'")]
     UnopenedList,
     /// An empty part.
     #[error("empty part in '{0}'")]
     Empty(String),
 }
 
-/// Splits `text` at the commas outside of brackets and double quotes, which stay in the parts.
+/// Splits `text` at commas outside of brackets and double quotes. The parts keep their brackets and quotes.
 pub(super) fn split_at_commas(text: &str) -> Result<Vec<&str>, Malformed> {
     let (mut parts, mut start) = (Vec::new(), 0);
     let (mut quoted, mut lists) = (false, 0usize);
@@ -86,16 +87,16 @@ pub(super) fn split_at_sign(text: &str) -> Option<(&str, &str)> {
     sign.map(|(at, _)| (&text[..at], &text[at + 1..]))
 }
 
-/// Elements of the list `text`, each as it is written; `None` if `text` is not in brackets.
+/// Returns the elements of the list `text` as written, or `None` if `text` is not in brackets.
 pub(super) fn elements(text: &str) -> Option<Result<Vec<&str>, Malformed>> {
     let inner = text.strip_prefix('[')?.strip_suffix(']')?;
     Some(if inner.trim().is_empty() { Ok(Vec::new()) } else { split_at_commas(inner) })
 }
 
-/// Removes the double quotes of a value or of an element of a list. A list keeps its brackets, and loses the quotes of its elements.
+/// Removes the double quotes of a value or list element. A list keeps its brackets, and its elements lose their quotes.
 ///
 /// # Errors
-/// A double quote encloses only a part of a value: which file that names would be a guess.
+/// Double quotes enclose only part of a value. Carom does not guess which file such a value names.
 pub(super) fn unquoted(text: &str) -> Result<String, Malformed> {
     let stray = || Malformed::StrayQuote(text.to_string());
     let (mut plain, mut quoted, mut lists) = (String::with_capacity(text.len()), false, 0usize);
@@ -109,7 +110,7 @@ pub(super) fn unquoted(text: &str) -> Result<String, Malformed> {
                 plain.push('"');
             }
             '"' => {
-                // The character outside: before the first quote, or after the last one.
+                // The character next to the quotes: before the opening quote, or after the closing quote.
                 let (outside, marks) = if quoted { (next, [']', ',', '@']) } else { (before, ['[', ',', '@']) };
                 let at_mark = |c: char| marks.contains(&c) || c.is_whitespace();
                 if outside.is_some_and(|c| lists == 0 || !at_mark(c)) {
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn quote_around_a_part_of_a_value_is_refused() {
+    fn quotes_around_part_of_a_value_are_refused() {
         for text in
             [r#"/a"b"c"#, r#"/a"b""#, r#""a"b"#, r#"a"""#, r#"["a"b]"#, r#"[a"b"]"#, r#"[1].img"x""#, r#"/a" ""#]
         {
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn sign_in_quotes_splits_no_pair() {
+    fn at_sign_in_quotes_does_not_split_a_pair() {
         assert_eq!(split_at_sign("a@[1,2]"), Some(("a", "[1,2]")));
         assert_eq!(split_at_sign(r#""a@b"@1"#), Some((r#""a@b""#, "1")));
         assert_eq!(split_at_sign(r#""a@b""#), None);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Keys of options that Cloud Hypervisor has and Carom does not have. A value that asks for nothing is accepted, as the API accepts it.
+//! Option keys of Cloud Hypervisor that Carom does not support. As in the API, a value that asks for nothing is accepted.
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 use crate::size::parse_size;
 use crate::unsupported::{Neutral, UNSUPPORTED};
 
-/// A key and the value of it that asks for nothing.
+/// Unsupported key, with the value that asks for nothing.
 #[derive(Clone, Copy)]
 pub(super) struct UnsupportedKey {
     name: &'static str,
@@ -15,20 +15,20 @@ pub(super) struct UnsupportedKey {
     instead: &'static str,
 }
 
-const DESCRIPTORS: &str = "descriptors come with the request vm.restore (SCM_RIGHTS)";
+const DESCRIPTORS: &str = "pass descriptors with the API request vm.restore (SCM_RIGHTS)";
 
-/// Keys of `--restore`, which is no field of the configuration.
+/// Unsupported keys of `--restore`, which is not part of the configuration.
 const OF_RESTORE: &[UnsupportedKey] = &[
     UnsupportedKey { name: "net_fds", neutral: Neutral::NoElements, instead: DESCRIPTORS },
     UnsupportedKey {
         name: "vfio_fds",
         neutral: Neutral::NoElements,
-        instead: "a VM with devices of the host is not saved, so it is not restored",
+        instead: "a VM with host devices cannot be saved or restored",
     },
-    UnsupportedKey { name: "iommufd_fd", neutral: Neutral::Null, instead: "the program opens IOMMUFD itself" },
+    UnsupportedKey { name: "iommufd_fd", neutral: Neutral::Null, instead: "Carom opens IOMMUFD itself" },
 ];
 
-/// Looks `key` up among the keys of `option` that Carom does not have. Cloud Hypervisor writes some with an underscore before them.
+/// Finds the unsupported key `key` of `option`. Cloud Hypervisor writes some keys with a leading underscore.
 pub(super) fn find(option: Field, key: &str) -> Option<UnsupportedKey> {
     if option.option() == "--restore" {
         return OF_RESTORE.iter().copied().find(|of_restore| of_restore.name == key);
@@ -42,7 +42,7 @@ pub(super) fn find(option: Field, key: &str) -> Option<UnsupportedKey> {
 }
 
 impl UnsupportedKey {
-    /// The key by the name that the configuration has for it.
+    /// Returns the configuration's name of the key.
     pub(super) fn name(self) -> &'static str {
         self.name
     }
@@ -50,7 +50,7 @@ impl UnsupportedKey {
     /// Checks that `value` asks for nothing.
     ///
     /// # Errors
-    /// It asks for something.
+    /// The value asks for an unsupported feature.
     pub(super) fn check(self, option: Field, value: &str) -> Result<(), ConfigError> {
         let lower = value.to_lowercase();
         let (is_neutral, only) = match self.neutral {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn value_that_asks_for_something_names_what_there_is() {
+    fn value_that_asks_for_something_names_the_alternative() {
         let refused = |option, key, value| check(option, key, value).unwrap().unwrap_err();
         assert_eq!(
             refused(("--cpus", "cpus"), "kvm_hyperv", "on"),
@@ -110,7 +110,7 @@ mod tests {
         assert!(
             refused(("--memory", "memory"), "hotplugged_size", "1G").contains("'1G' is not supported: leave it out")
         );
-        assert!(refused(("--device", "devices"), "fd", "7").ends_with("devices are opened by their path"));
+        assert!(refused(("--device", "devices"), "fd", "7").ends_with("give the path of the device"));
         assert!(refused(("--restore", "--restore"), "net_fds", "[a@[3]]").contains("SCM_RIGHTS"));
     }
 

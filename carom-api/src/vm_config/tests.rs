@@ -48,19 +48,19 @@ fn every_part_is_checked() {
 }
 
 #[test]
-fn vcpus_at_most_are_as_many_as_at_boot_unless_said() {
+fn maximum_of_vcpus_defaults_to_those_at_boot() {
     let mut config = config();
     config.cpus = CpusConfig { max_vcpus: 0, ..CpusConfig::with_count(3) };
     assert_eq!(config.check().unwrap().cpus.max_vcpus, 3);
 }
 
 #[test]
-fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
+fn bounce_windows_need_a_device_behind_the_iommu() {
     let mut config = config();
     config.iommu_bounce = Some("".parse().unwrap());
-    assert!(config.clone().check().unwrap().has_iommu(), "for a device that will come");
+    assert!(config.clone().check().unwrap().has_iommu(), "for a device added later");
     config.rng = Some("".parse().unwrap());
-    assert!(config.clone().check().unwrap().has_iommu(), "and a source of random bytes changes nothing");
+    assert!(config.clone().check().unwrap().has_iommu(), "an emulated device does not matter");
     config.devices.push("path=/a".parse().unwrap());
     let error = refused(config.clone());
     assert_eq!(
@@ -74,13 +74,13 @@ fn bounce_is_refused_where_all_devices_are_beside_the_iommu() {
         "{json}"
     );
     assert!(!json.contains("--"), "{json}");
-    config.clone().check_again().expect("the last device behind it may go while the VM runs");
+    config.clone().check_again().expect("the last device behind it may be removed while the VM runs");
     config.devices.push("path=/b,iommu=on".parse().unwrap());
     config.check().unwrap();
 }
 
 #[test]
-fn devices_that_do_not_fit_are_refused() {
+fn too_many_devices_are_refused() {
     let fits_with = |pvpanic: bool, behind: usize, beside: usize| {
         let device = |number: usize| DeviceConfig { iommu: number < behind, ..device(number) };
         let devices = (0..behind + beside).map(device).collect();
@@ -132,17 +132,20 @@ fn each_segment_has_slots_of_its_own() {
         refused,
         "--device: at most 17 devices fit behind the virtio-iommu on segment 1, and there are 18 of --device"
     );
-    // All devices of such a segment are behind it.
+    // All devices of a segment of the virtio-iommu are behind it.
     assert_eq!(fits("num_pci_segments=2,iommu_segments=1", &[(0, false, 14), (1, false, 31)]), Ok((31, 0)));
     assert_eq!(fits("iommu_segments=0", &[(0, false, 30)]), Ok((0, 0)));
     let refused = fits("iommu_segments=0", &[(0, false, 31)]).unwrap_err();
     assert_eq!(refused, "--device: at most 30 devices fit behind the virtio-iommu, and there are 31 of --device");
     let refused = fits("num_pci_segments=2", &[(2, false, 1)]).unwrap_err();
-    assert_eq!(refused, "--device pci_segment: there is no segment 2, the last is 1 (--platform num_pci_segments)");
+    assert_eq!(
+        refused,
+        "--device pci_segment: segment 2 does not exist: the last segment is 1 (--platform num_pci_segments)"
+    );
 }
 
 #[test]
-fn device_that_comes_to_a_segment_of_the_iommu_is_behind_it() {
+fn device_added_to_an_iommu_segment_is_behind_the_iommu() {
     let platform = "num_pci_segments=2,iommu_segments=1".parse().unwrap();
     let mut config = VmConfig { platform, ..config() };
     assert!(config.has_iommu() && config.has_use_for_windows());
@@ -153,7 +156,7 @@ fn device_that_comes_to_a_segment_of_the_iommu_is_behind_it() {
 }
 
 #[test]
-fn segment_has_one_weight() {
+fn second_weight_of_a_segment_is_refused() {
     let weights = ["pci_segment=0", "pci_segment=0,mmio32_aperture_weight=2"];
     let pci_segments = weights.iter().map(|text| text.parse().unwrap()).collect();
     let error = refused(VmConfig { pci_segments, ..config() });
@@ -172,7 +175,7 @@ fn devices_of_all_kinds_share_the_bus() {
 }
 
 #[test]
-fn disks_that_do_not_fit_are_not_blamed_on_another_kind() {
+fn too_many_disks_are_reported_as_disks() {
     let disks = (0..31).map(|number| format!("path=/{number}").parse().unwrap()).collect();
     let error = refused(VmConfig { disks, net: vec!["tap=t".parse().unwrap()], ..config() });
     assert_eq!(error.to_string(), "--disk: at most 30 devices fit on the bus, and there are 31 of --disk, 1 of --net");
@@ -182,7 +185,7 @@ fn disks_that_do_not_fit_are_not_blamed_on_another_kind() {
 }
 
 #[test]
-fn devices_have_names_and_sources_of_their_own() {
+fn device_names_and_sources_must_be_unique() {
     let mut config = config();
     config.devices = vec!["path=/a,iommu=on,id=x".parse().unwrap()];
     config.user_devices = ["socket=/s,iommu=on", "socket=/t,iommu=on,id=y", "socket=/u,iommu=on"]
@@ -205,7 +208,7 @@ fn devices_have_names_and_sources_of_their_own() {
 }
 
 #[test]
-fn name_that_is_made_up_is_none_that_somebody_has() {
+fn generated_name_is_unique() {
     let checked = VmConfig { devices: vec!["path=/a".parse().unwrap()], ..config() }.check().unwrap();
     let kept = checked.with::<ConfigError>(|config| config.push("path=/b".parse().map(PartConfig::Vfio)?)).unwrap();
     let mut kept = kept.with::<ConfigError>(|config| config.push("path=/c".parse().map(PartConfig::Vfio)?)).unwrap();
@@ -229,7 +232,7 @@ fn change_that_breaks_a_rule_changes_nothing() {
 }
 
 #[test]
-fn only_one_is_taken_of_a_kind_that_is_there_once() {
+fn second_device_of_a_single_kind_is_refused() {
     for kind in KINDS.iter().filter(|kind| kind.bare.is_some()) {
         let part = kind.parse("").unwrap();
         let mut config = config();
@@ -239,18 +242,18 @@ fn only_one_is_taken_of_a_kind_that_is_there_once() {
 }
 
 #[test]
-fn configuration_that_was_checked_passes_again_as_it_is() {
+fn checked_configuration_passes_check_again() {
     let mut config = config();
     config.devices = vec!["path=/a,iommu=on".parse().unwrap()];
     config.iommu_bounce = Some(serde_json::from_str("{}").unwrap());
     let checked = config.check().unwrap();
     let kept: VmConfig = serde_json::from_str(&serde_json::to_string(&*checked).unwrap()).unwrap();
     assert_eq!(kept.clone().check_again(), Ok(checked));
-    assert!(kept.check().is_err(), "a name that is made up is none that a user may give");
+    assert!(kept.check().is_err(), "a user may not give a generated name");
 }
 
 #[test]
-fn name_with_control_characters_is_refused_whoever_gave_it() {
+fn name_with_control_characters_is_always_refused() {
     for id in ["a\0b", "\n", "_disk0\u{85}"] {
         let mut config = config();
         config.rng = Some(RngConfig { id: Some(id.into()), .."".parse().unwrap() });
@@ -260,15 +263,15 @@ fn name_with_control_characters_is_refused_whoever_gave_it() {
 }
 
 #[test]
-fn slot_that_is_said_is_one_of_a_bus_and_of_one_device() {
+fn slot_out_of_range_or_given_twice_is_refused() {
     let refused = |disks: &[&str]| {
         let disks = disks.iter().map(|disk| disk.parse().unwrap()).collect();
         let vm = VmConfig { payload: PayloadConfig::of_kernel("/k"), disks, ..VmConfig::default() };
         vm.check().err().map(|error| (error.explain(Terms::Json), error.is_conflict()))
     };
     let is = |rule: &str, conflict| Some((format!("disks.pci_device_id: {rule}"), conflict));
-    assert_eq!(refused(&["path=/a,pci_device_id=0"]), is("0 is not in 1 to 31", false));
-    assert_eq!(refused(&["path=/a,pci_device_id=32"]), is("32 is not in 1 to 31", false));
+    assert_eq!(refused(&["path=/a,pci_device_id=0"]), is("0 is not between 1 and 31", false));
+    assert_eq!(refused(&["path=/a,pci_device_id=32"]), is("32 is not between 1 and 31", false));
     assert_eq!(refused(&["path=/a,pci_device_id=7", "path=/b,pci_device_id=7"]), is("7 is given twice", true));
     assert_eq!(refused(&["path=/a,pci_device_id=1", "path=/b,pci_device_id=31", "path=/c"]), None);
 }

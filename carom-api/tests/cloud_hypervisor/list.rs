@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The list of what Cloud Hypervisor's API has and Carom's has not: `docs/cloud-hypervisor.md`.
+//! Generates the list of API features that Cloud Hypervisor has and Carom lacks: `docs/cloud-hypervisor.md`.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ use crate::options;
 use crate::ours::Ours;
 use crate::theirs::{Theirs, type_of_element};
 
-/// The whole text.
+/// Returns the whole page.
 pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
     let mut text = format!(
         "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->\n\
          <!-- Made by CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there; do not edit. -->\n\
          # Against Cloud Hypervisor\n\
-         What the OpenAPI document of Cloud Hypervisor has (version {}, after release {}) and Carom has not, made from its names and \
-         types, and what Carom has besides. All else is the same, in paths, names and types. [API](api.md) has the rest of how the two compare.\n\n",
+         This page compares the OpenAPI document of Cloud Hypervisor (version {}, after release {}) with Carom's. It lists what Carom lacks, and \
+         what Carom has in addition. All other paths, names and types are the same. [API](api.md) describes further differences.\n\n",
         theirs.document, theirs.release
     );
     configuration(&mut text, theirs, ours);
@@ -33,9 +33,9 @@ pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
 fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
     text.push_str(
         "## Fields of a configuration\n\
-         Each is taken with null or a value that asks for nothing, and refused with any other. `[]` are the elements of a list. The last column is \
-         what the refusal says. `vm.info` tells the value that asks for nothing where there is one.\n\n\
-         | field | asks for nothing | what there is instead |\n| --- | --- | --- |\n",
+         Each field accepts null, or a value that asks for nothing. Carom rejects any other value. `[]` stands for the elements of a list. The last column is \
+         the text of the error. `vm.info` reports the value that asks for nothing, if the field has one.\n\n\
+         | field | value that asks for nothing | alternative |\n| --- | --- | --- |\n",
     );
     let mut in_document = Vec::new();
     theirs.walk("VmConfig", &mut |path, field| {
@@ -48,8 +48,8 @@ fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
         ours.type_at("VmConfig", path).is_some()
     });
     text.push_str(
-        "\nFields that the document does not have, but that clients send or older releases had, are known in the same way:\n\n\
-         | field | asks for nothing | what there is instead |\n| --- | --- | --- |\n",
+        "\nThe same holds for fields that are not in the document, but that clients send or older releases had:\n\n\
+         | field | value that asks for nothing | alternative |\n| --- | --- | --- |\n",
     );
     for refused in UNSUPPORTED {
         let within = |path: &String| refused.path == path || refused.path.starts_with(&format!("{path}."));
@@ -63,7 +63,7 @@ fn refused(path: &str) -> Option<&'static Unsupported> {
     UNSUPPORTED.iter().find(|refused| refused.path == path)
 }
 
-/// A path as messages have it.
+/// Returns a path in the form of error messages.
 fn shown(path: &str) -> String {
     path.replace(".*", "[]")
 }
@@ -81,7 +81,7 @@ fn row(text: &mut String, refused: &Unsupported, within: &str) {
     writeln!(text, "| `{}`{within} | {neutral} | {} |", shown(refused.path), refused.instead).unwrap();
 }
 
-/// Texts of which Carom has only some.
+/// Lists values that Carom does not support, of fields that it supports.
 fn values(text: &mut String, theirs: &Theirs, ours: &Ours) {
     let mut rows = String::new();
     theirs.walk("VmConfig", &mut |path, field| {
@@ -98,7 +98,7 @@ fn values(text: &mut String, theirs: &Theirs, ours: &Ours) {
         true
     });
     if !rows.is_empty() {
-        write!(text, "\n## Values\n| field | not there |\n| --- | --- |\n{rows}").unwrap();
+        write!(text, "\n## Values\n| field | unsupported values |\n| --- | --- |\n{rows}").unwrap();
     }
 }
 
@@ -109,10 +109,10 @@ fn ours_of(method: &str, name: &str) -> Option<&'static Operation> {
 fn operations(text: &mut String, theirs: &Theirs) {
     let missing = theirs.operations.iter().filter(|(name, operation)| ours_of(&operation.method, name).is_none());
     let missing: Vec<_> = missing.map(|(name, _)| format!("`{name}`")).collect();
-    writeln!(text, "\n## Operations\nNot there: {}.", missing.join(", ")).unwrap();
+    writeln!(text, "\n## Operations\nNot supported: {}.", missing.join(", ")).unwrap();
 }
 
-/// Fields of bodies and answers other than the configuration.
+/// Lists fields of bodies and answers other than the configuration.
 fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
     text.push_str("\n## Other bodies and answers\n");
     let mut rows = String::new();
@@ -139,8 +139,8 @@ fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
         }
     }
     match rows.as_str() {
-        "" => text.push_str("Of operations that are there, all fields are.\n"),
-        rows => write!(text, "| operation | fields that are not there |\n| --- | --- |\n{rows}").unwrap(),
+        "" => text.push_str("Carom supports all fields of the operations that it supports.\n"),
+        rows => write!(text, "| operation | unsupported fields |\n| --- | --- |\n{rows}").unwrap(),
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All of Cloud Hypervisor's API, by names and types: what Carom has of it, what it refuses, what its clients are told. The list
-//! of what is not there is made of this.
+//! Compares Carom's API with Cloud Hypervisor's by names and types: fields that Carom supports, rejects and reports. Generates
+//! the list of unsupported fields.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -21,25 +21,26 @@ use serde_json::{Value, json};
 use crate::ours::Ours;
 use crate::theirs::{Theirs, type_of_element};
 
-/// Fields that are always told although Cloud Hypervisor's document has no default for them: its clients in Rust cannot do without.
+/// Fields that answers must always contain, because Cloud Hypervisor's Rust clients require them. Cloud Hypervisor's document has
+/// no default for these fields.
 const NEEDED: &[&str] = &["config.console", "config.cpus", "config.memory", "config.platform", "config.serial"];
 
-/// Where Carom's value that asks for nothing is not Cloud Hypervisor's default, and why.
+/// Fields whose neutral value in Carom is not Cloud Hypervisor's default, with the reason.
 const OTHER_DEFAULTS: &[(&str, &str)] = &[
-    ("cpus.core_scheduling", "vCPUs are not kept from sharing cores with others, which the default asks for"),
+    ("cpus.core_scheduling", "the default keeps vCPUs from sharing cores with others, which Carom does not"),
     ("memory.hotplug_size", "there is no default"),
     ("memory.hotplugged_size", "there is no default"),
     ("debug_console.iobase", "there is no default in the document"),
 ];
 
-/// A VM with all that it can have.
+/// Returns a VM with every kind of device.
 fn full() -> Value {
     json!({
         "payload": {"kernel": "/k", "initramfs": "/i", "cmdline": "console=ttyS0"},
         "devices": [{"path": "/d", "iommu": true}],
         "user_devices": [{"socket": "/s", "iommu": true, "id": "u"}],
         "disks": [{"path": "/i"}],
-        // Cloud Hypervisor's document has defaults for the addresses, but the program has none, and so have we.
+        // Cloud Hypervisor's document has defaults for the addresses. Neither its program nor Carom applies them.
         "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
         "fs": [{"tag": "t", "socket": "/f"}],
         "memory": {"size": 1 << 30, "shared": true},
@@ -56,7 +57,7 @@ fn read(body: &Value) -> Result<VmConfig, String> {
     parse_config(body.to_string().as_bytes(), Unknown::Refused)
 }
 
-/// What `vm.info` answers for a VM that was created by this body.
+/// Returns the answer of `vm.info` for a VM that was created from this body.
 fn told(body: &Value) -> Value {
     let config = VmConfig::clone(&read(body).unwrap().check().unwrap());
     let size = config.memory.size;
@@ -73,7 +74,7 @@ fn every_vm_config_field_is_supported_or_listed_as_refused() {
     theirs.walk("VmConfig", &mut |path, field| {
         seen.insert(path.to_string());
         if UNSUPPORTED.iter().any(|refused| refused.path == path) {
-            // What is within an object that is not there has nothing to be held against.
+            // Fields of an unsupported object have no counterpart to compare with.
             return UNSUPPORTED.iter().any(|inner| inner.path.starts_with(&format!("{path}.")));
         }
         if let Some(object) = path.strip_suffix(".mode")
@@ -90,10 +91,10 @@ fn every_vm_config_field_is_supported_or_listed_as_refused() {
 }
 
 #[test]
-fn field_is_either_there_or_refused() {
+fn field_is_either_supported_or_refused() {
     let ours = Ours::read();
     for refused in UNSUPPORTED {
-        assert_eq!(ours.type_at("VmConfig", refused.path), None, "{} is there and refused", refused.path);
+        assert_eq!(ours.type_at("VmConfig", refused.path), None, "{} is both supported and refused", refused.path);
     }
 }
 
@@ -150,8 +151,8 @@ fn other_answers_have_every_field_that_typed_clients_need() {
 }
 
 #[test]
-fn configuration_that_is_told_can_be_sent_again() {
-    // A name that was made up is none that a client may give.
+fn reported_configuration_can_be_sent_again() {
+    // A client may not give a generated name.
     let without_names = |mut config: Value| {
         for list in ["devices", "disks", "net", "fs", "pmem"] {
             config[list][0].as_object_mut().unwrap().remove("id");
@@ -211,7 +212,7 @@ fn null_asks_for_nothing_of_every_field() {
     assert_eq!(read(&Value::Object(body)), read(&json!({"payload": {"kernel": "/k"}})));
 }
 
-/// `CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there` writes it anew.
+/// `CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there` rewrites the page.
 #[test]
 fn list_of_what_is_not_there_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cloud-hypervisor.md");
@@ -226,7 +227,7 @@ fn list_of_what_is_not_there_is_up_to_date() {
 }
 
 #[test]
-fn lists_and_maps_are_told_by_their_brackets() {
+fn lists_and_maps_are_recognised_by_their_brackets() {
     assert_eq!((type_of_element("[integer]"), type_of_element("{DeviceNode}")), (Some("integer"), Some("DeviceNode")));
     assert_eq!(type_of_element("string"), None);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Option strings of Cloud Hypervisor, and what Carom says to each: `options.tsv`.
+//! Option strings of Cloud Hypervisor, and Carom's answer to each: `options.tsv`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use carom_api::cli::{self, CliOutcome};
 use carom_api::config::NumaConfig;
 
-/// An option string.
+/// Option string.
 #[derive(Debug)]
 pub(crate) struct OptionString {
     option: String,
     value: String,
     source: String,
-    /// True if Cloud Hypervisor takes it, by its documents and tests.
+    /// True if Cloud Hypervisor accepts the string, according to its documents and tests.
     pub(crate) theirs: bool,
     /// Expected outcome in the file: `taken`, or a reason.
     told: String,
@@ -27,7 +27,7 @@ fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cloud_hypervisor/options.tsv")
 }
 
-/// Reads the file: its head, and the strings.
+/// Reads the file. Returns its header and the option strings.
 pub(crate) fn read() -> (String, Vec<OptionString>) {
     let text = std::fs::read_to_string(path()).unwrap();
     let (mut head, mut strings) = (String::new(), Vec::new());
@@ -47,7 +47,7 @@ pub(crate) fn read() -> (String, Vec<OptionString>) {
 }
 
 impl OptionString {
-    /// Outcome of the parser: `taken`, or the reason without the name of the option.
+    /// Runs the parser. Returns `taken`, or the reason without the name of the option.
     pub(crate) fn said(&self) -> String {
         match self.parse() {
             Ok(()) => TAKEN.into(),
@@ -61,7 +61,7 @@ impl OptionString {
 
     fn parse(&self) -> Result<(), String> {
         let Self { option, value, .. } = self;
-        // The check of a node needs the other nodes, which one string does not have.
+        // The check of a node needs the other nodes, which a single string does not contain.
         if option == "--numa" {
             return value.parse::<NumaConfig>().map(drop).map_err(|error| error.to_string());
         }
@@ -93,21 +93,21 @@ impl OptionString {
     }
 }
 
-/// A reason without the value that it quotes, so that it is the same for all values of a key.
+/// Removes the quoted value from a reason, so that the reason is the same for all values of a key.
 fn without_value(reason: &str) -> String {
     let parts = reason.split_once(": '").and_then(|(key, rest)| Some((key, rest.split_once("' ")?.1)));
     parts.map_or_else(|| reason.into(), |(key, rest)| format!("{key}: {rest}"))
 }
 
-/// Section of the page about them.
+/// Returns the section of the page about option strings.
 pub(crate) fn section() -> String {
     let (_, strings) = read();
     let theirs: Vec<&OptionString> = strings.iter().filter(|string| string.theirs).collect();
     let taken = theirs.iter().filter(|string| string.is_taken()).count();
     let mut text = format!(
-        "\n## Option strings\n`carom-api/tests/cloud_hypervisor/options.tsv` has {} option strings that Cloud Hypervisor takes by its documents, its `--help` \
-         and its tests. A test gives each to Carom, which takes {taken} and refuses these, sorted by reason:\n\n\
-         | option | such as | reason |\n| --- | --- | --- |\n",
+        "\n## Option strings\n`carom-api/tests/cloud_hypervisor/options.tsv` has {} option strings that Cloud Hypervisor accepts, according to its documents, its `--help` \
+         and its tests. A test gives each string to Carom. Carom accepts {taken} of them, and rejects the rest for these reasons:\n\n\
+         | option | example | reason |\n| --- | --- | --- |\n",
         theirs.len(),
     );
     let mut reasons: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
@@ -151,8 +151,8 @@ fn mistake_in_cloud_hypervisor_is_a_mistake_here() {
 
 #[test]
 fn syntax_of_an_option_string_is_never_the_reason() {
-    // Carom has Cloud Hypervisor's grammar, so none of these may be the reason for one of its option strings.
-    let of_grammar = ["is no key=value", "unknown key", "double quote", "a list is", "empty part", "neither 'on' nor"];
+    // Carom has Cloud Hypervisor's grammar, so no error of the grammar may be the reason for one of its option strings.
+    let of_grammar = ["is not key=value", "unknown key", "double quote", "a list is", "empty part", "neither 'on' nor"];
     for string in read().1.iter().filter(|string| string.theirs && !string.is_taken()) {
         let reason = of_grammar.iter().find(|reason| string.told.contains(**reason));
         assert_eq!(reason, None, "{} {}: {}", string.option, string.value, string.told);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Carom's own OpenAPI document, to be asked for types.
+//! Types in Carom's own OpenAPI document.
 
 use carom_api::document;
 use serde_json::Value;
 
-/// The document's schemas.
+/// Schemas of the document.
 pub(crate) struct Ours(Value);
 
-/// The schema that stands for a null or something else.
+/// Returns the schema without the alternative of null.
 fn without_null(schema: &Value) -> &Value {
     let choices = schema["oneOf"].as_array();
     choices.and_then(|choices| choices.iter().find(|choice| choice["type"] != "null")).unwrap_or(schema)
 }
 
-/// Removes the fields that the document knows but that do not work.
+/// Removes fields that are in the document, but are not supported.
 fn remove_refused(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
             members.retain(|_, member| {
-                !member["description"].as_str().is_some_and(|text| text.starts_with("Not there: "))
+                !member["description"].as_str().is_some_and(|text| text.starts_with("Not supported: "))
             });
             members.values_mut().for_each(remove_refused);
         }
@@ -35,7 +35,7 @@ impl Ours {
         Self(schemas)
     }
 
-    /// The schema itself, if this one is a reference.
+    /// Follows a reference to the schema that it names.
     fn resolve<'s>(&'s self, schema: &'s Value) -> &'s Value {
         let schema = without_null(schema);
         match schema["$ref"].as_str() {
@@ -65,20 +65,20 @@ impl Ours {
         }
     }
 
-    /// The type of the field at `path` of `schema`, as [`crate::theirs::Theirs::plain`] has it.
+    /// Returns the type of the field at `path` of `schema`, in the form of [`crate::theirs::Theirs::plain`].
     pub(crate) fn type_at(&self, schema: &str, path: &str) -> Option<String> {
         self.at(schema, path).map(|schema| self.plain(schema))
     }
 
-    /// The values of the text at `path`, if it has few.
+    /// Returns the possible values of the string at `path`, if the schema enumerates them.
     pub(crate) fn values_at(&self, schema: &str, path: &str) -> Option<Vec<&str>> {
-        // Values with a description each are choices of one.
+        // A schema lists values that have descriptions as alternatives with one value each. This function ignores them.
         let schema = self.at(schema, path)?;
         let own = schema["enum"].as_array().map(|values| values.iter().filter_map(Value::as_str).collect());
         own.filter(|values: &Vec<_>| !values.is_empty())
     }
 
-    /// Calls `visit` with the path of each field below `schema`; it says whether to go on within the field.
+    /// Calls `visit` with the path of each field below `schema`. If `visit` returns true, the walk continues inside the field.
     pub(crate) fn walk(&self, schema: &str, visit: &mut dyn FnMut(&str) -> bool) {
         self.walk_from(&self.0[schema], "", visit);
     }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Names, types and defaults of Cloud Hypervisor's OpenAPI document, as data: `document.json`. Where the document has no default
-//! for a field that always has a value, it is that of the program.
+//! Names, types and defaults of Cloud Hypervisor's OpenAPI document, read from `document.json`. If a field always has a value but
+//! the document has no default, `document.json` has the default of the program.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The data.
+/// Content of `document.json`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Theirs {
-    /// The release that the document is newer than.
+    /// Last release before this version of the document.
     pub(crate) release: String,
-    /// The document's own version.
+    /// Version of the document.
     pub(crate) document: String,
     pub(crate) operations: BTreeMap<String, Operation>,
     pub(crate) schemas: BTreeMap<String, Schema>,
@@ -31,18 +31,18 @@ pub(crate) struct Operation {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Schema {
-    /// An object.
+    /// Object with these fields.
     Fields(BTreeMap<String, Field>),
-    /// One of these texts.
+    /// String with one of these values.
     Values(Vec<String>),
-    /// An object of any names, whose values have this type.
+    /// Object with arbitrary names, whose values have this type.
     Map(String),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Field {
-    /// `integer`, `string`, `boolean` or `object`, a schema's name; `[type]` is a list, `{type}` a map.
+    /// `integer`, `string`, `boolean`, `object`, or the name of a schema. `[type]` is a list, `{type}` a map.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) default: Option<Value>,
@@ -50,7 +50,7 @@ pub(crate) struct Field {
     pub(crate) required: bool,
 }
 
-/// What a list or a map is of.
+/// Returns the type of the elements of a list or map.
 pub(crate) fn type_of_element(kind: &str) -> Option<&str> {
     let inner = kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']'));
     inner.or_else(|| kind.strip_prefix('{').and_then(|kind| kind.strip_suffix('}')))
@@ -61,7 +61,7 @@ impl Theirs {
         serde_json::from_str(include_str!("document.json")).unwrap()
     }
 
-    /// The fields of an object's schema.
+    /// Returns the fields of an object schema.
     pub(crate) fn fields(&self, schema: &str) -> Option<&BTreeMap<String, Field>> {
         match self.schemas.get(schema)? {
             Schema::Fields(fields) => Some(fields),
@@ -69,7 +69,7 @@ impl Theirs {
         }
     }
 
-    /// The values of a text that has few.
+    /// Returns the possible values of a string schema that enumerates them.
     pub(crate) fn values(&self, schema: &str) -> Option<&[String]> {
         match self.schemas.get(schema)? {
             Schema::Values(values) => Some(values),
@@ -77,7 +77,7 @@ impl Theirs {
         }
     }
 
-    /// A type without names of schemas, to be compared: objects are `object`, values of few are `string`.
+    /// Returns a type without schema names, for comparison: objects become `object`, and enumerated strings become `string`.
     pub(crate) fn plain(&self, kind: &str) -> String {
         if let Some(inner) = kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
             return format!("[{}]", self.plain(inner));
@@ -90,7 +90,7 @@ impl Theirs {
         }
     }
 
-    /// Calls `visit` with the path of each field below `schema`; it says whether to go on within the field.
+    /// Calls `visit` with the path of each field below `schema`. If `visit` returns true, the walk continues inside the field.
     pub(crate) fn walk(&self, schema: &str, visit: &mut dyn FnMut(&str, &Field) -> bool) {
         self.walk_from(schema, "", visit);
     }
@@ -106,7 +106,8 @@ impl Theirs {
         }
     }
 
-    /// Checks what a typed client reads: required fields and those with a default are there, and all have their type.
+    /// Checks an answer as a typed client reads it. All required fields and all fields with a default must exist, and every field
+    /// must have its type.
     pub(crate) fn check(&self, value: &Value, kind: &str, place: &str) {
         match (self.plain(kind).as_str(), value) {
             ("integer", Value::Number(_)) | ("boolean", Value::Bool(_)) => {}
@@ -124,7 +125,7 @@ impl Theirs {
                         let place = format!("{place}.{name}");
                         match values.get(name) {
                             Some(value) => self.check(value, &field.kind, &place),
-                            None => assert!(!field.required && field.default.is_none(), "{place} is not told"),
+                            None => assert!(!field.required && field.default.is_none(), "{place} is missing"),
                         }
                     }
                 }
@@ -134,7 +135,7 @@ impl Theirs {
                     element.for_each(|element| values.values().for_each(|value| self.check(value, element, place)));
                 }
             },
-            (kind, value) => panic!("{place}: {value} is no {kind}"),
+            (kind, value) => panic!("{place}: {value} is not a {kind}"),
         }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
         };
         assert!(refused("").starts_with(&format!("--pmem {path}: No such file")), "{}", refused(""));
         File::create(&path).unwrap().set_len(3 << 20).unwrap();
-        let whole = "--pmem size: 3145728 bytes are no positive multiple of 2M up to 1099511627776";
+        let whole = "--pmem size: 3145728 bytes are not a positive multiple of 2M up to 1099511627776";
         assert_eq!(refused(""), whole);
         assert_eq!(refused(",size=4M"), "--pmem size: 4194304 bytes are more than the file has (3145728)");
         let config = format!("file={path},size=2M,discard_writes=on").parse().unwrap();

@@ -235,7 +235,7 @@ fn socket_can_be_inherited() {
     assert_eq!(receive(&mut BufReader::new(&stream)).0, 204);
     assert!(child.wait().unwrap().success());
     assert!(socket.exists(), "the parent's to remove");
-    for (number, wanted) in [("99", "fd=99"), ("0", "no descriptor above 2"), ("7", "socket")] {
+    for (number, wanted) in [("99", "fd=99"), ("0", "not a descriptor number above 2"), ("7", "socket")] {
         let output = Command::new("sh")
             .args(["-c", "exec \"$0\" --api-socket fd=$1 7</dev/null", env!("CARGO_BIN_EXE_carom"), number])
             .output()
@@ -330,10 +330,10 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     assert_eq!(change(&json!({"max_mapped": 96 << 20})).0, 204);
     assert_eq!(change(&json!({})).0, 204);
     for (body, start) in [
-        (json!({"budget": 1}), "budget: 1 bytes are no positive multiple of 2M"),
+        (json!({"budget": 1}), "budget: 1 bytes are not a positive multiple of 2M"),
         (json!({"budget": 2_u64 << 30}), "budget: 2147483648 bytes are more than max"),
         (json!({"threshold": -1}), "threshold: "),
-        (json!({"max_mapped": 5000}), "max_mapped: 5000 bytes are no positive multiple of 4096"),
+        (json!({"max_mapped": 5000}), "max_mapped: 5000 bytes are not a positive multiple of 4096"),
     ] {
         let (status, error) = change(&body);
         assert_eq!(status, 400, "{error}");

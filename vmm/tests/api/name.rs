@@ -49,7 +49,7 @@ fn mistake_names_the_program_as_it_was_started() {
     let output = by_link(dir.path()).args(["--kernel", "k", "--tpm", "socket=s"]).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(text.starts_with("cloud-hypervisor: --tpm is not there yet"), "{text}");
+    assert!(text.starts_with("cloud-hypervisor: --tpm is not supported"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is taken and refused of a network device.
+//! Tests of network device configurations that are accepted or rejected.
 
 use std::fs::File;
 
@@ -14,9 +14,9 @@ fn net(text: &str) -> NetConfig {
 }
 
 #[test]
-fn address_of_a_group_is_refused_in_json() {
+fn multicast_mac_address_is_refused_in_json() {
     let json = serde_json::from_str::<NetConfig>(r#"{"mac": "01:00:00:00:00:01"}"#).unwrap_err().to_string();
-    assert!(json.contains("is an address of a group"), "{json}");
+    assert!(json.contains("is a multicast or zero address"), "{json}");
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn address_of_either_family_has_the_prefix_of_its_mask() {
 }
 
 #[test]
-fn card_of_a_server_needs_shared_memory_and_no_interface() {
+fn vhost_user_device_needs_shared_memory_and_no_interface() {
     let error = net("vhost_user=on,socket=/s").check(&MemoryConfig::default()).unwrap_err();
     assert_eq!(error.field, NetConfig::VHOST_SOCKET);
     let file = File::open("/dev/null").unwrap();
@@ -48,7 +48,7 @@ fn card_of_a_server_needs_shared_memory_and_no_interface() {
 }
 
 #[test]
-fn interface_belongs_to_one_device_and_a_made_up_address_stays() {
+fn interface_belongs_to_one_device_and_mac_address_is_kept() {
     let conflict = |one: &str, other: &str| {
         let (one, other) = (net(one), net(other));
         let (one, other): (&dyn KindConfig, &dyn KindConfig) = (&one, &other);

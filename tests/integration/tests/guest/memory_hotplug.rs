@@ -87,7 +87,8 @@ fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value)
 fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     let vmm = boot(kernel, true, "", json!({"iommu_bounce": {"size": 16 * MIB}}));
     let booted = wait_told(&vmm, "CAROM-READY", 1);
-    for (mib, part) in [(576, "and a multiple of 128M more"), (384, "keeps while it runs"), (1152, "leaves 536870912")]
+    for (mib, part) in
+        [(576, "by a multiple of 128M"), (384, "a running guest cannot shrink"), (1152, "leaves only 536870912")]
     {
         let (status, answer) = resize(&vmm, mib);
         assert!(status == 400 && answer.contains("desired_ram: ") && answer.contains(part), "{status}: {answer}");
@@ -100,7 +101,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
         let bytes = pinned(&vmm);
         assert!(bytes <= 64 * MIB, "{bytes} bytes are pinned");
     }
-    assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves 0"));
+    assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves only 0"));
     put(&vmm, "vm.reboot", &Value::Null);
     // What came is there when the guest is, or soon after.
     let ready = wait_told(&vmm, "CAROM-READY", 2);

@@ -151,7 +151,10 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     let tap = open_tap("caromfd", "10.77.6.1");
     let null = File::open("/dev/null").unwrap();
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap, &null]);
-    assert!(status == 400 && message.contains("net.fds: 2 came, not 1"), "{status}: {message}");
+    assert!(
+        status == 400 && message.contains("net.fds: 2 descriptors were passed instead of 1"),
+        "{status}: {message}"
+    );
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap]);
     assert_eq!((status, message.as_str()), (204, ""));
     // The VM has them from now on.
@@ -168,7 +171,10 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     assert!(status == 400 && message.contains("net_fds: 'card' was saved with 1 descriptors"), "{status}: {message}");
     let wanted = json!({"source_url": url, "net_fds": [{"id": "card", "num_fds": 1, "fds": [9]}], "resume": true});
     let (status, message) = restore(wanted.clone(), &[]);
-    assert!(status == 400 && message.contains("net_fds: no descriptors came for 'card'"), "{status}: {message}");
+    assert!(
+        status == 400 && message.contains("net_fds: no descriptors came with the request for 'card'"),
+        "{status}: {message}"
+    );
     let (status, message) = restore(wanted.clone(), &[&null, &null]);
     assert!(status == 400 && message.contains("net_fds: 2 descriptors came"), "{status}: {message}");
     std::fs::remove_file(vmm.console_file()).unwrap();

@@ -123,7 +123,9 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
         assert_eq!((status, &added["bdf"]), (200, &json!(address)), "{added}");
         vmm.wait_for(&format!("CAROM-CAME late{number} {address} {dma}\n"), 1, BOOT_TIME).unwrap();
     }
-    for (segment, why) in [(1, "at most 14 devices with iommu off fit"), (3, "there is no segment 3, the last is 2")] {
+    for (segment, why) in
+        [(1, "at most 14 devices with iommu off fit"), (3, "segment 3 does not exist: the last segment is 2")]
+    {
         let more = json!({"path": shared, "readonly": true, "pci_segment": segment});
         let (status, refused) = vmm.call("PUT", "/api/v1/vm.add-disk", Some(&more)).unwrap();
         assert!(status == 400 && refused.to_string().contains(why), "{status} {refused}");

@@ -122,7 +122,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
     vmm.wait_for("CAROM-READY 1\n", 1, BOOT_TIME).unwrap();
     for vcpus in [0, 5] {
         let (status, why) = resize(&vmm, vcpus);
-        let wanted = format!("desired_vcpus: {vcpus} is not in 1 to 4 (cpus.max_vcpus)");
+        let wanted = format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)");
         assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
     }
     // One alone: no other one that comes makes KVM look at it.

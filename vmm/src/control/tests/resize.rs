@@ -49,7 +49,7 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     resize(&mut control, booted + 128).unwrap();
     assert_eq!(size(&mut control), booted + 128);
     assert!(resize(&mut control, booted).unwrap_err().contains("which it keeps while it runs"));
-    assert!(resize(&mut control, booted + 384).unwrap_err().ends_with("memory.hotplug_size leaves 134217728"));
+    assert!(resize(&mut control, booted + 384).unwrap_err().ends_with("memory.hotplug_size leaves only 134217728"));
     resize(&mut control, booted + 256).unwrap();
     assert_eq!(size(&mut control), booted + 256);
     control.delete();
@@ -114,8 +114,8 @@ fn vcpus_come_to_a_guest_and_leave_when_it_lets_go_of_them() {
 fn resize_that_breaks_a_rule_changes_neither_vcpus_nor_ram() {
     let (mut control, file) = with_vcpus("");
     for (vcpus, mib, wanted) in [
-        (0, Some(192), "desired_vcpus: 0 is not in 1 to 4 (cpus.max_vcpus)"),
-        (5, Some(192), "desired_vcpus: 5 is not in 1 to 4 (cpus.max_vcpus)"),
+        (0, Some(192), "desired_vcpus: 0 is not between 1 and 4 (cpus.max_vcpus)"),
+        (5, Some(192), "desired_vcpus: 5 is not between 1 and 4 (cpus.max_vcpus)"),
         (3, Some(100), "desired_ram: "),
         (3, Some(448), "desired_ram: "),
     ] {
