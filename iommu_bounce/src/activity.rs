@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures about one domain or endpoint.
+//! Figures of one domain or endpoint.
 
 use serde::Serialize;
 
@@ -8,19 +8,19 @@ use crate::counters::RequestCounts;
 use crate::histogram::Histogram;
 use crate::wire::Kind;
 
-/// Requests that concern one domain or endpoint, since it exists.
+/// Requests that concern one domain or endpoint, counted since it exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Activity {
     /// Requests by kind.
     pub requests: RequestCounts,
-    /// Of these, the ones whose status was not `OK`.
+    /// Requests whose status was not `OK`, by kind.
     pub failed: RequestCounts,
-    /// How long they took, host calls included.
+    /// Duration of requests, including host calls.
     pub latency: Histogram,
 }
 
 impl Activity {
-    /// Counts a request that took so many nanoseconds.
+    /// Counts a request that took `ns` nanoseconds.
     pub(crate) fn note(&mut self, kind: Kind, ok: bool, ns: u64) {
         self.requests.add(kind);
         if !ok {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine needs of the host: mappers, guest RAM and window memory.
+//! Host services that the engine needs: mappers, guest RAM and window memory.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use vm_memory::VolatileSlice;
 use crate::EndpointId;
 
 bitflags::bitflags! {
-    /// What a device may do with mapped memory. Same bits as `VIRTIO_IOMMU_MAP_F_READ` and `_WRITE`.
+    /// Allowed accesses of a device to mapped memory. Same bits as `VIRTIO_IOMMU_MAP_F_READ` and `_WRITE`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Permissions: u32 {
         /// The device may read the memory.
@@ -21,221 +21,224 @@ bitflags::bitflags! {
     }
 }
 
-/// Why a mapper could not map.
+/// Reason why a mapper could not map.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// A limit of the host is reached: its number of mappings, or the memory that may be pinned. The guest sees
-    /// `NOMEM`.
+    /// The host reached a limit on mappings or pinned memory. The guest sees `NOMEM`.
     #[error("a host limit on mappings or pinned memory is reached")]
     NoResources,
-    /// Something is mapped in the range already. The guest sees `DEVERR`: the engine checks before it asks.
-    #[error("a mapping exists in the range already")]
+    /// The range overlaps an existing mapping. The guest sees `DEVERR`, because the engine checks for overlaps before it calls
+    /// the mapper.
+    #[error("the range overlaps an existing mapping")]
     Exists,
     /// The host refused for another reason. The guest sees `DEVERR`.
-    #[error("the host refused to map: {0}")]
+    #[error("the host refused to map the range: {0}")]
     Host(#[from] io::Error),
 }
 
-/// Why a mapper could not unmap.
+/// Reason why a mapper could not unmap.
 #[derive(Debug, Error)]
 pub enum UnmapError {
-    /// The range is not exactly one or several mappings.
-    #[error("the range is not made of whole mappings")]
+    /// The range does not consist of complete mappings.
+    #[error("the range does not consist of complete mappings")]
     NotMapped,
-    /// The host refused. The mapping is still there.
-    #[error("the host refused to unmap: {0}")]
+    /// The host refused. The mapping still exists.
+    #[error("the host refused to unmap the range: {0}")]
     Host(#[from] io::Error),
 }
 
-/// What a mapper can translate.
+/// Limits of a mapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapperLimits {
-    /// Bit n: pages of 2^n bytes can be mapped. The lowest bit is the granule.
+    /// Supported page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule.
     pub page_size_mask: u64,
-    /// The IOVAs that can be mapped. The host reserves all others.
+    /// IOVAs that can be mapped. The host reserves all others.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
-    /// How many mappings there can be at once; `None` when the host names no limit. The mapper enforces it with
-    /// [`MapError::NoResources`]. The engine uses it to refuse early what cannot fit.
+    /// Maximum number of mappings at a time, or `None` if the host states no limit. The mapper enforces the limit with
+    /// [`MapError::NoResources`]. The engine uses it to reject early what cannot fit.
     pub max_mappings: Option<u32>,
 }
 
-/// Names a set of address spaces among which the host can move endpoints while they run, such as those of one iommufd.
-/// The numbers are the VMM's to choose.
+/// Identifies a set of address spaces between which the host can move endpoints while they run, such as the address spaces of one
+/// iommufd. The VMM chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MapperGroup(pub u32);
 
-/// An I/O address space of the host, which translates for one endpoint or several.
+/// I/O address space of the host, which translates for one or more endpoints.
 ///
-/// It starts empty and holds only what the engine maps. The engine is given one for each endpoint, with that endpoint
-/// attached. Where a [`group`](Self::group) allows it, the endpoints of a domain share one of them, so that a mapping
-/// costs one call and not one for each endpoint. Address spaces without endpoints are kept until endpoints leave
-/// their domain.
+/// It starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
+/// endpoint attached. If their [`group`](Self::group) allows it, the endpoints of a domain share one address space, so that a
+/// mapping takes one call instead of one for each endpoint. The engine keeps address spaces without endpoints until endpoints
+/// leave their domain.
 pub trait DmaMapper: Send {
-    /// Lets the device reach `memory` at `iova`, `memory.len()` bytes long, with `permissions` and no more.
+    /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
-    /// The engine calls it with ranges that are aligned on its granule, overlap no former mapping, and lie within
-    /// [`MapperLimits::iova_ranges`]. The memory stays valid until the mapping is gone.
+    /// The engine guarantees that the range is aligned to its granule, does not overlap an existing mapping, and lies within
+    /// [`MapperLimits::iova_ranges`]. The memory stays valid as long as the mapping exists.
     ///
     /// # Errors
-    /// On error nothing is mapped.
+    /// After an error, nothing is mapped.
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError>;
 
-    /// Unmaps `[iova, iova + len)`: exactly what one [`map`](Self::map) call mapped, or several whose ranges follow
-    /// each other. When it returns, the device no longer reaches any of the memory (translation caches are flushed).
+    /// Unmaps `[iova, iova + len)`: exactly the range of one [`map`](Self::map) call, or of several calls with adjacent ranges.
+    /// On return, the device can no longer access the memory (translation caches are flushed).
     ///
     /// # Errors
-    /// On error everything in the range is still mapped.
+    /// After an error, the whole range is still mapped.
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError>;
 
-    /// What this mapper can translate. It does not change.
+    /// Returns the limits of this mapper. They do not change.
     fn limits(&self) -> MapperLimits;
 
-    /// Whether the device still reaches the very memory of a chunk that the guest does not see. It does not change. `false`: it
-    /// reaches chunks through the place where the guest sees them, which holds other memory then; no chunk stays mapped for
-    /// it over a reset of the VM.
+    /// True if the device still accesses a chunk's own memory while the chunk is hidden from the guest. If false, the device
+    /// accesses chunks through their place in the guest's memory, which then holds other memory. For such a device, no chunk
+    /// stays mapped over a reset of the VM. The answer does not change.
     fn reaches_hidden_chunks(&self) -> bool {
         true
     }
 
-    /// Whether the host makes page tables for it, in the kernel's memory, which it may keep after an unmap, and pins what is
-    /// mapped. It does not change. No default: whoever wraps a mapper has to pass its answer on.
+    /// True if the host kernel builds page tables for this address space, which it may keep after an unmap, and pins mapped
+    /// memory. The answer does not change. There is no default, because a wrapper of a mapper must forward the answer.
     fn keeps_page_tables(&self) -> bool;
 
-    /// The group of address spaces that this one belongs to. It does not change. `None`: its endpoint cannot leave
-    /// it, as with a VFIO type 1 container while the device is open.
+    /// Returns the group of this address space. It does not change. `None` means that the endpoint cannot leave the address
+    /// space, as with a VFIO type 1 container while the device is open.
     fn group(&self) -> Option<MapperGroup> {
         None
     }
 
-    /// Attaches `endpoint` to this address space and detaches it from the one of the same [`group`](Self::group) that
-    /// it was in. Meanwhile the endpoint may reach nothing. It never reaches anything that neither of the two maps.
+    /// Attaches `endpoint` to this address space, and detaches it from its previous address space in the same
+    /// [`group`](Self::group). During the change, the endpoint may have no access at all. It never has access to memory that
+    /// neither address space maps.
     ///
-    /// The engine calls it only for a group, and only for endpoints that were added with a mapper of that group. What
-    /// this address space maps lies within the limits of the mapper that `endpoint` was added with.
+    /// The engine calls this only for a group, and only for endpoints that were added with a mapper of that group. Everything
+    /// that this address space maps lies within the limits of the mapper that `endpoint` was added with.
     ///
     /// # Errors
-    /// On error the endpoint stays where it was.
+    /// After an error, the endpoint is still in its previous address space.
     fn adopt(&mut self, endpoint: EndpointId) -> io::Result<()> {
         let _ = endpoint;
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-/// Kind of memory that the guest sees and that is not RAM.
+/// Kind of guest-visible memory that is not RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceMemoryKind {
-    /// Registers or memory on a device. The host pins nothing to map it.
+    /// Registers or memory of a device. The host pins nothing to map them.
     Registers,
-    /// Pages of the host, such as those of a file. The host pins them like RAM, so they count toward
+    /// Pages of the host, such as pages of a file. The host pins them like RAM, so they count towards
     /// [`max_mapped_bytes`](crate::Limits::max_mapped_bytes).
     Pages,
 }
 
-/// Callback of [`GuestRam::device`], which gets the memory.
+/// Callback of [`GuestRam::device`] that receives the memory.
 pub type ThenDevice<'t> = &'t mut dyn FnMut(VolatileSlice<'_>, DeviceMemoryKind);
 
-/// Guest RAM, and what else of the guest's memory can be mapped.
+/// Guest RAM, and other mappable memory of the guest.
 pub trait GuestRam: Send + Sync {
-    /// The memory at `[gpa, gpa + len)`; `None` unless all of it is guest RAM and contiguous in host memory. Device
-    /// memory, such as the shared memory region of the windows, is not RAM.
+    /// Returns the memory at `[gpa, gpa + len)`. Returns `None` unless all of the range is guest RAM and contiguous in host
+    /// memory. Device memory, such as the shared memory region of the windows, is not RAM.
     fn slice(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>>;
 
-    /// The longest part of `[gpa, gpa + len)` that begins at `gpa` and is contiguous in host memory; `None` when there
-    /// is no RAM at `gpa`. The engine asks for it when [`slice`](Self::slice) fails, part by part, so that a guest may
-    /// map a range that spans memory regions. The default serves implementations where regions never touch.
+    /// Returns the longest part of `[gpa, gpa + len)` that starts at `gpa` and is contiguous in host memory. Returns `None` if
+    /// there is no RAM at `gpa`. If [`slice`](Self::slice) fails, the engine asks for the parts one by one, so that a guest can
+    /// map a range that spans memory regions. The default is for implementations without adjacent regions.
     fn prefix(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         self.slice(gpa, len)
     }
 
-    /// All of it: guest-physical address and length in bytes of each region. Bypass maps these.
+    /// Returns the guest-physical address and length in bytes of each region of RAM. Bypass maps these regions.
     fn regions(&self) -> Vec<(u64, u64)>;
 
-    /// True if the device offers `MMIO`. A MAP without the flag finds memory of devices anyway. It does not change.
+    /// True if the virtio-iommu offers the feature `MMIO`. A MAP without the MMIO flag finds device memory even if this is false.
+    /// The answer does not change.
     fn offers_mmio(&self) -> bool {
         false
     }
 
-    /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind. All of it must be memory of one device that the guest
-    /// sees there, be contiguous in host memory, and allow `permissions`. The slice is valid during
-    /// the call. Mappers only take its address.
+    /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind. The whole range must be memory of one device that the
+    /// guest sees there, be contiguous in host memory, and allow `permissions`. The slice is valid during the call. Mappers only
+    /// use its address.
     ///
-    /// Before the guest's view of the memory goes,
-    /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory) must be called.
+    /// Before the guest's view of the memory is removed, the VMM must call
+    /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory).
     fn device(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         let _ = (gpa, len, permissions, then);
     }
 }
 
-/// Why window memory could not be backed or given back.
+/// Reason why window memory could not be backed or released.
 #[derive(Debug, Error)]
 pub enum ChunkError {
     /// No chunk is free, or the host is out of memory. The guest sees `NOMEM`.
     #[error("no memory for another chunk")]
     NoResources,
     /// The host refused for another reason. The guest sees `DEVERR`.
-    #[error("the host refused: {0}")]
+    #[error("the host refused a chunk: {0}")]
     Host(#[from] io::Error),
 }
 
-/// Host memory behind the shared memory region, in chunks of one size.
+/// Host memory of the shared memory region, in chunks of one size.
 ///
-/// A chunk's index says where it is in the region: at `index * chunk_size`.
+/// The index of a chunk gives its offset in the region: `index * chunk_size`.
 pub trait ChunkStore: Send {
-    /// Bytes per chunk, a power of two. It does not change.
+    /// Returns the bytes of a chunk, a power of two. The size does not change.
     fn chunk_size(&self) -> u64;
 
-    /// Bytes of the whole region, a multiple of the chunk size. It does not change.
+    /// Returns the bytes of the whole region, a multiple of the chunk size. The size does not change.
     fn region_size(&self) -> u64;
 
-    /// Backs one chunk with memory that reads as zero, shows it to the guest, and returns its index.
+    /// Backs one chunk with zeroed memory, makes it visible to the guest, and returns its index.
     ///
     /// # Errors
-    /// On error nothing has changed.
+    /// After an error, nothing has changed.
     fn back(&mut self) -> Result<u32, ChunkError>;
 
-    /// As [`back`](Self::back), for the chunk of this index. A restored state needs this.
+    /// Backs the chunk with this index, in the same way as [`back`](Self::back). Restoring a state needs this.
     ///
     /// # Errors
-    /// On error nothing has changed; [`io::ErrorKind::InvalidInput`] if there is no such place, or a chunk is there.
+    /// After an error, nothing has changed. The error is [`io::ErrorKind::InvalidInput`] if the index is out of range or the
+    /// chunk is already backed.
     fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
         let _ = index;
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// The memory of a backed chunk; `None` for any other index.
+    /// Returns the memory of a backed chunk, or `None` for any other index.
     fn memory(&self, index: u32) -> Option<VolatileSlice<'_>>;
 
-    /// Parks a backed chunk: hides it from the guest, then zeroes it. Its memory stays, since mappers have it mapped.
-    /// A chunk that is parked already is zeroed again.
+    /// Parks a backed chunk: hides it from the guest, then zeroes it. Its memory stays allocated, because mappers still map it.
+    /// If the chunk is already parked, it is zeroed again.
     ///
     /// # Errors
-    /// On error the guest may still see the chunk, and only [`release`](Self::release) may follow.
+    /// After an error, the chunk may still be visible to the guest, and only [`release`](Self::release) may follow.
     fn park(&mut self, index: u32) -> Result<(), ChunkError> {
         let _ = index;
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Shows a parked chunk to the guest again, at the same place and with the same memory. It counts as backed from
-    /// then on.
+    /// Makes a parked chunk visible to the guest again, at the same place and with the same memory. It counts as backed from then
+    /// on.
     ///
     /// # Errors
-    /// On error it is still parked.
+    /// After an error, the chunk is still parked.
     fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
         let _ = index;
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Hides a backed or parked chunk from the guest, and drops or zeroes its memory. The engine calls it only after
-    /// every mapper has unmapped the chunk.
+    /// Hides a backed or parked chunk from the guest, and drops or zeroes its memory. The engine calls this only after every
+    /// mapper has unmapped the chunk.
     ///
     /// # Errors
-    /// On error the chunk is lost: the store does not hand it out again, and the engine goes on counting it as backed, until
+    /// After an error, the chunk is lost. The store does not return it from `back`, and the engine counts it as backed until
     /// [`recover`](Self::recover) returns it.
     fn release(&mut self, index: u32) -> Result<(), ChunkError>;
 
-    /// Tries once more to give back one of the chunks that were lost, each in its turn. Returns the chunk, which is released then like any
-    /// other; `None` if there is none, or it is still lost. The engine calls it once with each WINDOW_ADD and WINDOW_DEL, and when it is reset
-    /// until it returns `None`.
+    /// Retries the release of one lost chunk, in turn. Returns the chunk if it is now released, or `None` if no chunk is lost or
+    /// the retry failed. The engine calls this once for each WINDOW_ADD and WINDOW_DEL. On a reset of the device, the engine
+    /// calls it until it returns `None`.
     fn recover(&mut self) -> Option<u32> {
         None
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The configuration of an engine, and its rules.
+//! Engine configuration and its rules.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -11,30 +11,32 @@ use crate::EndpointId;
 use crate::backend::{ChunkStore, GuestRam, MapperLimits};
 use crate::spec::{MAX_PROBE_SIZE, property};
 
-/// Windows lie on one side of this address: drivers that know only windows below it can tell (bounce windows, Discovery).
+/// Windows lie entirely below or entirely above this address, because some drivers support only windows below it (bounce windows,
+/// Discovery).
 const FOUR_GIB: u64 = 1 << 32;
 
-/// The fewest properties that PROBE must have room for: the MSI window, and what is reserved below and above it.
+/// Minimum size of PROBE properties in bytes: the MSI window, and the reserved ranges below and above it.
 const MIN_PROBE_SIZE: usize = 3 * property::RESV_MEM_SIZE;
 
-/// How an engine is set up.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Bit n: pages of 2^n bytes. The lowest bit is the granule of mappings, the others are hints to the driver.
+    /// Page sizes: bit n stands for pages of 2^n bytes. The lowest bit is the granule of mappings, the others are hints to the
+    /// driver.
     pub page_size_mask: u64,
-    /// The IOVAs that a driver may map.
+    /// IOVAs that a driver may map.
     pub input_range: RangeInclusive<u64>,
-    /// The domain numbers that a driver may use.
+    /// Domain numbers that a driver may use.
     pub domain_range: RangeInclusive<u32>,
-    /// Bytes of properties that PROBE answers: 72 to 512, or 0 to offer no PROBE.
+    /// Bytes of properties in PROBE replies: 72 to 512, or 0 to not offer PROBE.
     pub probe_size: u32,
-    /// Where devices write message-signalled interrupts; never mapped.
+    /// Addresses at which devices write message-signalled interrupts. Never mapped.
     pub msi_window: RangeInclusive<u64>,
-    /// Whether endpoints that are attached to nothing reach all RAM at power-on, before the driver says otherwise.
+    /// True if unattached endpoints can access all RAM at power-on, until the driver changes it.
     pub bypass: bool,
-    /// Limits on what a guest makes the host keep.
+    /// Limits on the host resources that a guest can use.
     pub limits: Limits,
-    /// Bounce windows; `None` makes a plain virtio-iommu.
+    /// Bounce windows. `None` makes a plain virtio-iommu.
     pub window: Option<WindowConfig>,
 }
 
@@ -54,25 +56,26 @@ impl Default for EngineConfig {
     }
 }
 
-/// Limits on what a guest makes the host keep. Requests beyond them get `NOMEM`.
+/// Limits on the host resources that a guest can use. Requests beyond them get `NOMEM`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Mappings over all domains.
+    /// Maximum mappings over all domains.
     pub max_mappings: usize,
-    /// Domains at once.
+    /// Maximum number of domains at a time.
     pub max_domains: usize,
-    /// For each address space of the host with [page tables](crate::DmaMapper::keeps_page_tables): pages of tables that mappings may ever
-    /// have the host make, of 4 KiB each. The host keeps them until the address space goes.
+    /// Maximum pages of page tables, of 4 KiB each, that mappings can make the host build for one address space with [page
+    /// tables](crate::DmaMapper::keeps_page_tables). The host keeps the pages as long as the address space exists.
     pub max_table_pages: u64,
-    /// Bytes of guest RAM that are mapped, over all address spaces of the host. What is mapped twice counts twice; chunks of windows do not
-    /// count. A bypass domain counts: it maps all RAM. So does bypass of what is attached to nothing, unless [`EngineConfig::bypass`] has it
-    /// on from power-on. `u64::MAX`: no limit. [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes it.
+    /// Maximum bytes of mapped guest RAM over all address spaces of the host. Memory that is mapped twice counts twice. Chunks of
+    /// windows do not count. A bypass domain counts, because it maps all RAM. Bypass of unattached endpoints also counts, unless
+    /// [`EngineConfig::bypass`] turns it on at power-on. `u64::MAX` means no limit.
+    /// [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes the limit.
     pub max_mapped_bytes: u64,
-    /// How long it may take to unmap all that is mapped, by how long calls to mappers typically take. 4096 mappings are never too many. No
-    /// request, nor whoever waits for one, takes more than a few times as long for the mappings.
+    /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed.
+    /// No request, and no thread that waits for one, takes more than a few times this long because of mappings.
     pub max_unmap_time: Duration,
-    /// Most bytes that one call to a mapper maps, a power of two and no less than the granule: longer mappings are made of several, and
-    /// between two of them the VMM can [interrupt](crate::Interrupt) the request.
+    /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and
+    /// the VMM can [interrupt](crate::Interrupt) the request between them.
     pub max_piece: u64,
 }
 
@@ -89,19 +92,20 @@ impl Default for Limits {
     }
 }
 
-/// How bounce windows are set up.
+/// Configuration of bounce windows.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// The IOVAs that windows use, the same in every domain; aligned on chunks, clear of the MSI window. Below 4 GiB, where any driver that
-    /// knows windows uses them, or above ([`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH)).
+    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window.
+    /// It lies below 4 GiB, where every driver that supports windows can use it, or above
+    /// ([`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH)).
     pub aperture: RangeInclusive<u64>,
-    /// Bytes of window memory over all domains, at most the size of the region.
+    /// Maximum bytes of window memory over all domains. At most the size of the region.
     pub budget: u64,
-    /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
+    /// Advice to the driver: maximum size in bytes of a DMA that the driver should copy. 0 leaves the decision to the driver.
     pub threshold: u32,
 }
 
-/// What is wrong with a configuration.
+/// Error in an engine configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// `page_size_mask` is zero.
@@ -110,19 +114,19 @@ pub enum ConfigError {
     /// A range ends before it starts.
     #[error("{0} is empty: its end must not be below its start")]
     EmptyRange(&'static str),
-    /// `probe_size` is out of bounds or not a multiple of 8.
+    /// `probe_size` is out of range or not a multiple of 8.
     #[error("probe_size is {0}: it must be 0 or a multiple of 8 from {MIN_PROBE_SIZE} to {MAX_PROBE_SIZE}")]
     ProbeSize(u32),
     /// A limit is zero.
     #[error("limits.{0} is 0: it must be at least 1")]
     ZeroLimit(&'static str),
-    /// `max_piece` does not suit.
+    /// `max_piece` is not a power of two, or is smaller than the granule.
     #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
     Piece(u64),
-    /// Window configuration and chunk store do not come together.
+    /// Only one of window configuration and chunk store is given.
     #[error("bounce windows need both a window configuration and a chunk store, or neither")]
     WindowAndStore,
-    /// The chunk size does not suit.
+    /// The chunk size is not a power of two, or is smaller than the granule.
     #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]
     ChunkSize {
         /// Bytes per chunk.
@@ -130,7 +134,7 @@ pub enum ConfigError {
         /// Bytes of the smallest page.
         granule: u64,
     },
-    /// The region is not made of whole chunks, or of too many.
+    /// The region does not consist of whole chunks, or has too many of them.
     #[error("the shared region is {region:#x} bytes: it must be 1 to 2^32 whole chunks of {chunk:#x} bytes")]
     RegionSize {
         /// Bytes of the region.
@@ -138,7 +142,7 @@ pub enum ConfigError {
         /// Bytes per chunk.
         chunk: u64,
     },
-    /// The budget does not fit in the region.
+    /// The budget is larger than the region.
     #[error("the window budget is {budget:#x} bytes: it must be at most {region:#x}, the size of the shared region")]
     Budget {
         /// Bytes of the budget.
@@ -146,46 +150,46 @@ pub enum ConfigError {
         /// Bytes of the region.
         region: u64,
     },
-    /// The aperture is in the wrong place.
+    /// The aperture breaks a rule.
     #[error("the window aperture {start:#x} to {end:#x} {rule}")]
     Aperture {
         /// First IOVA.
         start: u64,
         /// Last IOVA.
         end: u64,
-        /// What it must keep.
+        /// Rule that the aperture breaks.
         rule: &'static str,
     },
-    /// There are no windows to change.
-    #[error("there are no bounce windows: the engine was set up without")]
+    /// The engine has no windows to change.
+    #[error("the engine has no bounce windows: it was created without a window configuration")]
     NoWindows,
-    /// An endpoint of that name is there.
-    #[error("endpoint {0:#x} exists already: every endpoint needs an ID of its own")]
+    /// An endpoint with this ID already exists.
+    #[error("endpoint {0:#x} already exists: every endpoint needs its own ID")]
     EndpointExists(EndpointId),
-    /// No endpoint of that name is there.
+    /// No endpoint has this ID.
     #[error("endpoint {0:#x} does not exist")]
     NoEndpoint(EndpointId),
-    /// The host cannot map pages as small as the guest may.
+    /// The host cannot map pages as small as the guest can.
     #[error(
-        "endpoint {id:#x}: the host maps pages of {host:#x} bytes, page_size_mask promises {granule:#x}: raise its lowest bit"
+        "endpoint {id:#x}: the host maps pages of {host:#x} bytes, but page_size_mask promises {granule:#x}: raise its lowest bit"
     )]
     EndpointGranule {
         /// The endpoint.
         id: EndpointId,
-        /// Bytes of the host's smallest page, 0 if it has none.
+        /// Bytes of the host's smallest page, or 0 if it supports none.
         host: u64,
         /// Bytes of the engine's smallest page.
         granule: u64,
     },
-    /// The host can translate nothing in the input range.
+    /// The host can translate no IOVA of the input range.
     #[error("endpoint {0:#x}: the host translates no IOVA within input_range")]
     EndpointRange(EndpointId),
-    /// The endpoint starts in bypass mode, and the host does not map RAM for it.
+    /// The endpoint starts in bypass mode, but the host cannot map all RAM for it.
     #[error(
-        "endpoint {0:#x}: bypass is on, and the host does not map all guest RAM for it: raise its limits, or set bypass off"
+        "endpoint {0:#x}: bypass is on, but the host does not map all guest RAM for it: raise its limits, or turn bypass off"
     )]
     EndpointBypass(EndpointId),
-    /// The host cannot translate the aperture.
+    /// The host cannot translate the whole aperture.
     #[error(
         "endpoint {id:#x}: the host does not translate the window aperture {start:#x} to {end:#x}: move the aperture"
     )]
@@ -200,12 +204,12 @@ pub enum ConfigError {
 }
 
 impl EngineConfig {
-    /// Bytes of the smallest page.
+    /// Returns the bytes of the smallest page.
     pub(crate) fn granule(&self) -> u64 {
         1u64.checked_shl(self.page_size_mask.trailing_zeros()).unwrap_or(0)
     }
 
-    /// Checks everything that does not depend on an endpoint.
+    /// Checks all rules that do not depend on an endpoint.
     pub(crate) fn validate(&self, ram: &dyn GuestRam, chunks: Option<&dyn ChunkStore>) -> Result<(), ConfigError> {
         if self.page_size_mask == 0 {
             return Err(ConfigError::NoPageSize);
@@ -264,7 +268,8 @@ impl EngineConfig {
         window.check_aperture(self, chunk, ram)
     }
 
-    /// Whether an endpoint with these limits can be managed. `usable` is what it can map, without the MSI window.
+    /// Checks that the engine can manage an endpoint with these limits. `usable` are the IOVAs that the endpoint can map, without
+    /// the MSI window.
     pub(crate) fn check_endpoint(
         &self,
         id: EndpointId,
@@ -293,12 +298,12 @@ impl EngineConfig {
 }
 
 impl WindowConfig {
-    /// Whether the aperture is above 4 GiB.
+    /// True if the aperture is above 4 GiB.
     pub(crate) fn is_high(&self) -> bool {
         *self.aperture.start() >= FOUR_GIB
     }
 
-    /// Whether the store could back the budget.
+    /// Checks that the region is large enough for the budget.
     pub(crate) fn check_budget(&self, budget: u64, region: u64) -> Result<(), ConfigError> {
         if budget > region {
             return Err(ConfigError::Budget { budget, region });
@@ -325,7 +330,8 @@ impl WindowConfig {
         if start < *config.input_range.start() || end > *config.input_range.end() {
             return broken("must lie within input_range");
         }
-        // Regions of guest RAM are far larger than chunks, so one that overlaps covers the end of some chunk.
+        // Regions of guest RAM are far larger than chunks. So a region that overlaps the aperture covers the start or the end of
+        // some chunk.
         let granule = config.granule();
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
         let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);

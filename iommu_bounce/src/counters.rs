@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures about a running engine.
+//! Figures of a running engine.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::latency::HostLatency;
 use crate::mapping::MappedMemory;
 use crate::wire::{Kind, by_kind};
 
-/// How many requests of each kind.
+/// Number of requests of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestCounts {
     /// ATTACH requests.
@@ -25,64 +25,65 @@ pub struct RequestCounts {
     pub window_add: u64,
     /// WINDOW_DEL requests.
     pub window_del: u64,
-    /// Requests of no known type, or too short for their type.
+    /// Requests of unknown type, or too short for their type.
     pub invalid: u64,
 }
 
-/// Figures about a running engine. Totals count from the start of the VM; a device reset does not clear them.
+/// Figures of a running engine. Totals count from the start of the VM. A device reset does not clear them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Requests received.
     pub requests: RequestCounts,
-    /// Of these, the ones whose status was not `OK`, or that got no answer.
+    /// Requests whose status was not `OK`, or that got no answer.
     pub failed: RequestCounts,
-    /// Mappings that exist, over all domains. Chunks are not mappings.
+    /// Existing mappings over all domains. Chunks do not count as mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that are mapped on the host. Files that the guest sees as memory count, too. They are counted once for each address space of the host that maps them:
-    /// one for each endpoint, unless the endpoints of a domain share one.
+    /// Bytes of guest RAM that are mapped on the host, including files that the guest sees as memory. They count once for each
+    /// host address space that maps them: one for each endpoint, unless the endpoints of a domain share one.
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,
-    /// Bytes that the host's kernel has pinned: guest RAM, files that the guest sees as memory, and chunks. They are counted once for each address space of its IOMMU that maps
-    /// them, as it accounts them (`VmLck` of containers, `VmPin` of IOMMUFD). Those of emulated devices and other processes pin
-    /// nothing.
+    /// Bytes that the host kernel has pinned: guest RAM, files that the guest sees as memory, and chunks. They count once for
+    /// each IOMMU address space that maps them, as the kernel accounts them (`VmLck` for containers, `VmPin` for IOMMUFD).
+    /// Address spaces of emulated devices and other processes pin nothing.
     pub pinned_bytes: u64,
     /// The largest [`pinned_bytes`](Self::pinned_bytes) so far.
     pub peak_pinned_bytes: u64,
-    /// Bytes of window memory that are backed, lost chunks included.
+    /// Bytes of backed window memory, including lost chunks.
     pub window_bytes: u64,
     /// The largest [`window_bytes`](Self::window_bytes) so far.
     pub peak_window_bytes: u64,
-    /// Parked chunks: still mapped on the host after a reset of the VM, for when the guest asks for them again.
+    /// Parked chunks: still mapped on the host after a reset of the VM, so that the guest can request them again.
     pub parked_chunks: u64,
-    /// Parked chunks that the guest got back, each without a call to the host.
+    /// Parked chunks that the guest got back, each without a host call.
     pub unparked_chunks: u64,
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map) that succeeded.
     pub host_maps: u64,
     /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that succeeded.
     pub host_unmaps: u64,
-    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) that were saved because neighbouring UNMAP requests of
-    /// one notification shared one.
+    /// Calls to [`DmaMapper::unmap`](crate::DmaMapper::unmap) saved because adjacent UNMAP requests of one notification shared a
+    /// call.
     pub merged_unmaps: u64,
-    /// Calls to a mapper or to the chunk store that failed.
+    /// Failed calls to a mapper or to the chunk store.
     pub host_errors: u64,
-    /// Stuck ranges: the host did not unmap them, and no domain has them any more. Each request tries again.
+    /// Stuck ranges: the host failed to unmap them, and no domain owns them any more. Each request retries the unmap.
     pub stuck_ranges: u64,
-    /// Lost chunks: they could not be given back, are not used again, and count in [`window_bytes`](Self::window_bytes). The host is asked
-    /// again with each request for windows and each reset, but for those of which nobody knows whether it still maps them.
+    /// Lost chunks: they could not be released. They are not used again, and count in [`window_bytes`](Self::window_bytes). Each
+    /// request for windows and each reset retries the release, except for chunks that the host may still map in an address space
+    /// that was removed.
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that were not reported to the driver: too many at once, of no endpoint, or with no buffer for them.
-    /// Also those that waited when the device was reset.
+    /// Faults that were not reported to the driver: there were too many at once, the endpoint does not exist, the driver supplied
+    /// no buffer, or the device was reset first.
     pub faults_dropped: u64,
-    /// How long the host takes. Reported apart from the counters.
+    /// Duration of host calls. Reported separately from the counters.
     #[serde(skip)]
     pub(crate) host: HostLatency,
 }
 
 impl RequestCounts {
-    /// Counts one.
+    /// Counts one request.
     pub(crate) fn add(&mut self, kind: Kind) {
         *self.of(kind) += 1;
     }
@@ -107,7 +108,7 @@ impl Counters {
         self.failed.invalid += 1;
     }
 
-    /// Counts what a mapper mapped.
+    /// Counts a successful map call.
     pub(crate) fn note_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         self.host_maps += 1;
         if pins && memory.is_pinned() {
@@ -120,13 +121,13 @@ impl Counters {
         }
     }
 
-    /// Counts what a mapper unmapped.
+    /// Counts a successful unmap call.
     pub(crate) fn note_unmapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         self.host_unmaps += 1;
         self.forget_mapped(memory, len, pins);
     }
 
-    /// Counts memory whose mapping ended with its mapper.
+    /// Subtracts memory whose mapping ended together with its mapper.
     pub(crate) fn forget_mapped(&mut self, memory: MappedMemory, len: u64, pins: bool) {
         if pins && memory.is_pinned() {
             self.pinned_bytes -= len;
@@ -136,7 +137,7 @@ impl Counters {
         }
     }
 
-    /// Sets the bytes of window memory that are backed.
+    /// Sets the bytes of backed window memory.
     pub(crate) fn note_window(&mut self, bytes: u64) {
         self.window_bytes = bytes;
         self.peak_window_bytes = self.peak_window_bytes.max(bytes);

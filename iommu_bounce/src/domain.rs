@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Domains: who is attached, what is mapped.
+//! Domains: attached endpoints and mappings.
 //!
-//! The mappings of a domain do not overlap. So a tree keyed by the first IOVA finds those that touch a range in O(log
-//! n).
+//! The mappings of a domain do not overlap. So a tree keyed by the first IOVA finds the mappings that touch a range in O(log n).
 
 use std::collections::BTreeMap;
 
@@ -12,75 +11,75 @@ use crate::mapping::{Chunk, DeviceMapping, Mapping};
 use crate::tree::MappingTree;
 use crate::{EndpointId, SpaceId};
 
-/// An I/O address space of the guest's. It exists as long as an endpoint is attached.
+/// I/O address space of the guest. It exists as long as an endpoint is attached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
-    /// A bypass domain: it maps all RAM, and the driver neither adds nor removes a mapping.
+    /// True for a bypass domain. A bypass domain maps all RAM, and the driver cannot add or remove mappings.
     pub(crate) bypass: bool,
     pub(crate) endpoints: Vec<EndpointId>,
-    /// The address spaces of its endpoints. Each holds all that the domain maps.
+    /// Host address spaces of the endpoints. Each holds everything that the domain maps.
     pub(crate) spaces: Vec<SpaceId>,
-    /// By first IOVA.
+    /// Mappings of guest RAM, by first IOVA.
     pub(crate) mappings: MappingTree,
-    /// Bytes that the mappings map and that count toward the cap on mapped bytes.
+    /// Bytes of mappings that count towards the cap on mapped bytes.
     pub(crate) mapped_bytes: u64,
     /// Counts of the driver's requests.
     pub(crate) activity: Activity,
-    /// By IOVA.
+    /// Chunks of the window, by IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
-    /// By first IOVA. They overlap no mapping.
+    /// Mappings of device memory, by first IOVA. They overlap no other mapping.
     pub(crate) devices: BTreeMap<u64, DeviceMapping>,
 }
 
-/// What an UNMAP range covers. It cuts no mapping.
+/// Mappings covered by an UNMAP range that splits no mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cover {
     /// No mapping.
     Nothing,
-    /// One mapping, which starts where the range does and ends at this IOVA. Most UNMAPs are of this kind.
+    /// One mapping that starts at the start of the range and ends at this IOVA. This is the most frequent case.
     One(u64),
     /// Any number of mappings.
     Several,
 }
 
 impl Domain {
-    /// Adds a mapping, where there is none.
+    /// Adds a mapping. The range must be free.
     pub(crate) fn remember(&mut self, start: u64, mapping: Mapping) {
         self.mapped_bytes += mapping.last - start + 1;
         self.mappings.insert(start, mapping);
     }
 
-    /// Adds a mapping of a device's memory, where there is none.
+    /// Adds a mapping of device memory. The range must be free.
     pub(crate) fn remember_device(&mut self, start: u64, mapping: DeviceMapping) {
         self.mapped_bytes += mapping.capped_bytes(start);
         self.devices.insert(start, mapping);
     }
 
-    /// Removes the mapping of a device's memory that starts here.
+    /// Removes the mapping of device memory that starts at this IOVA.
     pub(crate) fn forget_device(&mut self, start: u64) {
         if let Some(mapping) = self.devices.remove(&start) {
             self.mapped_bytes -= mapping.capped_bytes(start);
         }
     }
 
-    /// How many mappings the driver has made.
+    /// Returns the number of mappings that the driver made.
     pub(crate) fn count(&self) -> u64 {
         if self.bypass { 0 } else { (self.mappings.len() + self.devices.len()) as u64 }
     }
 
-    /// Whether a mapping touches `[start, last]`.
+    /// True if a mapping touches `[start, last]`.
     pub(crate) fn is_mapped(&self, start: u64, last: u64) -> bool {
         let mapped = self.mappings.floor(last).is_some_and(|(_, mapping)| mapping.last >= start);
         mapped || self.last_device(start, last).is_some()
     }
 
-    /// The last device memory that touches `[start, last]`.
+    /// Returns the last device mapping that touches `[start, last]`.
     pub(crate) fn last_device(&self, start: u64, last: u64) -> Option<(u64, DeviceMapping)> {
         let (iova, mapping) = self.devices.range(..=last).next_back()?;
         (mapping.last >= start).then_some((*iova, *mapping))
     }
 
-    /// What `[start, last]` covers; `None` if it cuts a mapping.
+    /// Returns the mappings covered by `[start, last]`, or `None` if the range splits a mapping.
     pub(crate) fn cover(&self, start: u64, last: u64) -> Option<Cover> {
         let cover = self.cover_ram(start, last)?;
         let Some((_, highest)) = self.last_device(start, last) else { return Some(cover) };
@@ -88,7 +87,7 @@ impl Domain {
         (highest.last <= last && !cut_below).then_some(Cover::Several)
     }
 
-    /// As [`cover`](Self::cover), of mappings of guest RAM alone.
+    /// Does the same as [`cover`](Self::cover), for mappings of guest RAM only.
     fn cover_ram(&self, start: u64, last: u64) -> Option<Cover> {
         let Some((first, mapping)) = self.mappings.floor(last).filter(|(_, mapping)| mapping.last >= start) else {
             return Some(Cover::Nothing);
@@ -104,7 +103,7 @@ impl Domain {
         (!cut).then_some(Cover::Several)
     }
 
-    /// The first mappings in `[start, last]` that follow each other without a gap, as one range.
+    /// Returns the first mappings in `[start, last]` that follow each other without a gap, as one range (a run).
     pub(crate) fn run(&self, start: u64, last: u64) -> Option<(u64, u64)> {
         let mut mappings = self.mappings.from(start).take_while(|(start, _)| *start <= last);
         let (first, mapping) = mappings.next()?;
@@ -118,7 +117,7 @@ impl Domain {
         Some((first, end))
     }
 
-    /// All runs, in order.
+    /// Returns all runs in order.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut next = Some(0);
         std::iter::from_fn(move || {
@@ -128,7 +127,7 @@ impl Domain {
         })
     }
 
-    /// Forgets the mappings in `[start, last]`, which cuts none. Returns how many there were.
+    /// Removes the mappings in `[start, last]`, which must not split any. Returns their number.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
         let (count, bytes) = self.mappings.remove_range(start, last);
         self.mapped_bytes -= bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints: what each can map, and in which address space it is.
+//! Endpoints: the IOVAs that each can map, and its host address space.
 
 use std::ops::RangeInclusive;
 
@@ -10,18 +10,18 @@ use crate::activity::Activity;
 use crate::backend::MapperLimits;
 use crate::{DomainId, SpaceId};
 
-/// An endpoint.
+/// Endpoint of the virtio-iommu.
 pub(crate) struct Endpoint {
-    /// What can be mapped: disjoint, in order.
+    /// IOVAs that the endpoint can map: disjoint ranges, in order.
     usable: Vec<RangeInclusive<u64>>,
-    /// The address space of the host that it is attached to.
+    /// Host address space that the endpoint is attached to.
     pub(crate) space: SpaceId,
     pub(crate) domain: Option<DomainId>,
     /// Counts of the driver's requests.
     pub(crate) activity: Activity,
 }
 
-/// What of `input` a mapper can translate, without `msi`.
+/// Returns the IOVAs of `input` that a mapper with these limits can translate, without `msi`.
 pub(crate) fn usable(
     limits: &MapperLimits,
     input: &RangeInclusive<u64>,
@@ -40,17 +40,17 @@ pub(crate) fn usable(
 }
 
 impl Endpoint {
-    /// An endpoint that is attached to no domain.
+    /// Creates an endpoint that is attached to no domain.
     pub(crate) fn new(usable: Vec<RangeInclusive<u64>>, space: SpaceId) -> Self {
         Self { usable, space, domain: None, activity: Activity::default() }
     }
 
-    /// What the endpoint can map: disjoint ranges, in order, without the MSI window.
+    /// Returns the IOVAs that the endpoint can map: disjoint ranges in order, without the MSI window.
     pub(crate) fn usable(&self) -> &[RangeInclusive<u64>] {
         &self.usable
     }
 
-    /// Whether all of `[start, last]` can be mapped.
+    /// True if the endpoint can map all of `[start, last]`.
     pub(crate) fn can_map(&self, start: u64, last: u64) -> bool {
         let place = self.usable.partition_point(|range| *range.end() < start);
         let range = self.usable.get(place);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine: takes requests, keeps the state, and answers.
+//! The engine: decodes requests, keeps the state, and answers.
 //!
-//! Requests are served one at a time, so nothing here locks. A request that fails changes nothing, unless the host
-//! fails to undo a step. [`crate::space`] says what happens then.
+//! Requests are served one at a time, so the engine needs no locks. A failed request changes nothing, unless the host also fails
+//! to undo a step. [`crate::space`] describes that case.
 
 mod attach;
 mod batch;
@@ -51,38 +51,39 @@ pub use batch::UnmapRequest;
 use map_unmap::unmap_run;
 pub use report::DomainWindow;
 
-/// How long requests of one batch may take until no more is taken of the host for it.
+/// Maximum duration of a batch. After that, requests of the batch that take more host resources are rejected.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
-/// When the requests of a batch were served. The end is added up where it is asked for: a request is served in less than a microsecond.
+/// Times at which the requests of a batch were served. The end is calculated only on demand, because a request takes less than a
+/// microsecond.
 #[derive(Clone, Copy)]
 struct Served {
-    /// Begin of the first one.
+    /// Start of the first request.
     first: Instant,
-    /// Begin of the last one.
+    /// Start of the last request.
     last: Instant,
-    /// Duration of the last one.
+    /// Duration of the last request.
     took: Duration,
 }
 
-/// The state of one virtio-iommu device.
+/// State of one virtio-iommu device.
 pub struct Engine {
     config: EngineConfig,
     ram: Arc<dyn GuestRam>,
     windows: Option<Windows>,
     /// Features that the driver accepted.
     accepted: u64,
-    /// Whether endpoints that are attached to nothing are in bypass mode.
+    /// True if unattached endpoints are in bypass mode.
     bypass: bool,
-    /// Until when the driver cannot turn that on again.
+    /// Until this time, the driver cannot turn bypass on again.
     bypass_rests: Option<Instant>,
-    /// Whether endpoints in bypass mode reach nothing until it is time to map RAM for them.
+    /// True if unattached endpoints have no access until the engine maps RAM for them later.
     bypass_put_off: bool,
-    /// What the requests of a batch took so far, while one is served.
+    /// Duration of the current batch so far. `None` outside of a batch.
     batch: Option<Duration>,
     /// Times of the last batch, once a request of it was served.
     served: Option<Served>,
-    /// What these endpoints have mapped then.
+    /// Mappings of unattached endpoints in bypass mode.
     identity: Domain,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     spaces: Spaces,
@@ -91,12 +92,12 @@ pub struct Engine {
     latency: RequestLatency,
     faults: FaultQueue,
     pieces: Pieces,
-    /// Mappings of devices' memory in a state that was restored, until [`restore_device_memory`](Self::restore_device_memory).
+    /// Mappings of device memory from a restored state, until [`restore_device_memory`](Self::restore_device_memory) maps them.
     restored_devices: Vec<wire::Map>,
 }
 
 impl Engine {
-    /// Sets an engine up. `chunks` goes with `config.window`: both or neither.
+    /// Creates an engine. `chunks` and `config.window` must both be given, or neither.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the field and its rule.
@@ -130,12 +131,11 @@ impl Engine {
         })
     }
 
-    /// Adds an endpoint, attached to no domain. `mapper` is an empty address space to which the endpoint is attached
-    /// on the host. If it has a [`group`](DmaMapper::group), the engine may attach the endpoint to another address
-    /// space of that group.
+    /// Adds an endpoint that is attached to no domain. `mapper` is an empty host address space that the endpoint is attached to.
+    /// If it has a [`group`](DmaMapper::group), the engine may move the endpoint to another address space of that group.
     ///
     /// # Errors
-    /// A [`ConfigError`] if the ID is in use, or the host cannot translate what the configuration promises.
+    /// A [`ConfigError`] if the ID is in use, or if the host cannot translate what the configuration promises.
     pub fn add_endpoint(&mut self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
         if self.endpoints.contains_key(&id) {
             return Err(ConfigError::EndpointExists(id));
@@ -155,21 +155,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. That is
-    /// its own, or another of its group if its own serves other endpoints. The VMM must make sure that the endpoint
-    /// does no DMA.
+    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. This is the endpoint's
+    /// own mapper, or another mapper of its group if its own still serves other endpoints. The VMM must make sure that the
+    /// endpoint does no DMA.
     ///
-    /// What the host would not unmap goes with the mapper. A chunk among it is lost, since nobody knows when it
-    /// becomes free.
+    /// Ranges that the host failed to unmap end together with the mapper. Chunks in these ranges are lost, because the engine
+    /// cannot know when they become free.
     ///
     /// # Errors
-    /// [`ConfigError::NoEndpoint`] if there is none of that ID.
+    /// [`ConfigError::NoEndpoint`] if no endpoint has this ID.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<Box<dyn DmaMapper>, ConfigError> {
         self.retry_stuck();
         self.release_endpoint(id);
         let endpoint = self.endpoints.remove(&id);
         let own = endpoint.ok_or(ConfigError::NoEndpoint(id))?.space;
-        // The driver would be told of an endpoint that is not there, and so would whoever restores a state with them.
+        // Otherwise the driver would get faults of an endpoint that does not exist, and a restored state would contain them.
         self.counters.faults_dropped += self.faults.forget(id);
         self.spaces.get_mut(own).endpoints.retain(|other| *other != id);
         let group = self.spaces.get(own).group();
@@ -177,9 +177,9 @@ impl Engine {
         let spare = if shared { self.spaces.spare(group) } else { None };
         let going = spare.unwrap_or(own);
         self.evict_from(going);
-        // No endpoint is in it any more, so this unmaps what bypass has mapped.
+        // No endpoint is in this address space any more, so this unmaps the RAM that bypass mapped.
         let ended = self.settle(going);
-        debug_assert!(ended.is_ok(), "unmapping does not fail, it gets stuck");
+        debug_assert!(ended.is_ok(), "an unmap does not fail: the range becomes stuck");
         let space = self.spaces.remove(going).expect("an endpoint has an address space");
         if let Some(windows) = &mut self.windows {
             space.stuck_chunks().for_each(|index| windows.doom(index));
@@ -188,9 +188,9 @@ impl Engine {
         Ok(space.into_mapper(&mut self.counters))
     }
 
-    /// The device-specific feature bits to offer.
+    /// Returns the device-specific feature bits to offer.
     ///
-    /// Not among them: `BYPASS`, which `BYPASS_CONFIG` replaces.
+    /// `BYPASS` is not offered, because `BYPASS_CONFIG` replaces it.
     pub fn features(&self) -> u64 {
         let mut features = feature::INPUT_RANGE | feature::DOMAIN_RANGE | feature::MAP_UNMAP | feature::BYPASS_CONFIG;
         if self.config.probe_size != 0 {
@@ -205,21 +205,21 @@ impl Engine {
         features
     }
 
-    /// Sets the features that the driver accepted, when it sets `FEATURES_OK`. Bits that were not offered are
-    /// ignored. While a domain exists the features cannot change, and the call does nothing.
+    /// Sets the features that the driver accepted, when the driver sets `FEATURES_OK`. Bits that were not offered are ignored.
+    /// While a domain exists, the features cannot change and the call does nothing.
     pub fn accept_features(&mut self, features: u64) {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
             if self.active_windows().is_none() {
-                // A driver without windows may map what it likes in the aperture.
+                // A driver without windows may map any memory in the aperture.
                 self.evict_all();
             }
         } else {
-            warn!("the driver changes features without a reset: ignored");
+            warn!("the driver changed features without a reset: ignored");
         }
     }
 
-    /// The device configuration. [`config_len`](Self::config_len) says how many bytes are valid; the rest is zero.
+    /// Returns the device configuration. [`config_len`](Self::config_len) bytes are valid, and the rest is zero.
     pub fn config_space(&self) -> [u8; config::WINDOW_SIZE] {
         let mut space = [0; config::WINDOW_SIZE];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
@@ -242,7 +242,7 @@ impl Engine {
         space
     }
 
-    /// Bytes of the device configuration: 40, or 80 with bounce windows.
+    /// Returns the bytes of the device configuration: 40, or 80 with bounce windows.
     pub fn config_len(&self) -> usize {
         match self.windows {
             Some(_) => config::WINDOW_SIZE,
@@ -252,11 +252,11 @@ impl Engine {
 
     /// Serves one request.
     ///
-    /// `request` is the whole device-readable part. `reply` takes the device-writable part: it is as long as that
-    /// part, or [`MAX_REPLY`](crate::MAX_REPLY) bytes if that is shorter. Returns the used length: how many bytes of
-    /// `reply` to write to the guest. It is 0 when the request cannot be answered: its type is unknown, or there is
-    /// no room for a status. A request that is too short for its type, or whose writable part is, does nothing and
-    /// gets `INVAL` in the last four bytes.
+    /// `request` is the complete device-readable part. `reply` receives the device-writable part: it is as long as that part, or
+    /// [`MAX_REPLY`](crate::MAX_REPLY) bytes if that is shorter. Returns the used length: the number of bytes of `reply` to write
+    /// to the guest. The used length is 0 if the request cannot be answered, because its type is unknown or there is no room for
+    /// a status. If the readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the
+    /// last four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
         let began = Instant::now();
         self.retry_stuck();
@@ -272,7 +272,7 @@ impl Engine {
             self.counters.count_invalid();
             return wire::fail(kind, reply, Status::Inval);
         };
-        // One of these that fails has changed nothing, and can be handled again.
+        // If one of these requests fails, nothing has changed, and it can be handled again.
         let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
         self.pieces.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
@@ -290,32 +290,32 @@ impl Engine {
         outcome.unwrap_or_else(|status| wire::fail(kind, reply, status))
     }
 
-    /// What has requests that take long be left undone.
+    /// Returns a handle to interrupt long requests.
     pub fn interrupt(&self) -> Interrupt {
         self.pieces.interrupt()
     }
 
-    /// Whether the last request was [interrupted](Interrupt): then nothing of it is done, and it is not answered. It is to be handled
-    /// once more, from its start, when nobody waits any longer.
+    /// True if the last request was [interrupted](Interrupt). Then the request had no effect and was not answered. The VMM must
+    /// handle it again from its start, when no thread waits for the engine any longer.
     pub fn take_interrupted(&mut self) -> bool {
         self.pieces.take_happened()
     }
 
-    /// The requests that follow, up to [`end_batch`](Self::end_batch), are served while their driver and all others wait. Once they
-    /// took a second, those among them that take something more of the host get `NOMEM`; what gives back is served,
-    /// but where that leaves an endpoint in bypass mode, RAM is mapped for it later.
+    /// Starts a batch, which lasts until [`end_batch`](Self::end_batch). The driver and all other threads wait while the batch is
+    /// served. Once a batch has taken a second, its requests that take more host resources get `NOMEM`. Requests that free
+    /// resources are still served. But if such a request leaves an endpoint in bypass mode, RAM is mapped for the endpoint later.
     pub fn begin_batch(&mut self) {
         self.batch = Some(Duration::ZERO);
         self.served = None;
     }
 
-    /// When the first request since [`begin_batch`](Self::begin_batch) was begun, and when the last one was answered. `None` if none was that
-    /// is of a known kind. The clock is not read for it.
+    /// Returns the start of the first request since [`begin_batch`](Self::begin_batch), and the end of the last one. Returns
+    /// `None` if no request of a known kind was served. This call does not read the clock.
     pub fn served_between(&self) -> Option<(Instant, Instant)> {
         self.served.map(|Served { first, last, took }| (first, last + took))
     }
 
-    /// Notes when a request of a batch was served, or several together.
+    /// Records when a request of a batch, or several together, were served.
     fn mark(&mut self, began: Instant, took: Duration) {
         if self.batch.is_none() {
             return;
@@ -326,7 +326,7 @@ impl Engine {
         }
     }
 
-    /// The batch is served.
+    /// Ends the batch.
     pub fn end_batch(&mut self) {
         self.batch = None;
     }
@@ -347,7 +347,7 @@ impl Engine {
         }
     }
 
-    /// Whether the device knows requests of this kind.
+    /// True if the device supports requests of this kind.
     fn offers(&self, kind: Kind) -> bool {
         match kind {
             Kind::Probe => self.config.probe_size != 0,
@@ -389,14 +389,14 @@ impl Engine {
         Ok(wire::probed(reply, &properties))
     }
 
-    /// Resets the virtio device: unmaps and forgets everything, the accepted features too. What the host would not
-    /// unmap is tried again later. Where bypass is on, RAM is mapped for all endpoints, or
-    /// [later](Self::catch_up) if the VMM [interrupts](crate::Interrupt) it.
+    /// Resets the virtio device: unmaps everything, and clears all state including the accepted features. If the host fails to
+    /// unmap a range, the engine retries later. If bypass is on, RAM is mapped for all endpoints, or [later](Self::catch_up) if
+    /// the VMM [interrupts](crate::Interrupt) the reset.
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
         self.counters.faults_dropped += self.faults.clear();
-        // Without a driver nothing has changed since the last reset, so parked chunks may stay.
+        // Without a driver, nothing has changed since the last reset, so parked chunks may stay.
         if self.accepted != 0 {
             self.evict_all();
         }
@@ -405,16 +405,16 @@ impl Engine {
         }
         self.accepted = 0;
         if let Err(status) = self.settle_in_time(&self.spaces.ids(), false) {
-            warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
+            warn!("cannot map RAM for all endpoints in bypass mode ({status:?})");
         }
     }
 
-    /// A copy of the totals.
+    /// Returns a copy of the totals.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// All figures, also of each domain and endpoint. Those of a domain begin and end with it.
+    /// Returns all figures, including those of each domain and endpoint. The figures of a domain start and end with the domain.
     pub fn report(&self) -> Report {
         let chunk_size = self.windows.as_ref().map_or(0, Windows::chunk_size);
         let domains = self.domains.iter().map(|(&id, domain)| DomainReport {
@@ -454,9 +454,9 @@ impl Engine {
         }
     }
 
-    /// Changes the budget: the bytes of window memory that all domains may use. If more is backed, parked chunks are
-    /// given back. Chunks of domains stay, but no more are backed. `Ok(true)`: the driver must be told that the
-    /// configuration has changed.
+    /// Changes the budget: the maximum bytes of window memory over all domains. If more is backed, parked chunks are released.
+    /// Chunks of domains stay, but no more chunks are backed. Returns `Ok(true)` if the VMM must notify the driver of a
+    /// configuration change.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the region is smaller.
@@ -468,8 +468,8 @@ impl Engine {
         Ok(before != bytes && self.active_windows().is_some())
     }
 
-    /// Changes the threshold: the size at or below which a driver should copy. `Ok(true)`: the driver must be told
-    /// that the configuration has changed.
+    /// Changes the threshold: the maximum size of a DMA that a driver should copy. Returns `Ok(true)` if the VMM must notify the
+    /// driver of a configuration change.
     ///
     /// # Errors
     /// [`ConfigError::NoWindows`].
@@ -479,13 +479,13 @@ impl Engine {
         Ok(before != bytes && self.active_windows().is_some())
     }
 
-    /// The windows, if the driver accepted them.
+    /// Returns the windows, if the driver accepted them.
     fn active_windows(&self) -> Option<&Windows> {
         let active = self.accepted & feature::ANY_BOUNCE_WINDOW != 0;
         self.windows.as_ref().filter(|_| active)
     }
 
-    /// Tries again to unmap stuck ranges, and gives back the chunks that become free.
+    /// Retries the unmap of stuck ranges, and releases the chunks that become free.
     fn retry_stuck(&mut self) {
         if self.counters.stuck_ranges == 0 {
             return;
@@ -497,12 +497,12 @@ impl Engine {
         if self.bypass && self.counters.stuck_ranges == 0 {
             let outcome = self.settle_in_time(&self.spaces.ids(), true);
             if let Err(status) = outcome {
-                log::debug!("bypass is not complete yet ({status:?})");
+                log::debug!("cannot map RAM for all endpoints in bypass mode yet ({status:?})");
             }
         }
     }
 
-    /// Gives back held chunks that no address space maps any more.
+    /// Releases held chunks that no address space maps any more.
     fn give_back_held(&mut self) {
         let held = self.windows.as_mut().map(Windows::take_held);
         for index in held.unwrap_or_default() {
@@ -510,7 +510,7 @@ impl Engine {
         }
     }
 
-    /// Gives back a chunk that no domain has any more: at once, or when the last host mapping of it is gone.
+    /// Releases a chunk that no domain owns any more: at once, or when its last host mapping is gone.
     fn give_back(&mut self, index: u32) {
         let Some(windows) = &mut self.windows else {
             return;
@@ -522,20 +522,20 @@ impl Engine {
         }
     }
 
-    /// Whether a range is stuck in an address space of the domain. Such a domain gets no more mappings.
+    /// True if a range is stuck in an address space of the domain. Such a domain gets no more mappings.
     fn is_stuck(&self, domain: &Domain) -> bool {
         self.counters.stuck_ranges != 0 && domain.spaces.iter().any(|space| self.spaces.get(*space).is_stuck())
     }
 }
 
-/// The permissions that flags of MAP or WINDOW_ADD ask for; `INVAL` if a flag is unknown, or if none is set: a
-/// mapping must allow something.
+/// Returns the permissions of the flags of MAP or WINDOW_ADD. Returns `INVAL` if a flag is unknown, or if no flag is set, because
+/// a mapping must allow some access.
 fn permissions(flags: u32) -> Result<Permissions, Status> {
     const { assert!(MAP_F_READ == Permissions::READ.bits() && MAP_F_WRITE == Permissions::WRITE.bits()) };
     Permissions::from_bits(flags).filter(|permissions| !permissions.is_empty()).ok_or(Status::Inval)
 }
 
-/// An endpoint that is known to exist.
+/// Returns an endpoint that must exist.
 fn endpoint_mut(endpoints: &mut BTreeMap<EndpointId, Endpoint>, id: EndpointId) -> &mut Endpoint {
     endpoints.get_mut(&id).expect("an endpoint leaves its domain before it is removed")
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Faults on their way to the driver (virtio 1.3, section 5.13.6.9).
+//! Faults that are pending for the driver (virtio 1.3, section 5.13.6.9).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,39 +11,39 @@ use crate::EndpointId;
 use crate::backend::Permissions;
 use crate::spec::fault;
 
-/// Most faults that wait for a buffer of the driver's, and most that are taken at once.
+/// Maximum pending faults without a buffer of the driver, and maximum faults that are accepted at once.
 const BURST: u32 = 64;
-/// After each such time, one more fault is taken.
+/// Interval after which one more fault is accepted.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Why an access was stopped.
+/// Reason why an access was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FaultReason {
-    /// None of the others: for example, the host failed and left the endpoint without its domain.
+    /// Any other reason. For example, the host failed and left the endpoint without its domain.
     Unknown,
-    /// The endpoint is attached to nothing.
+    /// The endpoint is attached to no domain.
     Domain,
-    /// Nothing is mapped there, or not for such an access.
+    /// Nothing is mapped at the address, or the mapping does not allow the access.
     Mapping,
 }
 
-/// An access that was stopped, or another event that concerns an endpoint.
+/// Stopped access, or another event of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Why.
+    /// Reason of the fault.
     pub reason: FaultReason,
-    /// Whose access it was.
+    /// Endpoint that made the access.
     pub endpoint: EndpointId,
-    /// The IOVA, if one is known.
+    /// IOVA of the access, if known.
     pub address: Option<u64>,
-    /// What kind of access, if known.
+    /// Kind of access, if known.
     #[serde(with = "access")]
     pub access: Permissions,
 }
 
 impl Fault {
-    /// The report as the driver reads it.
+    /// Returns the report in the format of the driver.
     pub fn encode(&self) -> [u8; fault::SIZE] {
         let mut bytes = [0; fault::SIZE];
         bytes[0] = match self.reason {
@@ -65,7 +65,7 @@ impl Fault {
     }
 }
 
-/// Permissions in saved state: their bits, and no others.
+/// Permissions in a saved state: their bits, and no others.
 mod access {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -78,16 +78,16 @@ mod access {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Permissions, D::Error> {
         let bits = u32::deserialize(deserializer)?;
-        Permissions::from_bits(bits).ok_or_else(|| D::Error::custom(format!("access {bits:#x} has bits that are none")))
+        Permissions::from_bits(bits).ok_or_else(|| D::Error::custom(format!("access {bits:#x} has unknown bits")))
     }
 }
 
-/// Faults that wait for the driver. A device that faults without end must neither fill memory nor keep the driver busy.
+/// Faults that are pending for the driver. A device that faults continuously must neither fill memory nor keep the driver busy.
 pub(crate) struct FaultQueue {
     pending: VecDeque<Fault>,
-    /// Faults that are still taken at once.
+    /// Number of faults that can still be accepted at once.
     allowed: u32,
-    /// When `allowed` last grew.
+    /// Time when `allowed` last grew.
     grown: Instant,
 }
 
@@ -96,7 +96,7 @@ impl FaultQueue {
         Self { pending: VecDeque::new(), allowed: BURST, grown: now }
     }
 
-    /// Queues a fault; `false` if there are too many.
+    /// Queues a fault. Returns `false` if there are too many.
     pub(crate) fn push(&mut self, fault: Fault, now: Instant) -> bool {
         let ticks = now.saturating_duration_since(self.grown).as_nanos() / INTERVAL.as_nanos();
         if ticks > 0 {
@@ -116,12 +116,12 @@ impl FaultQueue {
         self.pending.pop_front()
     }
 
-    /// All that wait, the oldest first.
+    /// Returns all pending faults, oldest first.
     pub(crate) fn waiting(&self) -> Vec<Fault> {
         self.pending.iter().copied().collect()
     }
 
-    /// Has these wait, and no others. `false` if they are more than ever can.
+    /// Replaces the pending faults. Returns `false`, and changes nothing, if there are too many.
     pub(crate) fn restore(&mut self, faults: &[Fault]) -> bool {
         let fit = faults.len() <= BURST as usize;
         if fit {
@@ -134,14 +134,14 @@ impl FaultQueue {
         self.pending.is_empty()
     }
 
-    /// Drops those of an endpoint that goes. Returns how many there were.
+    /// Drops the faults of an endpoint that is being removed. Returns their number.
     pub(crate) fn forget(&mut self, endpoint: EndpointId) -> u64 {
         let before = self.pending.len();
         self.pending.retain(|fault| fault.endpoint != endpoint);
         (before - self.pending.len()) as u64
     }
 
-    /// Drops all that wait. Returns how many there were.
+    /// Drops all pending faults. Returns their number.
     pub(crate) fn clear(&mut self) -> u64 {
         let count = self.pending.len() as u64;
         self.pending.clear();
@@ -174,17 +174,17 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "ten thousand faults take Miri half a minute")]
-    fn faults_without_end_are_few() {
+    fn continuous_faults_are_rate_limited() {
         let start = Instant::now();
         let mut queue = FaultQueue::new(start);
         let mut passed = 0;
         for n in 0..10_000u32 {
-            // 10 a millisecond for a second, taken at once.
+            // 10 faults per millisecond for a second, each removed at once.
             passed += u32::from(queue.push(FAULT, start + Duration::from_micros(100) * n));
             assert!(queue.pop().is_none_or(|fault| fault == FAULT));
         }
         assert!((BURST..=BURST + 101).contains(&passed), "{passed}");
-        // Time brings the burst back, and no more.
+        // After a long time, exactly one burst is accepted again.
         let later = start + Duration::from_secs(100);
         assert_eq!((0..1000).filter(|_| queue.push(FAULT, later)).count(), BURST as usize);
         assert_eq!(queue.clear(), u64::from(BURST));
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "ten thousand faults take Miri half a minute")]
-    fn faults_that_nobody_takes_are_bounded() {
+    fn pending_faults_are_bounded() {
         let start = Instant::now();
         let mut queue = FaultQueue::new(start);
         let passed = (0..10_000u32).filter(|n| queue.push(FAULT, start + Duration::from_secs(1) * *n));

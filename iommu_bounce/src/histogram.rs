@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long things took, in classes that double.
+//! Histograms of durations, in classes that double.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Classes of a [`Histogram`].
+/// Number of classes of a [`Histogram`].
 pub const BUCKETS: usize = 32;
 
-/// How long things took. Recording is a few additions; nothing is allocated.
+/// Histogram of durations. Recording takes a few additions and allocates nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Histogram {
-    /// How many there were.
+    /// Number of durations.
     pub count: u64,
-    /// Nanoseconds over all.
+    /// Total nanoseconds.
     pub sum_ns: u64,
-    /// Nanoseconds of the longest.
+    /// Nanoseconds of the longest duration.
     pub max_ns: u64,
-    /// Place n counts those of 2^n up to, not including, 2^(n+1) nanoseconds. The first also has those of 0, the last
-    /// all longer ones.
+    /// Durations by class: element n counts durations of at least 2^n and below 2^(n+1) nanoseconds. The first class includes 0,
+    /// and the last class includes all longer durations.
     pub buckets: [u64; BUCKETS],
 }
 
 impl Histogram {
-    /// Records one.
+    /// Records a duration.
     pub fn record(&mut self, took: Duration) {
         self.record_ns(nanoseconds(took));
     }
 
-    /// Records one that took so many nanoseconds.
+    /// Records a duration of `ns` nanoseconds.
     #[inline]
     pub(crate) fn record_ns(&mut self, ns: u64) {
         self.count += 1;
@@ -39,8 +39,8 @@ impl Histogram {
         self.buckets[class.min(BUCKETS - 1)] += 1;
     }
 
-    /// The quantile: nanoseconds that `per_mille` of a thousand did not exceed. It is the upper end of a class, but
-    /// never above the longest; 0 when there were none.
+    /// Returns a quantile: the nanoseconds that `per_mille` of a thousand durations did not exceed. The result is the upper end
+    /// of a class, but at most the longest duration. It is 0 if nothing was recorded.
     pub fn quantile_ns(&self, per_mille: u64) -> u64 {
         let wanted = u128::from(self.count) * u128::from(per_mille.min(1000));
         let mut seen = 0u128;
@@ -54,7 +54,7 @@ impl Histogram {
     }
 }
 
-/// The duration in nanoseconds, or the largest number if there are more.
+/// Returns the duration in nanoseconds, or the largest `u64` if the duration is longer.
 #[inline]
 pub(crate) fn nanoseconds(took: Duration) -> u64 {
     took.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(took.subsec_nanos()))

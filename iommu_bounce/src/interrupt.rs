@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests that take long are left undone where somebody waits: to map gigabytes the host pins page after page.
+//! Interruption of long requests while a thread waits. Long requests exist because the host pins gigabytes page by page.
 //!
-//! What is mapped at once is mapped in pieces, and between two of them the engine looks whether the VMM wants its vCPUs to stop.
+//! A large range is mapped in pieces. Between two pieces, the engine checks whether the VMM wants to stop its vCPUs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Has an engine leave what it maps undone, from whichever thread.
+/// Handle to interrupt the mapping in progress, from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<Flags>);
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// Somebody waits.
+    /// True if a thread waits for the engine.
     wanted: AtomicBool,
-    /// What is at hand can be left undone.
+    /// True if the current request can be interrupted.
     allowed: AtomicBool,
-    /// It was.
+    /// True if a request was interrupted.
     happened: AtomicBool,
 }
 
 impl Interrupt {
-    /// As long as it is wanted, MAP and ATTACH requests for more than a piece are left undone, and `bypass` cannot be turned on for as much.
-    /// What a DETACH or a reset of the device leaves in bypass mode reaches nothing until later.
+    /// Sets or clears the wish to interrupt. While it is set, MAP and ATTACH requests for more than one piece are interrupted,
+    /// and a write of 1 to `bypass` fails in the same way. Endpoints that a DETACH or a device reset leaves in bypass mode have
+    /// no access until later.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Release);
     }
 }
 
-/// How address spaces map what is long.
+/// Division of long mappings into pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct Pieces {
     interrupt: Interrupt,
-    /// Most bytes of a piece.
+    /// Maximum bytes of a piece.
     size: u64,
 }
 
@@ -42,31 +43,32 @@ impl Pieces {
         Self { interrupt: Interrupt::default(), size }
     }
 
-    /// What interrupts them.
+    /// Returns the handle that interrupts mappings.
     pub(crate) fn interrupt(&self) -> Interrupt {
         self.interrupt.clone()
     }
 
-    /// Whether so many bytes are mapped in pieces.
+    /// True if a range of `len` bytes is mapped in pieces.
     pub(crate) fn are_for(&self, len: u64) -> bool {
         len > self.size
     }
 
-    /// Bytes of the piece that begins at `iova`, of `len` that are left. Pieces end at multiples of their size, as large pages do.
+    /// Returns the bytes of the piece at `iova`, if `len` bytes are left. Pieces end at multiples of their size, as large pages
+    /// do.
     pub(crate) fn len_at(&self, iova: u64, len: u64) -> u64 {
         (self.size - iova % self.size).min(len)
     }
 
-    /// From now on what is at hand may be left undone, or not. Returns what was before.
+    /// Allows or forbids interruption from now on. Returns the previous setting.
     pub(crate) fn set_allowed(&self, allowed: bool) -> bool {
-        // Only the engine writes it: two plain accesses, for each request.
+        // Only the engine writes this flag. So two plain accesses for each request are enough.
         let flag = &self.interrupt.0.allowed;
         let before = flag.load(Ordering::Relaxed);
         flag.store(allowed, Ordering::Relaxed);
         before
     }
 
-    /// Whether to leave it undone here, which is noted.
+    /// True if the request must stop here. In that case, the interruption is recorded.
     pub(crate) fn end_here(&self) -> bool {
         let flags = &self.interrupt.0;
         let ends = flags.allowed.load(Ordering::Relaxed) && flags.wanted.load(Ordering::Acquire);
@@ -76,12 +78,12 @@ impl Pieces {
         ends
     }
 
-    /// Whether something was left undone since this was taken.
+    /// True if a request was interrupted since the last [`take_happened`](Self::take_happened).
     pub(crate) fn happened(&self) -> bool {
         self.interrupt.0.happened.load(Ordering::Relaxed)
     }
 
-    /// The same, and nothing was from now on.
+    /// Returns the same as [`happened`](Self::happened), and clears it.
     pub(crate) fn take_happened(&self) -> bool {
         let happened = self.happened();
         if happened {

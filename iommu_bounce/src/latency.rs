@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long requests take, and calls to the host.
+//! Duration of requests and host calls.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::histogram::Histogram;
 use crate::wire::{Kind, by_kind};
 
-/// How long requests took, by kind, host calls included.
+/// Duration of requests by kind, including host calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestLatency {
     /// ATTACH requests.
@@ -34,8 +34,8 @@ impl RequestLatency {
     }
 }
 
-/// How long calls to mappers took, failed ones included. One call in eight to each mapper is timed, and those that fail in its place: reading the clock around each
-/// would add a fifth to the engine's time for a request.
+/// Duration of mapper calls, including failed calls. One in eight successful calls of each mapper is timed, and failed calls that
+/// occur when a timing is due. Reading the clock for each call would add a fifth to the engine's time for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostLatency {
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map).
@@ -44,33 +44,34 @@ pub struct HostLatency {
     pub unmap: Histogram,
 }
 
-/// One call in so many is timed.
+/// One call in this many is timed.
 const EACH: u64 = 8;
-/// A typical call is known when so many were timed.
+/// Number of timed calls after which the typical duration is known.
 const FEW: u64 = 8;
 
-/// Calls to one mapper, of one kind.
+/// Calls of one kind to one mapper.
 #[derive(Default)]
 pub(crate) struct Calls {
-    /// All so far.
+    /// Number of calls so far.
     count: u64,
-    /// One that counts is to be timed: those that do not must not take its turn.
+    /// True if the next call that counts must be timed. Calls that do not count must not use up the turn.
     is_due: bool,
-    /// How long those took that were timed and count. One that fails may do so at once, and does not.
+    /// Durations of the timed calls that count. A failed call does not count, because it may return at once.
     times: Histogram,
-    /// Nanoseconds of a typical one: one that had to wait for the CPU says nothing of others. 0 while it is not known.
+    /// Nanoseconds of a typical call, or 0 while unknown. The median is used, because a call that waits for a CPU says nothing
+    /// about others.
     pub(crate) typical_ns: u64,
 }
 
 impl Calls {
-    /// One begins. Returns when, if it is to be timed.
+    /// Starts a call. Returns the time, if the call must be timed.
     pub(crate) fn begin(&mut self) -> Option<Instant> {
         self.is_due |= self.count.is_multiple_of(EACH);
         self.count += 1;
         self.is_due.then(Instant::now)
     }
 
-    /// It ended. `all` are those to all mappers.
+    /// Ends a call. `all` is the histogram of calls to all mappers.
     pub(crate) fn end(&mut self, began: Option<Instant>, counts: bool, all: &mut Histogram) {
         let Some(took) = began.map(|began| began.elapsed()) else { return };
         all.record(took);

@@ -2,18 +2,18 @@
 
 //! The virtio-iommu engine and its bounce windows: requests in, status out.
 //!
-//! [`Engine`] holds the state of one virtio-iommu device: which endpoint is attached to which domain, what each domain
-//! maps, and which chunks of host memory back its bounce window. It takes a request as the bytes that the driver put
-//! on the request queue, and returns the bytes of the answer. It reaches the host by the traits below:
+//! [`Engine`] holds the state of one virtio-iommu device: the domain of each endpoint, the mappings of each domain, and the host
+//! memory chunks of each domain's bounce window. It takes a request as the bytes that the driver put on the request queue, and
+//! returns the bytes of the answer. It calls the host through these traits:
 //!
-//! - [`DmaMapper`]: an IOMMU address space of an endpoint, or of several (VFIO, or anything that can map),
+//! - [`DmaMapper`]: IOMMU address space of one or more endpoints (VFIO, or any other mapper),
 //! - [`GuestRam`]: the guest's memory,
-//! - [`ChunkStore`]: the host memory behind bounce windows.
+//! - [`ChunkStore`]: the host memory of bounce windows.
 //!
-//! Nothing here knows of virtqueues, KVM or PCI, so a test, a model or a fuzzer drives the engine without a VM.
+//! The crate does not depend on virtqueues, KVM or PCI. So a test, a model or a fuzzer can drive the engine without a VM.
 //!
-//! Format and state are apart: [`spec`] has the numbers and layouts of the specification, the wire module decodes and
-//! encodes them, and the modules that keep the state never see a byte of the guest's.
+//! Wire format and state are separate. [`spec`] has the numbers and layouts of the specification, and the wire module decodes and
+//! encodes them. The modules that keep the state never handle bytes from the guest.
 #![forbid(unsafe_code)]
 
 mod activity;
@@ -56,11 +56,11 @@ pub use report::{DomainReport, EndpointReport, Report};
 pub use spec::MAX_REPLY;
 pub use state::{ChunkState, DomainState, EngineState, MappingState, RestoreError, STATE_VERSION, WindowState};
 
-/// Names an endpoint: on PCI the requester ID, as VIOT tells the guest (virtio 1.3, section 5.13.6.1).
+/// Identifies an endpoint. On PCI, this is the requester ID, as VIOT reports it to the guest (virtio 1.3, section 5.13.6.1).
 pub type EndpointId = u32;
 
-/// Names a domain. The driver chooses the number (virtio 1.3, section 5.13.6.1).
+/// Identifies a domain. The driver chooses the number (virtio 1.3, section 5.13.6.1).
 pub type DomainId = u32;
 
-/// Names an address space of the host within the engine.
+/// Identifies a host address space within the engine.
 type SpaceId = usize;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What PROBE reports: the IOVAs that a driver must leave alone.
+//! Properties in PROBE replies: the IOVAs that a driver must not map.
 
 use std::ops::RangeInclusive;
 
@@ -8,10 +8,10 @@ use rangemap::RangeInclusiveSet;
 
 use crate::wire::ReservedMemory;
 
-/// The reserved ranges of an endpoint, at most `room` of them (at least 3), disjoint and in order.
+/// Returns the reserved ranges of an endpoint: at most `room` (at least 3), disjoint and in order.
 ///
-/// `usable` is what the endpoint can map of `input`, without `msi`. If there are more ranges than room, neighbours
-/// are merged, the closest ones first. The driver then leaves some IOVAs unused that it could use.
+/// `usable` are the IOVAs of `input` that the endpoint can map, without `msi`. If there are more ranges than room, neighbours are
+/// merged, closest first. The driver then leaves some usable IOVAs unused.
 pub(crate) fn reserved(
     input: &RangeInclusive<u64>,
     usable: &[RangeInclusive<u64>],
@@ -34,8 +34,8 @@ fn property(range: &RangeInclusive<u64>, msi: bool) -> ReservedMemory {
     ReservedMemory { start: *range.start(), last: *range.end(), msi }
 }
 
-/// Merges the two reserved ranges with the smallest gap between them. The MSI window is never merged. `false` if no
-/// two can be merged.
+/// Merges the two reserved ranges with the smallest gap between them. The MSI window is never merged. Returns `false` if no two
+/// ranges can be merged.
 fn merge_closest(properties: &mut Vec<ReservedMemory>) -> bool {
     let closest = properties
         .windows(2)
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn hole_around_the_msi_window_is_parted_by_it() {
+    fn hole_around_the_msi_window_is_split_by_it() {
         let found = ranges(&[0x100..=0x3ff, 0x700..=0xfff], None, 21);
         let expected = [(0x400, 0x4ff, false), (0x500, 0x5ff, true), (0x600, 0x6ff, false)];
         assert_eq!(found, expected);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn closest_ranges_merge_first_but_not_across_the_msi_window() {
-        // Holes at 100, 300, 380 and 610: the closest two are 300 and 380; 380 and 610 have the MSI window between.
+        // Holes are at 100, 300, 380 and 610. The closest two are 300 and 380. The MSI window lies between 380 and 610.
         let usable = [0x110..=0x2ff, 0x310..=0x37f, 0x390..=0x4ff, 0x600..=0x60f, 0x620..=0xfff];
         assert_eq!(ranges(&usable, None, 21).len(), 5);
         let msi = (0x500, 0x5ff, true);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_have_no_overflow() {
+    fn full_address_range_does_not_overflow() {
         let found = reserved(&(0..=u64::MAX), &[0x1000..=0x1fff], &MSI, None, 21);
         assert_eq!(found.len(), 4);
         assert_eq!(found[3].last, u64::MAX);

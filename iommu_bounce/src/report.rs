@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All figures of an engine, also of each domain and endpoint.
+//! All figures of an engine, including those of each domain and endpoint.
 
 use serde::Serialize;
 
@@ -9,46 +9,47 @@ use crate::counters::Counters;
 use crate::latency::{HostLatency, RequestLatency};
 use crate::{DomainId, EndpointId};
 
-/// One domain.
+/// Figures of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainReport {
-    /// Its number.
+    /// Domain number.
     pub domain: DomainId,
-    /// Whether it is a bypass domain.
+    /// True for a bypass domain.
     pub bypass: bool,
-    /// The endpoints that are attached.
+    /// Attached endpoints.
     pub endpoints: Vec<EndpointId>,
-    /// Address spaces of the host that hold its mappings. Each mapping is made in each of them.
+    /// Number of host address spaces that hold the domain's mappings. Each mapping exists in each of them.
     pub address_spaces: usize,
-    /// Mappings of the driver's.
+    /// Number of the driver's mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that it maps.
+    /// Bytes of guest RAM that the domain maps.
     pub mapped_bytes: u64,
-    /// Bytes of its window.
+    /// Bytes of the domain's window.
     pub window_bytes: u64,
-    /// ATTACH, DETACH, MAP, UNMAP and window requests for it.
+    /// ATTACH, DETACH, MAP, UNMAP and window requests for the domain.
     #[serde(flatten)]
     pub activity: Activity,
 }
 
-/// One endpoint.
+/// Figures of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EndpointReport {
-    /// Its ID.
+    /// Endpoint ID.
     pub endpoint: EndpointId,
-    /// The domain that it is attached to.
+    /// Domain that the endpoint is attached to.
     pub domain: Option<DomainId>,
-    /// Whether it is in bypass mode.
+    /// True if the endpoint is in bypass mode.
     pub bypass: bool,
-    /// Bytes of guest RAM that it reaches.
+    /// Bytes of guest RAM that the endpoint can access.
     pub mapped_bytes: u64,
-    /// Bytes of windows that it reaches, parked chunks included.
+    /// Bytes of windows that the endpoint can access, including parked chunks.
     pub window_bytes: u64,
-    /// Of these, parked chunks: their domain has ended, and they stay mapped for the next one after a reset of the VM.
+    /// Bytes of parked chunks among `window_bytes`. Their domain has ended, and they stay mapped for the next domain after a
+    /// reset of the VM.
     pub parked_bytes: u64,
-    /// Bytes that the host's kernel has pinned for it: RAM and windows together. 0 if the endpoint is no device of the host.
+    /// Bytes that the host kernel has pinned for the endpoint: RAM and windows together. 0 if the endpoint is not a host device.
     pub pinned_bytes: u64,
-    /// ATTACH, DETACH and PROBE requests for it.
+    /// ATTACH, DETACH and PROBE requests for the endpoint.
     #[serde(flatten)]
     pub activity: Activity,
 }
@@ -56,15 +57,15 @@ pub struct EndpointReport {
 /// All figures of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The totals.
+    /// Totals of the engine.
     #[serde(flatten)]
     pub counters: Counters,
-    /// How long requests took.
+    /// Duration of requests.
     pub latency: RequestLatency,
-    /// How long the host's part took.
+    /// Duration of host calls.
     pub host: HostLatency,
-    /// Every domain that exists.
+    /// All existing domains.
     pub domains: Vec<DomainReport>,
-    /// Every endpoint.
+    /// All endpoints.
     pub endpoints: Vec<EndpointReport>,
 }

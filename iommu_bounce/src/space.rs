@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Address spaces of the host: each has a mapper, and keeps track of what the mapper failed to unmap.
+//! Host address spaces. Each has a mapper, and records the ranges that the mapper failed to unmap.
 //!
-//! Each address space of a domain maps what the domain has. The one exception is a *stuck* range: the domain no
-//! longer has it, but the mapper failed to unmap it. It is kept here, its memory is not used again, and each request
-//! tries again to unmap it.
+//! Each address space of a domain maps everything that the domain has. The only exception is a *stuck* range: the domain no
+//! longer has the range, but the mapper failed to unmap it. The range is recorded here, its memory is not reused, and each
+//! request retries the unmap.
 
 mod devices;
 
@@ -27,10 +27,10 @@ use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
 
-/// So many mappings are never too many: few calls were timed before.
+/// Number of mappings that is always allowed. Before that, too few calls were timed.
 pub(crate) const ALWAYS: u64 = 4096;
 
-/// A range that the host would not unmap.
+/// Range that the host failed to unmap.
 #[derive(Clone, Copy, Debug)]
 struct Stuck {
     iova: u64,
@@ -44,42 +44,42 @@ impl Stuck {
     }
 }
 
-/// Why an address space does not hold another domain now.
+/// Reason why an address space could not switch to another domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeError {
-    /// For this reason. It holds what it held before.
+    /// The switch failed, and the address space holds its old content.
     Undone(Status),
-    /// For this reason, and the host did not map again what was there before. It holds nothing but stuck ranges.
+    /// The switch failed, and the host could not map the old content again. The address space holds nothing except stuck ranges.
     Lost(Status),
 }
 
-/// An address space and its mapper.
+/// Host address space with its mapper.
 pub(crate) struct Space {
-    /// The endpoint that it was made for. Logs name it so.
+    /// Endpoint that the address space was created for. Log lines use it as the name.
     name: EndpointId,
     mapper: Box<dyn DmaMapper>,
     group: Option<MapperGroup>,
     max_mappings: Option<u32>,
-    /// The endpoints that are attached to it on the host.
+    /// Endpoints that are attached to this address space on the host.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Whether it holds all RAM, for endpoints in bypass mode that are attached to nothing.
+    /// True if the address space holds all RAM, for unattached endpoints in bypass mode.
     pub(crate) identity: bool,
-    /// Parked chunks: mapped here, in no domain, by IOVA.
+    /// Parked chunks by IOVA: mapped here, but in no domain.
     pub(crate) parked: BTreeMap<u64, Chunk>,
     stuck: Vec<Stuck>,
-    /// `None` if the host keeps none.
+    /// Page tables of the host, or `None` if the host keeps none.
     tables: Option<TablePages>,
-    /// Whether a mapping was refused for them.
+    /// True if a mapping was rejected because of the limit on page tables.
     tables_were_full: bool,
     pieces: Pieces,
     maps: Calls,
     unmaps: Calls,
-    /// Whether all RAM is being mapped. How long a call takes for a GiB says nothing of those for what drivers map.
+    /// True while all RAM is being mapped. The duration of a call for 1 GiB does not predict calls for a driver's mappings.
     in_bypass: bool,
     max_unmap_time: Duration,
 }
 
-/// All address spaces. In each group there are as many as endpoints.
+/// All address spaces. Each group has as many address spaces as endpoints.
 #[derive(Default)]
 pub(crate) struct Spaces(Vec<Option<Space>>);
 
@@ -99,14 +99,14 @@ impl Spaces {
         self.0.get_mut(id)?.take()
     }
 
-    /// An address space that is known to exist.
+    /// Returns an address space that must exist.
     pub(crate) fn get(&self, id: SpaceId) -> &Space {
-        self.0[id].as_ref().expect("an address space goes only when nobody is in it")
+        self.0[id].as_ref().expect("an address space is removed only when it has no endpoint")
     }
 
-    /// As [`get`](Self::get).
+    /// Returns an address space that must exist.
     pub(crate) fn get_mut(&mut self, id: SpaceId) -> &mut Space {
-        self.0[id].as_mut().expect("an address space goes only when nobody is in it")
+        self.0[id].as_mut().expect("an address space is removed only when it has no endpoint")
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Space> {
@@ -117,13 +117,13 @@ impl Spaces {
         self.0.iter_mut().flatten()
     }
 
-    /// The IDs of all.
+    /// Returns all IDs.
     pub(crate) fn ids(&self) -> Vec<SpaceId> {
         let taken = self.0.iter().enumerate().filter(|(_, space)| space.is_some());
         taken.map(|(id, _)| id).collect()
     }
 
-    /// A spare address space of the group: one without endpoints, preferably with nothing stuck.
+    /// Returns a spare address space of the group: one without endpoints, preferably without stuck ranges.
     pub(crate) fn spare(&self, group: Option<MapperGroup>) -> Option<SpaceId> {
         let wanted = group?;
         let spaces = self.0.iter().enumerate();
@@ -134,7 +134,7 @@ impl Spaces {
         spares.min().map(|(_, id)| id)
     }
 
-    /// Attaches an endpoint to another address space of its group.
+    /// Moves an endpoint to another address space of its group.
     pub(crate) fn adopt(
         &mut self,
         endpoint: EndpointId,
@@ -144,7 +144,7 @@ impl Spaces {
     ) -> Result<(), Status> {
         self.get_mut(to).mapper.adopt(endpoint).map_err(|error| {
             counters.host_errors += 1;
-            warn!("endpoint {endpoint:#x}: moving it to another address space: {error}");
+            warn!("cannot move endpoint {endpoint:#x} to another address space: {error}");
             Status::DevErr
         })?;
         self.get_mut(from).endpoints.retain(|other| *other != endpoint);
@@ -153,14 +153,14 @@ impl Spaces {
     }
 }
 
-/// The longest part of guest RAM at `gpa` that is contiguous in the host; `None` where there is none.
+/// Returns the longest part of guest RAM at `gpa` that is contiguous in the host, or `None` if there is no RAM.
 fn part(ram: &dyn GuestRam, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
     let part = ram.prefix(gpa, len)?;
     let fits = !part.is_empty() && part.len() as u64 <= len;
     fits.then_some(part)
 }
 
-/// Whether `[gpa, gpa + len)` is guest RAM, in however many parts.
+/// True if `[gpa, gpa + len)` is guest RAM, in any number of parts.
 fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
     let mut done = 0;
     while done < len {
@@ -173,7 +173,7 @@ fn is_ram(ram: &dyn GuestRam, gpa: u64, len: u64) -> bool {
     true
 }
 
-/// A mapping of any kind, or a chunk, of a domain.
+/// Mapping or chunk of a domain.
 enum DomainPart<'w> {
     Ram(Mapping),
     Device(DeviceMapping),
@@ -190,7 +190,7 @@ impl DomainPart<'_> {
     }
 }
 
-/// All that a domain has: IOVA and length of each.
+/// Returns everything that a domain has, with IOVA and length.
 fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<Item = (u64, u64, DomainPart<'d>)> {
     let mappings =
         domain.mappings.iter().map(|(iova, mapping)| (iova, mapping.last - iova + 1, DomainPart::Ram(mapping)));
@@ -201,14 +201,14 @@ fn parts<'d>(domain: &'d Domain, windows: Option<&'d Windows>) -> impl Iterator<
     mappings.chain(devices(domain)).chain(chunks)
 }
 
-/// The device memory that a domain maps: IOVA and length of each.
+/// Returns the device memory that a domain maps, with IOVA and length.
 fn devices(domain: &Domain) -> impl Iterator<Item = (u64, u64, DomainPart<'_>)> {
     let live = domain.devices.iter().filter(|(_, mapping)| mapping.live);
     live.map(|(&iova, mapping)| (iova, mapping.last - iova + 1, DomainPart::Device(*mapping)))
 }
 
 impl Space {
-    /// The address space of a new endpoint.
+    /// Creates the address space of a new endpoint.
     pub(crate) fn new(
         endpoint: EndpointId,
         mapper: Box<dyn DmaMapper>,
@@ -238,17 +238,17 @@ impl Space {
         }
     }
 
-    /// The endpoint that it was made for.
+    /// Returns the endpoint that the address space was created for.
     pub(crate) fn name(&self) -> EndpointId {
         self.name
     }
 
-    /// The group of address spaces that it belongs to.
+    /// Returns the group of the address space.
     pub(crate) fn group(&self) -> Option<MapperGroup> {
         self.group
     }
 
-    /// Gives the mapper back, with what is stuck.
+    /// Returns the mapper. Stuck ranges end with it.
     pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
         for stuck in &self.stuck {
             counters.stuck_ranges -= 1;
@@ -257,33 +257,33 @@ impl Space {
         self.mapper
     }
 
-    /// Whether the host's kernel pins what is mapped: its IOMMU translates, whose page tables are made for it.
+    /// True if the host kernel pins mapped memory. It does so for an IOMMU of the host, which also needs page tables.
     pub(crate) fn pins(&self) -> bool {
         self.tables.is_some()
     }
 
-    /// [`DmaMapper::reaches_hidden_chunks`].
+    /// Returns [`DmaMapper::reaches_hidden_chunks`] of the mapper.
     pub(crate) fn reaches_hidden_chunks(&self) -> bool {
         self.mapper.reaches_hidden_chunks()
     }
 
-    /// Whether the host's limit on mappings leaves room for all of a domain.
+    /// True if the host's limit on mappings leaves room for the whole domain.
     pub(crate) fn has_room_for(&self, domain: &Domain) -> bool {
         let wanted = domain.mappings.len() + domain.devices.len() + domain.chunks.len() + self.parked.len();
         self.max_mappings.is_none_or(|max| wanted <= usize::try_from(max).unwrap_or(usize::MAX))
     }
 
-    /// Whether the host still maps something that it should not.
+    /// True if the host still maps a range that it should not.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.stuck.is_empty()
     }
 
-    /// Whether something in `[start, last]` is stuck.
+    /// True if a range in `[start, last]` is stuck.
     pub(crate) fn is_stuck_in(&self, start: u64, last: u64) -> bool {
         self.stuck.iter().any(|stuck| stuck.touches(start, last))
     }
 
-    /// The chunks that are stuck here.
+    /// Returns the chunks that are stuck in this address space.
     pub(crate) fn stuck_chunks(&self) -> impl Iterator<Item = u32> {
         self.stuck.iter().filter_map(|stuck| match stuck.memory {
             MappedMemory::Chunk(index) => Some(index),
@@ -291,17 +291,17 @@ impl Space {
         })
     }
 
-    /// Whether the chunk is stuck here.
+    /// True if the chunk is stuck in this address space.
     pub(crate) fn holds_chunk(&self, index: u32) -> bool {
         self.stuck_chunks().any(|stuck| stuck == index)
     }
 
-    /// Nanoseconds of a typical call to its mapper, of the kind that takes longer; 0 while neither is known.
+    /// Returns the nanoseconds of a typical map or unmap call, whichever takes longer. Returns 0 while neither is known.
     pub(crate) fn call_ns(&self) -> u64 {
         self.maps.typical_ns.max(self.unmaps.typical_ns)
     }
 
-    /// Whether it would take too long to unmap the domain here.
+    /// True if unmapping the domain here would take too long.
     fn is_slow_for(&self, domain: &Domain) -> bool {
         let time = Duration::from_nanos(domain.count().saturating_mul(self.call_ns()));
         domain.count() > ALWAYS && time > self.max_unmap_time
@@ -319,16 +319,13 @@ impl Space {
         if self.tables.as_mut().is_some_and(|tables| !tables.touch(iova, iova + (len - 1))) {
             if !self.tables_were_full {
                 self.tables_were_full = true;
-                warn!(
-                    "endpoint {:#x}: mappings were in so many places that the host makes no more page tables",
-                    self.name
-                );
+                warn!("endpoint {:#x}: no more page tables: its mappings were spread over too many places", self.name);
             }
             return Err(Status::NoMem);
         }
         let began = self.maps.begin();
         let outcome = self.mapper.map(iova, slice, permissions);
-        // Where no device is, the host may do all the work later.
+        // Without an attached device, the host may postpone all the work.
         let counts = outcome.is_ok() && !self.in_bypass && !self.endpoints.is_empty();
         self.maps.end(began, counts, &mut counters.host.map);
         match outcome {
@@ -338,8 +335,8 @@ impl Space {
             }
             Err(error) => {
                 counters.host_errors += 1;
-                // Not a warning: a guest can cause this as often as it likes.
-                debug!("endpoint {:#x}: mapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
+                // This is not a warning, because a guest can cause it as often as it likes.
+                debug!("endpoint {:#x}: cannot map {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
                 Err(match error {
                     MapError::NoResources => Status::NoMem,
                     MapError::Exists | MapError::Host(_) => Status::DevErr,
@@ -348,8 +345,8 @@ impl Space {
         }
     }
 
-    /// Maps guest RAM, with a call for each part that is contiguous in the host, and for each [piece](Pieces) of more than one. On error
-    /// nothing of it is mapped but what is stuck.
+    /// Maps guest RAM, with one call for each part that is contiguous in the host, and one call for each [piece](Pieces) if there
+    /// are several. After an error, none of the range is mapped except stuck ranges.
     pub(crate) fn map_ram(
         &mut self,
         iova: u64,
@@ -419,7 +416,7 @@ impl Space {
         outcome
     }
 
-    /// Unmaps one or several whole mappings, or a chunk. On error all are still mapped.
+    /// Unmaps one or more complete mappings, or a chunk. After an error, all of them are still mapped.
     pub(crate) fn unmap(
         &mut self,
         iova: u64,
@@ -428,16 +425,16 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         self.try_unmap(iova, len, memory, counters).map_err(|error| {
-            warn!("endpoint {:#x}: unmapping {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
+            warn!("endpoint {:#x}: cannot unmap {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
             Status::DevErr
         })
     }
 
-    /// Unmaps what no domain has any more. If the host refuses, the range is stuck.
+    /// Unmaps a range that no domain owns any more. If the host fails, the range becomes stuck.
     pub(crate) fn discard(&mut self, iova: u64, len: u64, memory: MappedMemory, counters: &mut Counters) {
         if let Err(error) = self.try_unmap(iova, len, memory, counters) {
             error!(
-                "endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped until the host lets go: {error}",
+                "endpoint {:#x}: {len:#x} bytes at IOVA {iova:#x} stay mapped, because the host cannot unmap them: {error}",
                 self.name
             );
             counters.stuck_ranges += 1;
@@ -445,7 +442,7 @@ impl Space {
         }
     }
 
-    /// Tries again to unmap stuck ranges.
+    /// Retries the unmap of stuck ranges.
     pub(crate) fn retry_stuck(&mut self, counters: &mut Counters) {
         let stuck = std::mem::take(&mut self.stuck);
         for range in stuck {
@@ -457,8 +454,9 @@ impl Space {
         }
     }
 
-    /// Maps all that a domain has, except where a range is stuck. On error it unmaps what it mapped; what the host
-    /// keeps is stuck. It is an error, too, if the calls turn out to be slow for so many: none may have been timed before.
+    /// Maps everything that a domain has, except where a range is stuck. On an error, it unmaps what it mapped, and ranges that
+    /// the host fails to unmap become stuck. It also fails if the calls turn out to be too slow for so many mappings, because
+    /// calls may not have been timed before.
     pub(crate) fn install(
         &mut self,
         domain: &Domain,
@@ -500,8 +498,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps again what [`withdraw`](Self::withdraw) has unmapped. Ranges that were stuck count as mapped again. On
-    /// error nothing is mapped but stuck ranges.
+    /// Maps again what [`withdraw`](Self::withdraw) unmapped. Stuck ranges count as mapped again. After an error, nothing is
+    /// mapped except stuck ranges.
     pub(crate) fn restore(
         &mut self,
         domain: &Domain,
@@ -515,7 +513,7 @@ impl Space {
         Ok(())
     }
 
-    /// Maps all that `new` has in place of all that `old` has.
+    /// Replaces all mappings of `old` by those of `new`.
     pub(crate) fn exchange(
         &mut self,
         old: Option<&Domain>,
@@ -533,12 +531,12 @@ impl Space {
         } else {
             let Err(status) = self.install(new, ram, windows, counters) else { return Ok(()) };
             if self.is_stuck() {
-                // What is stuck is of the new domain, and may lie where the old one had something.
+                // The stuck range belongs to the new domain, and may overlap a mapping of the old domain.
                 return Err(ExchangeError::Lost(status));
             }
             status
         };
-        // What is stuck here is of the old domain, and counts as mapped again. Whoever waits has to wait for this.
+        // The stuck ranges belong to the old domain, and count as mapped again. A waiting thread must wait for this.
         let allowed = self.pieces.set_allowed(false);
         let restored = self.restore(old, ram, windows, counters);
         self.pieces.set_allowed(allowed);
@@ -548,7 +546,7 @@ impl Space {
         }
     }
 
-    /// Unmaps all that a domain has except its chunks. What the host keeps is stuck.
+    /// Unmaps everything of a domain except its chunks. Ranges that the host fails to unmap become stuck.
     pub(crate) fn withdraw_ram(&mut self, domain: &Domain, counters: &mut Counters) {
         for (start, last) in domain.runs() {
             self.discard(start, last - start + 1, MappedMemory::Ram, counters);
@@ -558,7 +556,7 @@ impl Space {
         }
     }
 
-    /// Unmaps all that a domain has. What the host keeps is stuck.
+    /// Unmaps everything of a domain. Ranges that the host fails to unmap become stuck.
     pub(crate) fn withdraw(&mut self, domain: &Domain, windows: Option<&Windows>, counters: &mut Counters) {
         self.withdraw_ram(domain, counters);
         if let Some(windows) = windows {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine's state in a form that can be saved: for snapshots and migration.
+//! State of the engine in a serializable form, for snapshots and migration.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -8,74 +8,76 @@ use thiserror::Error;
 use crate::spec::Status;
 use crate::{DomainId, EndpointId, Fault};
 
-/// The version of [`EngineState`] that this engine writes, and the only one that it reads.
+/// Version of [`EngineState`] that this engine writes. The engine can read no other version.
 pub const STATE_VERSION: u32 = 1;
 
-/// The state that a guest has made. Neither the bytes of chunks nor parked chunks are part of it.
+/// State that a guest has made. The contents of chunks and parked chunks are not included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineState {
     /// [`STATE_VERSION`].
     pub version: u32,
-    /// The device-specific features that the driver accepted.
+    /// Device-specific features that the driver accepted.
     pub accepted: u64,
-    /// The configuration's field `bypass`.
+    /// Configuration field `bypass`.
     pub bypass: bool,
-    /// Budget in bytes and threshold; `None` without bounce windows.
+    /// Window configuration, or `None` without bounce windows.
     pub window: Option<WindowState>,
-    /// The most bytes of guest RAM that may be mapped; `None` without a limit. A state may have more: the limit was lowered.
+    /// Maximum bytes of mapped guest RAM, or `None` without a limit. The mappings in a state may exceed it, because the limit may
+    /// have been lowered.
     #[serde(default)]
     pub max_mapped_bytes: Option<u64>,
     /// All domains.
     pub domains: Vec<DomainState>,
-    /// Faults that wait for the driver, the oldest first.
+    /// Faults pending for the driver, oldest first.
     pub faults: Vec<Fault>,
 }
 
 impl EngineState {
-    /// Bytes of all windows, with chunks of `chunk_size` bytes.
+    /// Returns the bytes of all windows, with chunks of `chunk_size` bytes.
     pub fn window_bytes(&self, chunk_size: u64) -> u64 {
         let chunks: usize = self.domains.iter().map(|domain| domain.chunks.len()).sum();
         (chunks as u64).saturating_mul(chunk_size)
     }
 
-    /// Indices of all chunks, in no order.
+    /// Returns the indices of all chunks, in no particular order.
     pub fn chunks(&self) -> impl Iterator<Item = u32> + '_ {
         self.domains.iter().flat_map(|domain| &domain.chunks).map(|chunk| chunk.index)
     }
 }
 
-/// What can change of the windows' configuration.
+/// Parts of the window configuration that can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowState {
-    /// Bytes of window memory that all domains may use.
+    /// Maximum bytes of window memory over all domains.
     pub budget: u64,
-    /// The size in bytes at or below which the driver is advised to copy.
+    /// Maximum size in bytes of a DMA that the driver is advised to copy.
     pub threshold: u32,
-    /// First and last IOVA of the aperture, which the driver keeps in mind; `None` in states of before they were in it.
+    /// First and last IOVA of the aperture, which the driver has read and keeps using. `None` in older states, which do not have
+    /// this field.
     #[serde(default)]
     pub aperture: Option<(u64, u64)>,
 }
 
-/// A domain.
+/// State of a domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DomainState {
-    /// Its number.
+    /// Domain number.
     pub domain: DomainId,
-    /// Whether it is a bypass domain.
+    /// True for a bypass domain.
     pub bypass: bool,
-    /// The endpoints that are attached, one at least.
+    /// Attached endpoints, at least one.
     pub endpoints: Vec<EndpointId>,
-    /// The driver's mappings.
+    /// Mappings that the driver made.
     pub mappings: Vec<MappingState>,
-    /// The chunks of its window.
+    /// Chunks of the domain's window.
     pub chunks: Vec<ChunkState>,
 }
 
-/// A mapping of guest RAM, or of a device's memory, which always has the MMIO flag here. The guest must see the device's memory at
-/// the same address before [`Engine::restore_device_memory`](crate::Engine::restore_device_memory).
+/// Mapping of guest RAM or device memory. A mapping of device memory always has the MMIO flag here. The guest must see the device
+/// memory at the same address before [`Engine::restore_device_memory`](crate::Engine::restore_device_memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappingState {
@@ -85,57 +87,57 @@ pub struct MappingState {
     pub last: u64,
     /// Guest-physical address.
     pub gpa: u64,
-    /// As in MAP.
+    /// Flags as in MAP.
     pub flags: u32,
 }
 
-/// A chunk of window memory.
+/// Chunk of window memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkState {
-    /// Where it is mapped.
+    /// IOVA of the chunk.
     pub iova: u64,
-    /// Its index in the shared region: `shm_offset` divided by the chunk size.
+    /// Index in the shared region: `shm_offset` divided by the chunk size.
     pub index: u32,
-    /// As in WINDOW_ADD.
+    /// Flags as in WINDOW_ADD.
     pub flags: u32,
 }
 
-/// Why a state cannot be restored. The engine is as after a reset then.
+/// Reason why a state cannot be restored. The engine is then as after a reset.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RestoreError {
-    /// The state was written by another version.
-    #[error("the state has version {0}: this engine reads version {STATE_VERSION}")]
+    /// Another version wrote the state.
+    #[error("the state has version {0}, but this engine only reads version {STATE_VERSION}")]
     Version(u32),
-    /// The engine is not fresh.
-    #[error("the engine has domains already: a state can only be restored to one that was just made or reset")]
+    /// The engine already has domains.
+    #[error("the engine already has domains: restore a state only to an engine that was just created or reset")]
     NotFresh,
-    /// The state has features that this engine does not offer.
-    #[error("accepted is {0:#x}: it has features that this engine does not offer ({1:#x})")]
+    /// The driver had accepted features that this engine does not offer.
+    #[error("accepted is {0:#x}, which has features that this engine does not offer ({1:#x})")]
     Features(u64, u64),
-    /// The windows' configuration does not suit this engine.
+    /// The window configuration does not match this engine.
     #[error("window: {0}")]
     Window(String),
-    /// The cap on mapped bytes is none that can be.
+    /// The cap on mapped bytes is invalid.
     #[error("max_mapped_bytes is 0: it must be at least 1")]
     MappedBytes,
-    /// The host does not map RAM for endpoints in bypass mode.
-    #[error("bypass is on, and the host does not map RAM for all endpoints ({0:?})")]
+    /// The host cannot map RAM for endpoints in bypass mode.
+    #[error("bypass is on, but the host does not map RAM for all endpoints ({0:?})")]
     Bypass(Status),
-    /// A fault is of an endpoint that there is not.
-    #[error("faults: there is no endpoint {0:#x}")]
+    /// A fault belongs to an endpoint that does not exist.
+    #[error("faults: endpoint {0:#x} does not exist")]
     Fault(EndpointId),
-    /// More faults wait than ever can.
-    #[error("faults: {0} wait, which are more than ever can")]
+    /// More faults are pending than the engine accepts.
+    #[error("faults: {0} are pending, which is more than the engine accepts")]
     TooManyFaults(usize),
-    /// Something of a domain is refused.
+    /// A part of a domain is rejected.
     #[error("domain {domain}: {what}: {status:?}")]
     Domain {
         /// The domain.
         domain: DomainId,
-        /// What is refused.
+        /// Rejected part.
         what: String,
-        /// Why, as the driver would be told.
+        /// Status that a driver would get.
         status: Status,
     },
 }

@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The page tables that the host's IOMMU keeps for an address space, as the places that were ever mapped there.
+//! Page tables that the host IOMMU keeps for an address space, estimated from the places that were ever mapped.
 //!
-//! The host's kernel makes a page of tables where something is mapped for the first time, and may keep it when all of that is unmapped
-//! (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only where one call unmaps all that it translates). So it is not
-//! what is mapped that takes the host's memory, but in how many places something ever was.
+//! The host kernel allocates a page-table page when its first address is mapped. It may keep the page after everything in it is
+//! unmapped (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps everything that the table
+//! translates). So the host's memory use depends on the number of places that were ever mapped, not on the current mappings.
 
 use std::ops::RangeInclusive;
 
 use rangemap::RangeInclusiveSet;
 
-/// How much a page of tables translates at each level, as a power of two: 512 entries, the lowest of 4 KiB (Intel VT-d 3.7, AMD IOMMU
-/// 2.2.3.2, Arm SMMU with pages of 4 KiB). One at the highest level translates all.
+/// Size of the range that one page-table page translates at each level, as a power of two: 512 entries, the lowest of 4 KiB
+/// (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). At the highest level, one page translates everything.
 const LEVELS: [u32; 3] = [21, 30, 39];
-/// Places of the lowest level below 4 GiB, where drivers take most IOVAs from.
+/// Number of places of the lowest level below 4 GiB, where drivers take most IOVAs from.
 const LOW: usize = 1 << (32 - LEVELS[0]);
 
-/// The pages of tables of an address space. It takes the space of what it counts, in a tree of ranges for each level.
+/// Page-table pages of an address space. The memory use grows with the number of ranges, in a tree of ranges for each level.
 #[derive(Debug)]
 pub(crate) struct TablePages {
-    /// Those of the lowest level below 4 GiB once more, a bit each: the look-up that nearly every mapping makes.
+    /// Places of the lowest level below 4 GiB, one bit each. Nearly every mapping only needs this lookup.
     low: [u64; LOW / 64],
-    /// For each level, the numbers of its places.
+    /// Numbers of the places at each level.
     levels: [RangeInclusiveSet<u64>; LEVELS.len()],
     count: u64,
     max: u64,
 }
 
 impl TablePages {
-    /// None yet, and never more than `max`.
+    /// Creates an empty set with a maximum of `max` pages.
     pub(crate) fn new(max: u64) -> Self {
         Self { low: [0; LOW / 64], levels: Default::default(), count: 0, max }
     }
 
-    /// Notes that `[start, last]` is mapped; `false`, and nothing is noted, if that takes too many pages. For a small mapping in a place
-    /// that is known it is a look-up, otherwise O(log n) of the places that are known.
+    /// Records that `[start, last]` is mapped. Returns `false`, and records nothing, if this takes too many pages. For a small
+    /// mapping in a known place, this is one lookup. Otherwise it takes O(log n) of the number of known places.
     #[must_use]
     pub(crate) fn touch(&mut self, start: u64, last: u64) -> bool {
         let lowest = place(start, last, LEVELS[0]);
-        // A place that has its page has those of the levels above.
+        // If a place has its page, the pages of the higher levels exist too.
         if lowest.start() == lowest.end() && self.is_known(*lowest.start()) {
             return true;
         }
@@ -59,7 +59,7 @@ impl TablePages {
         true
     }
 
-    /// Whether this place of the lowest level has its page.
+    /// True if this place of the lowest level has its page.
     fn is_known(&self, place: u64) -> bool {
         match self.low.get(index(place)) {
             Some(bits) => bits & bit(place) != 0,
@@ -68,7 +68,7 @@ impl TablePages {
     }
 }
 
-/// The numbers of the places that `[start, last]` touches.
+/// Returns the numbers of the places that `[start, last]` touches.
 fn place(start: u64, last: u64, level: u32) -> RangeInclusive<u64> {
     start >> level..=last >> level
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_that_is_known_costs_nothing_more() {
+    fn known_place_needs_no_further_page() {
         let mut pages = TablePages::new(3);
         for _ in 0..10 {
             for at in [0, 0x1f_f000] {
@@ -99,28 +99,28 @@ mod tests {
         }
         assert_eq!(pages.count, 3);
         assert!(!pages.touch(0x20_0000, 0x20_0fff), "a fourth page");
-        assert!(!pages.touch(0, 0x20_0000), "a part of it is known");
+        assert!(!pages.touch(0, 0x20_0000), "only part of the range is known");
         assert!(pages.touch(0, 0x1f_ffff));
         assert_eq!(pages.count, 3);
     }
 
     #[test]
-    fn each_level_has_its_pages() {
+    fn each_level_counts_its_own_pages() {
         let mut pages = TablePages::new(u64::MAX);
         for (at, count) in [(0, 3), (1 << 21, 4), (1 << 30, 6), (1 << 39, 9), (u64::MAX - 0xfff, 12)] {
             assert!(pages.touch(at, at + 0xfff));
             assert_eq!(pages.count, count, "{at:#x}");
         }
-        // All of 4 GiB at once.
+        // The whole of 4 GiB at once.
         assert!(pages.touch(0, (1 << 32) - 1));
         assert_eq!(pages.count, 12 + 2048 - 3 + 4 - 2);
         assert!(pages.low.iter().all(|bits| *bits == u64::MAX));
     }
 
     proptest! {
-        /// Each page is counted once, whatever is mapped, and no more than there may be.
+        /// Each page counts once, in any order of mappings, and the maximum is never exceeded.
         #[test]
-        fn pages_are_those_of_a_set_of_places(
+        fn counted_pages_match_a_set_of_places(
             ranges in prop::collection::vec((0u64..1 << 33, 0u64..1 << 24, prop::sample::select(vec![0, 1u64 << 39, 1 << 47])), 0..50),
             max in 0u64..60,
         ) {

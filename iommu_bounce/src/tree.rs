@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The mappings of a domain, in order of their IOVAs: a B+ tree whose nodes lie in pools.
+//! Mappings of a domain in order of their IOVAs: a B+ tree whose nodes are in pools.
 //!
-//! The standard library's tree lacks two things. A request must not allocate once the tree has had its size before,
-//! so nodes that become free are kept. And a mapping must cost few bytes even if a guest leaves every node half full.
-//! The tree does not check for overlaps; its user does.
+//! The standard library's tree lacks two properties. First, a request must not allocate memory if the tree was this large before,
+//! so free nodes are kept. Second, a mapping must take few bytes even if a guest leaves every node half full. The tree does not
+//! check for overlaps. Its user must.
 
 mod node;
 mod pool;
@@ -14,10 +14,10 @@ use pool::{NIL, Pool};
 
 use crate::mapping::Mapping;
 
-/// Most levels above the leaves. Each node except those on the edges has 16 children at least, so 2^32 mappings fit.
+/// Maximum levels above the leaves. Each node except those on the edges has at least 16 children, so 2^32 mappings fit.
 const MAX_HEIGHT: usize = 8;
 
-/// The way from the root to a leaf: each inner node, and the place of the child that was taken.
+/// Path from the root to a leaf: each inner node, and the index of the child on the path.
 #[derive(Clone, Copy)]
 struct Path {
     steps: [(u32, usize); MAX_HEIGHT],
@@ -29,7 +29,7 @@ struct Path {
 pub(crate) struct MappingTree {
     leaves: Pool<Leaf>,
     inners: Pool<Inner>,
-    /// A leaf when `height` is 0. `NIL` before the first mapping.
+    /// Root node, which is a leaf if `height` is 0. `NIL` before the first mapping.
     root: u32,
     /// Levels above the leaves.
     height: usize,
@@ -49,12 +49,12 @@ impl std::fmt::Debug for MappingTree {
 }
 
 impl MappingTree {
-    /// How many mappings there are.
+    /// Returns the number of mappings.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The last mapping that starts at `iova` or below.
+    /// Returns the last mapping that starts at or below `iova`.
     pub(crate) fn floor(&self, iova: u64) -> Option<(u64, Mapping)> {
         if self.len == 0 {
             return None;
@@ -62,7 +62,7 @@ impl MappingTree {
         let mut leaf = self.leaves.get(self.descend(iova).leaf);
         let mut place = leaf.starts().partition_point(|start| *start <= iova);
         if place == 0 {
-            // Its separator is low enough, but all its mappings start above `iova`.
+            // The separator of the leaf is low enough, but all mappings of the leaf start above `iova`.
             if leaf.prev == NIL {
                 return None;
             }
@@ -72,7 +72,7 @@ impl MappingTree {
         leaf.entry(place.checked_sub(1)?)
     }
 
-    /// The mappings that start at `iova` or above, in order.
+    /// Returns the mappings that start at or above `iova`, in order.
     pub(crate) fn from(&self, iova: u64) -> impl Iterator<Item = (u64, Mapping)> {
         let mut at = if self.len == 0 { NIL } else { self.descend(iova).leaf };
         let mut place = if at == NIL { 0 } else { self.leaves.get(at).starts().partition_point(|start| *start < iova) };
@@ -91,12 +91,12 @@ impl MappingTree {
         })
     }
 
-    /// All mappings, in order.
+    /// Returns all mappings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Mapping)> {
         self.from(0)
     }
 
-    /// Adds a mapping at `start`, where none starts yet.
+    /// Adds a mapping at `start`, where no mapping starts yet.
     pub(crate) fn insert(&mut self, start: u64, mapping: Mapping) {
         if self.root == NIL {
             self.root = self.leaves.take();
@@ -111,7 +111,7 @@ impl MappingTree {
         }
         let at_end = place == LEAF && leaf.next == NIL;
         let at_front = place == 0 && leaf.prev == NIL;
-        // Drivers fill the tree from one end. That must leave full nodes behind.
+        // Drivers often fill the tree from one end. Such use must leave full nodes behind.
         let keep = if at_end {
             LEAF
         } else if at_front {
@@ -126,14 +126,14 @@ impl MappingTree {
         self.insert_child(&path, separator, right);
     }
 
-    /// Removes the mappings that start in `[start, last]`. Returns how many there were, and how many bytes they mapped.
+    /// Removes the mappings that start in `[start, last]`. Returns their number and the bytes that they mapped.
     pub(crate) fn remove_range(&mut self, start: u64, last: u64) -> (usize, u64) {
         let (before, mut bytes) = (self.len, 0u64);
         while self.len != 0 {
             let mut path = self.descend(start);
             let leaf = self.leaves.get(path.leaf);
             if leaf.next != NIL && leaf.starts().last().is_none_or(|highest| *highest < start) {
-                // If there is a mapping in the range, it is in the next leaf.
+                // If the range has a mapping, it is in the next leaf.
                 path = self.descend(self.leaves.get(leaf.next).first());
             }
             let leaf = self.leaves.get_mut(path.leaf);
@@ -165,8 +165,8 @@ impl MappingTree {
         path
     }
 
-    /// Moves all but `keep` entries of a full leaf to a new one behind it, for a mapping at `start`. Returns the new
-    /// leaf and the separator of the two.
+    /// Moves all except `keep` entries of a full leaf to a new leaf after it, to make room for a mapping at `start`. Returns the
+    /// new leaf and its separator.
     fn split_leaf(&mut self, left: u32, keep: usize, start: u64) -> (u32, u64) {
         let right = self.leaves.take();
         let (leaf, new) = self.leaves.pair_mut(left, right);
@@ -182,7 +182,7 @@ impl MappingTree {
         (right, separator)
     }
 
-    /// Adds a new node behind the one that the path leads to. Splits full inner nodes on the way up.
+    /// Adds a new node after the last node of the path. Splits full inner nodes on the way up.
     fn insert_child(&mut self, path: &Path, separator: u64, child: u32) {
         let (mut separator, mut child) = (separator, child);
         for &(id, place) in path.steps[..self.height].iter().rev() {
@@ -205,10 +205,10 @@ impl MappingTree {
         self.inners.get_mut(root).start(self.root, separator, child);
         self.root = root;
         self.height += 1;
-        assert!(self.height < MAX_HEIGHT, "2^32 mappings fit, and more are not allowed");
+        assert!(self.height < MAX_HEIGHT, "the tree has room for 2^32 mappings, and the engine allows fewer");
     }
 
-    /// Fills a leaf that is less than half full from a neighbour, or merges the two.
+    /// Refills a leaf that is less than half full from a neighbour, or merges the two.
     fn rebalance_leaf(&mut self, path: &Path) {
         let Some(&(parent, place)) = path.steps[..self.height].last() else { return };
         if self.leaves.get(path.leaf).len() >= LEAF / 2 {
@@ -231,15 +231,14 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Two children of `parent` that are next to each other, the one at `place` among them: the left one's place, and
-    /// both.
+    /// Returns two adjacent children of `parent`, one of which is at `place`: the index of the left child, and both children.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };
         (left, inner.child(left), inner.child(left + 1))
     }
 
-    /// Removes a child from the lowest inner node of the path: it was merged into the child before it. Rebalances on
+    /// Removes a child of the lowest inner node of the path, after the child was merged into its left neighbour. Rebalances on
     /// the way up.
     fn remove_child(&mut self, path: &Path, place: usize) {
         let mut place = place;
@@ -250,7 +249,7 @@ impl MappingTree {
             let len = inner.len();
             let Some(&(parent, at)) = level.checked_sub(1).and_then(|above| path.steps.get(above)) else {
                 if len == 1 {
-                    // The root has one child left, which becomes the root.
+                    // The root has only one child left, which becomes the new root.
                     self.root = inner.child(0);
                     self.inners.give_back(id);
                     self.height -= 1;

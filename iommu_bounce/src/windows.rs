@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Window memory: how much is backed, and which chunks cannot be given back yet.
+//! Window memory: the backed chunks, and the chunks that cannot be released yet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,17 +13,17 @@ use crate::config::WindowConfig;
 use crate::counters::Counters;
 use crate::spec::Status;
 
-/// The chunks of all domains together, and the budget over them.
+/// Chunks of all domains together, and their budget.
 pub(crate) struct Windows {
     pub(crate) config: WindowConfig,
     store: Box<dyn ChunkStore>,
-    /// Chunks backed: those of domains, held and lost ones.
+    /// Number of backed chunks, including parked, held and lost chunks.
     backed: u64,
-    /// Held chunks: no domain has them any more, but an address space of the host still maps them.
+    /// Held chunks: no domain owns them any more, but a host address space still maps them.
     held: Vec<u32>,
-    /// Chunks that can never be given back: nobody knows whether the host still maps them.
+    /// Chunks that can never be released, because the host may still map them in an address space that was removed.
     doomed: BTreeSet<u32>,
-    /// Lost chunks that the store may be able to give back later.
+    /// Lost chunks that the store may be able to release later.
     lost: BTreeSet<u32>,
 }
 
@@ -40,22 +40,22 @@ impl Windows {
         self.store.region_size()
     }
 
-    /// Whether `[start, last]` touches the aperture.
+    /// True if `[start, last]` touches the aperture.
     pub(crate) fn touches_aperture(&self, start: u64, last: u64) -> bool {
         start <= *self.config.aperture.end() && last >= *self.config.aperture.start()
     }
 
-    /// Whether a chunk can be at `iova`.
+    /// True if a chunk can be at `iova`.
     pub(crate) fn is_place(&self, iova: u64) -> bool {
         self.config.aperture.contains(&iova) && iova.is_multiple_of(self.chunk_size())
     }
 
-    /// Backs a chunk within the budget.
+    /// Backs a chunk, if the budget allows it.
     pub(crate) fn back(&mut self, counters: &mut Counters) -> Result<u32, Status> {
         self.back_with(counters, |store| store.back())
     }
 
-    /// Backs the chunk of this index within the budget: `INVAL` if it cannot be that one.
+    /// Backs the chunk with this index, if the budget allows it. Returns `INVAL` if the index is out of range or in use.
     pub(crate) fn back_at(&mut self, index: u32, counters: &mut Counters) -> Result<(), Status> {
         self.back_with(counters, |store| store.back_at(index))
     }
@@ -72,7 +72,7 @@ impl Windows {
         }
         let backed = back(&mut *self.store).map_err(|error| {
             counters.host_errors += 1;
-            debug!("backing a chunk: {error}");
+            debug!("cannot back a chunk: {error}");
             match error {
                 ChunkError::NoResources => Status::NoMem,
                 ChunkError::Host(error) if error.kind() == io::ErrorKind::InvalidInput => Status::Inval,
@@ -84,39 +84,39 @@ impl Windows {
         Ok(backed)
     }
 
-    /// Hides and zeroes a chunk that keeps its host mapping, or zeroes one that is parked already. `false` if the
+    /// Hides and zeroes a chunk that keeps its host mapping, or zeroes a chunk that is already parked. Returns `false` if the
     /// store fails.
     pub(crate) fn park(&mut self, index: u32, counters: &mut Counters) -> bool {
         if self.doomed.contains(&index) {
             return false;
         }
         let outcome = self.store.park(index);
-        note(outcome, "parking", index, counters)
+        note(outcome, "park", index, counters)
     }
 
-    /// Shows a parked chunk to the guest again. `false` if the store fails.
+    /// Makes a parked chunk visible to the guest again. Returns `false` if the store fails.
     pub(crate) fn unpark(&mut self, index: u32, counters: &mut Counters) -> bool {
         let outcome = self.store.unpark(index);
-        note(outcome, "showing", index, counters)
+        note(outcome, "unpark", index, counters)
     }
 
-    /// Whether more is backed than the budget allows.
+    /// True if more is backed than the budget allows.
     pub(crate) fn is_over_budget(&self) -> bool {
         self.backed.saturating_mul(self.chunk_size()) > self.config.budget
     }
 
-    /// The memory of a backed chunk.
+    /// Returns the memory of a backed chunk.
     pub(crate) fn memory(&self, index: u32) -> Option<VolatileSlice<'_>> {
         let memory = self.store.memory(index)?;
         (memory.len() as u64 == self.chunk_size()).then_some(memory)
     }
 
-    /// Where a chunk is in the shared region.
+    /// Returns the offset of a chunk in the shared region.
     pub(crate) fn offset(&self, index: u32) -> u64 {
         u64::from(index) * self.chunk_size()
     }
 
-    /// Gives a chunk back that no address space maps any more, unless it is doomed.
+    /// Releases a chunk that no address space maps any more, unless it is doomed.
     pub(crate) fn release(&mut self, index: u32, counters: &mut Counters) {
         if self.doomed.contains(&index) {
             counters.lost_chunks += 1;
@@ -128,7 +128,7 @@ impl Windows {
                 counters.note_window(self.backed * self.chunk_size());
             }
             Err(error) => {
-                error!("chunk {index} is lost, it could not be given back: {error}");
+                error!("chunk {index} is lost, because it cannot be released: {error}");
                 counters.host_errors += 1;
                 counters.lost_chunks += 1;
                 self.lost.insert(index);
@@ -136,12 +136,12 @@ impl Windows {
         }
     }
 
-    /// Has the store try again to give back a chunk that was lost; `false` if there is none, or it is still lost.
+    /// Retries the release of a lost chunk in the store. Returns `false` if no chunk is lost, or the retry failed.
     pub(crate) fn recover(&mut self, counters: &mut Counters) -> bool {
         let Some(index) = self.store.recover() else { return false };
-        // The store may have lost one while it was to be backed: that one never was.
+        // The store can also lose a chunk while it tries to back it. Such a chunk was never counted as backed.
         if self.lost.remove(&index) {
-            info!("chunk {index} is given back, which was lost");
+            info!("chunk {index}, which was lost, is released now");
             self.backed -= 1;
             counters.lost_chunks -= 1;
             counters.note_window(self.backed * self.chunk_size());
@@ -149,28 +149,28 @@ impl Windows {
         true
     }
 
-    /// Keeps a chunk that an address space still maps.
+    /// Records a chunk that an address space still maps.
     pub(crate) fn hold(&mut self, index: u32) {
         self.held.push(index);
     }
 
-    /// Marks a chunk as never to be given back.
+    /// Marks a chunk that must never be released.
     pub(crate) fn doom(&mut self, index: u32) {
         self.doomed.insert(index);
     }
 
-    /// Takes the held chunks out, to be given back or held again.
+    /// Removes and returns the held chunks. The caller releases them or holds them again.
     pub(crate) fn take_held(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Counts and logs what the store refuses.
+/// Counts and logs an error of the store.
 fn note(outcome: Result<(), ChunkError>, what: &str, index: u32, counters: &mut Counters) -> bool {
     outcome
         .inspect_err(|error| {
             counters.host_errors += 1;
-            debug!("{what} chunk {index}: {error}");
+            debug!("cannot {what} chunk {index}: {error}");
         })
         .is_ok()
 }

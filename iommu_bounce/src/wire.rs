@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The wire format: decodes requests, and encodes replies.
+//! Wire format: decoding of requests and encoding of replies.
 //!
-//! Everything that comes in was written by the guest. A request is decoded only when it is as long as its type needs.
+//! All input comes from the guest. A request is decoded only if it is long enough for its type.
 
 use crate::spec::{NO_SHM_OFFSET, Status, TAIL_SIZE, WINDOW_ADD_REPLY, property, readable, request};
 use crate::{DomainId, EndpointId};
 
-/// What kind a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Attach,
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
     WindowDel,
 }
 
-/// The field for requests of a kind in a structure that has one for each.
+/// Selects the field for a kind of request, in a structure with one field for each kind.
 macro_rules! by_kind {
     ($all:expr, $kind:expr) => {
         match $kind {
@@ -36,7 +36,7 @@ macro_rules! by_kind {
 pub(crate) use by_kind;
 
 impl Kind {
-    /// The kind of a request's bytes; `None` if it is unknown.
+    /// Returns the kind of a request from its bytes, or `None` if the type is unknown.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         Some(match *bytes.first()? {
             request::ATTACH => Self::Attach,
@@ -50,7 +50,7 @@ impl Kind {
         })
     }
 
-    /// Bytes of the readable part.
+    /// Returns the bytes of the readable part.
     fn readable_size(self) -> usize {
         match self {
             Self::Attach => readable::ATTACH,
@@ -63,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of the writable part.
+    /// Returns the bytes of the writable part.
     pub(crate) fn writable_size(self, probe_size: u32) -> usize {
         match self {
             Self::Probe => probe_size as usize + TAIL_SIZE,
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// What stands before the tail when the request fails.
+    /// Returns the byte that fills the reply before the tail if the request fails.
     fn filler(self) -> u8 {
         match self {
             Self::WindowAdd => NO_SHM_OFFSET.to_le_bytes()[0],
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-/// A decoded request. Its fields are the guest's and unchecked.
+/// Decoded request. Its fields come from the guest and are not validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Attach(Attach),
@@ -94,7 +94,7 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// The domain that the request names.
+    /// Returns the domain that the request names.
     pub(crate) fn domain(&self) -> Option<DomainId> {
         match self {
             Self::Attach(request) => Some(request.domain),
@@ -107,7 +107,7 @@ impl Request {
         }
     }
 
-    /// The endpoint that the request names.
+    /// Returns the endpoint that the request names.
     pub(crate) fn endpoint(&self) -> Option<EndpointId> {
         match self {
             Self::Attach(request) => Some(request.endpoint),
@@ -174,7 +174,7 @@ pub(crate) struct WindowDel {
     pub(crate) reserved2: u64,
 }
 
-/// Takes fields off the front of a request.
+/// Reader that takes fields from the front of a request.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -193,8 +193,8 @@ impl Fields<'_> {
     }
 }
 
-/// Decodes the readable part of a request; `None` if it is too short for its kind. Bytes beyond are ignored, and so are
-/// the reserved ones of the head, as the specification asks (section 5.13.6.1).
+/// Decodes the readable part of a request. Returns `None` if it is too short for its kind. Extra bytes and the reserved bytes of
+/// the head are ignored, as the specification requires (section 5.13.6.1).
 pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Request> {
     if bytes.len() < kind.readable_size() {
         return None;
@@ -238,8 +238,8 @@ pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Request> {
     })
 }
 
-/// Writes a tail at the end of `reply` and `filler` before it. Returns the bytes written: all, or none if a tail has no
-/// room.
+/// Writes a tail at the end of `reply`, and `filler` before the tail. Returns the number of bytes written: all, or none if there
+/// is no room for a tail.
 fn fill(reply: &mut [u8], filler: u8, status: Status) -> usize {
     let len = reply.len();
     let Some((body, tail)) = reply.split_last_chunk_mut::<TAIL_SIZE>() else {
@@ -250,22 +250,22 @@ fn fill(reply: &mut [u8], filler: u8, status: Status) -> usize {
     len
 }
 
-/// The tail of a reply.
+/// Returns the tail of a reply.
 pub(crate) fn tail(status: Status) -> [u8; TAIL_SIZE] {
     [status as u8, 0, 0, 0]
 }
 
-/// Answers a request that failed, in a writable part of the right size or shorter.
+/// Writes the reply to a failed request. The writable part may be shorter than required.
 pub(crate) fn fail(kind: Kind, reply: &mut [u8], status: Status) -> usize {
     fill(reply, kind.filler(), status)
 }
 
-/// Answers a request that says nothing but that it succeeded.
+/// Writes the reply to a request that only reports success.
 pub(crate) fn done(reply: &mut [u8]) -> usize {
     fill(reply, 0, Status::Ok)
 }
 
-/// Answers WINDOW_ADD with the place of the chunk in the shared region.
+/// Writes the reply to WINDOW_ADD, with the offset of the chunk in the shared region.
 pub(crate) fn window_added(reply: &mut [u8], shm_offset: u64) -> usize {
     let len = fill(reply, 0, Status::Ok);
     if let Some(field) = reply.first_chunk_mut() {
@@ -274,18 +274,18 @@ pub(crate) fn window_added(reply: &mut [u8], shm_offset: u64) -> usize {
     len
 }
 
-/// A RESV_MEM property: IOVAs that the driver cannot map.
+/// RESV_MEM property: IOVAs that the driver cannot map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReservedMemory {
     /// First IOVA.
     pub(crate) start: u64,
     /// Last IOVA.
     pub(crate) last: u64,
-    /// Whether writes there are interrupts.
+    /// True if writes to the range are interrupts.
     pub(crate) msi: bool,
 }
 
-/// Answers PROBE with the properties that fit.
+/// Writes the reply to PROBE, with the properties that fit.
 pub(crate) fn probed(reply: &mut [u8], properties: &[ReservedMemory]) -> usize {
     let len = fill(reply, 0, Status::Ok);
     let room = len.saturating_sub(TAIL_SIZE);

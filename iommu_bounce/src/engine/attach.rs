@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and which address space of the host an endpoint is
-//! in.
+//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and the assignment of endpoints to host address spaces.
 //!
-//! An endpoint starts in an address space of its own. Where the host can attach endpoints to other address spaces,
-//! those of a domain share one. Address spaces without endpoints are *spare*: an endpoint that leaves a shared one
-//! moves to a spare one.
+//! An endpoint starts in its own address space. If the host can move endpoints between address spaces, the endpoints of a domain
+//! share one. Address spaces without endpoints are *spare*. An endpoint that leaves a shared address space moves to a spare one.
 
 use super::{Engine, endpoint_mut};
 use crate::backend::Permissions;
@@ -18,8 +16,8 @@ use crate::wire;
 use crate::{DomainId, EndpointId, SpaceId};
 
 impl Engine {
-    /// Attaches an endpoint. If it is attached to another domain, it leaves that one only when all of the new domain
-    /// is mapped for it.
+    /// Attaches an endpoint. If it is attached to another domain, it leaves that domain only after the whole new domain is mapped
+    /// for it.
     pub(super) fn attach(&mut self, request: wire::Attach) -> Result<(), Status> {
         let (id, new) = (request.endpoint, request.domain);
         let known = if self.accepted & feature::BYPASS_CONFIG == 0 { 0 } else { ATTACH_F_BYPASS };
@@ -42,7 +40,7 @@ impl Engine {
         let fresh = || if bypass { self.identity.clone() } else { Domain::default() };
         self.domains.entry(new).or_insert_with(fresh);
         let mut placed = self.place(id, from, old, new);
-        // Parked chunks are given back before anything is refused.
+        // Release parked chunks before rejecting the request.
         while placed == Err(Status::NoMem) && self.evict_one() {
             let still = endpoint_mut(&mut self.endpoints, id).domain == old;
             placed = if still { self.place(id, from, old, new) } else { break };
@@ -60,7 +58,7 @@ impl Engine {
         placed.map(|_| ())
     }
 
-    /// Maps all of the new domain for the endpoint, and takes it out of the old domain. Returns its address space.
+    /// Maps the whole new domain for the endpoint, and removes the endpoint from the old domain. Returns its address space.
     fn place(
         &mut self,
         id: EndpointId,
@@ -79,18 +77,18 @@ impl Engine {
         Ok(to)
     }
 
-    /// Empties an address space that its last endpoint may have left.
+    /// Empties an address space, if its last endpoint has left.
     fn vacate(&mut self, id: SpaceId) {
         if self.spaces.get(id).endpoints.is_empty() {
             self.evict_from(id);
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
-            // Something is stuck there, so it failed before, too.
-            log::debug!("endpoints in bypass mode reach nothing yet ({status:?})");
+            // A range is stuck there, so an earlier attempt failed too.
+            log::debug!("endpoints in bypass mode have no access to RAM yet ({status:?})");
         }
     }
 
-    /// Checks all that can be known before the host is asked.
+    /// Checks everything that can be checked without calling the host.
     fn check_attach(&self, endpoint: &Endpoint, new: DomainId, bypass: bool) -> Result<(), Status> {
         let domain = self.domains.get(&new);
         if domain.is_none() {
@@ -115,17 +113,17 @@ impl Engine {
         self.check_mapped(self.more_mapped(endpoint.space, endpoint.domain, new, content))
     }
 
-    /// The address space of the domain that an endpoint in `from` could move to.
+    /// Returns the address space of the domain that an endpoint in `from` could move to.
     pub(super) fn joinable(&self, from: SpaceId, domain: DomainId) -> Option<SpaceId> {
         let group = self.spaces.get(from).group()?;
         let spaces = &self.domains.get(&domain)?.spaces;
         spaces.iter().copied().find(|to| self.spaces.get(*to).group() == Some(group))
     }
 
-    /// Moves the endpoint into an address space that has all of its new domain.
+    /// Moves the endpoint into an address space that already holds the whole new domain.
     fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
         if !self.spaces.get(to).endpoints.contains(&id) {
-            // Parked chunks are for the endpoints that had them.
+            // Only the endpoints that used parked chunks may access them.
             self.evict_from(to);
         }
         if self.spaces.get(to).is_stuck() {
@@ -134,7 +132,7 @@ impl Engine {
         self.move_to(id, to)
     }
 
-    /// Moves the endpoint away from others, into a spare address space that has all of its new domain, if it has one.
+    /// Moves the endpoint out of a shared address space into a spare one, and maps its new domain there, if it has one.
     fn move_out(&mut self, id: EndpointId, new: Option<DomainId>) -> Result<SpaceId, Status> {
         let from = endpoint_mut(&mut self.endpoints, id).space;
         let group = self.spaces.get(from).group();
@@ -166,8 +164,8 @@ impl Engine {
         Ok(to)
     }
 
-    /// Maps the new domain in place of the old one, in the address space of an endpoint that shares it with no other.
-    /// On error the old domain is mapped again. If even that fails, the endpoint is attached to nothing.
+    /// Replaces the old domain by the new one in an address space that the endpoint does not share. On an error, the old domain
+    /// is mapped again. If even that fails, the endpoint is attached to no domain.
     fn switch(&mut self, id: EndpointId, old: Option<DomainId>, new: DomainId) -> Result<SpaceId, Status> {
         let place = endpoint_mut(&mut self.endpoints, id).space;
         if self.domains.get(&new).is_some_and(|domain| !domain.chunks.is_empty() || domain.bypass) {
@@ -192,12 +190,12 @@ impl Engine {
             }
             Err(ExchangeError::Undone(status)) => Err(status),
             Err(ExchangeError::Lost(status)) => {
-                log::error!("endpoint {id:#x} reaches nothing: the host did not undo a failed ATTACH");
+                log::error!("endpoint {id:#x} has no access to memory: the host failed to undo a failed ATTACH");
                 self.forget_content(place, old);
                 if let Some(old) = old {
                     self.leave(id, place, old);
                 }
-                // The driver believes that it is still in its old domain.
+                // The driver assumes that the endpoint is still in its old domain.
                 let nothing = Permissions::empty();
                 self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
                 Err(status)
@@ -205,8 +203,8 @@ impl Engine {
         }
     }
 
-    /// Notes that the address space no longer holds what it held: the domain `old`, or all RAM for an endpoint in
-    /// bypass mode.
+    /// Records that the address space no longer holds its old content: the domain `old`, or all RAM for an endpoint in bypass
+    /// mode.
     fn forget_content(&mut self, space: SpaceId, old: Option<DomainId>) {
         self.spaces.get_mut(space).identity = false;
         if let Some(old) = old {
@@ -214,10 +212,10 @@ impl Engine {
         }
     }
 
-    /// Detaches an endpoint. It is detached even if the host does not unmap everything, because the guest will use
-    /// the memory for something else; every request tries to unmap the rest. If bypass is on and the host does not
-    /// map RAM, it is detached and reaches nothing, as it does for a while if that is put off. It stays attached only if it shares an
-    /// address space and the host does not move it to another.
+    /// Detaches an endpoint. It is detached even if the host fails to unmap something, because the guest will reuse the memory.
+    /// Every later request retries the unmap. If bypass is on and the host cannot map RAM, the endpoint is detached and has no
+    /// access. It also has no access while the mapping of RAM is postponed. The endpoint stays attached only if it shares an
+    /// address space and the host cannot move it to another.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
@@ -236,7 +234,7 @@ impl Engine {
         self.settle_in_time(&[place], true)
     }
 
-    /// Takes an endpoint that is about to be removed out of its domain, if it is in one.
+    /// Detaches an endpoint that is about to be removed, if it is in a domain.
     pub(super) fn release_endpoint(&mut self, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(&id) else {
             return;
@@ -247,7 +245,7 @@ impl Engine {
         self.leave(id, from, domain);
     }
 
-    /// Whether other endpoints of the domain are in the address space.
+    /// True if other endpoints of the domain are in the address space.
     fn is_shared(&self, id: EndpointId, space: SpaceId, domain: DomainId) -> bool {
         let attached = |other: &EndpointId| {
             let endpoint = self.endpoints.get(other);
@@ -256,8 +254,8 @@ impl Engine {
         self.spaces.get(space).endpoints.iter().any(attached)
     }
 
-    /// Takes an endpoint, which was in the address space `from`, out of a domain. If `from` has no other endpoint of
-    /// the domain, the domain is unmapped there. The domain ends with its last endpoint.
+    /// Removes an endpoint, which was in the address space `from`, from a domain. If `from` has no other endpoint of the domain,
+    /// the domain is unmapped there. The domain ends with its last endpoint.
     fn leave(&mut self, id: EndpointId, from: SpaceId, old: DomainId) {
         let shared = self.is_shared(id, from, old);
         let endpoint = endpoint_mut(&mut self.endpoints, id);
@@ -276,14 +274,14 @@ impl Engine {
         }
     }
 
-    /// Notes that the address space holds nothing of the domain any more.
+    /// Records that the address space no longer holds anything of the domain.
     fn forget_space(&mut self, space: SpaceId, domain: DomainId) {
         if let Some(domain) = self.domains.get_mut(&domain) {
             domain.spaces.retain(|other| *other != space);
         }
     }
 
-    /// Gives back the chunks of a domain that has ended and is unmapped.
+    /// Releases the chunks of a domain that has ended and is unmapped.
     fn forget_domain(&mut self, domain: &Domain) {
         self.counters.mappings -= domain.count();
         for chunk in domain.chunks.values() {
@@ -291,8 +289,9 @@ impl Engine {
         }
     }
 
-    /// Ends all domains. Endpoints stay in their address spaces, which hold nothing then but parked chunks. With
-    /// `park`, chunks are parked if only one address space has their domain, and reaches them while they are parked.
+    /// Ends all domains. Endpoints stay in their address spaces, which then hold nothing except parked chunks. With `park`, the
+    /// chunks of a domain are parked if only one address space holds the domain, and its device accesses chunks while they are
+    /// parked.
     pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! UNMAP requests that the driver sent together, served with as few calls to the host as possible.
+//! UNMAP requests that the driver sent together, served with as few host calls as possible.
 //!
-//! Only UNMAPs share calls. MAPs of neighbouring ranges could share one, too, but the driver may unmap each of them
-//! alone later. VFIO and IOMMUFD never cut a mapping: what one call has mapped must be unmapped whole.
+//! Only UNMAPs share host calls. MAPs of adjacent ranges could share a call too, but the driver may later unmap each range
+//! separately. VFIO and IOMMUFD never split a mapping: a range that was mapped by one call must be unmapped completely.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{Engine, unmap_run};
 use crate::spec::{Status, TAIL_SIZE};
 use crate::wire::{self, Kind, Request};
 
-/// A decoded UNMAP request, and its status once it is served.
+/// Decoded UNMAP request, and its status after it was served.
 #[derive(Clone, Copy, Debug)]
 pub struct UnmapRequest {
     request: wire::Unmap,
@@ -20,9 +20,9 @@ pub struct UnmapRequest {
 }
 
 impl UnmapRequest {
-    /// Decodes a request. `None` if it is not an UNMAP that can be served: then [`Engine::handle`] serves it. `room`
-    /// is the length of the device-writable part. `tag` identifies the request for the caller; tags go up in the
-    /// order in which the driver sent the requests.
+    /// Decodes a request. Returns `None` if the request is not a valid UNMAP: then [`Engine::handle`] must serve it. `room` is
+    /// the length of the device-writable part. `tag` identifies the request for the caller. Tags must increase in the order in
+    /// which the driver sent the requests.
     pub fn decode(request: &[u8], room: usize, tag: u16) -> Option<Self> {
         let kind = Kind::of(request).filter(|kind| *kind == Kind::Unmap && room >= TAIL_SIZE)?;
         match wire::decode(kind, request)? {
@@ -31,12 +31,12 @@ impl UnmapRequest {
         }
     }
 
-    /// What [`decode`](Self::decode) was given.
+    /// Returns the tag that was passed to [`decode`](Self::decode).
     pub fn tag(&self) -> u16 {
         self.tag
     }
 
-    /// What to write to the device-writable part.
+    /// Returns the bytes for the device-writable part.
     pub fn reply(&self) -> [u8; TAIL_SIZE] {
         wire::tail(self.status)
     }
@@ -45,22 +45,22 @@ impl UnmapRequest {
         self.status == Status::Ok
     }
 
-    /// Whether `next` begins where this one ends, in the same domain.
+    /// True if `next` starts where this request ends, in the same domain.
     fn touches(&self, next: &Self) -> bool {
         self.request.domain == next.request.domain && self.request.last.checked_add(1) == Some(next.request.start)
     }
 
-    /// Whether the ranges of this one and of `next`, which does not begin below it, overlap.
+    /// True if the ranges of this request and of `next` overlap. `next` must not start below this one.
     fn overlaps(&self, next: &Self) -> bool {
         self.request.domain == next.request.domain && self.request.last >= next.request.start
     }
 }
 
 impl Engine {
-    /// Serves UNMAP requests. Each gets the status that it would have if they were served one by one. Neighbours
-    /// share calls to the host. The requests are in another order afterwards.
+    /// Serves UNMAP requests. Each gets the same status as if the requests were served one by one. Adjacent requests share host
+    /// calls. This call reorders the requests.
     ///
-    /// The time taken is divided equally among them.
+    /// The duration is divided equally among the requests.
     pub fn handle_unmaps(&mut self, requests: &mut [UnmapRequest]) {
         let began = Instant::now();
         self.retry_stuck();
@@ -68,7 +68,7 @@ impl Engine {
         if requests.is_sorted_by(|one, next| !one.overlaps(next)) {
             self.unmap_neighbours(requests);
         } else {
-            // Where they overlap, the first one that the driver sent removes the mapping.
+            // If ranges overlap, the request that the driver sent first removes the mapping.
             requests.sort_unstable_by_key(|unmap| unmap.tag);
             self.unmap_each(requests);
         }
@@ -81,24 +81,24 @@ impl Engine {
         }
     }
 
-    /// Serves requests in the order of their ranges, which do not overlap. So none changes another's status.
+    /// Serves requests in the order of their ranges. The ranges do not overlap, so no request affects the status of another.
     fn unmap_neighbours(&mut self, requests: &mut [UnmapRequest]) {
         for neighbours in requests.chunk_by_mut(UnmapRequest::touches) {
-            // A mapping that each of them cuts alone must not be removed by all together.
+            // Each range alone must not split a mapping, even if all ranges together cover the mapping completely.
             let together = neighbours.len() > 1
                 && !self.maps_devices(neighbours)
                 && neighbours.iter().all(|unmap| self.check_unmap(&unmap.request).is_ok());
             if together && self.unmap_together(neighbours).is_ok() {
                 neighbours.iter_mut().for_each(|unmap| unmap.status = Status::Ok);
             } else {
-                // After a failure of the host, each gets its own status.
+                // After a host failure, each request gets its own status.
                 self.unmap_each(neighbours);
             }
         }
     }
 
-    /// Whether the domain of these requests maps a device's memory. Such domains are rare and are served one request
-    /// at a time.
+    /// True if the domain of these requests maps device memory. Such domains are rare, and their requests are served one at a
+    /// time.
     fn maps_devices(&self, requests: &[UnmapRequest]) -> bool {
         let domain = requests.first().and_then(|unmap| self.domains.get(&unmap.request.domain));
         domain.is_some_and(|domain| !domain.devices.is_empty())
@@ -110,7 +110,7 @@ impl Engine {
         }
     }
 
-    /// Removes all mappings in the ranges of these requests, which follow each other without a gap and cut no mapping.
+    /// Removes all mappings in the ranges of these requests. The ranges are adjacent and split no mapping.
     fn unmap_together(&mut self, neighbours: &[UnmapRequest]) -> Result<(), Status> {
         let [first, .., end] = neighbours else { return Err(Status::Inval) };
         let (start, last) = (first.request.start, end.request.last);

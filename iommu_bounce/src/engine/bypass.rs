@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bypass: endpoints that reach all guest RAM, IOVA equal to GPA (virtio 1.3, section 5.13.6).
+//! Bypass: endpoints that can access all guest RAM, with IOVA equal to GPA (virtio 1.3, section 5.13.6).
 //!
-//! An endpoint is in bypass mode when it is attached to a bypass domain, or to nothing while the configuration says
-//! `bypass`. On the host both are like any other domain, with the regions of RAM as its mappings.
+//! An endpoint is in bypass mode if it is attached to a bypass domain, or if it is unattached while the configuration field
+//! `bypass` is 1. On the host, both cases are like any other domain, with the regions of RAM as mappings.
 
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,12 @@ use crate::space::Spaces;
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
 
-/// Mapping all RAM that takes so long is not done again at once.
+/// If mapping all RAM took at least this long, the host gets a rest before it maps RAM again.
 pub(super) const LONG: Duration = Duration::from_millis(500);
-/// For how many times as long it is not.
+/// Duration of the rest, as a multiple of the time that mapping all RAM took.
 pub(super) const REST: u32 = 16;
 
-/// A bypass domain: all RAM in whole granules.
+/// Returns a bypass domain: all RAM in whole granules.
 pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
     let mut domain = Domain { bypass: true, ..Domain::default() };
     for mapping in ram.regions().into_iter().filter_map(|(gpa, len)| itself(gpa, len, granule)) {
@@ -33,7 +33,7 @@ pub(super) fn identity(ram: &dyn GuestRam, granule: u64) -> Domain {
     domain
 }
 
-/// A region of RAM in whole granules, at itself; `None` if it has none.
+/// Returns the identity mapping of a RAM region in whole granules, or `None` if the region has no whole granule.
 fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
     let mask = granule - 1;
     let end = gpa.checked_add(len)? & !mask;
@@ -41,8 +41,9 @@ fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
     (start < end).then(|| Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE })
 }
 
-/// Unmaps what a domain maps of the RAM at `[start, end)`, in these address spaces that hold the domain, and forgets it. A mapping of
-/// which only a part is there goes as a whole: the host unmaps none in part. Returns how many there were.
+/// Unmaps the domain's mappings of the RAM at `[start, end)` in the address spaces `ids`, which hold the domain, and removes the
+/// mappings. A mapping that overlaps the range only partly is removed completely, because the host cannot split it. Returns the
+/// number of mappings.
 fn forget_ram(
     domain: &mut Domain,
     (start, end): (u64, u64),
@@ -64,17 +65,17 @@ fn forget_ram(
 }
 
 impl Engine {
-    /// Serves the driver's write of the configuration's field `bypass`: endpoints that are attached to nothing reach
-    /// all RAM, or nothing. It is ignored where RAM was just mapped so, and that took long, unless it ends that; and unless the feature was
-    /// accepted and the value is 0 or 1. If the host cannot map RAM for all of them, or the VMM [interrupts](crate::Interrupt) it, the field
-    /// stays as it was, and the driver can read it back.
+    /// Serves the driver's write to the configuration field `bypass`: unattached endpoints can access all RAM, or nothing. The
+    /// write is ignored if the feature was not accepted, or if the value is not 0 or 1. A write of 1 is also ignored during the
+    /// rest after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
+    /// [interrupts](crate::Interrupt) the write, the field keeps its old value, which the driver can read back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
             return;
         }
         let began = Instant::now();
         if value == 1 && self.bypass_rests.is_some_and(|until| began < until) {
-            warn!("bypass stays 0: the host is given time before it maps RAM again");
+            warn!("bypass stays 0: the host rests before it maps all RAM again");
             return;
         }
         let before = std::mem::replace(&mut self.bypass, value == 1);
@@ -87,19 +88,19 @@ impl Engine {
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);
         }
         if let Err(status) = settled {
-            warn!("bypass stays {}: the host does not map RAM for all endpoints ({status:?})", u8::from(before));
+            warn!("bypass stays {}: cannot map RAM for all endpoints ({status:?})", u8::from(before));
             self.bypass = before;
             let restored = self.settle_all();
             if let Err(status) = restored {
-                warn!("an endpoint that is attached to nothing reaches nothing ({status:?})");
+                warn!("an unattached endpoint has no access to RAM ({status:?})");
             }
         }
     }
 
-    /// The guest gets the RAM at `[gpa, gpa + len)`, where there was none: endpoints in bypass mode reach it from now on.
+    /// Adds RAM to the guest at `[gpa, gpa + len)`, where it had none. Endpoints in bypass mode can access the RAM from now on.
     ///
     /// # Errors
-    /// [`ConfigError::EndpointBypass`] if the host does not map it for one of them. Then no endpoint reaches it.
+    /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. Then no endpoint can access it.
     pub fn add_ram(&mut self, gpa: u64, len: u64) -> Result<(), ConfigError> {
         let Some(mapping) = itself(gpa, len, self.config.granule()) else { return Ok(()) };
         let bypassed = |domain: &&Domain| domain.bypass;
@@ -128,12 +129,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest does not get the RAM at `[gpa, gpa + len)` after all, which is a whole region. It was to be seen for a while, so a driver
-    /// that guessed its address may have mapped it: whatever touches it is unmapped for all endpoints and forgotten, and those in
-    /// bypass mode do not reach it either. [`GuestRam`] must no longer give it out.
+    /// Undoes an addition of RAM: `[gpa, gpa + len)`, a complete region, is removed from the guest. The RAM was visible for a
+    /// while, so a driver that guessed its address may have mapped it. All mappings that touch the region are unmapped and
+    /// removed for all endpoints, including endpoints in bypass mode. [`GuestRam`] must no longer return the region.
     ///
-    /// `false` if the host keeps something mapped: then an endpoint may still reach the RAM, so nobody else may get its pages. Another
-    /// call tries again.
+    /// Returns `false` if the host fails to unmap a range. Then an endpoint may still access the RAM, so its pages must not be
+    /// reused. Call again to retry.
     #[must_use]
     pub fn take_ram(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
@@ -141,7 +142,7 @@ impl Engine {
         for domain in self.domains.values_mut() {
             let ids = domain.spaces.clone();
             let forgotten = forget_ram(domain, region, &ids, &mut self.spaces, &mut self.counters);
-            // Those of a bypass domain are not the driver's, and were not counted.
+            // Mappings of a bypass domain are not counted, because the driver did not make them.
             self.counters.mappings -= if domain.bypass { 0 } else { forgotten };
         }
         let mut unattached = self.spaces.ids();
@@ -150,7 +151,8 @@ impl Engine {
         self.counters.stuck_ranges == 0
     }
 
-    /// Maps more RAM in an address space that has all of it. The error is the endpoint that it was made for.
+    /// Maps more RAM in an address space that holds all RAM. An error names the endpoint that the address space was created for,
+    /// or an endpoint that cannot map the range.
     fn map_for_bypass(&mut self, id: SpaceId, mapping: &Mapping) -> Result<(), EndpointId> {
         let space = self.spaces.get(id);
         let reach = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));
@@ -162,8 +164,8 @@ impl Engine {
         space.map_ram(mapping.gpa, mapping, &*self.ram, &mut self.counters).map_err(|_| name)
     }
 
-    /// Maps all RAM, or nothing, in every address space whose endpoints are attached to nothing. Goes on after a
-    /// failure, and returns the first one.
+    /// Maps all RAM, or nothing, in every address space whose endpoints are unattached. Continues after a failure, and returns
+    /// the first error.
     pub(super) fn settle_all(&mut self) -> Result<(), Status> {
         let mut outcome = Ok(());
         for id in self.spaces.ids() {
@@ -172,7 +174,7 @@ impl Engine {
         outcome
     }
 
-    /// As [`settle_all`](Self::settle_all), for one address space.
+    /// Does the same as [`settle_all`](Self::settle_all), for one address space.
     pub(super) fn settle(&mut self, id: SpaceId) -> Result<(), Status> {
         let space = self.spaces.get_mut(id);
         let endpoints = space.endpoints.iter().filter_map(|id| self.endpoints.get(id));

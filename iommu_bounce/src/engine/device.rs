@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Mappings of other devices' memory: BARs, for DMA from device to device, and files that the guest sees as memory.
+//! Mappings of device memory: BARs, for DMA between devices, and files that the guest sees as memory.
 //!
-//! They are few, and kept apart from those of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4) asks for such memory; a MAP
-//! without the flag finds it where the guest has no RAM.
+//! Such mappings are rare, and are kept separately from mappings of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4)
+//! requests device memory. A MAP without the flag finds device memory where the guest has no RAM.
 //!
-//! The host does not tell when a device's memory goes, so the VMM says so before: [`Engine::revoke_device_memory`]. The mapping is
-//! *dead* then: the host maps nothing there any more, but the driver must still unmap it like any other. It stays dead when the guest
-//! sees the memory again: the driver has to map it anew.
+//! The host does not report when device memory disappears, so the VMM must announce it in advance with
+//! [`Engine::revoke_device_memory`]. The mapping is then *dead*: the host maps nothing there any more, but the driver must still
+//! unmap it like any other mapping. A dead mapping stays dead even if the guest sees the memory again: the driver has to map the
+//! memory again.
 
 use super::{Engine, permissions};
 use crate::backend::{DeviceMemoryKind, Permissions};
@@ -20,7 +21,8 @@ use crate::state::RestoreError;
 use crate::wire;
 
 impl Engine {
-    /// Maps a device's memory for every endpoint of the domain, or for none. All but the memory and the cap has been checked.
+    /// Maps device memory for every endpoint of the domain, or for none. The caller has checked everything except the memory and
+    /// the cap.
     pub(super) fn map_device(&mut self, request: &wire::Map, permissions: Permissions) -> Result<(), Status> {
         let wire::Map { start, last, gpa, .. } = *request;
         let kind = device_kind(&*self.ram, gpa, last - start + 1, permissions).ok_or(Status::Inval)?;
@@ -54,18 +56,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Maps the memory of devices in the state that [`restore`](Self::restore) got. Call it once all devices are restored: the guest does
-    /// not see their memory before.
+    /// Maps the device memory of the state that [`restore`](Self::restore) received. Call this after all devices are restored,
+    /// because the guest does not see their memory before.
     ///
     /// # Errors
     /// A [`RestoreError`] that names the mapping. Mappings before it stay.
     pub fn restore_device_memory(&mut self) -> Result<(), RestoreError> {
-        // Mappings stay under a cap that was lowered.
+        // Existing mappings are allowed to exceed a lowered cap.
         let max_mapped_bytes = std::mem::replace(&mut self.config.limits.max_mapped_bytes, u64::MAX);
         let requests = std::mem::take(&mut self.restored_devices);
         let outcome = requests.iter().try_for_each(|request| {
             self.restore_device(request).map_err(|status| {
-                let what = format!("mapping of a device's memory at {:#x}", request.start);
+                let what = format!("mapping of device memory at {:#x}", request.start);
                 RestoreError::Domain { domain: request.domain, what, status }
             })
         });
@@ -79,9 +81,9 @@ impl Engine {
         self.map_checked(request, permissions, true)
     }
 
-    /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the guest's view of it goes.
-    /// [`GuestRam::device`](crate::GuestRam::device) must no longer give it out. `false` if the host refuses: then an
-    /// endpoint may still reach the memory, so nobody else may get it. Another call tries again.
+    /// Unmaps the device memory at `[gpa, gpa + len)` for all endpoints, before the memory disappears from the guest's view.
+    /// [`GuestRam::device`](crate::GuestRam::device) must no longer return it. Returns `false` if the host fails to unmap it.
+    /// Then an endpoint may still access the memory, so it must not be reused. Call again to retry.
     pub fn revoke_device_memory(&mut self, gpa: u64, len: u64) -> bool {
         self.retry_stuck();
         let end = gpa.saturating_add(len);
@@ -102,7 +104,7 @@ impl Engine {
     }
 }
 
-/// Unmaps the device memory in a range, which cuts no mapping. What the host keeps is stuck.
+/// Unmaps the device memory in a range that splits no mapping. Ranges that the host fails to unmap become stuck.
 pub(super) fn unmap_devices(
     spaces: &mut Spaces,
     domain: &mut Domain,

@@ -15,16 +15,16 @@ use crate::{DomainId, SpaceId};
 
 impl Engine {
     /// Maps memory for every endpoint of the domain, or for none. Linux sets the MMIO flag only for `dma_map_resource()`
-    /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O map devices' memory without it.
+    /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O map device memory without the flag.
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         self.check_mapping_feature()?;
-        // Without the feature the flag is unknown.
+        // Without the feature, the flag is unknown.
         let mmio = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
         let permissions = permissions(if mmio { request.flags & !MAP_F_MMIO } else { request.flags })?;
         self.map_checked(&request, permissions, mmio)
     }
 
-    /// Maps memory of a device if `only_device`. Otherwise it maps guest RAM, and memory of a device where the guest has no RAM.
+    /// Maps device memory if `only_device`. Otherwise maps guest RAM, or device memory where the guest has no RAM.
     pub(super) fn map_checked(
         &mut self,
         request: &wire::Map,
@@ -58,9 +58,9 @@ impl Engine {
         if only_device {
             return self.map_device(request, permissions);
         }
-        // The length fits in 64 bits, as its place was checked; what it is over all address spaces need not.
+        // The length fits in 64 bits, because the place was checked. The total over all address spaces may not fit.
         if let Err(status) = self.check_mapped((last - start + 1).saturating_mul(domain.spaces.len() as u64)) {
-            // Registers do not count.
+            // Registers do not count towards the cap.
             let kind = device_kind(&*self.ram, request.gpa, last - start + 1, permissions);
             let registers = kind == Some(DeviceMemoryKind::Registers);
             return if registers { self.map_device(request, permissions) } else { Err(status) };
@@ -75,7 +75,7 @@ impl Engine {
                     break;
                 }
                 Err(Status::NoMem) if self.make_room(request.domain) => {}
-                // No RAM is there, and nothing was mapped.
+                // The guest has no RAM there, and nothing was mapped.
                 Err(Status::Inval) => return self.map_device(request, permissions),
                 Err(status) => return Err(status),
             }
@@ -91,7 +91,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a mapping may be in `[start, last]`, which must not be empty.
+    /// Checks that a mapping may lie in `[start, last]`: the range must not be empty, and must not touch the aperture of active
+    /// windows.
     fn check_place(&self, start: u64, last: u64) -> Result<(), Status> {
         if last < start {
             return Err(Status::Inval);
@@ -103,7 +104,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a MAP keeps to the granule and to the addresses that there are.
+    /// Checks that a MAP is aligned to the granule and lies within valid addresses.
     fn check_alignment(&self, request: &wire::Map) -> Result<(), Status> {
         let wire::Map { start, last, gpa, .. } = *request;
         let mask = self.config.granule() - 1;
@@ -120,10 +121,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes all mappings in a range, which must not cut one.
+    /// Removes all mappings in a range, which must not split any.
     ///
-    /// When the host refuses, the status is `DEVERR`: what it refused to unmap stays mapped for all endpoints, and the
-    /// driver can ask again.
+    /// If the host fails to unmap a range, the status is `DEVERR`. That range stays mapped for all endpoints, and the driver can
+    /// retry.
     pub(super) fn unmap(&mut self, request: wire::Unmap) -> Result<(), Status> {
         let wire::Unmap { start, last, .. } = request;
         let cover = self.check_unmap(&request)?;
@@ -144,7 +145,7 @@ impl Engine {
         self.check_unstuck(request.domain, start, last)
     }
 
-    /// What an UNMAP would remove; it cuts no mapping.
+    /// Returns the mappings that an UNMAP would remove. The range must not split a mapping.
     pub(super) fn check_unmap(&self, request: &wire::Unmap) -> Result<Cover, Status> {
         let wire::Unmap { start, last, .. } = *request;
         self.check_mapping_feature()?;
@@ -159,7 +160,7 @@ impl Engine {
         domain.cover(start, last).ok_or(Status::Range)
     }
 
-    /// Whether the host has unmapped all that was in a range of the domain.
+    /// Checks that the host has unmapped everything in a range of the domain.
     pub(super) fn check_unstuck(&self, domain: DomainId, start: u64, last: u64) -> Result<(), Status> {
         if self.counters.stuck_ranges == 0 {
             return Ok(());
@@ -192,8 +193,8 @@ fn map_all(
     Ok(())
 }
 
-/// Unmaps mappings that follow each other in all address spaces, and forgets them. On error they are mapped again. If
-/// the host fails at that too, they are forgotten, and what the host keeps is stuck.
+/// Unmaps adjacent mappings in all address spaces, and removes them from the domain. On an error, they are mapped again. If the
+/// host fails at that too, they are removed anyway, and the ranges that the host still maps become stuck.
 pub(super) fn unmap_run(
     spaces: &mut Spaces,
     domain: &mut Domain,
@@ -222,8 +223,8 @@ pub(super) fn unmap_run(
     Ok(())
 }
 
-/// Maps a run again in the first `count` address spaces of the domain. The error says how many of them have it again;
-/// the others have nothing of it but what is stuck.
+/// Maps a run again in the first `count` address spaces of the domain. An error returns the number of address spaces that hold
+/// the run again. The others hold none of it except stuck ranges.
 fn remap(
     spaces: &mut Spaces,
     domain: &Domain,

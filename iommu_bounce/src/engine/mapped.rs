@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The cap on mapped bytes: how much guest RAM the host keeps mapped, and so pinned, because the guest asked for it.
+//! Cap on mapped bytes: the maximum guest RAM that the host keeps mapped, and therefore pinned, on behalf of the guest.
 //!
-//! It counts as VFIO accounts: each mapping in each address space of the host, whether or not another one leads to the same page.
-//! So a page that is mapped twice counts twice, and so does one that two address spaces map. The kernel keeps a reference for each
-//! of these and adds each to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`,
-//! `iopt_pages_update_pinned()` of `drivers/iommu/iommufd/pages.c`). Chunks do not count: they have the budget.
+//! Mapped bytes are counted as VFIO does: each mapping in each host address space, even if another mapping covers the same page.
+//! So a page counts twice if it is mapped twice, or if two address spaces map it. The kernel holds a reference for each, and adds
+//! each to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, `iopt_pages_update_pinned()` of
+//! `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
 //!
-//! Bypass that the VMM has on from power-on does not count either: firmware reads its disk by it, and no guest asked for it. A guest
-//! could have it by a reset of the VM at any time, so it does not matter when the guest turned it on.
+//! Bypass that the VMM turns on at power-on does not count either. Firmware reads its disk through bypass, without a request of a
+//! guest. A guest could get such bypass at any time by a reset of the VM, so it does not matter when the guest turned it on.
 
 use super::Engine;
 use crate::config::ConfigError;
@@ -17,13 +17,14 @@ use crate::spec::Status;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// The most bytes of guest RAM that may be mapped; `None` if nothing but the host limits them.
+    /// Returns the maximum bytes of mapped guest RAM, or `None` if only the host limits them.
     pub fn max_mapped_bytes(&self) -> Option<u64> {
         Some(self.config.limits.max_mapped_bytes).filter(|bytes| *bytes != u64::MAX)
     }
 
-    /// Changes the most bytes of guest RAM that may be mapped. What is mapped stays; where it is more, requests that map get `NOMEM`
-    /// until it is less. With a larger limit, endpoints in bypass mode that reached nothing for want of it reach RAM as far as it allows.
+    /// Changes the maximum bytes of mapped guest RAM. Existing mappings stay. If more is mapped, requests that map get `NOMEM`
+    /// until the total is below the limit. If the limit is raised, endpoints in bypass mode without access to RAM get access, as
+    /// far as the new limit allows.
     ///
     /// # Errors
     /// [`ConfigError::ZeroLimit`].
@@ -37,31 +38,31 @@ impl Engine {
             && self.bypass
             && let Err(status) = self.settle_all()
         {
-            log::warn!("not all endpoints in bypass mode reach RAM yet ({status:?})");
+            log::warn!("not all endpoints in bypass mode have access to RAM yet ({status:?})");
         }
         Ok(())
     }
 
-    /// Whether `more` bytes may be mapped, in all address spaces together; `NOMEM` if not.
+    /// Checks that `more` bytes can be mapped, over all address spaces. Returns `NOMEM` if not.
     pub(super) fn check_mapped(&self, more: u64) -> Result<(), Status> {
         let max = self.config.limits.max_mapped_bytes;
         let fits = more == 0 || max == u64::MAX || self.counted_bytes().saturating_add(more) <= max;
         if fits { Ok(()) } else { Err(Status::NoMem) }
     }
 
-    /// How many bytes of RAM count for an address space whose endpoints are attached to nothing and in bypass mode.
+    /// Returns the bytes of RAM that count towards the cap for an address space of unattached endpoints in bypass mode.
     pub(super) fn counted_identity(&self) -> u64 {
         if self.config.bypass { 0 } else { self.identity.mapped_bytes }
     }
 
-    /// What is mapped and counts.
+    /// Returns the mapped bytes that count towards the cap.
     fn counted_bytes(&self) -> u64 {
         let free = self.identity.mapped_bytes - self.counted_identity();
         let spaces = if free == 0 { 0 } else { self.spaces.iter().filter(|space| space.identity).count() as u64 };
         self.counters.mapped_bytes.saturating_sub(free.saturating_mul(spaces))
     }
 
-    /// How many bytes more are mapped when an endpoint goes from the domain `old` to `new`, which has `content`.
+    /// Returns the additional bytes that are mapped if an endpoint moves from the domain `old` to `new`, which has `content`.
     pub(super) fn more_mapped(
         &self,
         from: SpaceId,

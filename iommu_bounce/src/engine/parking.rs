@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parking: chunks whose host mapping outlives a reset of the VM (bounce windows, rule 7).
+//! Parking: chunks whose host mapping survives a reset of the VM (bounce windows, rule 7).
 //!
-//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of the
-//! endpoint that had it still maps it. WINDOW_ADD of the same IOVA and permissions for that endpoint takes it up
-//! again without a call to the host. It counts against the budget, and is given back before a request is refused for
-//! lack of memory.
+//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of its previous
+//! endpoint still maps it. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host
+//! call. A parked chunk counts towards the budget. It is released before a request is rejected for lack of memory.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +15,9 @@ use crate::windows::Windows;
 use crate::{DomainId, SpaceId};
 
 impl Engine {
-    /// Resets the device as part of a reset of the VM. To be called when no vCPU runs and no endpoint can access
-    /// memory. Chunks are parked, all else is as after [`reset`](Self::reset), and the configuration's field `bypass`
-    /// has its first value again.
+    /// Resets the device as part of a reset of the VM. Call this while no vCPU runs and no endpoint can access memory. Chunks are
+    /// parked, and everything else is as after [`reset`](Self::reset). The configuration field `bypass` gets its initial value
+    /// again.
     pub fn system_reset(&mut self) {
         self.retry_stuck();
         for id in self.spaces.ids() {
@@ -28,18 +27,18 @@ impl Engine {
             self.park(id, &parked);
         }
         self.end_domains(true);
-        // Domains may have had more than a budget that was lowered.
+        // After the budget was lowered, domains may have had more chunks than it allows.
         self.evict_over_budget();
         self.counters.faults_dropped += self.faults.clear();
         self.accepted = 0;
         self.bypass = self.config.bypass;
         (self.bypass_rests, self.bypass_put_off) = (None, false);
         if let Err(status) = self.settle_all() {
-            log::warn!("the host does not map RAM for all endpoints in bypass mode ({status:?})");
+            log::warn!("cannot map RAM for all endpoints in bypass mode ({status:?})");
         }
     }
 
-    /// Parks chunks that the address space maps. What cannot be parked is unmapped and given back.
+    /// Parks chunks that the address space maps. Chunks that cannot be parked are unmapped and released.
     pub(super) fn park(&mut self, id: SpaceId, chunks: &BTreeMap<u64, Chunk>) {
         for (&iova, chunk) in chunks {
             let parked = self.windows.as_mut().is_some_and(|windows| windows.park(chunk.index, &mut self.counters));
@@ -51,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// Takes up the chunk that is parked for a domain with one address space; `None` if none fits. Parked chunks in
-    /// the way of a new one are given back.
+    /// Returns the parked chunk that a domain with one address space can reuse, or `None`. Parked chunks at the place of a new
+    /// chunk are released.
     pub(super) fn unpark(&mut self, domain: DomainId, iova: u64, permissions: Permissions) -> Option<Chunk> {
         if self.counters.parked_chunks == 0 {
             return None;
@@ -74,7 +73,7 @@ impl Engine {
         None
     }
 
-    /// Unmaps the chunk that is parked at `iova` and gives it back, if there is one.
+    /// Unmaps and releases the chunk that is parked at `iova`, if there is one.
     fn evict(&mut self, id: SpaceId, iova: u64) {
         let (space, Some(windows)) = (self.spaces.get_mut(id), &self.windows) else {
             return;
@@ -86,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// Unmaps and gives back any one parked chunk; `false` if none is parked.
+    /// Unmaps and releases one parked chunk. Returns `false` if no chunk is parked.
     pub(super) fn evict_one(&mut self) -> bool {
         let first = |id: SpaceId| Some((id, *self.spaces.get(id).parked.first_key_value()?.0));
         let found = self.spaces.ids().into_iter().find_map(first);
@@ -96,8 +95,9 @@ impl Engine {
         })
     }
 
-    /// Gives one parked chunk back, so that what a domain was refused for want of memory can be tried again: parked chunks go before anything
-    /// is refused. `false` if none is parked, or if something is stuck in the domain, before or since: it may be where the request maps.
+    /// Releases one parked chunk, so that a request that failed for lack of memory can be retried. Returns `false` if no chunk is
+    /// parked, or if a range of the domain is stuck before or after the release: the range may overlap the range that the request
+    /// maps.
     pub(super) fn make_room(&mut self, domain: DomainId) -> bool {
         !self.is_domain_stuck(domain) && self.evict_one() && !self.is_domain_stuck(domain)
     }
@@ -106,19 +106,19 @@ impl Engine {
         self.domains.get(&id).is_some_and(|domain| self.is_stuck(domain))
     }
 
-    /// Unmaps and gives back parked chunks until what is backed is within the budget, or none is parked.
+    /// Unmaps and releases parked chunks until the backed memory is within the budget, or no chunk is parked.
     pub(super) fn evict_over_budget(&mut self) {
         while self.windows.as_ref().is_some_and(Windows::is_over_budget) && self.evict_one() {}
     }
 
-    /// Unmaps and gives back all chunks that are parked in an address space.
+    /// Unmaps and releases all chunks that are parked in an address space.
     pub(super) fn evict_from(&mut self, id: SpaceId) {
         while let Some((&iova, _)) = self.spaces.get(id).parked.first_key_value() {
             self.evict(id, iova);
         }
     }
 
-    /// Unmaps and gives back all parked chunks.
+    /// Unmaps and releases all parked chunks.
     pub(super) fn evict_all(&mut self) {
         while self.counters.parked_chunks != 0 && self.evict_one() {}
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures about the windows of domains.
+//! Figures of the windows of domains.
 
 use std::ops::RangeInclusive;
 
@@ -10,23 +10,23 @@ use super::Engine;
 use crate::backend::Permissions;
 use crate::{DomainId, EndpointId};
 
-/// The window of one domain.
+/// Window of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainWindow {
     /// The domain.
     pub domain: DomainId,
-    /// The endpoints attached to it.
+    /// Endpoints attached to the domain.
     pub endpoints: Vec<EndpointId>,
-    /// Chunks that its devices may only read.
+    /// Chunks that the domain's devices may only read.
     pub read_chunks: u64,
-    /// Chunks that its devices may only write.
+    /// Chunks that the domain's devices may only write.
     pub write_chunks: u64,
-    /// Chunks that its devices may read and write.
+    /// Chunks that the domain's devices may read and write.
     pub read_write_chunks: u64,
 }
 
 impl Engine {
-    /// The windows of all domains, in the order of their numbers; a domain that has none yet is there too.
+    /// Returns the windows of all domains, in the order of domain numbers. A domain without chunks is included.
     pub fn domain_windows(&self) -> Vec<DomainWindow> {
         let window = |(&domain, state): (&DomainId, &crate::domain::Domain)| {
             let count =
@@ -42,22 +42,23 @@ impl Engine {
         self.domains.iter().map(window).collect()
     }
 
-    /// Bytes of window memory that all domains may use; 0 without bounce windows.
+    /// Returns the maximum bytes of window memory over all domains, or 0 without bounce windows.
     pub fn budget(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.config.budget)
     }
 
-    /// IOVAs of the aperture of bounce windows, if the device has windows.
+    /// Returns the IOVAs of the window aperture, if the device has windows.
     pub fn window_aperture(&self) -> Option<RangeInclusive<u64>> {
         self.windows.as_ref().map(|windows| windows.config.aperture.clone())
     }
 
-    /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
+    /// Returns the advice to the driver: the maximum size in bytes of a DMA that it should copy. 0 leaves the decision to the
+    /// driver.
     pub fn threshold(&self) -> u32 {
         self.windows.as_ref().map_or(0, |windows| windows.config.threshold)
     }
 
-    /// Bytes of a chunk; 0 without bounce windows.
+    /// Returns the bytes of a chunk, or 0 without bounce windows.
     pub fn chunk_size(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.chunk_size())
     }

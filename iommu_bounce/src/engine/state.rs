@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring. A state comes from a file or a network, so everything in it goes through the checks that
-//! requests go through.
+//! Saving and restoring of the engine's state. A state comes from a file or a network, so it is checked like requests.
 
 use super::{Engine, permissions};
 use crate::Fault;
@@ -12,7 +11,7 @@ use crate::windows::Windows;
 use crate::{DomainId, wire};
 
 impl Engine {
-    /// The state that the guest has made. No vCPU may run between this call and the saving of the chunks' bytes.
+    /// Returns the state that the guest has made. No vCPU may run between this call and the saving of the chunks' contents.
     pub fn state(&self) -> EngineState {
         let window = self.windows.as_ref().map(|Windows { config, .. }| WindowState {
             budget: config.budget,
@@ -58,12 +57,12 @@ impl Engine {
         }
     }
 
-    /// Brings a fresh engine into this state, on the host too. Chunks are backed with zeros at the places that they
-    /// had. The VMM writes their bytes before a vCPU runs. Memory of devices is mapped by
-    /// [`restore_device_memory`](Self::restore_device_memory), once the guest sees it.
+    /// Restores this state in a new engine, including the host mappings. Chunks are backed with zeros at their previous places.
+    /// The VMM must write their contents before a vCPU runs. [`restore_device_memory`](Self::restore_device_memory) maps device
+    /// memory, after the guest sees it.
     ///
     /// # Errors
-    /// A [`RestoreError`] that names what is refused. The engine is as after [`system_reset`](Self::system_reset) then.
+    /// A [`RestoreError`] that names the rejected part. The engine is then as after [`system_reset`](Self::system_reset).
     pub fn restore(&mut self, state: &EngineState) -> Result<(), RestoreError> {
         if !self.domains.is_empty() {
             return Err(RestoreError::NotFresh);
@@ -98,7 +97,10 @@ impl Engine {
         if let (Some((start, end)), Some(own)) = (state.window.and_then(|window| window.aperture), own)
             && (start, end) != own
         {
-            let rule = format!("the aperture was {start:#x} to {end:#x}, and is {:#x} to {:#x}", own.0, own.1);
+            let rule = format!(
+                "the saved aperture is {start:#x} to {end:#x}, but this engine's is {:#x} to {:#x}",
+                own.0, own.1
+            );
             return Err(RestoreError::Window(rule));
         }
         if let Some(window) = state.window {
@@ -106,12 +108,12 @@ impl Engine {
             self.set_budget(window.budget).map_err(refused)?;
             self.set_threshold(window.threshold).map_err(refused)?;
         }
-        // What is mapped stays under a cap that was lowered.
+        // Existing mappings are allowed to exceed a lowered cap.
         self.config.limits.max_mapped_bytes = u64::MAX;
         self.bypass = state.bypass;
         self.settle_all().map_err(RestoreError::Bypass)?;
         let budget = self.windows.as_mut().map(|windows| {
-            // A budget that was lowered leaves what is backed.
+            // Backed chunks are allowed to exceed a lowered budget.
             let needed = state.window_bytes(windows.chunk_size()).min(windows.region_size());
             let budget = windows.config.budget;
             windows.config.budget = budget.max(needed);
@@ -137,7 +139,7 @@ impl Engine {
         let domain = state.domain;
         let refused = |what: String| move |status| RestoreError::Domain { domain, what, status };
         if state.endpoints.is_empty() || self.domains.contains_key(&domain) {
-            return Err(refused("it must be there once, and have an endpoint".into())(Status::Inval));
+            return Err(refused("it must occur once and have at least one endpoint".into())(Status::Inval));
         }
         for &endpoint in &state.endpoints {
             let flags = if state.bypass { ATTACH_F_BYPASS } else { 0 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Translation for devices that the VMM emulates, and the faults of all endpoints.
+//! Translation for devices that the VMM emulates, and faults of all endpoints.
 
 use std::time::Instant;
 
@@ -10,36 +10,36 @@ use crate::backend::Permissions;
 use crate::domain::Domain;
 use crate::fault::{Fault, FaultReason};
 
-/// What an IOVA leads to.
+/// Memory that an IOVA is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Guest RAM at this guest-physical address.
     Ram(u64),
     /// A chunk of window memory.
     Chunk {
-        /// The chunk's index in its store.
+        /// Index of the chunk in its store.
         index: u32,
-        /// Bytes from the chunk's start.
+        /// Offset from the start of the chunk, in bytes.
         offset: u64,
     },
 }
 
-/// Where an access goes.
+/// Result of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// What is at the IOVA.
+    /// Memory at the IOVA.
     pub target: Target,
-    /// How many bytes from there on are contiguous, 1 at least.
+    /// Number of contiguous bytes from there on, at least 1.
     pub len: u64,
 }
 
 impl Engine {
-    /// Translates an access of a device that the VMM emulates; for other devices a [`DmaMapper`](crate::DmaMapper)
-    /// does. The mapping must allow all of `access`.
+    /// Translates an access of a device that the VMM emulates. For other devices, a [`DmaMapper`](crate::DmaMapper) translates.
+    /// The mapping must allow all of `access`.
     ///
     /// # Errors
-    /// The fault. This call reports it to the driver. An access that is longer than [`Translation::len`] takes
-    /// several calls.
+    /// The fault, which this call also reports to the driver. An access that is longer than [`Translation::len`] takes several
+    /// calls.
     pub fn translate(&mut self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         self.look_up(endpoint, iova, access).map_err(|reason| {
             let fault = Fault { reason, endpoint, address: Some(iova), access };
@@ -68,8 +68,9 @@ impl Engine {
         Some((Translation { target: Target::Chunk { index: chunk.index, offset }, len }, chunk.permissions))
     }
 
-    /// Reports a fault of an endpoint to the driver: of a device that the VMM emulates, or of one in another process.
-    /// `false` if the fault is dropped and counted, because there is no such endpoint or too many faults came.
+    /// Reports a fault of an endpoint to the driver. The endpoint is a device that the VMM emulates, or a device in another
+    /// process. Returns `false` if the fault is dropped and counted, because the endpoint does not exist or there were too many
+    /// faults.
     pub fn report_fault(&mut self, fault: Fault) -> bool {
         let queued = self.endpoints.contains_key(&fault.endpoint) && self.faults.push(fault, Instant::now());
         if queued {
@@ -80,17 +81,17 @@ impl Engine {
         queued
     }
 
-    /// Whether faults wait for the driver.
+    /// True if faults are pending for the driver.
     pub fn has_faults(&self) -> bool {
         !self.faults.is_empty()
     }
 
-    /// Takes out the fault to report next.
+    /// Removes and returns the next fault to report.
     pub fn take_fault(&mut self) -> Option<Fault> {
         self.faults.pop()
     }
 
-    /// Counts faults that could not be handed to the driver.
+    /// Counts faults that could not be delivered to the driver.
     pub fn count_lost_faults(&mut self, count: u64) {
         self.counters.faults_dropped += count;
     }

@@ -10,7 +10,7 @@ use crate::spec::Status;
 use crate::wire;
 
 impl Engine {
-    /// Backs a chunk and maps it for every endpoint of the domain, or does nothing. Returns its offset in the shared
+    /// Backs a chunk and maps it for every endpoint of the domain, or does nothing. Returns the offset of the chunk in the shared
     /// region.
     pub(super) fn window_add(&mut self, request: wire::WindowAdd) -> Result<u64, Status> {
         let iova = request.iova;
@@ -37,7 +37,7 @@ impl Engine {
         Ok(windows.offset(chunk.index))
     }
 
-    /// Has one lost chunk tried again: what a request does for it is bounded.
+    /// Retries the release of one lost chunk. Only one is retried, so that the duration of a request is bounded.
     fn recover_lost(&mut self) {
         if let Some(windows) = &mut self.windows {
             windows.recover(&mut self.counters);
@@ -87,7 +87,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Unmaps a chunk for every endpoint of the domain and gives it back. When the host refuses to unmap it, it stays.
+    /// Unmaps a chunk for every endpoint of the domain and releases it. If the host fails to unmap it, the chunk stays.
     pub(super) fn window_del(&mut self, request: wire::WindowDel) -> Result<(), Status> {
         let iova = request.iova;
         let windows = self.active_windows().ok_or(Status::Unsupp)?;
@@ -110,9 +110,9 @@ impl Engine {
         outcome
     }
 
-    /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and whether the chunk is still mapped.
-    /// On error it is mapped again where it was unmapped. If the host fails at that too, it is gone, and what the
-    /// host keeps is stuck.
+    /// Unmaps a chunk in all address spaces of a domain. Returns the outcome, and true if the chunk is still mapped. On an error,
+    /// the chunk is mapped again where it was unmapped. If the host fails at that too, the chunk is removed, and the ranges that
+    /// the host still maps become stuck.
     fn unmap_chunk(&mut self, domain: u32, iova: u64, chunk: Chunk) -> (Result<(), Status>, bool) {
         let (Some(domain), Some(windows)) = (self.domains.get(&domain), &self.windows) else {
             return (Err(Status::NoEnt), true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory of devices in an address space of the host.
+//! Device memory in a host address space.
 
 use super::Space;
 use crate::Permissions;
@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::mapping::{DeviceMapping, MappedMemory};
 use crate::spec::Status;
 
-/// Kind of the device memory at `[gpa, gpa + len)`; `None` if there is none that allows `permissions`.
+/// Returns the kind of the device memory at `[gpa, gpa + len)`, or `None` if no device memory there allows `permissions`.
 pub(crate) fn device_kind(
     ram: &dyn GuestRam,
     gpa: u64,
@@ -22,13 +22,13 @@ pub(crate) fn device_kind(
 }
 
 impl Space {
-    /// True if memory of a device is stuck here.
+    /// True if device memory is stuck in this address space.
     pub(crate) fn holds_device_memory(&self) -> bool {
         self.stuck.iter().any(|stuck| matches!(stuck.memory, MappedMemory::Device(_)))
     }
 
-    /// Maps a device's memory, with a call for each [piece](Pieces) of more than one; `INVAL` if there is none. On error nothing of it
-    /// is mapped except what is stuck.
+    /// Maps device memory, with one call for each [piece](Pieces) if there are several. Returns `INVAL` if there is no device
+    /// memory. After an error, none of the range is mapped except stuck ranges.
     pub(crate) fn map_device(
         &mut self,
         iova: u64,

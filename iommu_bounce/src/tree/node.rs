@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The nodes of the tree: leaves with mappings, and inner nodes with children.
+//! Nodes of the tree: leaves with mappings, and inner nodes with children.
 
 use super::pool::{NIL, Node};
 use crate::backend::Permissions;
 use crate::mapping::Mapping;
 
-/// Mappings in a leaf at most.
+/// Maximum mappings in a leaf.
 pub(super) const LEAF: usize = 16;
-/// Children of an inner node at most.
+/// Maximum children of an inner node.
 pub(super) const FAN: usize = 32;
 
-/// Mappings in order. Each field has an array of its own, so that a search reads first IOVAs only.
+/// Mappings in order. Each field has its own array, so that a search reads only first IOVAs.
 #[derive(Clone, Copy)]
 pub(super) struct Leaf {
     starts: [u64; LEAF],
@@ -19,9 +19,9 @@ pub(super) struct Leaf {
     gpas: [u64; LEAF],
     permissions: [u8; LEAF],
     len: u8,
-    /// The leaf before, in order.
+    /// Previous leaf in order.
     pub(super) prev: u32,
-    /// The leaf behind, in order.
+    /// Next leaf in order.
     pub(super) next: u32,
 }
 
@@ -41,12 +41,12 @@ impl Node for Leaf {
     }
 }
 
-/// A length as it is kept.
+/// Converts a length to its stored form.
 fn small(len: usize) -> u8 {
     u8::try_from(len).expect("a node has at most 32 places")
 }
 
-/// Makes room for one element at `place` of an array of which `len` are used.
+/// Inserts one element at `place` in an array with `len` used elements.
 fn open<T: Copy>(array: &mut [T], place: usize, len: usize, value: T) {
     array.copy_within(place..len, place + 1);
     array[place] = value;
@@ -61,7 +61,7 @@ impl Leaf {
         &self.starts[..self.len()]
     }
 
-    /// The lowest first IOVA; of an empty leaf, 0.
+    /// Returns the lowest first IOVA, or 0 for an empty leaf.
     pub(super) fn first(&self) -> u64 {
         self.starts[0]
     }
@@ -72,13 +72,13 @@ impl Leaf {
         Some((start, Mapping { last: self.lasts[place], gpa: self.gpas[place], permissions }))
     }
 
-    /// Bytes that the mappings at `[from, to)` map, modulo 2^64.
+    /// Returns the bytes that the mappings at `[from, to)` map, modulo 2^64.
     pub(super) fn bytes(&self, from: usize, to: usize) -> u64 {
         let pairs = self.starts[from..to].iter().zip(&self.lasts[from..to]);
         pairs.fold(0, |sum, (start, last)| sum.wrapping_add((last - start).wrapping_add(1)))
     }
 
-    /// Adds a mapping; there is room.
+    /// Adds a mapping. The leaf must have room.
     pub(super) fn insert(&mut self, place: usize, start: u64, mapping: Mapping) {
         let len = self.len();
         open(&mut self.starts, place, len, start);
@@ -99,7 +99,7 @@ impl Leaf {
         self.len = small(len - (to - from));
     }
 
-    /// Moves the entries from `keep` on to the front of `right`, which has room for them.
+    /// Moves the entries from index `keep` on to the front of `right`, which must have room.
     pub(super) fn move_tail(&mut self, keep: usize, right: &mut Self) {
         let (len, count) = (self.len(), self.len() - keep);
         let end = right.len();
@@ -133,7 +133,7 @@ impl Leaf {
         self.move_head(self.len(), left);
     }
 
-    /// Shares the entries of this leaf and the next equally. Returns their new separator.
+    /// Divides the entries of this leaf and the next one equally. Returns the new separator.
     pub(super) fn share(&mut self, right: &mut Self) -> u64 {
         let half = (self.len() + right.len()) / 2;
         match self.len().checked_sub(half) {
@@ -145,8 +145,8 @@ impl Leaf {
     }
 }
 
-/// Children in order. A child has the mappings that start at its key or above, and below the next child's key. The
-/// first key is not used: all below the second belongs to the first child.
+/// Children in order. A child has the mappings that start at or above its key, and below the key of the next child. The first key
+/// is unused: everything below the second key belongs to the first child.
 #[derive(Clone, Copy)]
 pub(super) struct Inner {
     keys: [u64; FAN],
@@ -167,14 +167,14 @@ impl Inner {
         self.len.into()
     }
 
-    /// Two children.
+    /// Initializes the node with two children.
     pub(super) fn start(&mut self, left: u32, separator: u64, right: u32) {
         self.keys[1] = separator;
         self.children[..2].copy_from_slice(&[left, right]);
         self.len = 2;
     }
 
-    /// The child that has what starts at `iova`.
+    /// Returns the index of the child for a mapping that starts at `iova`.
     pub(super) fn place(&self, iova: u64) -> usize {
         self.keys[1..self.len()].partition_point(|key| *key <= iova)
     }
@@ -191,7 +191,7 @@ impl Inner {
         self.keys[place] = key;
     }
 
-    /// Adds a child; there is room.
+    /// Adds a child. The node must have room.
     pub(super) fn insert(&mut self, place: usize, key: u64, child: u32) {
         let len = self.len();
         open(&mut self.keys, place, len, key);
@@ -207,8 +207,8 @@ impl Inner {
         self.len -= 1;
     }
 
-    /// Moves the children from `keep` on to the front of `right`, which has room for them. Returns the separator of
-    /// the two.
+    /// Moves the children from index `keep` on to the front of `right`, which must have room. Returns the separator of the two
+    /// nodes.
     pub(super) fn move_tail(&mut self, keep: usize, right: &mut Self) -> u64 {
         let (len, count) = (self.len(), self.len() - keep);
         let end = right.len();
@@ -221,8 +221,8 @@ impl Inner {
         right.keys[0]
     }
 
-    /// Moves the first `count` children to the end of `left`. The first of them gets the key `separator`. Returns the
-    /// new separator, if children are left here.
+    /// Moves the first `count` children to the end of `left`. The first of them gets the key `separator`. Returns the new
+    /// separator, if this node has children left.
     fn move_head(&mut self, count: usize, left: &mut Self, separator: u64) -> u64 {
         let end = left.len();
         self.keys[0] = separator;
@@ -236,12 +236,12 @@ impl Inner {
         self.keys[0]
     }
 
-    /// Moves all children to the end of `left`. `separator` is the separator of the two.
+    /// Moves all children to the end of `left`. `separator` is the separator of the two nodes.
     pub(super) fn move_all_behind(&mut self, left: &mut Self, separator: u64) {
         self.move_head(self.len(), left, separator);
     }
 
-    /// Shares the children of this node and the next equally. `separator` is their separator; returns the new one.
+    /// Divides the children of this node and the next one equally. `separator` is their old separator. Returns the new one.
     pub(super) fn share(&mut self, right: &mut Self, separator: u64) -> u64 {
         let half = (self.len() + right.len()) / 2;
         right.keys[0] = separator;

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Nodes of one kind, named by numbers. Free nodes are kept for later.
+//! Pools of nodes of one kind, identified by numbers. Free nodes are kept for reuse.
 
-/// The number of no node.
+/// Number that stands for no node.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// Nodes in the first blocks: so few that a small domain stays small.
+/// Nodes in the first blocks. The number is small, so that a small domain stays small.
 const SMALLEST: usize = 8;
-/// A new block has this part of the nodes that there are already. Large blocks cost fewer cache misses; too large a
-/// block leaves memory unused.
+/// Size of a new block, as a fraction of the existing nodes. Large blocks cause fewer cache misses, but a block that is too large
+/// wastes memory.
 const GROWTH: usize = 16;
-/// Bits of a node's number that say its place in its block; those above say which block.
+/// Low bits of a node's number, which give its place in its block. The high bits give the block.
 const PLACE_BITS: u32 = 20;
 
-/// What a pool can hold.
+/// Node that a pool can hold.
 pub(super) trait Node: Copy {
     /// A node without content.
     const EMPTY: Self;
-    /// A field that names another node. In free nodes it links the list of free ones.
+    /// Field that refers to another node. In a free node, it links the list of free nodes.
     fn link(&mut self) -> &mut u32;
 }
 
-/// A pool of nodes. It grows and never shrinks.
+/// Pool of nodes, which grows and never shrinks.
 #[derive(Clone)]
 pub(super) struct Pool<N> {
     blocks: Vec<Box<[N]>>,
-    /// The nodes of all blocks.
+    /// Number of nodes in all blocks.
     count: usize,
-    /// The first of the free ones.
+    /// First free node.
     free: u32,
 }
 
@@ -37,13 +37,13 @@ impl<N> Default for Pool<N> {
     }
 }
 
-/// Block and place of a node.
+/// Returns the block of a node, and its place in the block.
 fn place(id: u32) -> (usize, usize) {
     ((id >> PLACE_BITS) as usize, (id & ((1 << PLACE_BITS) - 1)) as usize)
 }
 
 impl<N: Node> Pool<N> {
-    /// A node without content.
+    /// Allocates an empty node.
     pub(super) fn take(&mut self) -> u32 {
         if self.free == NIL {
             self.grow();
@@ -59,21 +59,21 @@ impl<N: Node> Pool<N> {
     fn grow(&mut self) {
         let size = (self.count / GROWTH).clamp(SMALLEST, 1 << PLACE_BITS);
         let block = u32::try_from(self.blocks.len()).ok().filter(|block| *block < NIL >> PLACE_BITS);
-        let block = block.expect("mappings have a limit far below") << PLACE_BITS;
+        let block = block.expect("the limit on mappings is far below") << PLACE_BITS;
         self.blocks.push(vec![N::EMPTY; size].into_boxed_slice());
         self.count += size;
-        // So that the first one is used first.
+        // In reverse, so that the first node is used first.
         let last = block + u32::try_from(size - 1).expect("the size has an upper limit");
         (block..=last).rev().for_each(|id| self.give_back(id));
     }
 
-    /// Takes a node back that nothing names any more.
+    /// Frees a node that no other node refers to.
     pub(super) fn give_back(&mut self, id: u32) {
         let next = std::mem::replace(&mut self.free, id);
         *self.get_mut(id).link() = next;
     }
 
-    /// Blocks allocated so far.
+    /// Returns the number of allocated blocks.
     #[cfg(test)]
     pub(super) fn block_count(&self) -> usize {
         self.blocks.len()
@@ -89,7 +89,7 @@ impl<N: Node> Pool<N> {
         &mut self.blocks[block][place]
     }
 
-    /// Two different nodes.
+    /// Returns two different nodes.
     pub(super) fn pair_mut(&mut self, a: u32, b: u32) -> (&mut N, &mut N) {
         let ((block_a, a), (block_b, b)) = (place(a), place(b));
         if block_a == block_b {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The tree against the standard library's, and its shape.
+//! Tests of the tree against the standard library's tree, and of its shape.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl Pair {
     }
 }
 
-/// Every node is within its separators and half full at least, but for those on the edges of the tree.
+/// Checks that every node is within its separators, and at least half full unless it is on the edge of the tree.
 fn check_node(tree: &MappingTree, id: u32, height: usize, low: u64, high: u64, leaves: &mut Vec<u32>) {
     if height == 0 {
         let leaf = tree.leaves.get(id);
@@ -89,7 +89,7 @@ fn empty_tree_has_nothing() {
 
 #[test]
 fn filling_from_either_end_leaves_full_leaves() {
-    // Miri takes a thousand times as long.
+    // Miri is a thousand times slower.
     const COUNT: u64 = if cfg!(miri) { 600 } else { 40_000 };
     for up in [true, false] {
         let mut pair = Pair::default();
@@ -108,7 +108,7 @@ fn filling_from_either_end_leaves_full_leaves() {
 }
 
 #[test]
-fn nodes_are_used_again() {
+fn freed_nodes_are_reused() {
     const NODES: u64 = if cfg!(miri) { 300 } else { 20_000 };
     let mut pair = Pair::default();
     let fill = |pair: &mut Pair| (0..NODES).for_each(|n| pair.insert(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8));
@@ -129,7 +129,7 @@ fn nodes_are_used_again() {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u64),
-    /// So many from here, so far apart.
+    /// `count` mappings from `start` on, `step` apart: (start, count, step).
     Series(u64, u64, u64),
     Remove(u64, u64),
     Look(u64),
