@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a pair of MAP and UNMAP costs in the engine alone, as bytes of requests, on a host that does nothing, and what UNMAPs
-//! cost that come together.
+//! Benchmarks of the engine alone, on a host that does nothing: a pair of MAP and UNMAP as bytes of requests, and batched UNMAPs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
 
-/// The address of a page, above all that is reserved.
+/// Returns the address of a page, above all reserved addresses.
 fn iova(page: u64) -> u64 {
     (1 << 32) + page * PAGE
 }
@@ -24,7 +23,7 @@ fn send(engine: &mut Engine, request: &[u8]) {
     assert_eq!(reply[0], 0, "{request:x?}");
 }
 
-/// An engine with so many mappings of a page each, every second page.
+/// Returns an engine with `live` mappings of one page each, at every second page.
 fn engine(live: u64) -> Engine {
     let limits = Limits { max_mappings: 2_000_000, max_domains: 1, ..Limits::default() };
     let config = EngineConfig { limits, ..EngineConfig::default() };
@@ -32,7 +31,7 @@ fn engine(live: u64) -> Engine {
     engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
     engine.accept_features(u64::MAX);
     send(&mut engine, &attach(1, 1));
-    // In an order that leaves the tree as random use would; the step has no divisor in common with powers of ten.
+    // The order leaves the tree as random use would. The step has no common divisor with powers of ten.
     let mut n = 0;
     for _ in 0..live {
         n = (n + 618_033_989) % live;
@@ -46,7 +45,7 @@ fn pairs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     for live in [100, 1_000_000u64] {
         let mut engine = engine(live);
-        // All over the domain, each between two mappings.
+        // Positions all over the domain, each between two mappings.
         let mut n = 0;
         let (mut map, mut unmap) = (map(1, 0, 0, 0x1000, 3), unmap(1, 0, 0));
         group.bench_function(BenchmarkId::from_parameter(live), |bencher| {
@@ -64,7 +63,7 @@ fn pairs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// UNMAPs of neighbouring pages among 10,000 mappings, decoding included: one by one, and together.
+/// UNMAPs of adjacent pages among 10,000 mappings, including decoding: one by one, and together.
 fn batches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("unmap_batch");
     for count in [1, 8, 64u64] {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A host for tests: a mapper that records and can be told to fail, guest RAM, and window chunks on the heap.
+//! Test host: a mapper that records its calls and can be told to fail, guest RAM, and window chunks on the heap.
 //!
-//! Each checks what the engine promises its host, and panics where a promise is broken.
+//! Each part checks what the engine promises to its host, and panics if the engine breaks a promise.
 
 mod chunks;
 mod corpus;

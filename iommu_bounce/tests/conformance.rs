@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The conformance tables name tests that exist.
+//! Checks that the tests named in the conformance tables exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All source text below `dir`.
+/// Collects all source text below `dir`.
 fn sources(dir: &Path, text: &mut String) {
     for entry in fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
         let path = entry.expect("it can be listed").path();
@@ -17,7 +17,7 @@ fn sources(dir: &Path, text: &mut String) {
     }
 }
 
-/// Source text of all crates that have such tests.
+/// Returns the source text of all crates that have such tests.
 fn all_sources() -> String {
     let mut text = String::new();
     for dir in ["iommu_bounce/src", "iommu_bounce/tests", "devices/src", "devices/tests"] {
@@ -30,22 +30,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Checks that all tests exist that the last columns of a page's tables name, and returns how many there are. `needs_test` says which
-/// rows must name one.
+/// Checks that all tests exist that the last columns of a page's tables name. Returns their number. `needs_test` selects the rows
+/// that must name a test.
 fn check(page: &str, needs_test: impl Fn(&str) -> bool) -> usize {
     let table = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
     let text = all_sources();
     let mut count = 0;
     for line in table.lines().filter(|line| line.starts_with('|')) {
         let tests = line.trim_end_matches('|').rsplit(" | ").next().unwrap_or_default();
-        // What is in quotes and looks like a test: no path, no field.
+        // Text in backquotes is the name of a test if it has at least two underscores and no slash.
         for name in
             tests.split('`').skip(1).step_by(2).filter(|name| name.matches('_').count() >= 2 && !name.contains('/'))
         {
-            assert!(text.contains(&format!("fn {name}(")), "{page}: no test is called {name}: {line}");
+            assert!(text.contains(&format!("fn {name}(")), "{page}: test {name} does not exist: {line}");
             count += 1;
         }
-        assert!(!needs_test(line) || tests.contains('`'), "{page}: no test is named: {line}");
+        assert!(!needs_test(line) || tests.contains('`'), "{page}: the row names no test: {line}");
     }
     count
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Lives through what fuzzing has found worth keeping.
+//! Replays the stored inputs of the fuzzer.
 
 use iommu_bounce::test_utils::{fuzz, replay};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine allocates: nothing for a request in steady state, and few bytes for a mapping.
+//! Tests of the engine's memory use: no allocation for a request in steady state, and few bytes for each mapping.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use iommu_bounce::test_utils::{NullMapper, TestRam, attach, detach, map, unmap};
 use iommu_bounce::{Engine, EngineConfig, Limits, UnmapRequest};
 
 const PAGE: u64 = 0x1000;
-/// What a mapping may cost.
+/// Maximum bytes of memory for each mapping.
 const BYTES_PER_MAPPING: u64 = 64;
 const COUNT: u64 = 100_000;
 
@@ -37,7 +37,7 @@ fn unmap_page(page: u64) -> Vec<u8> {
     unmap(1, page * PAGE, page * PAGE + PAGE - 1)
 }
 
-/// All numbers below `count`, which 3 and 7 do not divide, in a scattered order.
+/// Returns all numbers below `count` in a scattered order.
 fn scattered(count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |n| n * 6_700_417 % count)
 }
@@ -47,7 +47,7 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
     let mut engine = engine();
     let live: Vec<_> = scattered(2000).map(|page| map_page(2 * page)).collect();
     live.iter().for_each(|request| send(&mut engine, request));
-    // Bursts, so that nodes split and merge, after which everything is as before.
+    // The requests come in bursts, so that nodes split and merge. After each burst, the mappings are the same as before.
     let bursts: Vec<_> = (0..40)
         .map(|burst| {
             let pages: Vec<_> = (0..100).map(|n| 2 * (burst * 50 + n) + 1).collect();
@@ -61,7 +61,7 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
             maps.iter().chain(unmaps).for_each(|request| send(engine, request));
         }
     };
-    // More than once: how full nodes are depends on what was before.
+    // The burst runs several times, because the fill level of nodes depends on earlier requests.
     (0..5).for_each(|_| run(&mut engine));
     let allocated = measure(|| (0..5).for_each(|_| run(&mut engine)));
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
@@ -69,7 +69,7 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
 }
 
 #[test]
-fn unmaps_that_come_together_allocate_nothing() {
+fn batched_unmaps_allocate_nothing() {
     let mut engine = engine();
     let maps: Vec<_> = (0..64).map(map_page).collect();
     let mut unmaps: Vec<_> = (0..64).filter_map(|page| UnmapRequest::decode(&unmap_page(page), 4, 0)).collect();
@@ -107,7 +107,7 @@ fn refused_requests_allocate_nothing() {
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
 }
 
-/// Bytes that are allocated for each of the mappings that `pages` names.
+/// Returns the bytes allocated for each mapping of `pages`.
 fn bytes_per_mapping(pages: impl Iterator<Item = u64>) -> u64 {
     let mut engine = engine();
     let filled = measure(|| {
@@ -115,16 +115,16 @@ fn bytes_per_mapping(pages: impl Iterator<Item = u64>) -> u64 {
             send(&mut engine, &map_page(page));
         }
     });
-    let bytes = u64::try_from(filled.bytes_current).expect("nothing is freed that was there before");
+    let bytes = u64::try_from(filled.bytes_current).expect("the requests free no earlier memory");
     bytes / engine.counters().mappings
 }
 
 #[test]
-fn mapping_costs_few_bytes_in_whatever_order_they_come() {
+fn mapping_takes_few_bytes_in_any_order() {
     assert!(bytes_per_mapping(0..COUNT) <= BYTES_PER_MAPPING / 2, "from below");
     assert!(bytes_per_mapping((0..COUNT).rev()) <= BYTES_PER_MAPPING / 2, "from above");
     assert!(bytes_per_mapping(scattered(COUNT)) <= BYTES_PER_MAPPING, "scattered");
-    // From the middle to both ends, which leaves each node as empty as it can be.
+    // Inserting from the middle to both ends leaves each node as empty as possible.
     let middle = (0..COUNT).map(|n| if n % 2 == 0 { COUNT + n } else { COUNT - n });
     assert!(bytes_per_mapping(middle) <= BYTES_PER_MAPPING, "from the middle");
 }
@@ -139,7 +139,7 @@ fn ended_domain_gives_its_memory_back() {
         send(&mut engine, &detach(1, 1));
         send(&mut engine, &attach(1, 1));
     };
-    // In which places the host has page tables is noted once, and stays noted.
+    // The engine records the places of page tables on first use, and keeps that record.
     live_and_end();
     let left = measure(live_and_end);
     assert!(left.bytes_current <= 0, "{left:?}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The proposal to the virtio specification, the protocol and the guest's header say what the engine does.
+//! Checks that the proposal to the virtio specification, the protocol and the guest's header match the engine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,14 +13,14 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Lines that the proposal adds, without their mark.
+/// Returns the lines that the proposal adds, without their mark.
 fn proposal() -> Vec<String> {
     let patch = read("docs/specification/0001-virtio-iommu-Add-bounce-windows.patch");
     let added = patch.lines().filter(|line| !line.starts_with("+++")).filter_map(|line| line.strip_prefix('+'));
     added.map(|line| line.trim().to_owned()).collect()
 }
 
-/// The number behind a name in lines such as `#define NAME 0x40`.
+/// Returns the number of `name` from a line such as `#define NAME 0x40`.
 fn defined(lines: &[String], name: &str) -> u64 {
     let define = |line: &String| {
         let mut words = line.split_whitespace();
@@ -33,7 +33,7 @@ fn defined(lines: &[String], name: &str) -> u64 {
     }
 }
 
-/// Bytes of a field's type, as the specification and the guest's header write it, heads and tails included.
+/// Returns the bytes of a field's type, as the specification and the guest's header write it. Heads and tails are included.
 fn size(kind: &str) -> Option<usize> {
     match kind.trim_start_matches("__") {
         "u8" => Some(1),
@@ -43,10 +43,10 @@ fn size(kind: &str) -> Option<usize> {
     }
 }
 
-/// Fields of a structure with their offsets in bytes, from the line that names it to `};`, and its size.
+/// Returns the fields of a structure with their offsets in bytes, and the size of the structure. The structure ends at `};`.
 fn fields(lines: &[String], structure: &str) -> (BTreeMap<String, usize>, usize) {
     let start = lines.iter().position(|line| line.starts_with(&format!("struct {structure} {{")));
-    let start = start.unwrap_or_else(|| panic!("{structure} is not there"));
+    let start = start.unwrap_or_else(|| panic!("{structure} does not exist"));
     layout(lines[start + 1..].iter().take_while(|line| !line.starts_with('}')))
 }
 
@@ -89,7 +89,7 @@ fn feature_bits_are_the_same_in_guest_protocol_and_engine() {
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW"), u64::from(bit));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW` = {bit}")));
     assert!(proposal().iter().any(|line| line.contains("[VIRTIO_IOMMU_F_BOUNCE_WINDOW (7)]")));
-    // Where windows are is said by the configuration alone there.
+    // The proposal has no second feature bit: there, only the configuration gives the place of windows.
     let high = feature::BOUNCE_WINDOW_HIGH.trailing_zeros();
     assert_eq!(defined(&header(), "VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH"), u64::from(high));
     assert!(read("docs/bounce-windows.md").contains(&format!("`VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH` = {high}")));
@@ -104,7 +104,7 @@ fn requests_have_the_same_layout_everywhere() {
         assert_eq!(size, readable + writable, "{structure} in the proposal");
         assert_eq!((proposed.clone(), size), fields(&header(), structure), "{structure} in the guest");
         let first = if structure.ends_with("add") { "shm_offset" } else { "tail" };
-        assert_eq!(proposed[first], readable, "where the writable part of {structure} begins");
+        assert_eq!(proposed[first], readable, "the start of the writable part of {structure}");
     }
 }
 
@@ -124,7 +124,7 @@ fn configuration_has_the_same_layout_everywhere() {
         ("bounce_threshold", config::BOUNCE_THRESHOLD),
     ] {
         assert_eq!(config::STANDARD_SIZE + proposed[name], offset, "{name} in the proposal");
-        // The standard structure stands in front as one field.
+        // The standard structure comes first, as one field.
         assert_eq!(config::STANDARD_SIZE + guest[name], offset, "{name} in the guest");
         assert!(
             protocol.lines().any(|line| line.starts_with(&format!("| {offset} |")) && line.contains(name)),

@@ -31,7 +31,7 @@ use crate::{EndpointId, Engine, EngineConfig, MAX_REPLY, UnmapRequest, WindowCon
 const PAGE: u64 = 0x1000;
 const CHUNK: u64 = 0x1_0000;
 const APERTURE: u64 = 0xe000_0000;
-/// An aperture above 4 GiB, and above RAM.
+/// Aperture above 4 GiB, and above RAM.
 const HIGH: u64 = 0x2_0000_0000;
 const APERTURE_CHUNKS: u64 = 16;
 const BUDGET_CHUNKS: u64 = 4;
@@ -41,11 +41,11 @@ const READ: u32 = 1;
 const WRITE: u32 = 2;
 const BOTH: u32 = 3;
 
-/// Where RAM starts in the second region, which follows the first in the guest but not in the host.
+/// Start of the second RAM region, which follows the first in the guest but not in the host.
 const SECOND_REGION: u64 = 0x40_0000;
 const RAM_END: u64 = 0x50_0000;
 
-/// An engine with bounce windows and three endpoints, 1 to 3, and a view of its host.
+/// Engine with bounce windows and three endpoints, 1 to 3, and views of its test host.
 struct Rig {
     engine: Engine,
     ram: Arc<TestRam>,
@@ -71,12 +71,12 @@ fn ram() -> TestRam {
 }
 
 impl Rig {
-    /// All features accepted.
+    /// Creates a rig with all features accepted.
     fn new() -> Self {
         Self::with_config(engine_config())
     }
 
-    /// No bounce windows accepted.
+    /// Creates a rig without bounce windows accepted.
     fn standard() -> Self {
         let mut rig = Self::new();
         rig.engine.accept_features(rig.engine.features() & !feature::BOUNCE_WINDOW);
@@ -87,7 +87,7 @@ impl Rig {
         Self::with_ram(config, ram())
     }
 
-    /// The same for endpoints whose RAM the host's kernel pins.
+    /// Creates a rig for endpoints whose RAM the host kernel pins.
     fn pinning(config: EngineConfig) -> Self {
         Self::with_mappers(config, ram(), || RecordingMapper::new().with_page_tables())
     }
@@ -116,7 +116,7 @@ impl Rig {
         &self.mappers[&id]
     }
 
-    /// Sends a request with a writable part of the right size. Returns what was written.
+    /// Sends a request with a writable part of the right size. Returns the reply.
     fn send(&mut self, request: &[u8]) -> Vec<u8> {
         let size = match request[0] {
             5 => 512 + 4,
@@ -149,20 +149,20 @@ impl Rig {
         }
     }
 
-    /// Sends WINDOW_ADD, which must succeed, and returns its `shm_offset`.
+    /// Sends WINDOW_ADD, which must succeed. Returns its `shm_offset`.
     fn add_chunk(&mut self, domain: u32, iova: u64) -> u64 {
         let reply = self.send(&crate::test_utils::window_add(domain, BOTH, iova));
         assert_eq!(reply[8..], [OK, 0, 0, 0]);
         u64::from_le_bytes(*reply.first_chunk().expect("there is an offset"))
     }
 
-    /// Resets the device, which must leave everything of the host as at the start.
+    /// Resets the device, and checks that the host is in its initial state.
     fn assert_reset_cleans_host(&mut self) {
         self.engine.reset();
         self.assert_host_is_clean();
     }
 
-    /// Everything of the host is as at the start.
+    /// Checks that the host is in its initial state.
     fn assert_host_is_clean(&self) {
         assert!(self.mappers.values().all(MapperProbe::is_empty));
         assert_eq!(self.chunks.backed(), 0);

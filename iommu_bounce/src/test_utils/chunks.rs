@@ -25,29 +25,29 @@ struct State {
     watched: Vec<MapperProbe>,
 }
 
-/// A [`ChunkStore`] on anonymous memory. It hands out the lowest free index.
+/// [`ChunkStore`] on anonymous memory. It hands out the lowest free index.
 ///
 /// # Panics
-/// `release` panics when the chunk is not backed, or when a watched mapper still reaches it.
+/// `release` panics if the chunk is not backed, or if a watched mapper still maps it.
 #[derive(Debug)]
 pub struct TestChunks {
     chunk_size: u64,
     chunks: u32,
     backed: BTreeMap<u32, MmapRegion<()>>,
-    /// Memory of chunks that were released. It stays mapped, so that no other chunk gets the same address and every address
-    /// tells whose memory it is.
+    /// Memory of released chunks. It stays mapped, so that no other chunk gets the same address, and an address identifies a
+    /// chunk.
     released: Vec<MmapRegion<()>>,
     lost: VecDeque<u32>,
     parked: Vec<u32>,
     probe: ChunkProbe,
 }
 
-/// Looks into a [`TestChunks`] and steers it, while the engine has it.
+/// View of a [`TestChunks`] that can control it while the engine owns it.
 #[derive(Clone, Debug)]
 pub struct ChunkProbe(Arc<Mutex<State>>);
 
 impl TestChunks {
-    /// A store of so many chunks of so many bytes.
+    /// Creates a store of `chunks` chunks of `chunk_size` bytes.
     pub fn new(chunk_size: u64, chunks: u32) -> Self {
         Self {
             chunk_size,
@@ -60,7 +60,7 @@ impl TestChunks {
         }
     }
 
-    /// A view of this store that stays when the engine takes it.
+    /// Returns a view of this store that stays valid when the engine takes the store.
     pub fn probe(&self) -> ChunkProbe {
         self.probe.clone()
     }
@@ -71,47 +71,47 @@ impl ChunkProbe {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chunks backed now, lost ones included.
+    /// Returns the number of backed chunks, including lost chunks.
     pub fn backed(&self) -> u32 {
         self.state().backed
     }
 
-    /// The most chunks that were backed at once.
+    /// Returns the maximum number of chunks that were backed at the same time.
     pub fn peak(&self) -> u32 {
         self.state().peak
     }
 
-    /// Lets the next `back` fail with [`ChunkError::Host`].
+    /// Makes the next `back` fail with [`ChunkError::Host`].
     pub fn fail_back(&self) {
         self.state().fail_back = Some(false);
     }
 
-    /// Lets the next `back` fail with [`ChunkError::NoResources`].
+    /// Makes the next `back` fail with [`ChunkError::NoResources`].
     pub fn exhaust_back(&self) {
         self.state().fail_back = Some(true);
     }
 
-    /// How many calls have failed because they were told to.
+    /// Returns the number of calls that failed on request.
     pub fn failures(&self) -> u64 {
         self.state().failures
     }
 
-    /// Has `release` check that this mapper lets go of a chunk first.
+    /// Makes `release` check that this mapper has unmapped the chunk.
     pub fn watch(&self, mapper: MapperProbe) {
         self.state().watched.push(mapper);
     }
 
-    /// Whether `recover` can give back what is lost. At first it cannot.
+    /// Sets whether `recover` can release lost chunks. Initially, it cannot.
     pub fn set_recovers(&self, recovers: bool) {
         self.state().recovers = recovers;
     }
 
-    /// How often `recover` was called while something was lost.
+    /// Returns the number of calls of `recover` while a chunk was lost.
     pub fn recoveries(&self) -> u64 {
         self.state().recoveries
     }
 
-    /// Takes back all that was told about failing.
+    /// Cancels all requested failures.
     pub fn heal(&self) {
         let mut state = self.state();
         state.fail_back = None;
@@ -119,17 +119,17 @@ impl ChunkProbe {
         state.fail_park = false;
     }
 
-    /// Lets the next `park` or `unpark` fail.
+    /// Makes the next `park` or `unpark` fail.
     pub fn fail_park(&self) {
         self.state().fail_park = true;
     }
 
-    /// Chunks parked now.
+    /// Returns the number of parked chunks.
     pub fn parked(&self) -> u32 {
         self.state().parked
     }
 
-    /// Lets the next `release` fail.
+    /// Makes the next `release` fail.
     pub fn fail_release(&self) {
         self.state().fail_release = true;
     }

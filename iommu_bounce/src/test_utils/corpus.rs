@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Replaying what fuzzing has found worth keeping.
+//! Replay of the stored inputs of a fuzzer.
 
 use std::fs;
 use std::path::Path;
 
-/// Lives through each input that is stored in the directory `corpus`.
+/// Runs `live` with each input that is stored in the directory `corpus`.
 ///
 /// # Panics
-/// When `live` does, the directory cannot be read, or it holds fewer than `least` inputs.
+/// Panics if `live` panics, if the directory cannot be read, or if it holds fewer than `least` inputs.
 pub fn replay(corpus: impl AsRef<Path>, least: usize, live: impl Fn(&[u8])) {
     let corpus = corpus.as_ref();
     let mut count = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A life of the engine, written in bytes: for a fuzzer, and for replaying what one found.
+//! Sequences of requests and events for the engine, encoded in bytes: for a fuzzer, and for replaying its inputs.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::{DmaMapper, Engine, EngineConfig, MAX_REPLY, Permissions, UnmapReques
 
 const CHUNK: u64 = 0x4000;
 const APERTURE: u64 = 0xe000_0000;
-/// Where the guest sees a device's memory.
+/// Guest-physical address of a device's memory.
 const DEVICE: u64 = 0x1_0000;
 const BUDGET: u64 = 3 * CHUNK;
-/// Endpoint 0 is bound to its address space, the others can move.
+/// Endpoint 0 is bound to its address space. The others can move.
 const ENDPOINTS: u32 = 3;
 
 struct Host {
@@ -47,7 +47,7 @@ fn engine() -> (Engine, Host) {
     (engine, host)
 }
 
-/// Has the host fail, or something happen that is no request.
+/// Makes the host fail, or causes an event that is not a request.
 fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
     let mapper = &host.mappers[usize::from(argument >> 6) % host.mappers.len()];
     let after = u32::from(argument & 7);
@@ -91,7 +91,7 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
     }
 }
 
-/// Sends UNMAPs together: each of three bytes, a domain with the sign of a mistake, a page and a number of pages.
+/// Sends UNMAPs together. Each takes three bytes: a domain whose high bit requests a mistake, a page, and a number of pages.
 fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
     let decode = |(tag, bytes): (u16, &[u8; 3])| {
         let [domain, page, count] = bytes.map(u64::from);
@@ -107,11 +107,11 @@ fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
     assert_eq!(engine.counters().requests.unmap - before, requests.len() as u64);
 }
 
-/// Lives through `data`: records of one byte that says what comes, one byte of length or argument, and if it is a request,
-/// its bytes.
+/// Runs `data`. It consists of records: one byte for the kind, one byte for the length or argument, and, for a request, the bytes
+/// of the request.
 ///
 /// # Panics
-/// When the engine breaks a promise.
+/// Panics if the engine breaks a promise.
 pub fn requests(data: &[u8]) {
     let (mut engine, host) = engine();
     let mut rest = data;
@@ -139,7 +139,7 @@ pub fn requests(data: &[u8]) {
     host.mappers.iter().for_each(MapperProbe::heal);
     host.group.heal();
     host.chunks.heal();
-    // Ends bypass; then parking, as a driver without windows does.
+    // The system reset ends bypass. The reset without accepted windows then ends parking.
     engine.system_reset();
     engine.accept_features(0);
     engine.reset();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A mapper that remembers what it maps.
+//! Mapper that records its mappings.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,14 +13,14 @@ use vm_memory::VolatileSlice;
 
 use crate::{DmaMapper, EndpointId, MapError, MapperGroup, MapperLimits, Permissions, UnmapError};
 
-/// What one call of `map` mapped.
+/// Mapping made by one `map` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMapping {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where the memory is in the host's address space.
+    /// Address in the host's address space.
     pub host_address: usize,
-    /// What the device may do.
+    /// Accesses that the device is allowed.
     pub permissions: Permissions,
 }
 
@@ -28,20 +28,20 @@ pub struct HostMapping {
 struct State {
     mappings: BTreeMap<u64, HostMapping>,
     limits: Option<MapperLimits>,
-    /// Calls to let pass before one fails; `None`: none fails.
+    /// Number of calls that succeed before one fails. `None`: no call fails.
     fail_map: Option<(u32, Failure)>,
     fail_unmap: Option<u32>,
     refuse_unmaps: bool,
-    /// How long a call of `map` takes at least.
+    /// Minimum duration of a `map` call.
     delay: Duration,
     reaches_seen_chunks_only: bool,
     keeps_page_tables: bool,
     failures: u64,
-    /// The group has its mappers, so they do not have it.
+    /// The group owns its mappers, so this reference is weak.
     group: Option<Weak<Mutex<Group>>>,
 }
 
-/// Which mapper of a group each endpoint is in.
+/// Mapper of each endpoint of a group.
 type GroupState = Arc<Mutex<Group>>;
 
 #[derive(Debug, Default)]
@@ -51,12 +51,13 @@ struct Group {
     failures: u64,
 }
 
-/// A set of [`RecordingMapper`]s among which endpoints move, for as long as this is there. There is one in the world, for [`MapperGroup`] is always 7.
+/// Set of [`RecordingMapper`]s between which endpoints can move while this value exists. Use only one at a time, because its
+/// [`MapperGroup`] is always 7.
 #[derive(Clone, Debug, Default)]
 pub struct TestGroup(GroupState);
 
 impl TestGroup {
-    /// The mapper of a new endpoint of the group, with these limits.
+    /// Creates the mapper of a new endpoint of the group, with these limits.
     pub fn mapper(&self, endpoint: EndpointId, limits: MapperLimits) -> RecordingMapper {
         let mapper = RecordingMapper::with_limits(limits);
         mapper.0.state().group = Some(Arc::downgrade(&self.0));
@@ -68,25 +69,25 @@ impl TestGroup {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the endpoint is translated with.
+    /// Returns the mapper that translates for the endpoint.
     ///
     /// # Panics
-    /// If it is not of the group.
+    /// Panics if the endpoint is not in the group.
     pub fn mapper_of(&self, endpoint: EndpointId) -> MapperProbe {
         self.state().mappers[&endpoint].clone()
     }
 
-    /// Lets `after` calls of `adopt` pass and the next one fail.
+    /// Makes `adopt` fail once, after `after` successful calls.
     pub fn fail_adopt(&self, after: u32) {
         self.state().fail_adopt = Some(after);
     }
 
-    /// Takes back what was told about failing.
+    /// Cancels requested failures.
     pub fn heal(&self) {
         self.state().fail_adopt = None;
     }
 
-    /// How many calls have failed because they were told to.
+    /// Returns the number of calls that failed on request.
     pub fn failures(&self) -> u64 {
         self.state().failures
     }
@@ -98,56 +99,56 @@ enum Failure {
     Host,
 }
 
-/// A [`DmaMapper`] that keeps its mappings in a tree.
+/// [`DmaMapper`] that records its mappings in a tree.
 ///
 /// # Panics
-/// Its calls panic when the engine breaks the rules of the trait: an overlap, an unaligned or unusable range, no
-/// permission, or unmapping what is not whole mappings.
+/// Its calls panic if the engine breaks the rules of the trait: an overlap, an unaligned or unusable range, no permission, or an
+/// unmap that does not cover complete mappings.
 #[derive(Debug)]
 pub struct RecordingMapper(MapperProbe);
 
-/// Looks into a [`RecordingMapper`] and steers it, while the engine has it.
+/// View of a [`RecordingMapper`] that can control it while the engine owns it.
 #[derive(Clone, Debug)]
 pub struct MapperProbe(Arc<Mutex<State>>);
 
 impl RecordingMapper {
-    /// A mapper of 4 KiB pages that maps all 48-bit IOVAs but the MSI window of x86, as VFIO does.
+    /// Creates a mapper of 4 KiB pages for all 48-bit IOVAs except the MSI window of x86, like VFIO.
     pub fn new() -> Self {
         Self::with_ranges(vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1])
     }
 
-    /// A mapper of 4 KiB pages that maps these IOVAs.
+    /// Creates a mapper of 4 KiB pages for these IOVAs.
     pub fn with_ranges(iova_ranges: Vec<RangeInclusive<u64>>) -> Self {
         Self::with_limits(MapperLimits { page_size_mask: !0xfff, iova_ranges, max_mappings: None })
     }
 
-    /// A mapper with these limits. It enforces them.
+    /// Creates a mapper that enforces these limits.
     pub fn with_limits(limits: MapperLimits) -> Self {
         let state = State { limits: Some(limits), ..State::default() };
         Self(MapperProbe(Arc::new(Mutex::new(state))))
     }
 
-    /// As of a device that reaches chunks only where the guest sees them.
+    /// Makes the mapper behave like a device that accesses chunks only where the guest sees them.
     #[must_use]
     pub fn without_hidden_chunks(self) -> Self {
         self.0.state().reaches_seen_chunks_only = true;
         self
     }
 
-    /// As of a host whose kernel makes page tables.
+    /// Makes the mapper behave like a host whose kernel builds page tables.
     #[must_use]
     pub fn with_page_tables(self) -> Self {
         self.0.state().keeps_page_tables = true;
         self
     }
 
-    /// A view of this mapper that stays when the engine takes it.
+    /// Returns a view of this mapper that stays valid when the engine takes the mapper.
     pub fn probe(&self) -> MapperProbe {
         self.0.clone()
     }
 }
 
-/// As a mapper of the host does it: its address space goes with it.
+/// Ends all mappings, like a mapper of the host whose address space ends with it.
 impl Drop for RecordingMapper {
     fn drop(&mut self) {
         self.0.state().mappings.clear();
@@ -165,27 +166,27 @@ impl MapperProbe {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether both look into the same mapper.
+    /// True if both are views of the same mapper.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What is mapped, by IOVA.
+    /// Returns the mappings by IOVA.
     pub fn mappings(&self) -> BTreeMap<u64, HostMapping> {
         self.state().mappings.clone()
     }
 
-    /// Bytes mapped.
+    /// Returns the number of mapped bytes.
     pub fn mapped_bytes(&self) -> u64 {
         self.state().mappings.values().map(|m| m.len).sum()
     }
 
-    /// Whether nothing is mapped.
+    /// True if nothing is mapped.
     pub fn is_empty(&self) -> bool {
         self.state().mappings.is_empty()
     }
 
-    /// What a device reaches at `iova`: the host address and what it may do there.
+    /// Returns the host address that a device accesses at `iova`, and the allowed accesses.
     pub fn translate(&self, iova: u64) -> Option<(usize, Permissions)> {
         let state = self.state();
         let (start, mapping) = state.mappings.range(..=iova).next_back()?;
@@ -195,32 +196,32 @@ impl MapperProbe {
         inside.then_some((mapping.host_address + offset, mapping.permissions))
     }
 
-    /// Lets `after` calls of `map` pass and the next one fail with [`MapError::Host`].
+    /// Makes `map` fail once with [`MapError::Host`], after `after` successful calls.
     pub fn fail_map(&self, after: u32) {
         self.state().fail_map = Some((after, Failure::Host));
     }
 
-    /// Lets `after` calls of `map` pass and the next one fail with [`MapError::NoResources`].
+    /// Makes `map` fail once with [`MapError::NoResources`], after `after` successful calls.
     pub fn exhaust_map(&self, after: u32) {
         self.state().fail_map = Some((after, Failure::NoResources));
     }
 
-    /// Lets `after` calls of `unmap` pass and the next one fail.
+    /// Makes `unmap` fail once, after `after` successful calls.
     pub fn fail_unmap(&self, after: u32) {
         self.state().fail_unmap = Some(after);
     }
 
-    /// Lets every `unmap` fail, or none.
+    /// Makes every `unmap` fail, or none.
     pub fn refuse_unmaps(&self, refuse: bool) {
         self.state().refuse_unmaps = refuse;
     }
 
-    /// Has every `map` take so long.
+    /// Makes every `map` take at least this long.
     pub fn delay(&self, time: Duration) {
         self.state().delay = time;
     }
 
-    /// Takes back all that was told about failing.
+    /// Cancels all requested failures.
     pub fn heal(&self) {
         let mut state = self.state();
         state.fail_map = None;
@@ -228,13 +229,13 @@ impl MapperProbe {
         state.refuse_unmaps = false;
     }
 
-    /// How many calls have failed because they were told to.
+    /// Returns the number of calls that failed on request.
     pub fn failures(&self) -> u64 {
         self.state().failures
     }
 }
 
-/// Whether the call is the one to fail; counts down.
+/// Counts down. Returns true for the call that must fail.
 fn is_due(count: &mut u32) -> bool {
     match count.checked_sub(1) {
         Some(less) => {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A mapper that does nothing, for measuring what is left.
+//! Mapper that does nothing, for measuring the engine alone.
 
 use vm_memory::VolatileSlice;
 
 use crate::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
 
-/// A [`DmaMapper`] that accepts everything and remembers nothing.
+/// [`DmaMapper`] that accepts everything and records nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullMapper;
 
@@ -25,7 +25,7 @@ impl DmaMapper for NullMapper {
         MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None }
     }
 
-    /// As the host's, so that counting them is measured too.
+    /// True like the host's mappers, so that measurements include the counting of page tables.
     fn keeps_page_tables(&self) -> bool {
         true
     }

@@ -8,13 +8,13 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRe
 
 use crate::{DeviceMemoryKind, GuestRam, Permissions, ThenDevice};
 
-/// Guest RAM made of regions, each of them contiguous in host memory and none next to another there.
+/// Guest RAM of several regions. Each region is contiguous in host memory, and no two regions are adjacent there.
 ///
-/// It can have devices beside it, whose memory is never RAM.
+/// It can also have devices, whose memory is never RAM.
 #[derive(Debug)]
 pub struct TestRam {
     ram: GuestMemoryMmap<()>,
-    /// Regions from this address on come later: an engine that is set up is not told of them.
+    /// Regions from this address on are added later: a new engine does not see them.
     later: u64,
     devices: Vec<Device>,
 }
@@ -22,17 +22,17 @@ pub struct TestRam {
 #[derive(Debug)]
 struct Device {
     memory: GuestMemoryMmap<()>,
-    /// Whether the guest sees it.
+    /// True if the guest sees the device.
     shown: AtomicBool,
     read_only: bool,
     kind: DeviceMemoryKind,
 }
 
 impl TestRam {
-    /// RAM at these guest addresses: `(gpa, len)` each, in bytes.
+    /// Creates RAM with these regions: `(gpa, len)` each, in bytes.
     ///
     /// # Panics
-    /// If the regions overlap, or the memory is not to be had.
+    /// Panics if the regions overlap, or if the memory cannot be allocated.
     pub fn new(regions: &[(u64, usize)]) -> Self {
         let regions: Vec<_> = regions.iter().map(|&(gpa, len)| (GuestAddress(gpa), len)).collect();
         Self {
@@ -42,25 +42,25 @@ impl TestRam {
         }
     }
 
-    /// The same, whose regions from `gpa` on come later: [`regions`](GuestRam::regions) does not have them.
+    /// Makes the regions from `gpa` on appear later: [`regions`](GuestRam::regions) omits them.
     #[must_use]
     pub fn with_later(self, gpa: u64) -> Self {
         Self { later: gpa, ..self }
     }
 
-    /// The same with a device: the guest sees `len` bytes of its registers at `gpa`.
+    /// Adds a device: the guest sees `len` bytes of its registers at `gpa`.
     ///
     /// # Panics
-    /// If the memory cannot be allocated.
+    /// Panics if the memory cannot be allocated.
     #[must_use]
     pub fn with_device(self, gpa: u64, len: usize, read_only: bool) -> Self {
         self.with(gpa, len, read_only, DeviceMemoryKind::Registers)
     }
 
-    /// The same with a file of the host: the guest sees `len` bytes of it at `gpa`.
+    /// Adds a file of the host: the guest sees `len` bytes of it at `gpa`.
     ///
     /// # Panics
-    /// If the memory cannot be allocated.
+    /// Panics if the memory cannot be allocated.
     #[must_use]
     pub fn with_file(self, gpa: u64, len: usize) -> Self {
         self.with(gpa, len, false, DeviceMemoryKind::Pages)
@@ -72,17 +72,17 @@ impl TestRam {
         self
     }
 
-    /// Shows the devices' memory to the guest, or hides it. Revoke it from the engine before hiding it.
+    /// Makes the devices' memory visible to the guest, or hides it. Revoke it from the engine before hiding it.
     pub fn show_device(&self, shown: bool) {
         for device in &self.devices {
             device.shown.store(shown, Ordering::Relaxed);
         }
     }
 
-    /// Where the byte at `gpa` is in the host's address space.
+    /// Returns the address of the byte at `gpa` in the host's address space.
     ///
     /// # Panics
-    /// If there is no memory.
+    /// Panics if there is no memory at `gpa`.
     pub fn host_address(&self, gpa: u64) -> usize {
         let device = || self.devices.iter().find_map(|device| device.memory.get_slice(GuestAddress(gpa), 1).ok());
         let slice = self.slice(gpa, 1).or_else(device).expect("there is memory");

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The readable parts of requests, as a driver would write them.
+//! Readable parts of requests, as a driver would write them.
 
 use crate::spec::request;
 
-/// Joins fields to a request of this type.
+/// Encodes a request of this type from its fields.
 fn encode(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![kind, 0, 0, 0];
     fields.iter().for_each(|field| bytes.extend_from_slice(field));
     bytes
 }
 
-/// ATTACH without flags.
+/// Returns an ATTACH without flags.
 pub fn attach(endpoint: u32, domain: u32) -> Vec<u8> {
     let (domain, endpoint) = (domain.to_le_bytes(), endpoint.to_le_bytes());
     encode(request::ATTACH, &[&domain, &endpoint, &[0; 8]])
 }
 
-/// ATTACH to a bypass domain.
+/// Returns an ATTACH to a bypass domain.
 pub fn attach_bypass(endpoint: u32, domain: u32) -> Vec<u8> {
     let mut bytes = attach(endpoint, domain);
     bytes[12] = 1;
     bytes
 }
 
-/// DETACH.
+/// Returns a DETACH.
 pub fn detach(endpoint: u32, domain: u32) -> Vec<u8> {
     let (domain, endpoint) = (domain.to_le_bytes(), endpoint.to_le_bytes());
     encode(request::DETACH, &[&domain, &endpoint, &[0; 8]])
 }
 
-/// MAP of the IOVAs from `start` to `last`, inclusive.
+/// Returns a MAP of the IOVAs from `start` to `last`, inclusive.
 pub fn map(domain: u32, start: u64, last: u64, gpa: u64, flags: u32) -> Vec<u8> {
     encode(
         request::MAP,
@@ -38,23 +38,23 @@ pub fn map(domain: u32, start: u64, last: u64, gpa: u64, flags: u32) -> Vec<u8> 
     )
 }
 
-/// UNMAP of the IOVAs from `start` to `last`, inclusive.
+/// Returns an UNMAP of the IOVAs from `start` to `last`, inclusive.
 pub fn unmap(domain: u32, start: u64, last: u64) -> Vec<u8> {
     encode(request::UNMAP, &[&domain.to_le_bytes(), &start.to_le_bytes(), &last.to_le_bytes(), &[0; 4]])
 }
 
-/// PROBE.
+/// Returns a PROBE.
 pub fn probe(endpoint: u32) -> Vec<u8> {
     encode(request::PROBE, &[&endpoint.to_le_bytes(), &[0; 64]])
 }
 
-/// WINDOW_ADD.
+/// Returns a WINDOW_ADD.
 pub fn window_add(domain: u32, flags: u32, iova: u64) -> Vec<u8> {
     let (domain, flags) = (domain.to_le_bytes(), flags.to_le_bytes());
     encode(request::WINDOW_ADD, &[&domain, &flags, &iova.to_le_bytes(), &[0; 8]])
 }
 
-/// WINDOW_DEL.
+/// Returns a WINDOW_DEL.
 pub fn window_del(domain: u32, iova: u64) -> Vec<u8> {
     let domain = domain.to_le_bytes();
     encode(request::WINDOW_DEL, &[&domain, &[0; 4], &iova.to_le_bytes(), &[0; 8]])

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The same for as long as one likes: `CAROM_MODEL_REQUESTS=1000000000 cargo test --release -p iommu_bounce --test model long`, and for
-//! another start `CAROM_MODEL_SEED=7`.
+//! Long version of the model test: `CAROM_MODEL_REQUESTS=1000000000 cargo test --release -p iommu_bounce --test model long`.
+//! `CAROM_MODEL_SEED=7` changes the seed.
 //!
-//! Making a request up takes many times as long as serving it. So a few thousand are made up at a time, of which sequences are drawn.
+//! Generating a request takes much longer than serving it. So the test generates a pool of a few thousand requests at a time, and
+//! draws sequences from the pool.
 
 use std::env;
 use std::fmt::Debug;
@@ -17,19 +18,19 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use crate::ops::{HostFailure, Op, any_op, map_failure};
 
-/// What is drawn from, and how many sequences are drawn before others are made up.
+/// Requests in the pool, and sequences drawn before the pool is replaced.
 const POOL: usize = 4096;
 const SEQUENCES: u32 = 2000;
-/// Longest sequence.
+/// Maximum length of a sequence.
 const LONGEST: u64 = 80;
-/// Requests where nobody says how many.
+/// Default number of requests.
 const REQUESTS: u64 = 20_000;
-/// How often to say how far it came.
+/// Interval of progress messages.
 const TOLD: Duration = Duration::from_secs(60);
 
 type Step = (Option<HostFailure>, Op);
 
-/// Says what was sent when the test fails.
+/// Prints the sent requests if the test fails.
 struct Sent<'s> {
     seed: u64,
     steps: &'s [Step],
@@ -57,7 +58,7 @@ fn engine_and_model_agree_for_long() {
     let step = (prop::option::weighted(0.2, map_failure()), any_op());
     let (mut done, mut told) = (0, Instant::now());
     while done < wanted {
-        let make_up = |_| step.new_tree(&mut runner).expect("nothing is refused").current();
+        let make_up = |_| step.new_tree(&mut runner).expect("generation never fails").current();
         let pool: Vec<Step> = (0..POOL).map(make_up).collect();
         for _ in 0..SEQUENCES {
             if done >= wanted {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Random sequences of requests, as bytes, against a simple model of the device and a host that may fail.
+//! Random sequences of encoded requests, checked against a simple model of the device, on a host that may fail.
 
 mod long;
 mod model;
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::ops::{HostFailure, Op, any_op, map_failure, unmap_failure};
 use crate::rig::Rig;
 
-/// Sends each request, and checks after each that engine, model and host agree.
+/// Sends each request, and checks after each one that engine, model and host agree.
 fn agree(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {
@@ -22,7 +22,7 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
             continue;
         }
         rig.model.host = rig.look();
-        // A host that does not map RAM leaves an endpoint outside of bypass mode: `survive` has that.
+        // If the host fails to map RAM, an endpoint is not in bypass mode. Only `survive` tests that case.
         if let Some(failure) = failure.as_ref().filter(|_| !rig.model.bypass) {
             rig.inject(failure);
         }
@@ -32,7 +32,7 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
         let host_failed = rig.host_failures() != failures;
         let mut expected = rig.model.clone();
         let predicted = expected.apply(op);
-        // The engine may have got by, by giving up what was parked.
+        // The engine may have avoided the failure by releasing parked chunks.
         let failed_for_good = status != [Status::Ok as u8];
         if matches!(op, Op::WriteBypass { .. }) && host_failed {
             expected = rig.model.clone();
@@ -52,8 +52,8 @@ fn agree(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Sends each request to a host that may fail at anything, undoing included. What is left is checked by the host itself,
-/// which panics when a promise to it is broken; the figures must agree with it, and nothing must stay when it is well.
+/// Sends each request to a host that may fail at anything, including undo steps. The host itself panics if the engine breaks a
+/// promise. The engine's figures must match the host, and nothing may remain once the host works again.
 fn survive(ops: &[(Option<HostFailure>, Op)]) {
     let mut rig = Rig::new();
     for (failure, op) in ops {
@@ -70,7 +70,7 @@ fn survive(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Few cases, for generating them takes most of the time; `PROPTEST_CASES` sets another number.
+/// Few cases, because generating them takes most of the time. `PROPTEST_CASES` sets another number.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     let chosen = std::env::var_os("PROPTEST_CASES").map(|_| default.cases);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the device should do, told as simply as possible: lists, and no host.
+//! Model of the device's behaviour, as simple as possible: lists, and no host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::setup::{
     RAM_PAGES,
 };
 
-/// Flag of MAP.
+/// MMIO flag of MAP.
 const MMIO: u32 = 4;
-/// Among the flags of a mapping: the host has nothing there, since the device's memory has gone.
+/// Flag of a dead mapping: the device memory has disappeared, and the host maps nothing there.
 pub(crate) const DEAD: u32 = 1 << 31;
 
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    /// Bytes of RAM and of the file that each address space of the domain maps.
+    /// Returns the bytes of RAM and of the file that each address space of the domain maps.
     fn ram(&self) -> u64 {
         let counts =
             |(.., gpa, flags): &&(u64, u64, u64, u32)| flags & DEAD == 0 && !DEVICE_PAGES.contains(&(gpa / PAGE));
@@ -37,24 +37,24 @@ impl Domain {
     }
 }
 
-/// What the host has, seen from outside of the engine, before something happens.
+/// State of the host before an event, observed from outside of the engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Host {
-    /// Bytes of RAM and of the file that are mapped, in all address spaces.
+    /// Mapped bytes of RAM and of the file, over all address spaces.
     pub(crate) mapped: u64,
-    /// Endpoints that are in an address space with others.
+    /// Endpoints that share an address space with others.
     pub(crate) sharing: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) features: u64,
-    /// The endpoints that are there.
+    /// Existing endpoints.
     pub(crate) endpoints: BTreeSet<u32>,
-    /// Which domain each endpoint is in.
+    /// Domain of each attached endpoint.
     pub(crate) attached: BTreeMap<u32, u32>,
     pub(crate) domains: BTreeMap<u32, Domain>,
-    /// Whether endpoints that are attached to nothing reach all RAM.
+    /// True if unattached endpoints can access all RAM.
     pub(crate) bypass: bool,
     pub(crate) budget: u64,
     /// The cap on mapped bytes.
@@ -62,7 +62,7 @@ pub(crate) struct Model {
     pub(crate) host: Host,
     /// True if the guest sees neither the device's registers nor the file.
     pub(crate) device_hidden: bool,
-    /// Chunks that the store lost.
+    /// Number of chunks that the store lost.
     pub(crate) lost: u64,
 }
 
@@ -89,7 +89,8 @@ impl Model {
         self.features & feature != 0
     }
 
-    /// The statuses that the device answers with on a host that does not fail; none for what is no request.
+    /// Returns the statuses that the device must answer with on a host that does not fail. Returns none for an event that is not
+    /// a request.
     pub(crate) fn apply(&mut self, op: &Op) -> Vec<u8> {
         match op {
             Op::Unmaps(unmaps) => {
@@ -202,7 +203,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether the endpoint that stays in its address space is in the domain, and whether any of the others is, which share one.
+    /// Returns whether the domain contains the bound endpoint, and whether it contains movable endpoints, which share one address
+    /// space.
     fn address_spaces(&self, domain: u32) -> (bool, bool) {
         let mut endpoints = self.attached.iter().filter(|(_, of)| **of == domain).map(|(endpoint, _)| *endpoint);
         (endpoints.clone().any(|endpoint| endpoint == BOUND), endpoints.any(|endpoint| endpoint != BOUND))
@@ -213,7 +215,7 @@ impl Model {
         if fits { Ok(()) } else { Err(Status::NoMem) }
     }
 
-    /// Whether endpoints in bypass mode and the cap come together: then it depends on the order which of them reach RAM.
+    /// True if bypass mode and the cap are combined. Then the order determines which endpoints can access RAM.
     pub(crate) fn is_undecided(&self, op: &Op) -> bool {
         match op {
             Op::WriteBypass { value } => *value == 1 && self.max_mapped.is_some(),
@@ -265,7 +267,7 @@ impl Model {
         let end = map.gpa_page + map.pages;
         let is_in = |pages: &Range<u64>| map.gpa_page >= pages.start && end <= pages.end;
         if !is_in(&DEVICE_PAGES) || self.device_hidden {
-            // With the flag, the place comes before the cap.
+            // With the flag, the memory is checked before the cap.
             let is_file = is_in(&FILE_PAGES) && !self.device_hidden;
             if mmio && !is_file {
                 return Err(Status::Inval);

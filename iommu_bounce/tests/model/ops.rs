@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What happens to a device: requests and the host's failures.
+//! Events of a device: requests and failures of the host.
 
 use iommu_bounce::test_utils as encode;
 use proptest::prelude::*;
 
 use crate::setup::{CHUNK, ENDPOINTS, FIRST_IOVA, PAGE};
 
-/// A request, or another event. Addresses are in pages from [`FIRST_IOVA`], so that most of them meet.
+/// Request or other event. Addresses are in pages from [`FIRST_IOVA`], so that most of them overlap.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Attach {
@@ -25,7 +25,7 @@ pub(crate) enum Op {
         start: u64,
         pages: u64,
     },
-    /// UNMAPs that come together: domain, start, pages.
+    /// UNMAPs that are served together: domain, start, pages.
     Unmaps(Vec<(u32, u64, u64)>),
     Probe {
         endpoint: u32,
@@ -46,7 +46,7 @@ pub(crate) enum Op {
     Reset {
         features: u64,
     },
-    /// A reset of the whole VM, then as Reset.
+    /// Reset of the whole VM, followed by the actions of Reset.
     SystemReset {
         features: u64,
     },
@@ -56,19 +56,19 @@ pub(crate) enum Op {
     SetBudget {
         chunks: u64,
     },
-    /// The cap on mapped bytes; none lifts it.
+    /// Sets the cap on mapped bytes. `None` removes it.
     SetMaxMapped {
         pages: Option<u64>,
     },
-    /// An endpoint comes; nothing happens if it is there.
+    /// Adds an endpoint, unless it already exists.
     Plug {
         endpoint: u32,
     },
-    /// An endpoint goes; nothing happens if it is not there.
+    /// Removes an endpoint, if it exists.
     Unplug {
         endpoint: u32,
     },
-    /// The guest sees the device's registers and the file elsewhere, where they are again or not at all.
+    /// Moves or hides the device's registers and the file in the guest's view. `shown` makes them visible again.
     ShowDevice {
         shown: bool,
     },
@@ -81,12 +81,12 @@ pub(crate) struct Map {
     pub(crate) pages: u64,
     pub(crate) gpa_page: u64,
     pub(crate) flags: u32,
-    /// Bytes by which start, end and gpa are off; mostly 0.
+    /// Bytes by which start, end and gpa are off. Mostly 0.
     pub(crate) skew: [u64; 3],
 }
 
 impl Map {
-    /// First IOVA, last IOVA, gpa.
+    /// Returns first IOVA, last IOVA and gpa.
     pub(crate) fn bytes(&self) -> (u64, u64, u64) {
         let start = FIRST_IOVA + self.start * PAGE;
         let last = start + self.pages * PAGE - 1;
@@ -97,7 +97,7 @@ impl Map {
 }
 
 impl Op {
-    /// The readable part; `None` for what is no request.
+    /// Returns the readable part, or `None` if the event is not a request.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         let iova = |page: u64| FIRST_IOVA + page * PAGE;
         Some(match self {
@@ -153,7 +153,7 @@ fn skew() -> impl Strategy<Value = [u64; 3]> {
     ]
 }
 
-/// A page that is mostly the start of a chunk in the aperture.
+/// Generates a page, mostly the start of a chunk in the aperture.
 fn chunk_page() -> impl Strategy<Value = u64> {
     let chunks = (0u64..6).prop_map(|n| 8 + n * (CHUNK / PAGE));
     prop_oneof![12 => chunks, 1 => 0u64..40]
@@ -173,7 +173,7 @@ fn map() -> impl Strategy<Value = Map> {
     })
 }
 
-/// UNMAPs that come together: mostly such that follow each other without a gap, in any order.
+/// Generates UNMAPs that are served together. Most are adjacent, in any order.
 fn unmaps() -> impl Strategy<Value = Vec<(u32, u64, u64)>> {
     let anywhere = prop::collection::vec((domain(), 0u64..40, 1u64..8), 1..6);
     let neighbours = || {
@@ -205,7 +205,7 @@ fn request() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Whatever can happen.
+/// Generates any event.
 pub(crate) fn any_op() -> impl Strategy<Value = Op> {
     let truncated = (request(), any::<prop::sample::Index>()).prop_map(|(op, len)| {
         let op = Box::new(op);
@@ -227,7 +227,7 @@ pub(crate) fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Something of the host that fails at the next request.
+/// Failure of the host at the next request.
 #[derive(Clone, Debug)]
 pub(crate) enum HostFailure {
     Map { endpoint: u32, after: u32 },
@@ -241,7 +241,7 @@ pub(crate) enum HostFailure {
     Healed,
 }
 
-/// Failures that the engine can undo.
+/// Generates failures that the engine can undo.
 pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
     let call = || (ENDPOINTS, 0u32..4);
     prop_oneof![
@@ -253,7 +253,7 @@ pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
     ]
 }
 
-/// Failures of any kind. They last until they are met, or healed.
+/// Generates failures of any kind. They last until they occur, or are cancelled.
 pub(crate) fn unmap_failure() -> impl Strategy<Value = HostFailure> {
     let call = || (ENDPOINTS, 0u32..4);
     prop_oneof![

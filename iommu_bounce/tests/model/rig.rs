@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine on a host for tests, next to the model.
+//! The engine on a test host, together with the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) model: Model,
     ram: Arc<TestRam>,
-    /// By the endpoint that each was made for last.
+    /// Newest mapper of each endpoint.
     mappers: BTreeMap<u32, MapperProbe>,
-    /// Those made for an endpoint before. Another may be in them still.
+    /// Earlier mappers of endpoints. Another endpoint may still be in such an address space.
     earlier: Vec<MapperProbe>,
     group: TestGroup,
     chunks: ChunkProbe,
@@ -85,7 +85,7 @@ impl Rig {
         self.earlier.extend(self.mappers.insert(id, mapper.probe()));
         match self.engine.add_endpoint(id, Box::new(mapper)) {
             Ok(()) => {}
-            // The host did not map RAM for it, or may not.
+            // The host did not map RAM for the endpoint, or the cap forbids it.
             Err(error) => {
                 let capped = self.engine.max_mapped_bytes().is_some();
                 assert!(self.model.bypass || capped || self.host_failures() > 0, "{error}");
@@ -94,7 +94,7 @@ impl Rig {
     }
 
     fn unplug(&mut self, id: u32) {
-        // Whoever had it lets go of all that is left in it.
+        // The mapper is dropped, which ends all that it still maps.
         drop(self.engine.remove_endpoint(id));
     }
 
@@ -102,7 +102,7 @@ impl Rig {
         self.mappers.values().chain(&self.earlier)
     }
 
-    /// Sends a request, or several, and returns their statuses, or does what else is to be done.
+    /// Sends one or more requests and returns their statuses, or performs another event.
     pub(crate) fn perform(&mut self, op: &Op) -> Vec<u8> {
         match op {
             Op::Unmaps(unmaps) => return self.unmap_together(unmaps),
@@ -185,7 +185,7 @@ impl Rig {
         }
     }
 
-    /// What translates the endpoint.
+    /// Returns the mapper that translates for the endpoint.
     fn mapper_of(&self, id: u32) -> MapperProbe {
         if id == BOUND { self.mappers[&id].clone() } else { self.group.mapper_of(id) }
     }
@@ -196,13 +196,13 @@ impl Rig {
         self.chunks.heal();
     }
 
-    /// How often the host has failed.
+    /// Returns the number of host failures so far.
     pub(crate) fn host_failures(&self) -> u64 {
         let mappers = self.all_mappers().map(MapperProbe::failures);
         mappers.sum::<u64>() + self.chunks.failures() + self.group.failures()
     }
 
-    /// The model's state is on the host, and nothing else.
+    /// Checks that the host holds the state of the model, and nothing else.
     pub(crate) fn check_state(&self) {
         for &id in &self.model.endpoints {
             let mapper = self.mapper_of(id);
@@ -215,7 +215,7 @@ impl Rig {
             let mut bytes = 0;
             for &(start, last, gpa, flags) in &domain.mappings {
                 if flags & DEAD != 0 {
-                    assert_eq!(mapper.translate(start), None, "endpoint {id} reaches what it should not");
+                    assert_eq!(mapper.translate(start), None, "endpoint {id} can access memory that it must not");
                     continue;
                 }
                 bytes += last - start + 1;
@@ -248,7 +248,7 @@ impl Rig {
         self.check_counters();
     }
 
-    /// Chunks that the host maps and no domain has.
+    /// Returns the number of chunks that the host maps but no domain has.
     fn parked_on_host(&self) -> u64 {
         let mut domains = Vec::new();
         let mut mapped = 0;
@@ -266,7 +266,7 @@ impl Rig {
         (mapped - owned.sum::<usize>()) as u64
     }
 
-    /// A chunk is in one domain, at one IOVA, for all endpoints of the domain.
+    /// Checks that a chunk is in one domain, at one IOVA, for all endpoints of the domain.
     fn check_chunks(&self) {
         let mut owners = BTreeMap::new();
         for (id, domain) in &self.model.attached {
@@ -278,13 +278,13 @@ impl Rig {
         }
     }
 
-    /// Whether a chunk is at an address of the host where something is mapped.
+    /// True if a chunk is at this host address, where something is mapped.
     fn is_chunk(&self, address: usize) -> bool {
         let device = self.ram.host_address(DEVICE_PAGES.start * PAGE);
         !self.is_capped(address) && !(device..device + 0x4000).contains(&address)
     }
 
-    /// True if guest RAM or the file is at an address of the host.
+    /// True if guest RAM or the file is at this host address.
     fn is_capped(&self, address: usize) -> bool {
         let regions = [(0, FIRST_REGION), (FIRST_REGION as u64, SECOND_REGION), (FILE_PAGES.start * PAGE, 0x4000)];
         regions.iter().any(|&(gpa, len)| {
@@ -293,13 +293,13 @@ impl Rig {
         })
     }
 
-    /// Bytes that the host maps at addresses of its own for which `of` holds, in all address spaces.
+    /// Returns the bytes that the host maps at addresses for which `of` is true, over all address spaces.
     fn mapped(&self, of: impl Fn(usize) -> bool) -> u64 {
         let mappings = self.all_mappers().flat_map(|mapper| mapper.mappings().into_values());
         mappings.filter(|mapping| of(mapping.host_address)).map(|mapping| mapping.len).sum()
     }
 
-    /// What the host has.
+    /// Returns the current state of the host.
     pub(crate) fn look(&self) -> Host {
         let endpoints = &self.model.endpoints;
         let shares = |id: &u32| {
@@ -310,7 +310,7 @@ impl Rig {
         Host { mapped: self.mapped(|address| self.is_capped(address)), sharing }
     }
 
-    /// The figures are those of the host.
+    /// Checks that the engine's figures match the host.
     pub(crate) fn check_counters(&self) {
         let counters = self.engine.counters();
         assert_eq!(counters.mapped_bytes, self.mapped(|address| self.is_capped(address)));
@@ -321,7 +321,7 @@ impl Rig {
         assert!(counters.peak_mapped_bytes >= counters.mapped_bytes);
     }
 
-    /// Neither window memory has grown past the budget nor what is mapped past the cap.
+    /// Checks that window memory has not grown beyond the budget, and mapped memory has not grown beyond the cap.
     pub(crate) fn check_budget(&self, before: &Counters) {
         let (now, mapped) = (self.engine.counters().window_bytes, self.engine.counters().mapped_bytes);
         let max = self.engine.max_mapped_bytes().unwrap_or(u64::MAX);
@@ -332,14 +332,14 @@ impl Rig {
         assert!(now <= before || now <= budget, "{now:#x} over {budget:#x}");
     }
 
-    /// A reset of the VM, which ends bypass, and one of a driver without windows, which ends parking.
+    /// Resets the VM, which ends bypass. Then resets the device as a driver without windows, which ends parking.
     pub(crate) fn end(&mut self) {
         self.engine.system_reset();
         self.engine.accept_features(0);
         self.engine.reset();
     }
 
-    /// After a reset nothing is left on the host but lost chunks.
+    /// Checks that after a reset nothing is left on the host except lost chunks.
     pub(crate) fn check_empty(&self) {
         assert!(self.all_mappers().all(MapperProbe::is_empty));
         let counters = self.engine.counters();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ATTACH and DETACH, and the life of a domain.
+//! Tests of ATTACH and DETACH, and of the lifetime of a domain.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ fn domain_outlives_all_but_its_last_endpoint() {
     rig.assert_host_is_clean();
     assert_eq!(rig.status(&map(1, 0, 0xfff, 0, READ)), NOENT);
     rig.all_ok([attach(1, 1)]);
-    assert!(rig.mapper(1).is_empty(), "the number names a new domain");
+    assert!(rig.mapper(1).is_empty(), "the number stands for a new domain");
     assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);
 }
 
@@ -176,8 +176,8 @@ fn removed_endpoint_leaves_nothing() {
     assert_eq!(error.to_string(), "endpoint 0x1 does not exist");
 }
 
-/// An engine whose endpoints are in domains of their own, with bypass for when they are not, on a host that takes so long for each
-/// endpoint's RAM.
+/// Returns an engine whose endpoints are in separate domains, and would be in bypass mode when unattached. The host takes `call`
+/// to map the RAM of an endpoint.
 fn rig_with_bypass(call: Duration) -> Rig {
     let mut rig = Rig::pinning(engine_config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
@@ -186,7 +186,7 @@ fn rig_with_bypass(call: Duration) -> Rig {
     rig
 }
 
-/// Which endpoints reach RAM.
+/// Returns the endpoints that can access RAM.
 fn reach_ram(rig: &Rig) -> [bool; 3] {
     [1, 2, 3].map(|id| !rig.mapper(id).is_empty())
 }
@@ -200,7 +200,7 @@ fn slow_detach_into_bypass_defers_ram_of_later_detaches() {
     assert_eq!((answers, reach_ram(&rig)), ([OK; 3], [true, false, false]));
     assert_eq!(rig.status(&detach(2, 2)), INVAL, "it is detached");
     (1..=3).for_each(|id| rig.mapper(id).delay(Duration::ZERO));
-    // Nor by way of a domain.
+    // A detour through a domain does not map RAM sooner.
     rig.all_ok([attach(2, 2), map(2, 0, PAGE - 1, 0, READ)]);
     assert_eq!((rig.status(&detach(2, 2)), reach_ram(&rig)), (OK, [true, false, false]));
     rig.engine.bypass_rests = None;
@@ -225,7 +225,7 @@ fn slow_batch_defers_ram_of_a_detach_into_bypass() {
 }
 
 #[test]
-fn what_was_put_off_counts_for_the_batch_that_has_it_done() {
+fn postponed_ram_counts_for_the_batch_that_maps_it() {
     let mut rig = rig_with_bypass(Duration::from_millis(1100));
     rig.engine.bypass_rests = Some(Instant::now() + Duration::from_secs(3600));
     rig.all_ok([detach(1, 1)]);
@@ -244,12 +244,12 @@ fn slow_resets_map_bypass_ram_and_defer_a_later_detach() {
     for _ in 0..2 {
         rig.engine.reset();
         rig.engine.accept_features(rig.engine.features());
-        assert_eq!(reach_ram(&rig), [true; 3], "a driver that does not come makes no request");
+        assert_eq!(reach_ram(&rig), [true; 3], "RAM is mapped without any request of a driver");
         rig.all_ok([attach(1, 1), attach(2, 2)]);
     }
     rig.all_ok([detach(1, 1)]);
     assert_eq!(reach_ram(&rig), [false, false, true]);
-    // The next guest does not wait for what the last one did.
+    // The next guest does not wait because of the previous guest.
     rig.engine.system_reset();
     rig.engine.accept_features(rig.engine.features());
     rig.engine.write_bypass(1);

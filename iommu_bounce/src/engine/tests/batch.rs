@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! UNMAP requests that come together.
+//! Tests of UNMAP requests that are served together.
 
 use super::*;
 use crate::test_utils::*;
 
-/// The pages `[start, start + count)` as first and last IOVA.
+/// Returns the pages `[start, start + count)` as first and last IOVA.
 fn pages(start: u64, count: u64) -> (u64, u64) {
     (start * PAGE, (start + count) * PAGE - 1)
 }
@@ -16,7 +16,7 @@ fn unmap_pages(domain: u32, start: u64, count: u64) -> Vec<u8> {
 }
 
 impl Rig {
-    /// A domain with these endpoints, and with mappings of so many pages that follow each other, from IOVA 0 on.
+    /// Creates a domain with these endpoints, and with adjacent mappings of these page counts, starting at IOVA 0.
     fn mapped(endpoints: &[EndpointId], counts: &[u64]) -> Self {
         let mut rig = Self::standard();
         for &endpoint in endpoints {
@@ -31,7 +31,7 @@ impl Rig {
         rig
     }
 
-    /// Sends UNMAPs together; the statuses in the order of the requests.
+    /// Sends UNMAPs together. Returns the statuses in the order of the requests.
     fn batch(&mut self, requests: &[Vec<u8>]) -> Vec<u8> {
         let decode = |(tag, request): (u16, &Vec<u8>)| UnmapRequest::decode(request, 4, tag).expect("it is an UNMAP");
         let mut unmaps: Vec<_> = (0..).zip(requests).map(decode).collect();
@@ -59,7 +59,7 @@ fn neighbours_share_a_call() {
 }
 
 #[test]
-fn neighbours_share_a_call_in_whatever_order_they_come() {
+fn neighbours_share_a_call_in_any_order() {
     let mut rig = Rig::mapped(&[1, 2], &[1; 6]);
     let unmaps: Vec<_> = [3, 0, 5, 1, 4, 2].iter().map(|page| unmap_pages(1, *page, 1)).collect();
     assert_eq!(rig.batch(&unmaps), [OK; 6]);
@@ -68,11 +68,11 @@ fn neighbours_share_a_call_in_whatever_order_they_come() {
 }
 
 #[test]
-fn gaps_and_domains_part_calls() {
+fn gaps_and_domains_split_calls() {
     let mut rig = Rig::mapped(&[1], &[1, 1, 1]);
     rig.all_ok([unmap_pages(1, 1, 1), attach(2, 2), map(2, 3 * PAGE, 4 * PAGE - 1, 0, BOTH)]);
     let before = rig.engine.counters().host_unmaps;
-    // A page that is mapped, one that is not, one that is, one of another domain.
+    // The pages: mapped, not mapped, mapped, mapped in another domain, and in a domain that does not exist.
     let unmaps =
         [unmap_pages(1, 0, 1), unmap_pages(1, 1, 1), unmap_pages(1, 2, 1), unmap_pages(2, 3, 1), unmap_pages(7, 4, 1)];
     assert_eq!(rig.batch(&unmaps), [OK, OK, OK, OK, NOENT]);
@@ -92,9 +92,9 @@ fn adjacent_unmaps_that_cut_a_mapping_are_refused() {
 }
 
 #[test]
-fn requests_that_overlap_are_served_in_their_order() {
+fn overlapping_requests_are_served_in_order() {
     let mut rig = Rig::mapped(&[1], &[2, 2]);
-    // The first cuts a mapping, which the second removes; then nothing is left to be cut.
+    // The first request would split a mapping. The second request removes the mapping, so the third has nothing left to split.
     let unmaps = [unmap_pages(1, 0, 1), unmap_pages(1, 0, 4), unmap_pages(1, 1, 1)];
     assert_eq!(rig.batch(&unmaps), [RANGE, OK, OK]);
     let mut rig = Rig::mapped(&[1], &[2, 2]);
@@ -116,8 +116,9 @@ fn wrong_request_has_its_own_status() {
 }
 
 #[test]
-fn after_a_failure_each_is_told_what_is_true_of_it() {
-    // The call for all fails once, then each is tried alone: also where the other endpoint has them unmapped already.
+fn each_request_gets_its_own_status_after_a_failure() {
+    // The call for all requests fails once, and then each request is served alone. This also works if the other endpoint has
+    // already unmapped the range.
     for failing in [1, 2] {
         let mut rig = Rig::mapped(&[1, 2], &[1; 3]);
         rig.mapper(failing).fail_unmap(0);
@@ -135,8 +136,8 @@ fn after_a_failure_each_is_told_what_is_true_of_it() {
 }
 
 #[test]
-fn what_is_stuck_is_no_success() {
-    // Endpoint 2 refuses, and endpoint 1 cannot have them back: they are gone for both, but stuck in 2.
+fn stuck_range_is_reported_as_a_failure() {
+    // Endpoint 2 refuses to unmap, and endpoint 1 cannot map again. So the mappings are gone for both, but stuck for endpoint 2.
     let mut rig = Rig::mapped(&[1, 2], &[1; 3]);
     rig.mapper(1).fail_map(0);
     rig.mapper(2).refuse_unmaps(true);
@@ -150,7 +151,7 @@ fn what_is_stuck_is_no_success() {
 }
 
 #[test]
-fn only_whole_unmaps_with_room_for_a_tail_come_together() {
+fn only_complete_unmaps_with_room_for_a_tail_are_batched() {
     let request = unmap_pages(1, 0, 1);
     assert!(UnmapRequest::decode(&request, 4, 0).is_some());
     assert!(UnmapRequest::decode(&request, 3, 0).is_none());
@@ -161,7 +162,7 @@ fn only_whole_unmaps_with_room_for_a_tail_come_together() {
 }
 
 #[test]
-fn batch_says_when_it_was_served() {
+fn batch_reports_its_start_and_end() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1)]);
     rig.engine.begin_batch();

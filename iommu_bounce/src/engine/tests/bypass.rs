@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bypass: domains with the flag, and endpoints that are attached to nothing.
+//! Tests of bypass: bypass domains and unattached endpoints.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{ConfigError, MapperLimits};
 
-/// What the host of `id` maps is RAM, each address at itself, and nothing else.
+/// Checks that the host maps exactly all RAM for `id`, with IOVA equal to GPA.
 fn assert_all_ram(rig: &Rig, id: u32) {
     let mappings = rig.mapper(id).mappings();
     let regions: Vec<_> = mappings.iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
@@ -79,7 +79,7 @@ fn slow_bypass_can_be_turned_off_but_not_straight_on_again() {
     assert_eq!(bypass_of(&rig), 0);
     rig.assert_host_is_clean();
     rig.engine.write_bypass(1);
-    assert_eq!(bypass_of(&rig), 0, "a guest that toggles it would keep all others from the engine");
+    assert_eq!(bypass_of(&rig), 0, "toggling it would block all other users of the engine");
     rig.assert_host_is_clean();
 }
 
@@ -107,11 +107,11 @@ fn endpoint_that_cannot_map_all_ram_is_unsupported() {
 }
 
 #[test]
-fn field_moves_what_is_attached_to_nothing() {
+fn bypass_field_affects_unattached_endpoints() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.engine.write_bypass(1);
-    // However long it took, as where the test is interpreted; in others, too.
+    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri). The same in other tests.
     rig.engine.bypass_rests = None;
     assert_eq!(bypass_of(&rig), 1);
     assert_all_ram(&rig, 2);
@@ -164,7 +164,7 @@ fn field_stays_when_the_host_does_not_map_ram() {
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 0);
     rig.assert_host_is_clean();
-    // However long the host took, as where the test is interpreted.
+    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 1);
@@ -220,10 +220,10 @@ fn shared_address_space_in_bypass_holds_ram_once() {
     rig.assert_host_is_clean();
 }
 
-/// RAM that comes later, and what it has.
+/// RAM that is added later: address and size.
 const LATER: (u64, usize) = (2 << 32, 0x20_0000);
 
-/// An engine whose endpoint 1 is in a bypass domain, endpoint 2 in another domain, and 3 attached to nothing.
+/// Returns an engine with endpoint 1 in a bypass domain, endpoint 2 in another domain, and endpoint 3 unattached.
 fn rig_with_later_ram() -> Rig {
     let mut rig = Rig::with_ram(engine_config(), TestRam::new(&[(0, 0x10_0000), LATER]).with_later(LATER.0));
     rig.engine.write_bypass(1);
@@ -237,7 +237,7 @@ fn reach(rig: &Rig, id: u32) -> Vec<u64> {
 }
 
 #[test]
-fn ram_that_comes_is_reached_in_bypass_and_nowhere_else() {
+fn added_ram_is_accessible_only_in_bypass() {
     let mut rig = rig_with_later_ram();
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
     assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![], vec![0, LATER.0]]);
@@ -248,7 +248,7 @@ fn ram_that_comes_is_reached_in_bypass_and_nowhere_else() {
 }
 
 #[test]
-fn ram_that_the_host_does_not_map_for_one_is_reached_by_none() {
+fn added_ram_that_one_host_refuses_is_accessible_to_none() {
     let mut rig = rig_with_later_ram();
     rig.mapper(3).exhaust_map(0);
     let refused = rig.engine.add_ram(LATER.0, LATER.1 as u64);
@@ -262,13 +262,13 @@ fn ram_that_the_host_does_not_map_for_one_is_reached_by_none() {
 fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
     let mut rig = rig_with_later_ram();
     let len = LATER.1 as u64;
-    // All of it, its last page once more, and what lies elsewhere.
+    // Map the whole region, its last page once more, and a page outside of the region.
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), map(2, len, len + PAGE - 1, LATER.0 + len - PAGE, READ)]);
     rig.all_ok([map(2, 2 * len, 2 * len + PAGE - 1, 0xf_f000, READ), attach(3, 2)]);
     assert!(rig.engine.take_ram(LATER.0, len));
     assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![2 * len], vec![2 * len]]);
     assert_eq!(rig.engine.counters().mappings, 1);
-    // It comes again, and the driver has to map it anew.
+    // The RAM is added again, and the driver has to map it again.
     rig.engine.add_ram(LATER.0, len).unwrap();
     assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![2 * len], vec![2 * len]]);
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), unmap(2, 0, 2 * len + PAGE - 1), detach(3, 2)]);
@@ -277,7 +277,7 @@ fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
 }
 
 #[test]
-fn ram_that_is_refused_once_bypass_has_it_is_reached_by_none() {
+fn removed_ram_is_unmapped_from_bypass() {
     let mut rig = rig_with_later_ram();
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
     assert!(rig.engine.take_ram(LATER.0, LATER.1 as u64));
@@ -290,7 +290,7 @@ fn ram_that_is_refused_once_bypass_has_it_is_reached_by_none() {
 }
 
 #[test]
-fn mapping_of_which_one_page_is_refused_is_gone_as_a_whole() {
+fn mapping_that_overlaps_removed_ram_is_removed_completely() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 2 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
     rig.all_ok([map(1, 2 * PAGE, 3 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
@@ -299,7 +299,7 @@ fn mapping_of_which_one_page_is_refused_is_gone_as_a_whole() {
 }
 
 #[test]
-fn refused_ram_that_the_host_does_not_let_go_of_is_not_gone() {
+fn removed_ram_that_the_host_keeps_is_not_reported_as_gone() {
     let mut rig = rig_with_later_ram();
     rig.all_ok([map(2, 0, PAGE - 1, LATER.0, BOTH)]);
     rig.mapper(2).refuse_unmaps(true);

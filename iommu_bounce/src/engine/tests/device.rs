@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Mappings of other devices' memory.
+//! Tests of mappings of device memory.
 
 use super::*;
 use crate::test_utils::*;
@@ -10,7 +10,7 @@ const MMIO: u32 = 4;
 const DEVICE: u64 = 0xc000_0000;
 const SIZE: usize = 0x4000;
 
-/// As `Rig::standard`, with a device's memory at `DEVICE`.
+/// Returns a rig like `Rig::standard`, with device memory at `DEVICE`.
 fn rig(read_only: bool) -> Rig {
     let mut rig = Rig::standard();
     let ram = TestRam::new(&[(0, 0x10_0000)]).with_device(DEVICE, SIZE, read_only);
@@ -25,7 +25,7 @@ fn rig(read_only: bool) -> Rig {
     rig
 }
 
-/// The same, with a file at `DEVICE` that the guest sees as memory.
+/// Returns such a rig with a file at `DEVICE` that the guest sees as memory.
 fn rig_with_file(limits: Limits) -> Rig {
     let mut rig = rig(false);
     rig.ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]).with_file(DEVICE, SIZE));
@@ -40,13 +40,13 @@ fn rig_with_file(limits: Limits) -> Rig {
     rig
 }
 
-/// MAP of pages of the device, without the MMIO flag.
+/// Returns a MAP of device pages, without the MMIO flag.
 fn map_plainly(iova_page: u64, pages: u64, device_page: u64, flags: u32) -> Vec<u8> {
     let start = iova_page * PAGE;
     map(1, start, start + pages * PAGE - 1, DEVICE + device_page * PAGE, flags)
 }
 
-/// MAP of pages of the device.
+/// Returns a MAP of device pages, with the MMIO flag.
 fn map_device(iova_page: u64, pages: u64, device_page: u64, flags: u32) -> Vec<u8> {
     let start = iova_page * PAGE;
     map(1, start, start + pages * PAGE - 1, DEVICE + device_page * PAGE, flags | MMIO)
@@ -66,13 +66,13 @@ fn mmio_maps_device_memory_and_nothing_else() {
     assert_eq!(address, rig.ram.host_address(DEVICE + 2 * PAGE));
     assert_eq!(permissions.bits(), BOTH);
     let counters = rig.engine.counters();
-    assert_eq!((counters.mappings, counters.mapped_bytes), (1, 0), "it is no RAM");
-    // RAM is no device, and the end is the end.
+    assert_eq!((counters.mappings, counters.mapped_bytes), (1, 0), "it is not RAM");
+    // The flag does not map RAM, and the range must not exceed the device memory.
     assert_eq!(rig.status(&map(1, 0, PAGE - 1, 0, BOTH | MMIO)), INVAL);
     assert_eq!(rig.status(&map_device(0x10, 2, 3, READ)), INVAL);
-    // All else is as with RAM.
-    assert_eq!(rig.status(&map_device(6, 1, 0, READ)), INVAL, "something is there");
-    assert_eq!(rig.status(&map(1, 4 * PAGE, 6 * PAGE - 1, 0, READ)), INVAL, "something is there");
+    // Other rules are the same as for RAM.
+    assert_eq!(rig.status(&map_device(6, 1, 0, READ)), INVAL, "it overlaps a mapping");
+    assert_eq!(rig.status(&map(1, 4 * PAGE, 6 * PAGE - 1, 0, READ)), INVAL, "it overlaps a mapping");
     assert_eq!(rig.status(&map_device(0x10, 1, 0, 0)), INVAL, "no permission");
     assert_eq!(rig.status(&map_device(0x10, 1, 0, READ | 8)), INVAL, "an unknown flag");
 }
@@ -98,8 +98,8 @@ fn device_memory_is_unmapped_whole_as_ram_is() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, PAGE - 1, 0, BOTH), map_device(1, 2, 0, READ)]);
     rig.all_ok([map(1, 3 * PAGE, 4 * PAGE - 1, 0, BOTH)]);
-    assert_eq!(rig.status(&unmap_pages(0, 2)), RANGE, "it would be cut");
-    assert_eq!(rig.status(&unmap_pages(2, 2)), RANGE, "it would be cut");
+    assert_eq!(rig.status(&unmap_pages(0, 2)), RANGE, "it would split a mapping");
+    assert_eq!(rig.status(&unmap_pages(2, 2)), RANGE, "it would split a mapping");
     assert_eq!(rig.mapper(2).mappings().len(), 3);
     rig.all_ok([unmap_pages(0, 4)]);
     rig.assert_host_is_clean();
@@ -119,7 +119,7 @@ fn endpoints_get_and_lose_device_memory_with_the_domain() {
 fn device_memory_that_goes_away_is_unmapped_first() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), attach(2, 1), map_device(1, 1, 0, READ), map_device(2, 1, 3, READ)]);
-    // Another place is not touched.
+    // Memory outside of the range is not affected.
     assert!(rig.engine.revoke_device_memory(DEVICE + PAGE, 2 * PAGE));
     assert_eq!(rig.mapper(1).mappings().len(), 2);
     assert!(rig.engine.revoke_device_memory(DEVICE + 3 * PAGE, u64::MAX));
@@ -127,7 +127,7 @@ fn device_memory_that_goes_away_is_unmapped_first() {
     for id in [1, 2] {
         assert_eq!(rig.mapper(id).mappings().keys().copied().collect::<Vec<_>>(), [PAGE]);
     }
-    // Who comes later does not get it, and the driver removes it as if nothing had happened.
+    // An endpoint that is attached later does not get the memory. The driver can remove the mapping as usual.
     rig.all_ok([detach(2, 1)]);
     assert!(rig.engine.revoke_device_memory(0, u64::MAX));
     rig.all_ok([attach(2, 1)]);
@@ -139,7 +139,7 @@ fn device_memory_that_goes_away_is_unmapped_first() {
 }
 
 #[test]
-fn device_memory_that_the_host_does_not_let_go_of_is_not_gone() {
+fn device_memory_that_the_host_keeps_is_not_gone() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), map_device(1, 1, 0, READ)]);
     rig.mapper(1).refuse_unmaps(true);
@@ -184,16 +184,16 @@ fn device_memory_is_part_of_the_state() {
     let mut restored = rig(false);
     restored.engine.restore(&state).expect("the state is valid");
     assert!(restored.mapper(1).is_empty(), "the guest may not see the device yet");
-    restored.engine.restore_device_memory().expect("the guest sees the device where it saw it");
+    restored.engine.restore_device_memory().expect("the guest sees the device at the same place");
     let mappings = restored.mapper(1).mappings();
-    assert_eq!(mappings.keys().copied().collect::<Vec<_>>(), [PAGE], "what is dead stays so");
+    assert_eq!(mappings.keys().copied().collect::<Vec<_>>(), [PAGE], "a dead mapping is not restored");
     assert_eq!(mappings[&PAGE].host_address, restored.ram.host_address(DEVICE + 2 * PAGE));
     let hidden = rig(false);
     hidden.ram.show_device(false);
     let mut engine = hidden.engine;
     engine.restore(&state).expect("the guest may see the device later");
     let error = engine.restore_device_memory().expect_err("the guest does not see the device");
-    assert!(error.to_string().contains("mapping of a device's memory at 0x1000"), "{error}");
+    assert!(error.to_string().contains("mapping of device memory at 0x1000"), "{error}");
 }
 
 #[test]

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hosts that fail: what is undone, and what happens when it cannot be.
+//! Tests of failing hosts: the engine undoes a step, or handles the failure to undo it.
 
 use super::*;
 use crate::test_utils::*;
 
-/// Endpoints 1 and 2 in domain 1, with two mappings.
+/// Returns a rig with endpoints 1 and 2 in domain 1, which has two mappings.
 fn pair() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0x1000, 0x1fff, 0, READ), map(1, 0x3000, 0x4fff, 0x8000, BOTH)]);
     rig
 }
 
-/// Runs a request that must fail with this status and leave every mapper as it was.
+/// Sends a request that must fail with this status and leave every mapper unchanged.
 fn fails_without_trace(rig: &mut Rig, request: &[u8], status: u8) {
     let before: Vec<_> = rig.mappers.values().map(MapperProbe::mappings).collect();
     let counted = rig.engine.counters();
@@ -80,7 +80,7 @@ fn unmap_that_cannot_be_undone_succeeds_after_host_recovers() {
     assert_eq!(rig.mapper(2).mappings().len(), 2, "it is stuck");
     assert_eq!(rig.engine.counters().mappings, 1);
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
-    // The domain does not grow, and what is stuck is not reported as gone.
+    // The domain gets no more mappings, and the stuck range is not reported as removed.
     assert_eq!(rig.status(&map(1, 0x1000, 0x1fff, 0, READ)), DEVERR);
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), DEVERR);
     assert_eq!(rig.status(&unmap(1, 0x1000, 0x1fff)), DEVERR);
@@ -106,7 +106,8 @@ fn map_that_cannot_be_undone_is_retried() {
     assert_eq!(rig.engine.counters().stuck_ranges, 0);
 }
 
-/// Endpoints 1 and 2 in domain 1, endpoint 3 in domain 2, each domain with a mapping at the same IOVA and a chunk.
+/// Returns a rig with endpoints 1 and 2 in domain 1, and endpoint 3 in domain 2. Both domains have a mapping at the same IOVA,
+/// and a chunk.
 fn two_domains() -> Rig {
     let mut rig = pair();
     rig.all_ok([attach(3, 2), map(2, 0x1000, 0x2fff, 0x2000, WRITE)]);
@@ -145,14 +146,14 @@ fn attach_elsewhere_that_fails_changes_nothing() {
 #[test]
 fn attach_that_cannot_be_undone_leaves_the_endpoint_detached() {
     let mut rig = two_domains();
-    // The first two maps are of domain 1; the third fails, and so does undoing.
+    // The first two maps are of domain 1. The third map fails, and so does the undo.
     rig.mapper(3).fail_map(2);
     rig.mapper(3).fail_unmap(2);
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);
     assert_eq!(rig.status(&detach(3, 2)), INVAL, "it is not attached");
-    assert!(rig.mapper(3).is_empty(), "it was tried again");
+    assert!(rig.mapper(3).is_empty(), "the unmap was retried");
     assert_eq!(rig.status(&map(2, 0, 0xfff, 0, READ)), NOENT);
-    assert_eq!(rig.chunks.backed(), 1, "the chunk of domain 2 is given back");
+    assert_eq!(rig.chunks.backed(), 1, "the chunk of domain 2 is released");
     rig.all_ok([attach(3, 1)]);
     assert_eq!(rig.mapper(3).mappings(), rig.mapper(1).mappings());
 }
@@ -160,11 +161,11 @@ fn attach_that_cannot_be_undone_leaves_the_endpoint_detached() {
 #[test]
 fn restoring_that_fails_leaves_the_endpoint_detached() {
     let mut rig = two_domains();
-    // Unmapping the first run works, the chunk does not; mapping the first again does not either.
+    // Unmapping the first run succeeds, but unmapping the chunk fails. Mapping the first run again fails too.
     rig.mapper(3).fail_unmap(1);
     rig.mapper(3).fail_map(0);
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);
-    assert_eq!(rig.chunks.backed(), 2, "the chunk is still reached");
+    assert_eq!(rig.chunks.backed(), 2, "the device can still access the chunk");
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
     rig.all_ok([attach(3, 1)]);
     assert_eq!(rig.chunks.backed(), 1);
@@ -178,14 +179,14 @@ fn detach_that_fails_detaches_and_keeps_the_memory_from_reuse() {
     rig.mapper(3).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(3, 2)), DEVERR);
     assert_eq!(rig.engine.counters().stuck_ranges, 2);
-    assert_eq!(rig.chunks.backed(), 2, "one is still reached");
+    assert_eq!(rig.chunks.backed(), 2, "the device can still access one");
     let counters = rig.engine.counters();
     assert_eq!(counters.window_bytes, 2 * CHUNK, "it counts in the budget");
     assert_eq!(counters.mapped_bytes, 2 * 0x3000 + 0x2000, "it is pinned");
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);
     assert_eq!(rig.status(&attach(3, 2)), DEVERR);
     let offset = rig.add_chunk(1, APERTURE + CHUNK);
-    assert_eq!(offset, 2 * CHUNK, "not the one that is still reached");
+    assert_eq!(offset, 2 * CHUNK, "not the one that the device can still access");
     rig.mapper(3).heal();
     rig.all_ok([attach(3, 2)]);
     assert!(rig.mapper(3).is_empty());
@@ -214,7 +215,7 @@ fn endpoint_removed_with_a_stuck_range_loses_the_chunk() {
     assert_eq!(rig.engine.counters().lost_chunks, 1);
     drop(mapper);
     rig.engine.reset();
-    assert_eq!(rig.chunks.backed(), 1, "it is never used again");
+    assert_eq!(rig.chunks.backed(), 1, "it is never reused");
     assert_eq!(rig.engine.counters().window_bytes, CHUNK);
     assert_eq!(rig.engine.counters().mapped_bytes, 0);
 }
@@ -225,7 +226,7 @@ fn chunk_stuck_in_removed_endpoint_is_lost_at_window_del() {
     rig.mapper(1).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(1, 1)), DEVERR);
     rig.engine.remove_endpoint(1).expect("it exists");
-    assert_eq!(rig.engine.counters().lost_chunks, 0, "domain 1 has it");
+    assert_eq!(rig.engine.counters().lost_chunks, 0, "domain 1 still has it");
     rig.all_ok([window_del(1, APERTURE)]);
     assert_eq!(rig.engine.counters().lost_chunks, 1);
     assert_eq!(rig.chunks.backed(), 2);
@@ -313,7 +314,7 @@ fn chunk_that_cannot_be_given_back_counts_in_the_budget() {
     assert_eq!(rig.chunks.backed(), 1);
 }
 
-/// A rig with so many chunks lost, in the order of their places.
+/// Returns a rig with this many lost chunks, in the order of their places.
 fn lost(chunks: u64) -> Rig {
     let mut rig = pair();
     for place in 0..chunks {
@@ -333,7 +334,7 @@ fn lost_chunk_is_retried_per_window_request_until_released() {
     let before = rig.chunks.recoveries();
     rig.add_chunk(1, APERTURE);
     rig.all_ok([window_del(1, APERTURE)]);
-    assert_eq!(rig.chunks.recoveries(), before + 2, "once a request");
+    assert_eq!(rig.chunks.recoveries(), before + 2, "once per request");
     assert_eq!((rig.engine.counters().lost_chunks, rig.engine.counters().window_bytes), (1, CHUNK));
 
     rig.chunks.set_recovers(true);
@@ -341,7 +342,7 @@ fn lost_chunk_is_retried_per_window_request_until_released() {
         rig.add_chunk(1, APERTURE + place * CHUNK);
     }
     assert_eq!((rig.engine.counters().lost_chunks, rig.chunks.recoveries()), (0, before + 3));
-    assert_eq!(rig.engine.counters().window_bytes, BUDGET_CHUNKS * CHUNK, "all of the budget is there again");
+    assert_eq!(rig.engine.counters().window_bytes, BUDGET_CHUNKS * CHUNK, "the whole budget is available again");
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn request_gives_one_lost_chunk_back_and_a_reset_all() {
 }
 
 #[test]
-fn request_that_is_refused_tries_nothing_again() {
+fn refused_request_does_not_retry_lost_chunks() {
     let mut rig = lost(1);
     let before = rig.chunks.recoveries();
     assert_eq!(rig.status(&window_del(1, APERTURE)), NOENT);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Translation for emulated devices, and the faults that the driver is told of.
+//! Tests of translation for emulated devices, and of fault reports to the driver.
 
 use super::*;
 use crate::test_utils::*;
@@ -49,7 +49,7 @@ fn access_that_is_stopped_is_reported_with_its_reason() {
         assert_eq!(rig.engine.take_fault(), Some(fault));
     }
     assert_eq!(rig.engine.counters().faults, 8);
-    // Whoever is no endpoint is not named to the driver.
+    // A fault of an unknown endpoint is not reported to the driver.
     assert!(rig.engine.translate(9, 0, R).is_err());
     assert_eq!((rig.engine.take_fault(), rig.engine.counters().faults_dropped), (None, 1));
 }
@@ -68,12 +68,12 @@ fn endpoint_in_bypass_mode_reaches_ram_without_being_attached() {
 fn excess_faults_and_faults_at_reset_are_counted_as_dropped() {
     let mut rig = Rig::new();
     for _ in 0..500 {
-        rig.engine.translate(1, 0, R).expect_err("it is attached to nothing");
+        rig.engine.translate(1, 0, R).expect_err("it is attached to no domain");
     }
     let counters = rig.engine.counters();
     assert_eq!(counters.faults + counters.faults_dropped, 500);
     assert!(counters.faults >= 64 && counters.faults < 400, "{counters:?}");
-    rig.engine.take_fault().expect("one waits");
+    rig.engine.take_fault().expect("a fault is pending");
     rig.engine.reset();
     assert!(!rig.engine.has_faults());
     assert_eq!(rig.engine.counters().faults_dropped, counters.faults_dropped + 63);
@@ -83,10 +83,10 @@ fn excess_faults_and_faults_at_reset_are_counted_as_dropped() {
 fn endpoint_that_the_host_left_without_its_domain_is_reported() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ), attach(2, 2), map(2, 0, 0xfff, 0, READ)]);
-    // The new domain is not mapped, and then not the old one either.
+    // The host fails to map the new domain, and the old domain is mapped again.
     rig.mapper(1).exhaust_map(0);
     assert_eq!(rig.status(&attach(1, 2)), NOMEM);
-    assert!(!rig.engine.has_faults(), "all is as it was");
+    assert!(!rig.engine.has_faults(), "nothing has changed");
     rig.mapper(1).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(1, 1)), DEVERR);
     rig.mapper(1).heal();
@@ -99,6 +99,6 @@ fn endpoint_that_the_host_left_without_its_domain_is_reported() {
     rig.mapper(1).fail_map(1);
     rig.mapper(1).fail_unmap(1);
     assert_eq!(rig.status(&attach(1, 2)), DEVERR);
-    let fault = rig.engine.take_fault().expect("it is told");
+    let fault = rig.engine.take_fault().expect("the fault is reported");
     assert_eq!((fault.reason, fault.endpoint, fault.address), (FaultReason::Unknown, 1, None));
 }

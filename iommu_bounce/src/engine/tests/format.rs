@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Framing: what is answered to requests that are too short, unknown, or have no room for a reply.
+//! Tests of framing: replies to requests that are too short, unknown, or without room for a reply.
 
 use super::*;
 use crate::test_utils::*;
 
-/// What an unanswered request leaves.
+/// Reply to a request that is not answered.
 const NOTHING: [u8; 0] = [];
 
 #[test]
@@ -169,7 +169,7 @@ fn properties_follow_each_other_by_their_length() {
     let mut regions = Vec::new();
     while rest[..2] != [0, 0] {
         let word = |at: usize| u16::from_le_bytes([rest[at], rest[at + 1]]);
-        assert_eq!((word(0), word(2)), (1, 20), "RESV_MEM, and its size behind the header");
+        assert_eq!((word(0), word(2)), (1, 20), "RESV_MEM, and its size without the header");
         assert_eq!(rest[5..8], [0; 3]);
         let long = |at: usize| u64::from_le_bytes(*rest[at..].first_chunk().expect("it is long enough"));
         regions.push((long(8), long(16), rest[4]));

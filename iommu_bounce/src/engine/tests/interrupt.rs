@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests that take long, while the VMM waits for its vCPUs.
+//! Tests of long requests while the VMM waits for its vCPUs.
 
 use std::thread;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::*;
 use crate::test_utils::*;
 use crate::{ConfigError, EngineConfig, Limits};
 
-/// Most bytes of a call: the first region of RAM takes 64.
+/// Maximum bytes of a call. The first region of RAM takes 64 calls.
 const PIECE: u64 = 0x1_0000;
 
 fn config() -> EngineConfig {
     EngineConfig { limits: Limits { max_piece: PIECE, ..Limits::default() }, ..engine_config() }
 }
 
-/// Whether the request is left undone.
+/// Sends a request. Returns true if it was interrupted.
 fn is_left(rig: &mut Rig, request: &[u8]) -> bool {
     let unanswered = rig.send(request).is_empty();
     assert_eq!(rig.engine.take_interrupted(), unanswered);
@@ -32,21 +32,21 @@ fn long_mapping_is_made_in_pieces_that_end_where_large_pages_do() {
     assert_eq!(pieces.len(), 64);
     assert_eq!(pieces[..2], [(PAGE, PIECE - PAGE), (PIECE, PIECE)]);
     let before = rig.engine.counters();
-    assert_eq!(before.mappings, 1, "it is one of the guest's");
+    assert_eq!(before.mappings, 1, "the guest made one mapping");
     rig.all_ok([unmap(1, first, last)]);
-    assert_eq!(rig.engine.counters().host_unmaps, before.host_unmaps + 1, "it goes at once");
+    assert_eq!(rig.engine.counters().host_unmaps, before.host_unmaps + 1, "one call unmaps all pieces");
     rig.assert_reset_cleans_host();
 }
 
 #[test]
-fn request_of_one_piece_is_served_though_somebody_waits() {
+fn request_of_one_piece_is_served_while_a_thread_waits() {
     let mut rig = Rig::with_config(config());
     rig.engine.interrupt().want(true);
     rig.all_ok([attach(1, 1), map(1, 0, PIECE - 1, 0, BOTH), unmap(1, 0, PIECE - 1), detach(1, 1)]);
 }
 
 #[test]
-fn long_map_and_attach_are_left_undone_until_nobody_waits() {
+fn long_map_and_attach_are_interrupted_while_a_thread_waits() {
     let mut rig = Rig::with_config(config());
     rig.all_ok([attach(1, 1)]);
     let counted = rig.engine.counters().requests;
@@ -57,7 +57,7 @@ fn long_map_and_attach_are_left_undone_until_nobody_waits() {
         assert!(is_left(&mut rig, request));
         assert!(rig.mapper(1).is_empty() && rig.mapper(2).is_empty());
     }
-    assert_eq!(rig.engine.counters().requests, counted, "what is left undone does not count");
+    assert_eq!(rig.engine.counters().requests, counted, "interrupted requests do not count");
     interrupt.want(false);
     for request in &long {
         assert!(!is_left(&mut rig, request));
@@ -68,7 +68,7 @@ fn long_map_and_attach_are_left_undone_until_nobody_waits() {
 }
 
 #[test]
-fn mapping_ends_and_is_undone_when_somebody_comes_to_wait() {
+fn mapping_in_progress_is_undone_when_interrupted() {
     let mut rig = Rig::with_config(config());
     rig.all_ok([attach(1, 1)]);
     rig.mapper(1).delay(Duration::from_millis(5));
@@ -89,9 +89,9 @@ fn mapping_ends_and_is_undone_when_somebody_comes_to_wait() {
 }
 
 #[test]
-fn endpoint_that_would_leave_its_domain_for_a_long_one_keeps_it() {
+fn interrupted_attach_keeps_the_old_domain() {
     let mut rig = Rig::with_config(config());
-    // The old domain is long itself: it is mapped again, whoever waits.
+    // The old domain is long too. It is mapped again without interruption.
     rig.all_ok([attach(1, 1), map(1, 0, SECOND_REGION - 1, 0, READ)]);
     let before = rig.mapper(1).mappings();
     rig.engine.interrupt().want(true);
@@ -101,7 +101,7 @@ fn endpoint_that_would_leave_its_domain_for_a_long_one_keeps_it() {
 }
 
 #[test]
-fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
+fn bypass_stays_off_while_interrupted_and_survives_a_reset() {
     let mut rig = Rig::with_config(config());
     let interrupt = rig.engine.interrupt();
     interrupt.want(true);
@@ -109,14 +109,14 @@ fn bypass_stays_off_while_somebody_waits_and_outlives_a_reset() {
     assert_eq!(rig.engine.config_space()[36], 0);
     assert!(rig.mapper(1).is_empty() && !rig.engine.take_interrupted());
     interrupt.want(false);
-    // However long it took, as where the test is interpreted.
+    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
-    // What is not a request is done.
+    // A reset is not a request, and maps RAM even now.
     interrupt.want(true);
     rig.engine.reset();
-    assert!(!rig.mapper(1).is_empty(), "the field outlives a reset of the device");
+    assert!(!rig.mapper(1).is_empty(), "the field survives a reset of the device");
     rig.engine.accept_features(rig.engine.features());
     rig.engine.write_bypass(0);
     assert!(rig.mapper(1).is_empty());
@@ -134,7 +134,7 @@ fn detach_into_bypass_maps_no_ram_while_interrupt_is_wanted() {
     assert_eq!(rig.status(&detach(1, 1)), INVAL, "it is detached");
     assert_eq!(rig.engine.counters().host_maps, 0);
     interrupt.want(false);
-    // It was refused for what it was. All of RAM is mapped after it.
+    // The request is rejected for its own mistake. After it, all RAM is mapped.
     assert_eq!(rig.status(&detach(1, 1)), INVAL);
     assert_eq!(rig.mapper(1).mapped_bytes(), SECOND_REGION + 0x20_0000);
     rig.engine.write_bypass(0);
@@ -142,7 +142,7 @@ fn detach_into_bypass_maps_no_ram_while_interrupt_is_wanted() {
 }
 
 #[test]
-fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
+fn interrupted_reset_maps_ram_later() {
     let mut rig = Rig::pinning(config());
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.write_bypass(1);
@@ -154,7 +154,7 @@ fn reset_while_somebody_waits_maps_no_ram_until_nobody_does() {
     rig.engine.catch_up();
     assert_eq!(rig.engine.counters().host_maps, 0);
     interrupt.want(false);
-    // No driver comes.
+    // Without any driver, `catch_up` maps the RAM.
     rig.engine.catch_up();
     assert_eq!([1, 2, 3].map(|id| rig.mapper(id).mapped_bytes()), [SECOND_REGION + 0x20_0000; 3]);
 }
@@ -169,7 +169,7 @@ fn reset_under_interrupt_maps_one_piece_ram_for_one_endpoint() {
     rig.engine.reset();
     assert_eq!([1, 2, 3].map(|id| rig.mapper(id).is_empty()), [false, true, true]);
     interrupt.want(false);
-    // However long it took, as where the test is interpreted.
+    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
     rig.engine.bypass_rests = None;
     rig.engine.accept_features(rig.engine.features());
     rig.all_ok([probe(1)]);

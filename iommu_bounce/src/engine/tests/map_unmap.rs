@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! MAP and UNMAP.
+//! Tests of MAP and UNMAP.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{Limits, Permissions};
 
-/// An engine with endpoint 1 in domain 1.
+/// Returns an engine with endpoint 1 in domain 1.
 fn attached() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1)]);
@@ -100,7 +100,7 @@ fn without_bounce_windows_the_aperture_is_like_any_address() {
 #[test]
 fn flags_that_are_unknown_or_none_are_invalid() {
     let mut rig = attached();
-    // 4 is MMIO, whose feature is not offered.
+    // 4 is MMIO. The device does not offer that feature.
     for flags in [0, 4, 4 | BOTH, 8 | READ, 1 << 31 | BOTH] {
         assert_eq!(rig.status(&map(1, 0, 0xfff, 0, flags)), INVAL);
     }
@@ -118,7 +118,7 @@ fn map_that_ends_before_it_starts_is_invalid() {
 fn map_of_what_is_not_ram_is_invalid() {
     let mut rig = attached();
     assert_eq!(rig.status(&map(1, 0, 0xfff, RAM_END, READ)), INVAL);
-    // Starts in RAM, ends outside.
+    // The range starts in RAM and ends outside.
     assert_eq!(rig.status(&map(1, 0, 0x1fff, RAM_END - PAGE, READ)), INVAL);
     assert_eq!(rig.status(&map(1, 0, 0xfff, APERTURE, READ)), INVAL);
     let beyond = u64::MAX - 0xfff;
@@ -182,11 +182,11 @@ fn map_across_regions_of_ram_maps_each_part() {
     rig.assert_host_is_clean();
 }
 
-/// The examples of section 5.13.6.5, in pages.
+/// Examples of section 5.13.6.5, in pages.
 #[test]
 fn unmap_follows_the_examples_of_the_specification() {
     let page = |first: u64, last: u64| (first * PAGE, last * PAGE + PAGE - 1);
-    // Mappings, the range to unmap, its status, and how many mappings are left.
+    // Mappings, the range to unmap, its status, and the number of remaining mappings.
     type Range = (u64, u64);
     let cases: [(&[Range], Range, u8, usize); 7] = [
         (&[], page(0, 4), OK, 0),
@@ -287,14 +287,14 @@ fn map_near_the_end_of_all_addresses_does_not_wrap() {
     let (domain, top) = (u32::MAX, u64::MAX - 0xfff);
     rig.all_ok([attach(4, domain)]);
     for (start, last, gpa, status) in [
-        // One byte, and none.
+        // One byte, twice.
         (top, top, 0, RANGE),
         (u64::MAX, u64::MAX, 0, RANGE),
-        // All addresses, whose number 64 bits cannot say.
+        // All addresses. Their number does not fit in 64 bits.
         (0, u64::MAX, 0, RANGE),
         (top, top - 1, 0, INVAL),
         (top, 0, 0, INVAL),
-        // Where it leads to wraps.
+        // The guest-physical range wraps.
         (0, 0x1fff, top, INVAL),
         (top - PAGE, u64::MAX, top, INVAL),
     ] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The cap on mapped bytes, and what is pinned.
+//! Tests of the cap on mapped bytes, and of pinned memory.
 
 use super::*;
 use crate::test_utils::*;
@@ -8,7 +8,7 @@ use crate::{ConfigError, EngineState, Limits, RestoreError};
 
 const MAX: u64 = 8 * PAGE;
 
-/// An engine that may map eight pages, with endpoints 1 and 2 in domain 1, which maps four.
+/// Returns an engine that may map eight pages, with endpoints 1 and 2 in domain 1, which maps four pages in total.
 fn rig() -> Rig {
     let limits = Limits { max_mapped_bytes: MAX, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
@@ -25,11 +25,11 @@ fn map_above_the_cap_gets_nomem_and_changes_nothing() {
     let after = rig.engine.counters();
     assert_eq!((after.mappings, after.mapped_bytes, after.host_maps), (1, 4 * PAGE, before.host_maps));
     assert_eq!(rig.mapper(1).mappings().len(), 1);
-    // Up to the cap itself, and no further; an UNMAP makes room.
+    // Mappings are allowed up to the cap exactly. An UNMAP makes room.
     rig.all_ok([map(1, 0x10_0000, 0x10_0000 + 2 * PAGE - 1, 0, BOTH)]);
     assert_eq!(rig.status(&map(1, 0x20_0000, 0x20_0fff, 0, BOTH)), NOMEM);
     rig.all_ok([unmap(1, 0, 0xf_ffff), map(1, 0x20_0000, 0x20_0fff, 0, BOTH)]);
-    // What breaks a rule is told so all the same.
+    // A request that breaks another rule still gets the status of that rule.
     assert_eq!(rig.status(&map(1, 0x20_0000, 0x20_0fff, 0, BOTH)), INVAL);
     assert_eq!(rig.status(&map(1, 0x30_0001, 0x30_0fff, 0, BOTH)), RANGE);
 }
@@ -49,7 +49,7 @@ fn length_over_all_address_spaces_does_not_wrap() {
     rig.all_ok([detach(1, 1), detach(2, 1), attach(1, 2), attach(2, 2)]);
     assert_eq!(rig.status(&map(2, 0x10_0000_0000, last, 0, READ)), NOMEM);
     rig.engine.set_max_mapped_bytes(None).unwrap();
-    assert_eq!(rig.status(&map(2, 0x10_0000_0000, last, 0, READ)), INVAL, "there is no such RAM");
+    assert_eq!(rig.status(&map(2, 0x10_0000_0000, last, 0, READ)), INVAL, "the guest has no such RAM");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn windows_do_not_count() {
 }
 
 #[test]
-fn lowered_cap_takes_nothing_and_refuses_until_less_is_mapped() {
+fn lowered_cap_keeps_mappings_and_refuses_new_ones() {
     let mut rig = rig();
     rig.engine.set_max_mapped_bytes(Some(2 * PAGE)).unwrap();
     assert_eq!(rig.engine.counters().mapped_bytes, 4 * PAGE);
@@ -81,7 +81,7 @@ fn lowered_cap_takes_nothing_and_refuses_until_less_is_mapped() {
 #[test]
 fn attach_counts_what_it_maps_and_what_it_unmaps() {
     let mut rig = rig();
-    // Two pages more fit, and three do not; the endpoint stays where it was.
+    // Two more pages fit, and three do not. Then the endpoint stays in its domain.
     rig.all_ok([attach(3, 1)]);
     rig.all_ok([detach(3, 1), attach(3, 2), map(2, 0, 3 * PAGE - 1, 0, READ)]);
     assert_eq!(rig.status(&attach(3, 1)), OK, "it unmaps more than it maps");
@@ -89,7 +89,7 @@ fn attach_counts_what_it_maps_and_what_it_unmaps() {
     assert_eq!(rig.engine.counters().mapped_bytes, MAX);
     assert_eq!(rig.status(&attach(1, 3)), NOMEM);
     assert_eq!((rig.mapper(1).mapped_bytes(), rig.engine.counters().mapped_bytes), (2 * PAGE, MAX));
-    // A cap that was lowered does not keep it from a domain that maps no more.
+    // A lowered cap allows a move to a domain that maps no more than the old one.
     rig.engine.set_max_mapped_bytes(Some(PAGE)).unwrap();
     rig.all_ok([attach(2, 1)]);
 }
@@ -99,14 +99,14 @@ fn bypass_above_the_cap_is_refused() {
     let mut rig = rig();
     assert_eq!(rig.status(&attach_bypass(3, 7)), NOMEM);
     rig.engine.write_bypass(1);
-    assert_eq!(rig.engine.config_space()[36], 0, "it reads back as it was");
+    assert_eq!(rig.engine.config_space()[36], 0, "it reads back unchanged");
     assert!(rig.mapper(3).is_empty());
     rig.engine.set_max_mapped_bytes(None).unwrap();
-    // However long it took, as where the test is interpreted.
+    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
-    // An endpoint that leaves its domain then reaches nothing.
+    // An endpoint that leaves its domain then has no access.
     rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
     assert_eq!(rig.status(&detach(1, 1)), NOMEM);
     assert!(rig.mapper(1).is_empty());
@@ -116,13 +116,13 @@ fn bypass_above_the_cap_is_refused() {
 /// All RAM of a rig.
 const RAM: u64 = SECOND_REGION + 0x20_0000;
 
-/// An engine whose endpoints are in bypass mode from the start, under a cap on all endpoints that is below RAM.
+/// Returns an engine whose endpoints are in bypass mode from the start. The cap is below the size of RAM.
 fn rig_with_bypass() -> Rig {
     let limits = Limits { max_mapped_bytes: MAX, ..Limits::default() };
     Rig::with_config(EngineConfig { limits, bypass: true, ..engine_config() })
 }
 
-/// How much of RAM each endpoint reaches.
+/// Returns the bytes of RAM that each endpoint can access.
 fn reached(rig: &Rig) -> [u64; 3] {
     [1, 2, 3].map(|id| rig.mapper(id).mapped_bytes())
 }
@@ -132,9 +132,9 @@ fn initial_bypass_is_exempt_from_and_not_counted_in_the_cap() {
     let mut rig = rig_with_bypass();
     assert_eq!(reached(&rig), [RAM; 3]);
     rig.all_ok([attach(1, 1), map(1, 0, MAX - 1, 0, BOTH)]);
-    assert_eq!(rig.status(&map(1, 0x10_0000, 0x10_0fff, 0, READ)), NOMEM, "what a driver maps counts");
+    assert_eq!(rig.status(&map(1, 0x10_0000, 0x10_0fff, 0, READ)), NOMEM, "mappings of a driver count");
     assert_eq!(rig.engine.counters().mapped_bytes, MAX + 2 * RAM);
-    // So does a bypass domain, even of an endpoint that reached as much before.
+    // A bypass domain counts too, even if the endpoint could access all RAM before.
     assert_eq!(rig.status(&attach_bypass(2, 2)), NOMEM);
     assert_eq!(reached(&rig), [MAX, RAM, RAM]);
     rig.all_ok([detach(1, 1)]);
@@ -167,7 +167,7 @@ fn engine_with_initial_bypass_restores_under_a_lowered_cap() {
 }
 
 #[test]
-fn ram_that_comes_is_reached_from_the_start_whatever_the_cap() {
+fn added_ram_of_initial_bypass_is_exempt_from_the_cap() {
     const LATER: (u64, usize) = (1 << 33, 0x10_0000);
     let limits = Limits { max_mapped_bytes: MAX, ..Limits::default() };
     let config = EngineConfig { limits, bypass: true, ..engine_config() };
@@ -178,23 +178,23 @@ fn ram_that_comes_is_reached_from_the_start_whatever_the_cap() {
 }
 
 #[test]
-fn raised_cap_lets_endpoints_reach_ram_that_it_kept_from_bypass() {
+fn raised_cap_maps_ram_for_endpoints_in_bypass() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
     rig.all_ok([attach(1, 1), attach(2, 2), attach(3, 3)]);
     rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
     assert_eq!([detach(1, 1), detach(2, 2)].map(|request| rig.status(&request)), [NOMEM; 2]);
     rig.engine.set_max_mapped_bytes(Some(RAM)).unwrap();
-    assert_eq!(reached(&rig), [RAM, 0, 0], "there is room for one");
+    assert_eq!(reached(&rig), [RAM, 0, 0], "the cap has room for one endpoint");
     rig.engine.set_max_mapped_bytes(None).unwrap();
     assert_eq!(reached(&rig), [RAM, RAM, 0]);
-    // A lowered cap takes nothing.
+    // A lowered cap unmaps nothing.
     rig.engine.set_max_mapped_bytes(Some(MAX)).unwrap();
     assert_eq!(reached(&rig), [RAM, RAM, 0]);
 }
 
 #[test]
-fn cap_is_restored_with_more_than_it_mapped() {
+fn cap_is_restored_with_mappings_that_exceed_it() {
     let mut old = rig();
     old.engine.set_max_mapped_bytes(Some(PAGE)).unwrap();
     let text = serde_json::to_string(&old.engine.state()).unwrap();
@@ -204,7 +204,7 @@ fn cap_is_restored_with_more_than_it_mapped() {
     new.engine.restore(&state).unwrap();
     assert_eq!((new.engine.max_mapped_bytes(), new.engine.counters().mapped_bytes), (Some(PAGE), 4 * PAGE));
     assert_eq!(new.status(&map(1, 0x10_0000, 0x10_0fff, 0, READ)), NOMEM);
-    // A state that is refused leaves the cap as it was.
+    // A rejected state leaves the cap unchanged.
     state.max_mapped_bytes = Some(0);
     let mut fresh = rig();
     fresh.engine.reset();
@@ -228,7 +228,7 @@ fn only_address_spaces_of_the_hosts_iommu_pin() {
     rig.all_ok([unmap(1, 0, 2 * PAGE - 1), window_del(1, APERTURE)]);
     let counters = rig.engine.counters();
     assert_eq!((counters.pinned_bytes, counters.peak_pinned_bytes), (0, 2 * PAGE + CHUNK));
-    // What the host would not unmap is pinned until its address space goes.
+    // A range that the host fails to unmap stays pinned as long as its address space exists.
     rig.all_ok([map(1, 0, PAGE - 1, 0, READ)]);
     rig.mapper(4).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(4, 1)), DEVERR);

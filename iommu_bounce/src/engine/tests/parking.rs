@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parking: what a reset of the VM keeps for the next guest.
+//! Tests of parking: chunks that survive a reset of the VM.
 
 use vm_memory::Bytes;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::DmaMapper;
 use crate::test_utils::*;
 
-/// Endpoints 1 and 2 in domains of their own, with a chunk each, before a reset of the VM.
+/// Returns a rig before a reset of the VM. Endpoints 1 and 2 are in separate domains, with a chunk each.
 fn windowed() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 2), map(1, 0, 0xfff, 0, READ)]);
@@ -17,10 +17,10 @@ fn windowed() -> Rig {
     rig
 }
 
-/// A reset of the VM, and the next driver up to its features.
+/// Resets the VM, and acts as the next driver up to its features.
 fn reboot(rig: &mut Rig) {
     rig.engine.system_reset();
-    // A driver starts with a reset of its own.
+    // A driver starts with its own reset of the device.
     rig.engine.reset();
     rig.engine.accept_features(u64::MAX);
 }
@@ -33,7 +33,7 @@ fn rebooted_guest_reuses_parked_chunks_without_host_calls() {
     assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (2, 2));
     assert_eq!(rig.mapper(1).mappings().len(), 1, "only the chunk is left");
     let parked = |rig: &Rig| rig.engine.report().endpoints.iter().map(|of| of.parked_bytes).collect::<Vec<_>>();
-    assert_eq!(parked(&rig), [CHUNK, CHUNK, 0], "for whom they are");
+    assert_eq!(parked(&rig), [CHUNK, CHUNK, 0], "by endpoint");
     rig.all_ok([attach(1, 7)]);
     assert_eq!(rig.status(&window_del(7, APERTURE)), NOENT, "a parked chunk is no chunk of the domain");
     let before = rig.engine.counters();
@@ -43,7 +43,7 @@ fn rebooted_guest_reuses_parked_chunks_without_host_calls() {
     assert_eq!((after.parked_chunks, after.unparked_chunks), (1, 1));
     assert_eq!(parked(&rig), [0, CHUNK, 0]);
     assert_eq!(rig.mapper(1).translate(APERTURE), Some(host));
-    assert_eq!(offset, 0, "it is where it was");
+    assert_eq!(offset, 0, "the chunk is at the same place");
     rig.all_ok([window_del(7, APERTURE)]);
     assert!(rig.mapper(1).is_empty());
 }
@@ -81,7 +81,7 @@ fn refused_request_with_stuck_range_evicts_no_parked_chunks() {
         let mut rig = windowed();
         reboot(&mut rig);
         rig.all_ok([attach(1, 9), attach(3, 9)]);
-        // What the first has is not taken back when the other one refuses.
+        // The mapping of endpoint 1 cannot be undone when endpoint 3 fails.
         rig.mapper(3).exhaust_map(0);
         rig.mapper(1).refuse_unmaps(true);
         let tail = rig.send(&request).last_chunk::<4>().copied().expect("there is a tail");
@@ -132,7 +132,7 @@ fn other_permissions_take_a_new_chunk() {
 fn bare_reset_of_the_device_unmaps_at_once() {
     let mut rig = windowed();
     rig.assert_reset_cleans_host();
-    // Also what was parked before the driver came that is reset now.
+    // The same for chunks that were parked before the current driver started.
     let mut rig = windowed();
     reboot(&mut rig);
     rig.assert_reset_cleans_host();
@@ -168,7 +168,7 @@ fn chunk_of_endpoint_without_hidden_chunks_is_not_parked() {
 
     reboot(&mut rig);
 
-    assert!(emulated.is_empty(), "it would reach what other domains see at places without a chunk");
+    assert!(emulated.is_empty(), "it could access memory of other domains at places without a chunk");
     assert_eq!((rig.chunks.parked(), rig.chunks.backed()), (1, 1));
 }
 
@@ -181,7 +181,7 @@ fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
     rig.all_ok([attach(1, 1)]);
     assert_eq!(rig.mapper(1).mappings(), rig.mapper(3).mappings());
     assert_eq!(rig.engine.counters().parked_chunks, 1);
-    // A second endpoint in the way of a new chunk.
+    // Another endpoint has a parked chunk at the place of a new chunk.
     rig.all_ok([attach(2, 4), attach(1, 4)]);
     let host = |rig: &Rig, id| rig.mapper(id).translate(APERTURE);
     let parked = host(&rig, 2);
@@ -210,7 +210,8 @@ fn endpoint_joining_address_space_cannot_reach_parked_chunks() {
     rig.all_ok([attach(12, 1)]);
     assert!(group.mapper_of(12).translate(APERTURE).is_some());
     assert!(group.mapper_of(12).translate(APERTURE + CHUNK).is_none());
-    // A window of both is parked for both, and lost to the one that is parted from it.
+    // A window of both endpoints is parked in their shared address space. An endpoint that leaves this address space loses the
+    // chunk.
     reboot(&mut rig);
     assert_eq!(rig.engine.counters().parked_chunks, 1);
     rig.all_ok([attach(11, 1), attach(12, 2)]);
@@ -220,7 +221,7 @@ fn endpoint_joining_address_space_cannot_reach_parked_chunks() {
 }
 
 #[test]
-fn store_that_does_not_park_or_show_costs_the_chunk_only() {
+fn failed_park_or_unpark_replaces_only_that_chunk() {
     let mut rig = windowed();
     rig.chunks.fail_park();
     reboot(&mut rig);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Figures per domain and endpoint.
+//! Tests of figures per domain and endpoint.
 
 use super::*;
 use crate::test_utils::*;
@@ -28,13 +28,13 @@ fn domains_and_endpoints_have_figures_of_their_own() {
     assert_eq!(
         (report.host.map.count, report.counters.host_maps),
         (5, 9),
-        "the first of each endpoint's, one in eight, and those that map all RAM"
+        "the first call of each endpoint, one in eight, and calls that map all RAM"
     );
     assert_eq!((report.host.unmap.count, report.counters.host_unmaps), (2, 2));
     rig.engine.system_reset();
     let report = rig.engine.report();
     assert!(report.domains.is_empty());
-    assert_eq!(report.endpoints[0].window_bytes, 0, "its chunk had another reader, and is not parked");
+    assert_eq!(report.endpoints[0].window_bytes, 0, "its chunk had another user, and is not parked");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Set-up, features, the configuration space and PROBE.
+//! Tests of the configuration, features, the configuration space and PROBE.
 
 use std::ops::RangeInclusive;
 
@@ -18,7 +18,7 @@ fn error_of(config: EngineConfig, chunks: Option<TestChunks>) -> String {
     engine.err().expect("it is invalid").to_string()
 }
 
-/// The error of a configuration with this one change.
+/// Returns the error of a configuration with this one change.
 fn error_with(change: impl FnOnce(&mut EngineConfig)) -> String {
     let mut config = engine_config();
     change(&mut config);
@@ -111,7 +111,7 @@ fn wrong_endpoint_names_the_rule() {
     let mut rig = Rig::new();
     let again = rig.engine.add_endpoint(1, Box::new(RecordingMapper::new()));
     let again = again.expect_err("it exists").to_string();
-    assert!(again.starts_with("endpoint 0x1 exists already"));
+    assert!(again.starts_with("endpoint 0x1 already exists"));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn with_windows_the_configuration_goes_on() {
     assert_eq!(space[76..80], [0; 4]);
 }
 
-/// What PROBE answers, as a driver parses it: subtype, start, end.
+/// Returns the properties of a PROBE reply, parsed as a driver does: subtype, start, end.
 fn properties(rig: &mut Rig, id: EndpointId) -> Vec<(u8, u64, u64)> {
     let reply = rig.send(&probe(id));
     assert_eq!(reply[512..], [OK, 0, 0, 0]);

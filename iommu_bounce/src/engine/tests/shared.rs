@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Endpoints that share an address space of the host.
+//! Tests of endpoints that share a host address space.
 
 use super::*;
 use crate::MapperLimits;
@@ -10,7 +10,7 @@ fn limits() -> MapperLimits {
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=0xfedf_ffff], max_mappings: None }
 }
 
-/// Endpoints 11 to 13, which the host can move, beside the bound ones.
+/// Returns a rig with endpoints 11 to 13, which the host can move, in addition to the bound endpoints.
 fn movable() -> (Rig, TestGroup) {
     let mut rig = Rig::new();
     let group = TestGroup::default();
@@ -28,7 +28,7 @@ fn reaches(group: &TestGroup, id: u32, iova: u64) -> bool {
 }
 
 #[test]
-fn mapping_costs_one_call_however_many_endpoints_share() {
+fn mapping_takes_one_call_for_all_sharing_endpoints() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), map(1, 0, 0xfff, 0, READ), attach(13, 1)]);
     rig.add_chunk(1, APERTURE);
@@ -62,7 +62,7 @@ fn departed_endpoint_keeps_no_mappings_of_its_old_domain() {
     rig.all_ok([attach(11, 2), map(2, 0x1000, 0x1fff, 0, READ), attach(13, 2)]);
     assert!(reaches(&group, 11, 0x1000) && !reaches(&group, 11, 0));
     assert!(reaches(&group, 12, 0) && !reaches(&group, 12, 0x1000));
-    // From one shared address space to another.
+    // Move from one shared address space to another.
     rig.all_ok([attach(13, 1), attach(11, 1)]);
     assert!((11..=13).all(|id| reaches(&group, id, 0) && !reaches(&group, id, 0x1000)));
     assert_eq!(rig.status(&map(2, 0, 0xfff, 0, READ)), NOENT);
@@ -105,12 +105,12 @@ fn move_that_the_host_refuses_changes_nothing() {
 }
 
 #[test]
-fn nobody_moves_to_where_something_is_stuck() {
+fn endpoint_does_not_move_to_a_stuck_address_space() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), map(1, 0, 0xfff, 0, READ), attach(12, 2)]);
     let own = group.mapper_of(11);
     own.refuse_unmaps(true);
-    // Endpoint 11 moves to 12; what it leaves behind is stuck, and spare.
+    // Endpoint 11 moves to the address space of 12. The range that it leaves behind is stuck in a spare address space.
     rig.all_ok([attach(11, 2)]);
     assert_eq!(rig.engine.counters().stuck_ranges, 1);
     assert!(group.mapper_of(11).is(&group.mapper_of(12)));
@@ -122,7 +122,7 @@ fn nobody_moves_to_where_something_is_stuck() {
 }
 
 #[test]
-fn reset_leaves_endpoints_together_and_attach_parts_them() {
+fn attach_after_reset_separates_sharing_endpoints() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), attach(13, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.assert_reset_cleans_host();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring.
+//! Tests of saving and restoring.
 
 use super::*;
 use crate::test_utils::*;
 use crate::{EngineState, Fault, FaultReason, Permissions, RestoreError};
 
-/// A guest with all kinds of things.
+/// Returns a rig whose guest has used every feature of the state.
 fn lived() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0x2fff, 0x8000, READ)]);
@@ -41,7 +41,7 @@ fn restored_engine_and_host_are_the_same() {
         assert_eq!(shape(&new, id), shape(&old, id), "endpoint {id}");
     }
     assert_eq!(new.engine.config_space(), old.engine.config_space());
-    // The chunk has the place that it had: the second, though no first is there.
+    // The chunk keeps its place: index 1, although index 0 is free.
     assert_eq!(state.domains[0].chunks[0].index, 1);
     new.all_ok([unmap(1, 0, 0xffff), window_del(1, APERTURE + 3 * CHUNK), detach(3, 9)]);
     assert_eq!(new.add_chunk(1, APERTURE), 0);
@@ -55,7 +55,10 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
         (|s| s.accepted |= 1 << 3, "accepted is"),
         (|s| s.window = None, "both have bounce windows"),
         (|s| s.window.as_mut().unwrap().budget = 1 << 40, "window: the window budget"),
-        (|s| s.window.as_mut().unwrap().aperture = Some((HIGH, HIGH + CHUNK - 1)), "the aperture was 0x200000000 to"),
+        (
+            |s| s.window.as_mut().unwrap().aperture = Some((HIGH, HIGH + CHUNK - 1)),
+            "the saved aperture is 0x200000000 to",
+        ),
         (|s| s.domains[0].endpoints[1] = 77, "domain 1: endpoint 0x4d: NoEnt"),
         (|s| s.domains[0].endpoints.clear(), "domain 1: it must"),
         (|s| s.domains[1].domain = 1, "domain 1: it must"),
@@ -63,8 +66,8 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
         (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: mapping at 0x2000: Inval"),
         (|s| s.domains[0].chunks[0].index = 99, "domain 1: chunk at 0xe0030000: Inval"),
         (|s| s.domains[0].chunks[0].iova += 1, "domain 1: chunk at 0xe0030001: Range"),
-        (|s| s.faults[0].endpoint = 77, "faults: there is no endpoint 0x4d"),
-        (|s| s.faults = vec![s.faults[0]; 65], "faults: 65 wait"),
+        (|s| s.faults[0].endpoint = 77, "faults: endpoint 0x4d does not exist"),
+        (|s| s.faults = vec![s.faults[0]; 65], "faults: 65 are pending"),
         (|s| s.domains[1].chunks = s.domains[0].chunks.clone(), "domain 9: chunk at 0xe0030000: Inval"),
     ];
     let good = lived().engine.state();
@@ -94,7 +97,7 @@ fn windows_above_a_lowered_budget_are_restored_with_it() {
     let state = old.engine.state();
     let mut new = Rig::new();
     new.engine.reset();
-    new.engine.restore(&state).expect("it is what was");
+    new.engine.restore(&state).expect("it is the saved state");
     assert_eq!(new.engine.state(), state);
     assert_eq!(new.engine.budget(), CHUNK);
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Page tables that the host keeps: mappings in ever new places.
+//! Tests of the limit on the host's page tables: mappings in more and more places.
 
 use super::*;
 use crate::test_utils::*;
 use crate::{EngineConfig, Limits};
 
-/// How much one page of tables translates.
+/// Bytes that one page-table page translates.
 const PLACE: u64 = 0x20_0000;
 const MAX: u64 = 20;
 
-/// An engine with endpoint 4, whose host keeps tables, in domain 1.
+/// Returns an engine with endpoint 4 in domain 1. The host of endpoint 4 keeps page tables.
 fn rig() -> Rig {
     let limits = Limits { max_table_pages: MAX, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
@@ -21,7 +21,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Maps a page in the place and unmaps it.
+/// Maps a page in the place, and unmaps it again.
 fn visit(rig: &mut Rig, domain: u32, place: u64) -> u8 {
     let start = place * PLACE;
     let status = rig.status(&map(domain, start, start + PAGE - 1, 0, READ));
@@ -38,7 +38,7 @@ fn table_page_limit_holds_after_mappings_are_removed() {
     // Two of the pages are of higher levels.
     assert_eq!(visited, MAX - 2);
     assert_eq!(visit(&mut rig, 1, MAX), NOMEM);
-    // What the host has tables for is still served, and nothing is left of what was refused.
+    // Places with page tables can still be used, and nothing of the rejected requests remains.
     assert_eq!(visit(&mut rig, 1, 0), OK);
     assert!(rig.mapper(4).is_empty());
     assert_eq!(rig.engine.counters().mappings, 0);
@@ -71,7 +71,7 @@ fn exhausted_tables_refuse_map_and_attach_but_keep_mappings() {
     let far = MAX * PLACE;
     assert_eq!(rig.status(&map(1, far, far + PAGE - 1, 0, READ)), NOMEM);
     assert!(rig.mapper(1).is_empty() && rig.mapper(4).is_empty());
-    // What one endpoint has already is refused where another one joins that has no tables for it.
+    // Endpoint 1 already has a mapping in this place. The request fails for endpoint 4, which has no page tables for the place.
     rig.all_ok([attach(1, 2), map(2, far, far + PAGE - 1, 0, READ)]);
     assert_eq!(rig.status(&attach(4, 2)), NOMEM);
     assert_eq!(rig.mapper(1).mappings().len(), 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Mappings of a host whose calls take long.
+//! Tests of mappings on a host whose calls are slow.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::*;
 use crate::test_utils::*;
 use crate::{EngineConfig, Limits, MapperLimits};
 
-/// More mappings than a slow host is given time for.
+/// More mappings than a slow host may have.
 const MANY: u64 = 5000;
 
-/// An engine whose endpoints 1 and 2 have hosts that take so long for each call.
+/// Returns an engine whose endpoint 1 has a host that takes `call` for each map call.
 fn rig(call: Duration, max_unmap_time: Duration) -> Rig {
     let mut rig =
         Rig::with_config(EngineConfig { limits: Limits { max_unmap_time, ..Limits::default() }, ..engine_config() });
@@ -20,7 +20,7 @@ fn rig(call: Duration, max_unmap_time: Duration) -> Rig {
     rig
 }
 
-/// Maps pages with gaps between them until one is refused; returns how many are mapped.
+/// Maps pages with gaps between them until one is rejected. Returns the number of mapped pages.
 fn fill(rig: &mut Rig, domain: u32) -> u64 {
     let one = |page: &u64| (page * 2 * PAGE, page * 2 * PAGE + PAGE - 1);
     let outcomes = (0..MANY).map(|page| {
@@ -35,20 +35,20 @@ fn fill(rig: &mut Rig, domain: u32) -> u64 {
 fn gapped_mappings_stay_within_the_detach_time_limit() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     let mapped = fill(&mut slow, 1);
-    // A call takes 20 µs at least, and so do 1000 of them 20 ms: what is always given is given.
+    // A call takes at least 20 µs, so 1000 calls take 20 ms. Only the number that is always allowed is mapped.
     assert_eq!(mapped, 4096);
     let before = slow.engine.counters();
     slow.all_ok([detach(1, 1)]);
     let after = slow.engine.counters();
     assert_eq!((after.host_unmaps - before.host_unmaps, after.mappings), (4096, 0));
-    // There is room again.
+    // Now there is room again.
     slow.mapper(1).delay(Duration::ZERO);
     slow.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, READ)]);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn host_that_is_fast_is_given_all() {
+fn fast_host_is_not_limited() {
     let mut fast = rig(Duration::ZERO, Duration::from_secs(3));
     assert_eq!(fill(&mut fast, 1), MANY);
 }
@@ -59,7 +59,7 @@ fn mappings_count_once_per_address_space_in_the_domain() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
     assert_eq!(slow.status(&attach(2, 1)), NOMEM);
-    // Half of it is room for both.
+    // Half of the mappings fit for both endpoints.
     let half = 2048 * 2 * PAGE;
     slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
     assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);
@@ -78,26 +78,26 @@ fn fast_calls_of_one_endpoint_do_not_raise_anothers_limit() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn calls_that_fail_at_once_say_nothing_of_those_that_do_not() {
+fn failed_calls_do_not_count_as_fast() {
     let mut slow = rig(Duration::ZERO, Duration::from_millis(20));
     for _ in 0..5000 {
         slow.mapper(1).exhaust_map(0);
         assert_eq!(slow.status(&map(1, 0, PAGE - 1, 0, READ)), NOMEM);
     }
     let (timed, failed) = (slow.engine.report().host.map.count, slow.engine.counters().host_errors);
-    assert_eq!((timed, failed), (5000, 5000), "each is timed until one does not fail");
+    assert_eq!((timed, failed), (5000, 5000), "each call is timed until one succeeds");
     slow.mapper(1).delay(Duration::from_micros(20));
     assert_eq!(fill(&mut slow, 1), 4096);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn time_to_map_all_ram_says_nothing_of_what_drivers_map() {
+fn bypass_calls_do_not_count_as_slow() {
     let max_unmap_time = Duration::from_millis(100);
     let limits = Limits { max_unmap_time, max_piece: CHUNK, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
     rig.all_ok([attach(2, 2)]);
-    assert_eq!(fill(&mut rig, 2), MANY, "more than is always given");
+    assert_eq!(fill(&mut rig, 2), MANY, "more than is always allowed");
     rig.mapper(1).delay(Duration::from_millis(2));
     rig.all_ok([attach_bypass(1, 1)]);
     assert!(!rig.mapper(1).is_empty());
@@ -110,7 +110,7 @@ fn time_to_map_all_ram_says_nothing_of_what_drivers_map() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn host_whose_calls_nobody_has_timed_is_not_taken_for_fast() {
+fn host_with_untimed_calls_is_not_assumed_fast() {
     let mut mixed = rig(Duration::from_micros(100), Duration::from_millis(100));
     mixed.all_ok([attach(2, 2)]);
     assert_eq!(fill(&mut mixed, 2), MANY);
@@ -119,14 +119,14 @@ fn host_whose_calls_nobody_has_timed_is_not_taken_for_fast() {
     let after = mixed.engine.counters();
     assert_eq!((after.mappings, after.mapped_bytes), (before.mappings, before.mapped_bytes));
     assert!(mixed.mapper(1).is_empty());
-    assert_eq!(mixed.engine.report().endpoints[0].domain, Some(1), "it stays where it was");
-    // From now on it is known before anything is mapped.
+    assert_eq!(mixed.engine.report().endpoints[0].domain, Some(1), "it stays in its domain");
+    // From now on, the engine knows the duration before it maps anything.
     assert_eq!((mixed.status(&attach(1, 2)), mixed.engine.counters().host_maps), (NOMEM, after.host_maps));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
-fn one_call_in_eight_that_fails_hides_none_of_those_that_do_not() {
+fn regular_failures_do_not_hide_slow_calls() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     let mut mapped = 0;
     for page in 0..MANY {
@@ -166,7 +166,7 @@ fn moving_endpoint_is_refused_until_its_host_calls_are_timed() {
     }
     rig.all_ok([attach(2, 2), attach(11, 3), attach(12, 3)]);
     assert_eq!(fill(&mut rig, 2), MANY);
-    assert_eq!(rig.status(&attach(11, 2)), NOMEM, "nobody knows how long it would take");
+    assert_eq!(rig.status(&attach(11, 2)), NOMEM, "the duration of its calls is unknown");
     for page in 0..200 {
         rig.all_ok([map(3, page * 2 * PAGE, page * 2 * PAGE + PAGE - 1, 0, READ)]);
     }

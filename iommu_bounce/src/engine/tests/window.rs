@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! WINDOW_ADD and WINDOW_DEL: each row of the protocol's table of statuses, and what holds afterwards.
+//! Tests of WINDOW_ADD and WINDOW_DEL: each row of the protocol's table of statuses, and the resulting state.
 
 use super::*;
 use crate::test_utils::*;
 use crate::{Permissions, spec};
 
-/// An engine with endpoint 1 in domain 1.
+/// Returns an engine with endpoint 1 in domain 1.
 fn attached() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1)]);
@@ -32,7 +32,7 @@ fn add_maps_a_chunk_for_every_endpoint() {
     assert_eq!(counters.window_bytes, CHUNK);
 }
 
-/// An engine whose aperture is above 4 GiB.
+/// Returns an engine whose aperture is above 4 GiB.
 fn high() -> Rig {
     let window = WindowConfig { aperture: HIGH..=HIGH + APERTURE_CHUNKS * CHUNK - 1, ..window_config() };
     Rig::with_config(EngineConfig { window: Some(window), ..engine_config() })
@@ -204,7 +204,7 @@ fn config_change_is_notified_only_if_changed_and_negotiated() {
     assert!(!standard.engine.set_budget(CHUNK).expect("it fits"));
     assert!(!standard.engine.set_threshold(1).expect("there are windows"));
     let space = standard.engine.config_space();
-    assert_eq!(space[64..72], CHUNK.to_le_bytes(), "changed all the same");
+    assert_eq!(space[64..72], CHUNK.to_le_bytes(), "it has changed anyway");
 }
 
 #[test]
