@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which C files need which others: a file includes headers, and calls functions that another one defines.
+//! Dependencies between C files. A file depends on the headers that it includes, and on files that define functions that it
+//! calls.
 //!
-//! A header's inline functions belong to whoever calls them: a file needs what they need. Names are told apart as the linker
-//! does it: a static one is of its file alone.
+//! An inline function of a header belongs to its callers: a file depends on everything that the inline functions it calls depend
+//! on. Names are resolved as the linker does: a static name belongs to its file alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,23 +15,23 @@ use tree_sitter::{Node, Parser};
 
 use crate::imports::Ties;
 
-/// One C file, by names.
+/// C file with its names.
 #[derive(Default)]
 struct Source {
-    /// Headers that it includes by a path from its own folder.
+    /// Headers that it includes by a path relative to its own folder.
     includes: BTreeSet<PathBuf>,
     definitions: BTreeMap<String, Definition>,
 }
 
-/// A function or an object that a file defines.
+/// Function or object that a file defines.
 #[derive(Default)]
 struct Definition {
     is_static: bool,
-    /// The names that stand in it.
+    /// Names used in the definition.
     uses: BTreeSet<String>,
 }
 
-/// All C files below `directory`, in order.
+/// Returns all C files below `directory`, sorted.
 pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).with_context(|| format!("{}", directory.display()))? {
@@ -45,14 +46,14 @@ pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What ties `files` to each other.
+/// Returns the dependencies between `files`.
 pub(crate) fn ties(files: &[PathBuf]) -> Result<Ties> {
     let mut parser = Parser::new();
-    parser.set_language(&tree_sitter_c::LANGUAGE.into()).context("loading the grammar of C")?;
+    parser.set_language(&tree_sitter_c::LANGUAGE.into()).context("cannot load the C grammar")?;
     let mut sources = BTreeMap::new();
     for file in files {
         let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
-        let tree = parser.parse(&text, None).with_context(|| format!("parsing {}", file.display()))?;
+        let tree = parser.parse(&text, None).with_context(|| format!("cannot parse {}", file.display()))?;
         let mut reader = Reader { directory: file.parent().unwrap_or(file), text: &text, source: Source::default() };
         reader.items(tree.root_node());
         sources.insert(file.as_path(), reader.source);
@@ -60,7 +61,7 @@ pub(crate) fn ties(files: &[PathBuf]) -> Result<Ties> {
     Ok(Linker::new(&sources).ties())
 }
 
-/// Reads one file.
+/// Reader of one file.
 struct Reader<'a> {
     directory: &'a Path,
     text: &'a str,
@@ -72,7 +73,7 @@ impl Reader<'_> {
         &self.text[node.byte_range()]
     }
 
-    /// Notes what stands at the file's outermost level, conditional parts too.
+    /// Records the items at the outermost level of the file, including conditional parts.
     fn items(&mut self, parent: Node) {
         for node in parent.named_children(&mut parent.walk()) {
             match node.kind() {
@@ -100,14 +101,14 @@ impl Reader<'_> {
         self.source.includes.insert(file);
     }
 
-    /// A declaration defines an object unless it says `extern` or declares a function.
+    /// Records a declaration. It defines an object, unless it is `extern` or declares a function.
     fn declaration(&mut self, node: Node) {
         if !self.has_storage(node, "extern") && named(node).is_some_and(|name| !is_function(name, node)) {
             self.define(node);
         }
     }
 
-    /// A macro such as `DEFINE_MUTEX(name)` defines what it names first, and may use the rest.
+    /// Records a macro call such as `DEFINE_MUTEX(name)`. It defines its first argument, and may use the others.
     fn macro_call(&mut self, node: Node) {
         let call = node.named_child(0).filter(|call| call.kind() == "call_expression");
         let Some(arguments) = call.and_then(|call| call.child_by_field_name("arguments")) else { return };
@@ -147,7 +148,7 @@ impl Reader<'_> {
     }
 }
 
-/// The name that a definition or declaration gives.
+/// Returns the name that a definition or declaration introduces.
 fn named(node: Node) -> Option<Node> {
     let mut at = node.child_by_field_name("declarator")?;
     while at.kind() != "identifier" {
@@ -157,7 +158,7 @@ fn named(node: Node) -> Option<Node> {
     Some(at)
 }
 
-/// Whether `name`, somewhere in `declaration`, is declared as a function; a pointer to one is an object.
+/// True if `name`, somewhere in `declaration`, is declared as a function. A pointer to a function is an object.
 fn is_function(name: Node, declaration: Node) -> bool {
     let mut at = name;
     while let Some(parent) = at.parent().filter(|parent| *parent != declaration) {
@@ -171,10 +172,10 @@ fn is_function(name: Node, declaration: Node) -> bool {
     false
 }
 
-/// Says which file defines a name.
+/// Finds the file that defines a name.
 struct Linker<'a> {
     sources: &'a BTreeMap<&'a Path, Source>,
-    /// The files that define a name for others to use.
+    /// Files that define a name visible to other files.
     global: BTreeMap<&'a str, Vec<&'a Path>>,
 }
 
@@ -210,20 +211,21 @@ impl<'a> Linker<'a> {
         ties
     }
 
-    /// Ties `file` to the one that defines `name`, or to what that needs if it is inline in a header.
+    /// Adds the dependency of `file` on the file that defines `name`. If `name` is inline in a header, follows the names that it
+    /// uses.
     fn follow(&self, file: &Path, name: &'a str, ties: &mut Ties, seen: &mut BTreeSet<&'a str>) {
         if self.sources[file].definitions.contains_key(name) || !seen.insert(name) {
             return;
         }
         let definers = self.global.get(name).map(Vec::as_slice).unwrap_or_default();
-        // A header may have a function for kernels that lack what the file with the other one needs.
+        // A header may define a fallback for kernels without a feature, while a C file defines the function itself.
         let (headers, sources): (Vec<&Path>, Vec<&Path>) = definers.iter().partition(|definer| is_header(definer));
         for header in headers {
             for inner in &self.sources[header].definitions[name].uses {
                 self.follow(file, inner, ties, seen);
             }
         }
-        // A name that several programs define, as `main`, is none that they need of each other.
+        // If several programs define a name, such as `main`, no file depends on it.
         if let [definer] = sources[..] {
             ties.entry((file.to_path_buf(), definer.to_path_buf())).or_default().insert(name.to_string());
         }
@@ -238,7 +240,7 @@ fn is_header(file: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// What ties files with these texts, as `from to: names`.
+    /// Returns the dependencies between files with these texts, as `from to: names`.
     fn found(texts: &[(&str, &str)]) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         for (file, text) in texts {
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn static_doubled_and_own_names_tie_nothing() {
+    fn static_duplicate_and_own_names_add_no_dependency() {
         let user = "int f(void)\n{\n\treturn g(1);\n}";
         assert!(found(&[("a.c", user), ("b.c", "static int g(int x)\n{\n\treturn x;\n}")]).is_empty());
         let main = "int main(void)\n{\n\treturn 0;\n}";
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_function_of_a_header_brings_its_needs_to_callers() {
+    fn callers_of_inline_functions_get_their_dependencies() {
         let header = "int g(int);\nstatic inline int i(int x)\n{\n\treturn g(x);\n}\nstatic inline int j(int x)\n{\n\treturn i(x);\n}";
         let files = [
             ("a.c", "#include \"sub/h.h\"\nint f(void)\n{\n\treturn j(1);\n}"),

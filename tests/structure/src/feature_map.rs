@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The page that maps features to their tests, against the sources.
+//! Checks the page that maps features to their tests against the sources.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The page, below the workspace.
+/// Path of the page in the workspace.
 pub(crate) const DOCUMENT: &str = "tests/README.md";
-/// Heading of its table.
+/// Heading of the page's table.
 const HEADING: &str = "## Features";
-/// Folder of the guest tests, which the table names by their file.
+/// Folder of the guest tests. The table names them by file name.
 const GUESTS: &str = "tests/integration/tests/guest";
-/// Files there that have no tests.
+/// Files of that folder that contain no tests.
 const WITHOUT_TESTS: [&str; 2] = ["main.rs", "support.rs"];
 
-/// Complaints about the page: paths that do not exist below `root`, and tests of `targets` that no row names.
+/// Returns the complaints about the page: paths that do not exist below `root`, and tests of `targets` that no row names.
 pub(crate) fn complaints(document: &str, root: &Path, targets: &[PathBuf]) -> Vec<String> {
     let rows = document.lines().skip_while(|line| *line != HEADING).filter(|line| line.starts_with('|')).skip(2);
     let quoted = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
@@ -27,7 +27,7 @@ pub(crate) fn complaints(document: &str, root: &Path, targets: &[PathBuf]) -> Ve
     missing.chain(unnamed).map(|(path, what)| format!("{DOCUMENT}: {} {what}", path.display())).collect()
 }
 
-/// Programs of tests, and files of guest tests. A program that is a folder is named by the folder.
+/// Returns the test programs and the files of guest tests. A program with its own folder is named by the folder.
 fn tests(root: &Path, targets: &[PathBuf]) -> BTreeSet<PathBuf> {
     let mut tests = BTreeSet::new();
     for target in targets {
@@ -56,7 +56,7 @@ mod tests {
 
     use super::*;
 
-    /// Complaints about a table with this row, in a workspace of two test programs and a guest test.
+    /// Returns the complaints about a table with this row, in a workspace of two test programs and a guest test.
     fn found(row: &str) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         let files = ["a/tests/b.rs", "a/tests/c/main.rs", "a/src/lib.rs"].map(PathBuf::from);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_and_unnamed_test_are_complained_about() {
+    fn missing_file_and_unnamed_test_are_reported() {
         let expected = [
             "tests/README.md: a/gone.rs does not exist",
             "tests/README.md: a/tests/b.rs is in no row of the table",

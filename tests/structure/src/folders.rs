@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Imports between the folders directly below a crate's root. A file there stands for itself, and for the folder of its name.
+//! Imports between the folders directly below a crate's root. A file there belongs to the folder with the same name.
 
 use std::path::{Path, PathBuf};
 
 use crate::imports::{Ties, references};
 use crate::source::Crate;
 
-/// Imports between the folders of `krate`, except those of tests.
+/// Returns the imports between the folders of `krate`, except imports of tests.
 pub(crate) fn imports(krate: &Crate) -> Ties {
     let mut ties = Ties::new();
     let Some(root) = krate.modules.first().map(|module| &module.file) else { return ties };
@@ -26,7 +26,7 @@ pub(crate) fn imports(krate: &Crate) -> Ties {
     ties
 }
 
-/// Folder directly below `below` that holds `file`. `None` for the file `root` of the crate.
+/// Returns the folder directly below `below` that holds `file`. Returns `None` for the crate's file `root`.
 fn folder(root: &Path, below: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(below).ok()?.components().next()?;
     (file != root).then(|| below.join(first).with_extension(""))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which files of a crate import which others, and the circles among them.
+//! Imports between the files of a crate, and circles among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,14 @@ use petgraph::graphmap::DiGraphMap;
 use crate::names::{Definition, resolve};
 use crate::source::{Crate, ModuleId};
 
-/// A file that imports, and one that it imports from.
+/// Importing file, and the file that it imports from.
 pub(crate) type Import = (PathBuf, PathBuf);
 
-/// The names that tie two files.
+/// Imports, each with the names that it imports.
 pub(crate) type Ties = BTreeMap<Import, BTreeSet<String>>;
 
-/// All imports between files of `krate`. Those between a module and one inside it are left out: the language forces them.
+/// Returns all imports between files of `krate`. Imports between a module and its submodules are omitted, because the language
+/// requires them.
 pub(crate) fn imports(krate: &Crate) -> Ties {
     let mut ties = Ties::new();
     for (importer, source, name) in references(krate) {
@@ -29,12 +30,12 @@ pub(crate) fn imports(krate: &Crate) -> Ties {
     ties
 }
 
-/// References of modules of `krate` to items of other files: the module, the item's module, the item's name.
+/// Returns the references of modules of `krate` to items of other files: the module, the item's module, the item's name.
 pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     let mut found = Vec::new();
     for (id, module) in krate.modules.iter().enumerate() {
         for path in &module.references {
-            // A module that is named gives nothing by itself: what is taken from it has a path of its own.
+            // A path that names only a module is not a dependency. Items taken from the module have their own paths.
             if let Some(Definition::Item(source, name)) = resolve(krate, id, path)
                 && krate.modules[source].file != module.file
             {
@@ -45,7 +46,7 @@ pub(crate) fn references(krate: &Crate) -> Vec<(ModuleId, ModuleId, String)> {
     found
 }
 
-/// The file's own module that holds `module`, which may be inline.
+/// Returns the outermost module in the file of `module`, which may be inline.
 fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
     while let Some(parent) = krate.modules[module].parent {
         if krate.modules[parent].file != krate.modules[module].file {
@@ -56,14 +57,14 @@ fn module_of_file(krate: &Crate, mut module: ModuleId) -> ModuleId {
     module
 }
 
-/// Whether the file of `inner` is a module somewhere below the file of `outer`.
+/// True if the file of `inner` is a submodule of the file of `outer`, at any depth.
 fn is_inside(krate: &Crate, inner: ModuleId, outer: ModuleId) -> bool {
     let outer = module_of_file(krate, outer);
     let parents = std::iter::successors(Some(module_of_file(krate, inner)), |id| krate.modules[*id].parent);
     parents.skip(1).any(|parent| module_of_file(krate, parent) == outer)
 }
 
-/// The circles of imports: sets of files each of which leads to all others of its set, with what ties them.
+/// Returns the circles of imports: sets of files in which each file leads to all others, with the imports between them.
 pub(crate) fn circles(ties: &Ties) -> Vec<Ties> {
     let graph: DiGraphMap<&Path, ()> = ties.keys().map(|(from, to)| (from.as_path(), to.as_path())).collect();
     let mut circles: Vec<Ties> = tarjan_scc(&graph)
@@ -89,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A crate of these files, whose root is the first.
+    /// Creates a crate of these files. The first file is the root.
     fn krate(files: &[(&str, &str)]) -> (TempDir, Crate) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -101,7 +102,7 @@ mod tests {
         (root, krate)
     }
 
-    /// What ties the files of circles, as `from to: names`.
+    /// Returns the imports between the files of each circle, as `from to: names`.
     fn found(files: &[(&str, &str)]) -> Vec<Vec<String>> {
         let (root, krate) = krate(files);
         let short = |path: &Path| path.strip_prefix(root.path()).unwrap().display().to_string();
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn files_in_a_row_are_none() {
+    fn chain_of_files_is_not_a_circle() {
         let files = [
             ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "use super::b::B;"),
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_crates_and_modules_alone_tie_nothing() {
+    fn names_of_other_crates_and_modules_add_no_import() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("a.rs", "use super::b; use std::fmt::{self, Debug}; use ::b::B; pub struct A;"),
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn imports_that_lead_nowhere_end() {
+    fn unresolvable_imports_terminate() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("a.rs", "pub use super::b::*; pub use super::b::X;"),

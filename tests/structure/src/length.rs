@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long a file may be.
+//! Limit on the length of a file.
 
-/// Lines that a file may have without a reason.
+/// Maximum lines of a file without a reason.
 pub(crate) const MOST_LINES: usize = 600;
-/// What the line that gives the reason starts with.
+/// Start of the line that gives the reason.
 pub(crate) const REASON: &str = "// Long because";
-/// Lines at the start of a file among which the reason stands.
+/// Number of lines at the start of a file that may contain the reason.
 const HEAD: usize = 5;
 
-/// What is wrong with the length of a file with this text, if something is.
+/// Returns the complaint about the length of a file with this text, or `None`.
 pub(crate) fn complaint(text: &str) -> Option<String> {
     let lines = text.lines().count();
     let has_reason = text.lines().take(HEAD).any(|line| line.starts_with(REASON) && line.len() > REASON.len());

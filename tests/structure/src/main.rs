@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks how the source files of the workspace, and the C files of the guest's side, stand to each other.
+//! Checks the structure of the workspace's source files, and of the guest's C files.
 //!
-//! - Files import each other in no circle, a module and those inside it apart; no more do C files call each other in one.
-//! - Folders directly below a crate's `src` import each other in no circle. Tests may import from any folder.
-//! - A file has 600 lines at most, or says why it has more.
-//! - A file with unsafe code is in the table of `docs/security.md` that says who tests it.
-//! - The table of features in `tests/README.md` names each test program, and nothing that does not exist.
-//! - Files and tests that the table of promises there names exist, and slow ones are said to be slow.
+//! - Files must not import each other in a circle, except a module and its submodules. C files must not call each other in a
+//!   circle.
+//! - Folders directly below a crate's `src` must not import each other in a circle. Tests may import from any folder.
+//! - A file has at most 600 lines, or gives a reason for more.
+//! - A file with unsafe code is in the table of `docs/security.md` that names its tests.
+//! - The table of features in `tests/README.md` names each test program, and only paths that exist.
+//! - Files and tests in the table of promises of `docs/security.md` exist. Rows with slow tests say that they are slow.
 //!
-//! What is known and not yet mended stands in `known.txt`, which only ever gets shorter.
+//! `known.txt` lists known findings that are not fixed yet. No finding may be added to it.
 //!
-//! `cargo run -p carom-structure` prints what is wrong, and ends with status 1 if something is.
+//! `cargo run -p carom-structure` prints all complaints, and exits with status 1 if there are any.
 
 mod c;
 mod feature_map;
@@ -35,9 +36,9 @@ use anyhow::{Context, Result};
 use crate::imports::{Ties, circles, imports};
 use crate::source::Crate;
 
-/// The list of what is known, below the workspace.
+/// Path of the list of known findings in the workspace.
 const KNOWN: &str = "tests/structure/known.txt";
-/// Where C files are, below the workspace.
+/// Path of the C files in the workspace.
 const C: &str = "guest";
 
 fn main() -> Result<ExitCode> {
@@ -58,7 +59,8 @@ fn main() -> Result<ExitCode> {
     Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What is wrong below `root` with the crates whose root files are `targets`, and with these C files, but for what is known.
+/// Returns the complaints about the crates whose root files are `targets`, and about these C files. Paths are relative to `root`.
+/// Known findings are omitted.
 fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet<String>) -> Result<Vec<String>> {
     let mut ties: Ties = c::ties(c_files)?;
     let mut files = BTreeSet::from_iter(c_files.iter().cloned());
@@ -85,7 +87,7 @@ fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet
                 found.insert(import);
             }
             if is_new {
-                complaints.push(format!("these {units} need each other in a circle:"));
+                complaints.push(format!("these {units} depend on each other in a circle:"));
                 complaints.extend(lines);
             }
         }
@@ -101,12 +103,12 @@ fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet
         }
     }
     for line in known::mended(known, &found) {
-        complaints.push(format!("{KNOWN}: '{line}' is mended: remove the line"));
+        complaints.push(format!("{KNOWN}: '{line}' is fixed: remove the line"));
     }
     Ok(complaints)
 }
 
-/// The files below `root` with unsafe code, of libraries and programs among `targets`, without those of tests.
+/// Returns the files below `root` with unsafe code, of the libraries and programs among `targets`. Tests are omitted.
 fn with_unsafe_code(root: &Path, targets: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut files = BTreeSet::new();
     for target in targets {
@@ -121,7 +123,7 @@ fn with_unsafe_code(root: &Path, targets: &[PathBuf]) -> Result<BTreeSet<String>
     Ok(files)
 }
 
-/// The source files of all `targets`, by their path below `root`.
+/// Returns the source files of all `targets`, by their path below `root`.
 fn sources(root: &Path, targets: &[PathBuf]) -> Result<promises::Sources> {
     let mut sources = promises::Sources::new();
     for target in targets {
@@ -137,7 +139,8 @@ fn sources(root: &Path, targets: &[PathBuf]) -> Result<promises::Sources> {
 mod tests {
     use super::*;
 
-    /// Complaints about a crate of two files, the second with `more` at its end, while `known` is known.
+    /// Returns the complaints about a crate of two files, where `more` is appended to the second file and `known` lists known
+    /// findings.
     fn complaints(more: &str, known: &str) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         let files =
@@ -155,11 +158,11 @@ mod tests {
     }
 
     #[test]
-    fn circle_is_told_by_its_files_and_names_until_it_is_known() {
+    fn unknown_circle_is_reported_with_files_and_names() {
         let circle = " use crate::a::A;";
         let told = complaints(circle, "a.rs -> b.rs");
         let expected =
-            ["these files need each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
+            ["these files depend on each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
         assert_eq!(told, expected);
         assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
     }
@@ -181,7 +184,7 @@ mod tests {
             }
             check(root.path(), &[root.path().join("lib.rs")], &[], &BTreeSet::new()).unwrap()
         };
-        let expected = ["these folders need each other in a circle:", "    a -> b: B", "    b -> a: Low"];
+        let expected = ["these folders depend on each other in a circle:", "    a -> b: B", "    b -> a: Low"];
         assert_eq!(found("pub struct B; use crate::a::low::Low;"), expected);
         for text in ["pub struct B;", "pub struct B; #[cfg(test)] mod tests { use crate::a::low::Low; }"] {
             assert!(found(text).is_empty(), "{text}");
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_code_is_found_wherever_it_stands_but_in_tests() {
+    fn unsafe_code_is_found_everywhere_except_in_tests() {
         let found = |text: &str| {
             let root = tempfile::tempdir().unwrap();
             let file = root.path().join("lib.rs");
@@ -215,28 +218,31 @@ mod tests {
     }
 
     #[test]
-    fn long_file_is_told_until_it_is_known() {
+    fn unknown_long_file_is_reported() {
         let lines = "\n".repeat(700);
         assert!(complaints(&lines, "")[0].starts_with("b.rs has 700 lines"));
         assert!(complaints(&lines, "b.rs").is_empty());
     }
 
     #[test]
-    fn circle_of_c_files_and_long_ones_are_told() {
+    fn circular_and_long_c_files_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let (a, b) = (root.path().join("a.c"), root.path().join("b.c"));
         fs::write(&a, "void f(void)\n{\n\tg();\n}\n").unwrap();
         fs::write(&b, "void g(void)\n{\n\tf();\n}\n".to_string() + &"\n".repeat(700)).unwrap();
         let told = check(root.path(), &[], &[a, b], &BTreeSet::new()).unwrap();
-        assert_eq!(told[..3], ["these files need each other in a circle:", "    a.c -> b.c: g", "    b.c -> a.c: f"]);
+        assert_eq!(
+            told[..3],
+            ["these files depend on each other in a circle:", "    a.c -> b.c: g", "    b.c -> a.c: f"]
+        );
         assert!(told[3].starts_with("b.c has 704 lines"));
     }
 
     #[test]
-    fn known_finding_that_is_mended_must_leave_the_list() {
+    fn fixed_finding_must_be_removed_from_the_list() {
         assert_eq!(
             complaints("", "b.rs -> a.rs"),
-            ["tests/structure/known.txt: 'b.rs -> a.rs' is mended: remove the line"]
+            ["tests/structure/known.txt: 'b.rs -> a.rs' is fixed: remove the line"]
         );
     }
 }

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which module defines what a path names: the rules of the reference of Rust ("Paths", "Use declarations"), as far as they
-//! lead from module to module.
+//! Resolution of paths to the modules that define their names. It follows the Rust reference ("Paths", "Use declarations") as far
+//! as needed to find modules.
 
 use std::collections::HashSet;
 
 use crate::source::{Crate, ModuleId};
 
-/// What a path leads to.
+/// Target of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Definition {
     Module(ModuleId),
-    /// The item of this name in this module.
+    /// Item with this name in this module.
     Item(ModuleId, String),
 }
 
-/// Looks for what `path` names in `module`; `None` if it is nothing of this crate.
+/// Resolves `path` from `module`. Returns `None` if the path does not lead to this crate.
 pub(crate) fn resolve(krate: &Crate, module: ModuleId, path: &[String]) -> Option<Definition> {
     Search { krate, under_way: HashSet::new() }.path(module, path)
 }
 
 struct Search<'a> {
     krate: &'a Crate,
-    /// Names that are being looked for: imports can lead back to where they started.
+    /// Names that are being resolved, because imports can be circular.
     under_way: HashSet<(ModuleId, String)>,
 }
 
@@ -45,7 +45,8 @@ impl Search<'_> {
         Some(found)
     }
 
-    /// What `name` is in `module`. At the end of a path an item goes before a module of the same name, elsewhere a module does.
+    /// Resolves `name` in `module`. At the end of a path, an item takes precedence over a module of the same name. Elsewhere, the
+    /// module does.
     fn name(&mut self, module: ModuleId, name: &str, is_last: bool) -> Option<Definition> {
         if !self.under_way.insert((module, name.to_string())) {
             return None;

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The tests that a document says hold its promises, against the sources.
+//! Checks the tests that a document names for its promises against the sources.
 
 use std::collections::BTreeMap;
 
-/// The document, below the workspace.
+/// Path of the document in the workspace.
 pub(crate) const DOCUMENT: &str = "docs/security.md";
-/// The heading of its table.
+/// Heading of the document's table.
 const HEADING: &str = "## Promises, and the tests that hold them";
-/// What a row says of tests that run only when they are asked for.
+/// Text in a row with tests that run only on request.
 const ON_DEMAND: &str = "`--all`";
 
-/// Source files by their path below the workspace, with their text.
+/// Text of each source file, by its path in the workspace.
 pub(crate) type Sources = BTreeMap<String, String>;
 
-/// What is wrong with the tests that the document's table names.
+/// Returns the complaints about the tests that the document's table names.
 pub(crate) fn complaints(document: &str, sources: &Sources) -> Vec<String> {
     let section = document.lines().skip_while(|line| *line != HEADING).skip(1);
     let table = section.take_while(|line| !line.starts_with("## "));
-    // The first two lines are the table's head.
+    // The first two lines are the head of the table.
     let rows = table.filter(|line| line.starts_with('|')).skip(2);
     let mut complaints = Vec::new();
     let mut is_empty = true;
@@ -28,62 +28,62 @@ pub(crate) fn complaints(document: &str, sources: &Sources) -> Vec<String> {
         complaints.extend(wrong(tests, sources).into_iter().map(|what| format!("{DOCUMENT}: '{promise}': {what}")));
     }
     if is_empty {
-        complaints.push(format!("{DOCUMENT}: there is no table below '{HEADING}'"));
+        complaints.push(format!("{DOCUMENT}: the section '{HEADING}' has no table"));
     }
     complaints
 }
 
-/// What is wrong with the tests of one row.
+/// Returns the complaints about the tests of one row.
 fn wrong(tests: &str, sources: &Sources) -> Vec<String> {
     let quoted: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
     let (paths, others): (Vec<&str>, Vec<&str>) = quoted.iter().partition(|text| is_path(text));
     let (names, commands): (Vec<&str>, Vec<&str>) = others.iter().partition(|text| is_test(text));
     let mut wrong = Vec::new();
     if paths.is_empty() && names.is_empty() {
-        wrong.push("no test is named".into());
+        wrong.push("the row names no test".into());
     }
     for path in &paths {
         if !sources.keys().any(|file| is_below(file, path)) {
-            wrong.push(format!("no source file is called {path}"));
+            wrong.push(format!("source file {path} does not exist"));
         }
     }
     for name in names {
-        // Where files are named it is one of theirs.
+        // If the row names files, the test must be in one of them.
         let has_it = |(file, text): (&String, &String)| {
             (paths.is_empty() || paths.iter().any(|path| is_below(file, path))) && text.contains(&format!("fn {name}("))
         };
         if !sources.iter().any(has_it) {
-            wrong.push(format!("no test is called {name} there"));
+            wrong.push(format!("test {name} does not exist there"));
         }
     }
     for name in commands.iter().flat_map(|command| command.split_whitespace()).filter(|word| is_test(word)) {
         if !sources.values().any(|text| text.contains(&format!("fn {name}"))) {
-            wrong.push(format!("no test's name begins with {name}"));
+            wrong.push(format!("no test name starts with {name}"));
         }
     }
     let is_slow = |file: &&str| sources.get(*file).is_some_and(|text| is_on_demand(text));
     if let Some(file) = paths.iter().find(|file| is_slow(file) && !tests.contains(ON_DEMAND)) {
-        wrong.push(format!("the tests of {file} run only with {ON_DEMAND}, and the row does not say so"));
+        wrong.push(format!("the tests of {file} run only with {ON_DEMAND}, but the row does not say so"));
     }
     wrong
 }
 
-/// A command has spaces.
+/// True if the text is a path. A command contains spaces.
 fn is_path(text: &str) -> bool {
     text.contains('/') && !text.contains(' ')
 }
 
-/// Names of tests are sentences: they have several words.
+/// True if the text is the name of a test: it has several words.
 fn is_test(text: &str) -> bool {
     text.matches('_').count() >= 2 && text.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit())
 }
 
-/// Whether `file` is `path`, or in the folder of that name.
+/// True if `file` is `path`, or is in the folder `path`.
 fn is_below(file: &str, path: &str) -> bool {
     file.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether a file has tests with guests, all of which are slow.
+/// True if a file has guest tests, all of which are slow.
 fn is_on_demand(text: &str) -> bool {
     let tests = text.matches("#[guest_test").count();
     tests > 0 && text.matches("slow = \"").count() >= tests
@@ -93,7 +93,7 @@ fn is_on_demand(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Complaints about a row whose tests are these.
+    /// Returns the complaints about a row with these tests.
     fn told(tests: &str) -> Vec<String> {
         let sources = [
             ("a/src/b.rs", "fn one_two_three() {}"),
@@ -120,22 +120,22 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_wrong_is_told_with_its_promise() {
+    fn wrong_name_is_reported_with_its_promise() {
         for (tests, expected) in [
-            ("`a/src/gone.rs`", "no source file is called a/src/gone.rs"),
-            ("`a/src/b`", "no source file is called a/src/b"),
-            ("`one_two_thre`", "no test is called one_two_thre there"),
-            ("`a/src/b.rs`, `four_five_six`", "no test is called four_five_six there"),
-            ("`a/src/b.rs`, `run --filter nine_eight_seven x`", "no test's name begins with nine_eight_seven"),
-            ("we looked", "no test is named"),
-            ("`a/tests/slow.rs`", "the tests of a/tests/slow.rs run only with `--all`, and the row does not say so"),
+            ("`a/src/gone.rs`", "source file a/src/gone.rs does not exist"),
+            ("`a/src/b`", "source file a/src/b does not exist"),
+            ("`one_two_thre`", "test one_two_thre does not exist there"),
+            ("`a/src/b.rs`, `four_five_six`", "test four_five_six does not exist there"),
+            ("`a/src/b.rs`, `run --filter nine_eight_seven x`", "no test name starts with nine_eight_seven"),
+            ("we looked", "the row names no test"),
+            ("`a/tests/slow.rs`", "the tests of a/tests/slow.rs run only with `--all`, but the row does not say so"),
         ] {
             assert_eq!(told(tests), [format!("docs/security.md: 'it is so': {expected}")], "{tests}");
         }
     }
 
     #[test]
-    fn document_without_the_table_is_told() {
-        assert!(complaints("# Security\n", &Sources::new())[0].contains("there is no table"));
+    fn document_without_the_table_is_reported() {
+        assert!(complaints("# Security\n", &Sources::new())[0].contains("has no table"));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The modules of one crate, read from its source files: what each one defines, imports and refers to.
+//! Modules of one crate, parsed from its source files: the definitions, imports and references of each module.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -19,36 +19,36 @@ use crate::unsafe_code::is_for_tests;
 /// Index of a module in [`Crate::modules`].
 pub(crate) type ModuleId = usize;
 
-/// Names as a path has them, such as `["crate", "vfio", "DmaSpace"]`.
+/// Names of a path, such as `["crate", "vfio", "DmaSpace"]`.
 pub(crate) type Names = Vec<String>;
 
-/// One module, in a file of its own or inline.
+/// Module, inline or in its own file.
 pub(crate) struct Module {
     pub(crate) parent: Option<ModuleId>,
-    /// The file that it is in.
+    /// File that contains the module.
     pub(crate) file: PathBuf,
     pub(crate) children: HashMap<String, ModuleId>,
-    /// Names that it defines, modules apart.
+    /// Names that the module defines, except submodules.
     pub(crate) items: HashSet<String>,
-    /// Names that it imports, and the paths that they stand for.
+    /// Imported names, with the paths that they stand for.
     pub(crate) imports: Vec<(String, Names)>,
-    /// Paths that it imports all names of.
+    /// Paths whose names are all imported.
     pub(crate) globs: Vec<Names>,
-    /// Paths that its code and its `use` items name.
+    /// Paths in the module's code and its `use` items.
     pub(crate) references: Vec<Names>,
-    /// It is there in tests only.
+    /// True if the module exists only in tests.
     pub(crate) for_tests: bool,
-    /// Its code has unsafe blocks, functions, implementations or external blocks.
+    /// True if its code has unsafe blocks, functions, implementations or external blocks.
     pub(crate) has_unsafe: bool,
 }
 
-/// The modules of one crate. The first one is its root.
+/// All modules of one crate. The first one is the root.
 pub(crate) struct Crate {
     pub(crate) modules: Vec<Module>,
 }
 
 impl Crate {
-    /// Reads the crate whose root is file `root`, and all files that its `mod` items lead to.
+    /// Reads the crate whose root is the file `root`, with all files that its `mod` items refer to.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut reader = Reader { modules: Vec::new(), current: 0, directory: directory_of(root), problem: None };
         reader.read_file(root, None, directory_of(root), false)?;
@@ -60,13 +60,13 @@ fn directory_of(file: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
-/// Walks through the syntax of one module after the other.
+/// Visitor of the syntax of one module after the other.
 struct Reader {
     modules: Vec<Module>,
     current: ModuleId,
-    /// Where files of modules are that the current module declares.
+    /// Directory with the files of modules that the current module declares.
     directory: PathBuf,
-    /// The first thing that could not be read. The visitor's methods return nothing.
+    /// First error. It is stored here because the visitor's methods return nothing.
     problem: Option<anyhow::Error>,
 }
 
@@ -162,10 +162,10 @@ impl Reader {
         self.module().imports.push((alias, path));
     }
 
-    /// Notes the paths among the tokens of a macro's call, which are no syntax yet.
+    /// Records the paths among the tokens of a macro call, which are not parsed as syntax.
     fn scan(&mut self, tokens: TokenStream) {
         let mut path = Names::new();
-        // The colons since the last name.
+        // Number of colons since the last name.
         let mut colons = 0;
         for token in tokens {
             match token {
@@ -242,17 +242,17 @@ impl<'ast> Visit<'ast> for Reader {
         self.scan(call.tokens.clone());
     }
 
-    // Neither imports anything.
+    // Attributes and visibilities import nothing.
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
-/// A name without the `r#` that makes a name of a keyword.
+/// Returns the name without the `r#` of a raw identifier.
 fn plain(name: &proc_macro2::Ident) -> String {
     name.to_string().trim_start_matches("r#").to_string()
 }
 
-/// The name that an item defines in its module.
+/// Returns the name that an item defines in its module.
 fn name_of(item: &Item) -> Option<String> {
     let name = match item {
         Item::Const(item) => &item.ident,
@@ -271,7 +271,7 @@ fn name_of(item: &Item) -> Option<String> {
     Some(plain(name))
 }
 
-/// The value of `#[path = "…"]`.
+/// Returns the value of `#[path = "…"]`.
 fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {

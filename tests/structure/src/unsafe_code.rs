@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files with unsafe code that is no test's, against the document that says who tests each.
+//! Checks that the files with unsafe code, except tests, are in the document that names the tests of each.
 
 use std::collections::BTreeSet;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{Attribute, Meta};
 
-/// The document, below the workspace.
+/// Path of the document in the workspace.
 pub(crate) const DOCUMENT: &str = "docs/security.md";
-/// The heading of its table.
+/// Heading of the document's table.
 const HEADING: &str = "## Unsafe code";
 
-/// What is wrong with the document, where `files` are those that have unsafe code.
+/// Returns the complaints about the document. `files` are the files with unsafe code.
 pub(crate) fn complaints(document: &str, files: &BTreeSet<String>) -> Vec<String> {
     let listed = listed(document);
     let missing = files.difference(&listed);
-    let missing =
-        missing.map(|file| format!("{DOCUMENT}: {file} has unsafe code, and the table does not say who tests it"));
-    let stale = listed.difference(files).map(|file| format!("{DOCUMENT}: {file} has no unsafe code: remove the line"));
+    let missing = missing.map(|file| {
+        format!("{DOCUMENT}: {file} has unsafe code, but is not in the table: add a row that names its tests")
+    });
+    let stale = listed.difference(files).map(|file| format!("{DOCUMENT}: {file} has no unsafe code: remove the row"));
     missing.chain(stale).collect()
 }
 
-/// The files that the first column of the table names.
+/// Returns the files in the first column of the table.
 fn listed(document: &str) -> BTreeSet<String> {
     let section = document.lines().skip_while(|line| *line != HEADING).skip(1);
     let rows = section.take_while(|line| !line.starts_with("## ")).filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| Some(row.split_once('`')?.0.to_string())).collect()
 }
 
-/// Whether a module with these attributes is there in tests only, those of fuzzing included.
+/// True if a module with these attributes exists only in tests or fuzzing.
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::List(list) => list.path.is_ident("cfg") && names_test(list.tokens.clone()),
@@ -37,7 +38,7 @@ pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Whether a condition is `test`, or `any` of it and others.
+/// True if a condition is `test`, or `any` that starts with `test`.
 fn names_test(condition: TokenStream) -> bool {
     let mut tokens = condition.into_iter();
     match tokens.next() {
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_tests_are_told_by_their_condition() {
+    fn modules_of_tests_are_recognised_by_their_condition() {
         let is_for_tests = |text: &str| {
             let item: syn::ItemMod = syn::parse_str(text).unwrap();
             is_for_tests(&item.attrs)

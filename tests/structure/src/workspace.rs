@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The crates of the workspace, as cargo knows them.
+//! Crates of the workspace, as reported by cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,18 +24,19 @@ struct Target {
     src_path: PathBuf,
 }
 
-/// The workspace's folder, and the root file of each library, program, test and benchmark in it.
+/// Returns the workspace's folder, and the root file of each library, program, test and benchmark in it.
 pub(crate) fn targets(directory: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(directory)
         .output()
-        .context("starting cargo metadata")?;
+        .context("cannot start cargo metadata")?;
     if !output.status.success() {
         bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("reading what cargo metadata says")?;
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")?;
     let targets = metadata.packages.into_iter().flat_map(|package| package.targets);
     Ok((metadata.workspace_root, targets.map(|target| target.src_path).collect()))
 }
