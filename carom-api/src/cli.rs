@@ -114,13 +114,13 @@ pub struct Cli {
     /// Destination of events as JSON, one event a line: path=FILE or fd=NUMBER
     #[arg(long, value_name = "path=FILE|fd=N")]
     event_monitor: Option<FileOrFd<EventMonitorOption>>,
-    /// Log more. Give it twice or three times for still more
+    /// Log more: -v, -vv or -vvv
     #[arg(short, action = ArgAction::Count)]
     verbosity: u8,
     /// File for the log, instead of standard error
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// File for crash reports, appended, and removed at exit if empty: path=FILE or fd=NUMBER. FILE alone is a path
+    /// File for crash reports: path=FILE or fd=NUMBER. FILE alone is a path. Reports are appended. An empty file is removed at exit
     #[arg(long, value_name = "path=FILE|fd=N")]
     crash_report: Option<FileOrFd<CrashReportOption>>,
     /// Inherited descriptor to use instead of opening its file: /dev/kvm, /dev/iommu, a VFIO device (/dev/vfio/devices/vfioN), or
