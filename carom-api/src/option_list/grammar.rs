@@ -45,7 +45,7 @@ pub(super) enum Malformed {
     #[error("a list is not closed: ']' is missing")]
     UnclosedList,
     /// Closing bracket without an opening bracket.
-    #[error("a list has no opening bracket: '[' is missing before ']'")]
+    #[error("a list is not opened: '[' is missing before ']'")]
     UnopenedList,
     /// An empty part.
     #[error("empty part in '{0}'")]
