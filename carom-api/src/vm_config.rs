@@ -280,7 +280,7 @@ impl VmConfig {
             let most = if all_behind { slots.all - of_platform } else { slots.behind_iommu };
             (true, behind, most, "behind the virtio-iommu")
         } else {
-            (false, beside, slots.beside_iommu - of_platform, "beside the virtio-iommu")
+            (false, beside, slots.beside_iommu - of_platform, "outside the virtio-iommu")
         };
         if count <= most {
             return Ok(());

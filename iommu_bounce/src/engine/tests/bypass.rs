@@ -121,7 +121,7 @@ fn bypass_field_affects_unattached_endpoints() {
     assert_all_ram(&rig, 1);
     assert!(rig.mapper(2).is_empty());
     rig.engine.write_bypass(2);
-    assert_eq!(bypass_of(&rig), 1, "2 is no value");
+    assert_eq!(bypass_of(&rig), 1, "2 is not a valid value");
     rig.engine.write_bypass(0);
     rig.assert_host_is_clean();
 }

@@ -60,7 +60,7 @@ fn unmap_pages(start: u64, pages: u64) -> Vec<u8> {
 fn mmio_maps_device_memory_and_nothing_else() {
     let mut rig = rig(false);
     assert_ne!(rig.engine.features() & feature::MMIO, 0);
-    assert_eq!(Rig::new().engine.features() & feature::MMIO, 0, "there are no devices");
+    assert_eq!(Rig::new().engine.features() & feature::MMIO, 0, "the VM has no devices");
     rig.all_ok([attach(1, 1), map_device(5, 2, 1, BOTH)]);
     let (address, permissions) = rig.mapper(1).translate(6 * PAGE).expect("it is mapped");
     assert_eq!(address, rig.ram.host_address(DEVICE + 2 * PAGE));

@@ -35,7 +35,7 @@ fn rebooted_guest_reuses_parked_chunks_without_host_calls() {
     let parked = |rig: &Rig| rig.engine.report().endpoints.iter().map(|of| of.parked_bytes).collect::<Vec<_>>();
     assert_eq!(parked(&rig), [CHUNK, CHUNK, 0], "by endpoint");
     rig.all_ok([attach(1, 7)]);
-    assert_eq!(rig.status(&window_del(7, APERTURE)), NOENT, "a parked chunk is no chunk of the domain");
+    assert_eq!(rig.status(&window_del(7, APERTURE)), NOENT, "a parked chunk does not belong to the domain");
     let before = rig.engine.counters();
     let offset = rig.add_chunk(7, APERTURE);
     let after = rig.engine.counters();
