@@ -93,10 +93,10 @@ impl<N: Node> Pool<N> {
     pub(super) fn pair_mut(&mut self, a: u32, b: u32) -> (&mut N, &mut N) {
         let ((block_a, a), (block_b, b)) = (place(a), place(b));
         if block_a == block_b {
-            let [a, b] = self.blocks[block_a].get_disjoint_mut([a, b]).expect("they are different");
+            let [a, b] = self.blocks[block_a].get_disjoint_mut([a, b]).expect("the nodes are different");
             return (a, b);
         }
-        let [block_a, block_b] = self.blocks.get_disjoint_mut([block_a, block_b]).expect("they are different");
+        let [block_a, block_b] = self.blocks.get_disjoint_mut([block_a, block_b]).expect("the blocks are different");
         (&mut block_a[a], &mut block_b[b])
     }
 }
