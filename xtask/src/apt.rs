@@ -80,7 +80,7 @@ impl Tools<'_> {
         let _lock = self.lock(&self.cache.join(".lock-apt"), "waiting for another reader of Debian's package lists")?;
         let dir = self.apt_dir(lists);
         for needed in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(dir.join(needed)).with_context(|| format!("making {}", dir.display()))?;
+            fs::create_dir_all(dir.join(needed)).with_context(|| format!("cannot create {}", dir.display()))?;
         }
         if !Path::new(KEYRING).exists() {
             self.need_packages("keys of Debian's archive", &["debian-archive-keyring"])?;
@@ -91,19 +91,19 @@ impl Tools<'_> {
         let (list, new) = (dir.join("sources.list"), dir.join("sources.list.new"));
         fs::write(&new, format!("{STAMP}\n{}", self.apt_sources(lists)?))
             .and_then(|()| fs::rename(&new, &list))
-            .with_context(|| format!("writing {}", list.display()))?;
+            .with_context(|| format!("cannot write {}", list.display()))?;
         self.progress.show("reading Debian's package lists");
         let updated = dir.join("updated");
         let log = dir.join("update.log");
         if self.succeeds(self.apt(lists, "apt-get").args(["update", "-qq"])) {
-            File::create(&updated).with_context(|| format!("writing {}", updated.display()))?;
+            File::create(&updated).with_context(|| format!("cannot write {}", updated.display()))?;
         } else if updated.exists() {
             self.go_on()?;
             self.progress.say("could not refresh Debian's package lists; going on with older ones");
         } else {
             self.run_quietly(self.apt(lists, "apt-get").args(["update", "-qq"]), &log)
                 .context("could not read Debian's package lists")?;
-            File::create(&updated).with_context(|| format!("writing {}", updated.display()))?;
+            File::create(&updated).with_context(|| format!("cannot write {}", updated.display()))?;
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Tools<'_> {
         let new = dir.join(format!(".answer-{}", std::process::id()));
         fs::write(&new, format!("{answer}\n"))
             .and_then(|()| fs::rename(&new, &file))
-            .with_context(|| format!("writing {}", file.display()))?;
+            .with_context(|| format!("cannot write {}", file.display()))?;
         Ok(answer)
     }
 }

@@ -36,7 +36,7 @@ impl Archive {
 
     /// An executable file with the bytes of `source`.
     pub(crate) fn program(&mut self, path: &str, source: &Path) -> Result<()> {
-        self.executable(path, fs::read(source).with_context(|| format!("reading {}", source.display()))?);
+        self.executable(path, fs::read(source).with_context(|| format!("cannot read {}", source.display()))?);
         Ok(())
     }
 
@@ -59,7 +59,7 @@ impl Archive {
     /// A file has 4 GiB or more.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.write(&mut bytes).context("packing an initramfs")?;
+        self.write(&mut bytes).context("cannot pack an initramfs")?;
         Ok(bytes)
     }
 

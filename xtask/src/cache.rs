@@ -25,7 +25,7 @@ impl Tools<'_> {
         if entry.is_dir() {
             return Ok(entry);
         }
-        fs::create_dir_all(&parent).with_context(|| format!("making {}", parent.display()))?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let _lock = self.lock(&parent.join(format!(".lock-{key}")), &format!("waiting for another build of {kind}"))?;
         if entry.is_dir() {
             return Ok(entry);
@@ -33,7 +33,7 @@ impl Tools<'_> {
         let prefix = format!(".tmp-{key}.");
         remove_left_over(&parent, &prefix)?;
         let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent);
-        let made = made.with_context(|| format!("making a directory in {}", parent.display()))?;
+        let made = made.with_context(|| format!("cannot create a directory in {}", parent.display()))?;
         let failed = || format!("could not make {kind}/{key}");
         fs::set_permissions(made.path(), Permissions::from_mode(0o755)).with_context(failed)?;
         build(made.path()).with_context(failed)?;
@@ -45,12 +45,12 @@ impl Tools<'_> {
     /// another process has it.
     pub(crate) fn lock(&self, path: &Path, waiting: &str) -> Result<File> {
         let file = File::options().create(true).truncate(false).write(true).open(path);
-        let file = file.with_context(|| format!("opening {}", path.display()))?;
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(error).with_context(|| format!("locking {}", path.display())),
+                Err(error) => return Err(error).with_context(|| format!("cannot lock {}", path.display())),
             }
             self.go_on()?;
             self.progress.show(waiting);
@@ -61,9 +61,9 @@ impl Tools<'_> {
 
 /// Removes what a build that was killed has left.
 fn remove_left_over(parent: &Path, prefix: &str) -> Result<()> {
-    for entry in fs::read_dir(parent).with_context(|| format!("reading {}", parent.display()))?.flatten() {
+    for entry in fs::read_dir(parent).with_context(|| format!("cannot read {}", parent.display()))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
-            fs::remove_dir_all(entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
+            fs::remove_dir_all(entry.path()).with_context(|| format!("cannot remove {}", entry.path().display()))?;
         }
     }
     Ok(())

@@ -39,7 +39,7 @@ impl Tools<'_> {
     /// Runs cargo with these arguments, and shows what it said if it fails.
     pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
         self.progress.show(&format!("building {what}"));
-        let dir = tempfile::tempdir().context("making a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
         self.run_quietly(self.cargo().args(arguments), &dir.path().join("log"))?;
         self.progress.end();
         Ok(())

@@ -51,7 +51,7 @@ impl Tools<'_> {
         let kernel = GuestKernel { series: Some(series.clone()), stock: true, ..GuestKernel::default() };
         let pristine = self.kernel_source(&kernel)?;
         let work = self.cache.join("linux-work").join(pristine.file_name().unwrap_or_default());
-        fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
+        fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
         let _lock = self.lock(&work.join(".lock-check"), "waiting for another check of the guest patch")?;
         let mut tree = CheckTree::new(self, pristine, work, patches);
         let wanted = if options.only.is_empty() { Check::value_variants() } else { &options.only };
@@ -68,11 +68,11 @@ impl Tools<'_> {
 
     /// Each patch of the mail series builds by itself: after each of them the objects that it touches.
     fn check_builds(&self, tree: &mut CheckTree, series: &str) -> Result<()> {
-        let tmp = tempfile::tempdir().context("making a directory")?;
+        let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let mails = tmp.path().join("series");
         self.guest_series(&series::Options { series: series.into(), check: false, directory: mails.clone() })?;
         tree.fresh()?;
-        let names = fs::read_to_string(mails.join("series")).context("reading the series")?;
+        let names = fs::read_to_string(mails.join("series")).context("cannot read the series")?;
         for name in names.lines() {
             tree.apply(&mails.join(name))?;
             for mode in [Mode::On, Mode::Off] {

@@ -35,7 +35,7 @@ impl Drop for KilledOnDrop {
 /// It cannot be waited for.
 pub fn run_command(child: &mut Child, signals: &Signals) -> Result<Option<ExitStatus>> {
     loop {
-        if let Some(status) = child.try_wait().context("waiting for a program")? {
+        if let Some(status) = child.try_wait().context("cannot wait for a program")? {
             return Ok(Some(status));
         }
         if signals.caught().is_some() {

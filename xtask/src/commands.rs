@@ -65,7 +65,7 @@ impl Tools<'_> {
 
     /// Runs a program whose output goes to the file `log`. If it fails, the end of that is shown.
     pub(crate) fn run_quietly(&self, command: &mut Command, log: &Path) -> Result<()> {
-        let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
+        let file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let again = file.try_clone().with_context(|| log.display().to_string())?;
         let child = command.stdin(Stdio::null()).stdout(file).stderr(again).spawn();
         self.attend(child, command).inspect_err(|_| self.show_tail(log))
@@ -96,9 +96,9 @@ impl Tools<'_> {
     /// Runs a program that says how far it is: `line` gets each line, and all go to the file `log`. If it fails, the end of that is
     /// shown.
     pub(crate) fn run_watched(&self, command: &mut Command, log: &Path, mut line: impl FnMut(&str)) -> Result<()> {
-        let mut file = File::create(log).with_context(|| format!("making {}", log.display()))?;
-        let (reader, writer) = io::pipe().context("making a pipe")?;
-        let again = writer.try_clone().context("making a pipe")?;
+        let mut file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+        let (reader, writer) = io::pipe().context("cannot create a pipe")?;
+        let again = writer.try_clone().context("cannot create a pipe")?;
         let child = command.stdin(Stdio::null()).stdout(writer).stderr(again).spawn();
         // The pipe's end is known only where nobody else has it open.
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -119,7 +119,7 @@ impl Tools<'_> {
                 written = written.and_then(|()| file.write_all(&bytes)).and_then(|()| file.write_all(b"\n"));
                 line(&String::from_utf8_lossy(&bytes));
             }
-            written.with_context(|| format!("writing {}", log.display()))?;
+            written.with_context(|| format!("cannot write {}", log.display()))?;
             waiter.join().map_err(|_| anyhow!("a waiter panicked"))?
         });
         // It ended with the pipe.

@@ -65,7 +65,7 @@ impl Tools<'_> {
         self.bootstrap(recipe, dir, &archive)?;
         self.progress.show("making the image of the distribution's disk");
         let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
-        fs::create_dir(&tree).with_context(|| format!("making {}", tree.display()))?;
+        fs::create_dir(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
         // Owners and devices are as in the archive for root, and for programs below fakeroot.
         let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
             mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
@@ -77,21 +77,21 @@ impl Tools<'_> {
         self.run_quietly(pack.env("PATH", path_with_sbin()), &dir.join("log"))?;
         for (start, target) in [("vmlinuz-", &files.kernel), ("initrd.img-", &files.initrd)] {
             let source = only_file(&tree.join("boot"), |name| name.starts_with(start))?;
-            fs::copy(&source, target).with_context(|| format!("copying {}", source.display()))?;
+            fs::copy(&source, target).with_context(|| format!("cannot copy {}", source.display()))?;
         }
-        fs::remove_dir_all(&tree).with_context(|| format!("removing {}", tree.display()))?;
-        fs::remove_file(&archive).with_context(|| format!("removing {}", archive.display()))
+        fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;
+        fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
     }
 
     /// Has mmdebstrap, which is not installed for it, make an archive of the root file system.
     fn bootstrap(&self, recipe: &Path, dir: &Path, archive: &Path) -> Result<()> {
         let program = self.fetch_deb("mmdebstrap")?.join("usr/bin/mmdebstrap");
         let list = recipe.join("packages");
-        let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
+        let text = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
         let packages = packages(&text);
         ensure!(!packages.is_empty(), "{} names no package", list.display());
         let sources = dir.join("sources.list");
-        fs::write(&sources, self.guest_sources()?).with_context(|| format!("writing {}", sources.display()))?;
+        fs::write(&sources, self.guest_sources()?).with_context(|| format!("cannot write {}", sources.display()))?;
         let mut command = Command::new("perl");
         command.arg(program).args(["--variant=minbase", "--format=tar"]);
         command.arg(if geteuid().is_root() { "--mode=root" } else { "--mode=unshare" });

@@ -186,10 +186,10 @@ impl Tools<'_> {
         let program = "qemu-system-x86_64";
         self.run(Command::new("strip").arg("-o").arg(dir.join(program)).arg(tree.join("build").join(program)))?;
         if features.ends_with(PLUGINS) {
-            fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER)).context("copying a header of QEMU")?;
+            fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER)).context("cannot copy a header of QEMU")?;
         }
         for made in [tree, python] {
-            fs::remove_dir_all(&made).with_context(|| format!("removing {}", made.display()))?;
+            fs::remove_dir_all(&made).with_context(|| format!("cannot remove {}", made.display()))?;
         }
         Ok(())
     }
@@ -210,12 +210,12 @@ fn step(line: &str) -> Option<(&str, &str)> {
 fn mend_tree(tree: &Path) -> Result<()> {
     for mend in MENDS {
         let path = tree.join(mend.file);
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mended = mended(&text, &mend).with_context(|| path.display().to_string())?;
-        fs::write(&path, mended).with_context(|| format!("writing {}", path.display()))?;
+        fs::write(&path, mended).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let firmware = tree.join("pc-bios/meson.build");
-    fs::write(&firmware, "roms = []\n").with_context(|| format!("writing {}", firmware.display()))
+    fs::write(&firmware, "roms = []\n").with_context(|| format!("cannot write {}", firmware.display()))
 }
 
 fn mended(text: &str, mend: &Mend) -> Result<String> {

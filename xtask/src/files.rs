@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 /// # Errors
 /// It cannot be read.
 pub(crate) fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
 /// Writes a file.
@@ -20,7 +20,7 @@ pub(crate) fn read(file: &Path) -> Result<String> {
 /// # Errors
 /// It cannot be written.
 pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Copies a file, which all may read and the owner may write, and makes the directories above it.
@@ -32,5 +32,5 @@ pub(crate) fn copy(source: &Path, target: &Path) -> Result<()> {
     fs::create_dir_all(parent)
         .and_then(|()| fs::copy(source, target))
         .and_then(|_| fs::set_permissions(target, Permissions::from_mode(0o644)))
-        .with_context(|| format!("copying {}", source.display()))
+        .with_context(|| format!("cannot copy {}", source.display()))
 }

@@ -42,6 +42,6 @@ impl Tools<'_> {
         // Engines that lack their library are left out without a word.
         let engines = self.output(Command::new(&program).arg("--enghelp"))?;
         ensure!(engines.split_whitespace().any(|engine| engine == "libaio"), "the fio that was built has no libaio");
-        fs::remove_dir_all(&tree).with_context(|| format!("removing {}", tree.display()))
+        fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))
     }
 }

@@ -70,7 +70,7 @@ impl Tools<'_> {
         let dir = self.cached("firmware", &key.finish(), |dir| {
             let files = Firmware::in_directory(dir);
             let source = edk2.join("usr/share/cloudhv-efi-x86-64/CLOUDHV.fd");
-            fs::copy(&source, &files.firmware).with_context(|| format!("copying {}", source.display()))?;
+            fs::copy(&source, &files.firmware).with_context(|| format!("cannot copy {}", source.display()))?;
             let loader = grub.join("usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed");
             self.make_bootable(&Distribution::in_directory(&distribution).disk, &loader, &files.disk)
         });
@@ -82,8 +82,8 @@ impl Tools<'_> {
     fn make_bootable(&self, root: &Path, loader: &Path, disk: &Path) -> Result<()> {
         self.need_packages("to make a disk that firmware boots", &["fdisk", "dosfstools", "mtools"])?;
         self.progress.show("making a disk that firmware boots");
-        let failed = || format!("making {}", disk.display());
-        let mut root_file = File::open(root).with_context(|| format!("opening {}", root.display()))?;
+        let failed = || format!("cannot create {}", disk.display());
+        let mut root_file = File::open(root).with_context(|| format!("cannot open {}", root.display()))?;
         let root_len = root_file.metadata().with_context(failed)?.len().next_multiple_of(MIB);
         let mut image = File::create(disk).with_context(failed)?;
         image.set_len(ROOT_START + root_len + TABLE_LEN).with_context(failed)?;
@@ -107,7 +107,7 @@ impl Tools<'_> {
     /// Makes the image of an EFI system partition, in a directory.
     fn make_esp(&self, loader: &Path, dir: &Path) -> Result<PathBuf> {
         let (image, script) = (dir.join("esp"), dir.join("grub.cfg"));
-        let failed = || format!("making {}", image.display());
+        let failed = || format!("cannot create {}", image.display());
         fs::write(&script, boot_script()).with_context(failed)?;
         File::create(&image).and_then(|file| file.set_len(ESP_LEN)).with_context(failed)?;
         self.output(Command::new("/sbin/mkfs.vfat").args(["-F", "32", "-n", "ESP"]).arg(&image))?;

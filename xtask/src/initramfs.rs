@@ -73,7 +73,7 @@ impl Tools<'_> {
             // The kernel takes an archive that follows only at a multiple of 4 bytes, and skips zeros.
             packed.resize(packed.len().next_multiple_of(512), 0);
             let file = dir.join("initramfs");
-            fs::write(&file, packed).with_context(|| format!("writing {}", file.display()))
+            fs::write(&file, packed).with_context(|| format!("cannot write {}", file.display()))
         })?;
         self.progress.end();
         Ok(dir.join("initramfs"))
@@ -93,7 +93,7 @@ impl Tools<'_> {
             archive.link(&format!("bin/{applet}"), "busybox");
         }
         archive.program("bin/fio", fio)?;
-        let built = tempfile::tempdir().context("making a directory for the guest's programs")?;
+        let built = tempfile::tempdir().context("cannot create a directory for the guest's programs")?;
         for name in PROGRAMS {
             let program = built.path().join(name);
             self.run(compile(&program).arg("-Wall").arg(sources.join(format!("{name}.c"))))?;
@@ -112,10 +112,10 @@ impl Tools<'_> {
     fn build_benchmark(&self, dir: &Path, target: &Path) -> Result<()> {
         let source = self.kernel_source(&GuestKernel { stock: true, ..GuestKernel::default() })?;
         let include = dir.join("include");
-        fs::create_dir_all(include.join("linux")).context("making a directory for a header")?;
+        fs::create_dir_all(include.join("linux")).context("cannot create a directory for a header")?;
         let header = "linux/map_benchmark.h";
         fs::copy(source.join("include").join(header), include.join(header))
-            .context("copying a header of the kernel")?;
+            .context("cannot copy a header of the kernel")?;
         let source = source.join("tools/testing/selftests/dma/dma_map_benchmark.c");
         self.run(compile(target).arg("-I").arg(include).arg(source))
     }

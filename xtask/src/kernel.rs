@@ -162,7 +162,7 @@ impl Tools<'_> {
         let dir = self.debian_kernel()?;
         let (_, release) = packaged_kernel(&dir)?;
         let file = dir.join(format!("boot/config-{release}"));
-        let config = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let config = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(config.lines().filter(|line| !line.ends_with("=m")).flat_map(|line| [line, "\n"]).collect())
     }
 
@@ -202,7 +202,7 @@ impl Tools<'_> {
             self.run(Command::new("tar").arg("-C").arg(dir).args(["--strip-components=1", "-xf"]).arg(archive))
         })?;
         let work = self.cache.join("linux-work").join(inputs.version());
-        fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
+        fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
         let lock = work.join(format!(".lock-{}", inputs.variant()));
         let _lock = self.lock(&lock, "waiting for another build of a kernel")?;
         match &inputs.patches {

@@ -35,7 +35,7 @@ impl Key {
     }
 
     fn file(&mut self, path: &Path) -> Result<()> {
-        let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         self.0.update(format!("{}  -\n", hex::encode(Sha256::digest(bytes))));
         Ok(())
     }
@@ -52,9 +52,9 @@ impl Key {
 pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
     let (mut files, mut rest) = (Vec::new(), vec![top.to_path_buf()]);
     while let Some(directory) = rest.pop() {
-        let entries = fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
+        let entries = fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
         for entry in entries {
-            let entry = entry.with_context(|| format!("reading {}", directory.display()))?;
+            let entry = entry.with_context(|| format!("cannot read {}", directory.display()))?;
             let kind = entry.file_type().with_context(|| entry.path().display().to_string())?;
             if kind.is_dir() {
                 rest.push(entry.path());

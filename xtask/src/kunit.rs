@@ -35,7 +35,7 @@ fn between<'source>(
 /// The directory or a file cannot be read.
 pub(crate) fn names_in(directory: &Path) -> Result<String> {
     let mut names = String::new();
-    for entry in fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?.flatten() {
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.contains("kunit") && name.ends_with(".c") {
             let source = read(&entry.path())?;

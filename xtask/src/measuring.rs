@@ -136,7 +136,7 @@ impl Tools<'_> {
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
             // First, as there may be nothing to compare them with.
             if let Some(json) = json {
-                fs::copy(&results, json).with_context(|| format!("writing {}", json.display()))?;
+                fs::copy(&results, json).with_context(|| format!("cannot write {}", json.display()))?;
             }
             shown = self.run_shown(Command::new(&program).args(report).arg(&results));
         }

@@ -28,7 +28,7 @@ impl Modules {
 
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let list = directory.join("modules.builtin");
-        let builtin = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
+        let builtin = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
         let mut files: Vec<_> = files_below(directory)?.into_iter().map(|(name, _)| directory.join(name)).collect();
         files.sort();
         Ok(Self { directory: directory.into(), files, builtin })
@@ -72,7 +72,7 @@ impl Tools<'_> {
         for need in needs.trim().split(',').filter(|need| !need.is_empty()) {
             self.add_module(archive, modules, need, order)?;
         }
-        let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let bytes = match file.extension().and_then(|extension| extension.to_str()) {
             Some("xz") => self.filter(Command::new("xz").arg("-dc"), bytes)?,
             Some("zst") => self.filter(Command::new("zstd").arg("-qdc"), bytes)?,

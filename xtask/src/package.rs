@@ -28,7 +28,7 @@ impl Tools<'_> {
         self.need_packages("building and checking the Debian package", &["debhelper", "dpkg-dev", "lintian"])?;
         let target = self.target_dir()?;
         let out = options.out.clone().unwrap_or_else(|| target.join("package"));
-        fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+        fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
         let out = fs::canonicalize(&out).with_context(|| out.display().to_string())?;
         // Programs first, by this program's own means: what takes long is shown.
         let programs = ["build", "--release", "--locked", "-p", "vmm", "-p", "carom-remote"];
@@ -54,7 +54,7 @@ impl Tools<'_> {
 /// Removes packages of earlier versions.
 fn remove_packages(out: &Path) -> Result<()> {
     while let Ok(old) = only_file(out, |name| name.starts_with("carom_") && name.ends_with(".deb")) {
-        fs::remove_file(&old).with_context(|| format!("removing {}", old.display()))?;
+        fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
     }
     Ok(())
 }

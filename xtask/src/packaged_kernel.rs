@@ -18,7 +18,7 @@ impl Tools<'_> {
 /// The kernel in an unpacked Debian package, and its release.
 pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
     let boot = dir.join("boot");
-    let entries = fs::read_dir(&boot).with_context(|| format!("reading {}", boot.display()))?;
+    let entries = fs::read_dir(&boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let found = entries.flatten().find_map(|entry| {
         let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
         Some((entry.path(), release))

@@ -36,7 +36,7 @@ impl Tools<'_> {
         if self.succeeds(&mut install()?) {
             return Ok(());
         }
-        let dir = tempfile::tempdir().context("making a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
         let log = dir.path().join("log");
         let mut update = as_root("apt-get")?;
         self.run_quietly(update.arg("update"), &log)

@@ -161,7 +161,7 @@ impl Tools<'_> {
             }
             let packed = self.filter(Command::new("gzip").arg("-1"), archive.bytes()?)?;
             let file = dir.join("initramfs.gz");
-            fs::write(&file, packed).with_context(|| format!("writing {}", file.display()))
+            fs::write(&file, packed).with_context(|| format!("cannot write {}", file.display()))
         })?;
         self.progress.end();
         Ok(dir.join("initramfs.gz"))

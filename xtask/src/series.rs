@@ -61,7 +61,7 @@ impl Tools<'_> {
         self.need_command("git", "git", "making patches")?;
         let series = Some(options.series.clone());
         let pristine = self.kernel_source(&GuestKernel { series, stock: true, ..GuestKernel::default() })?;
-        let tmp = tempfile::tempdir().context("making a directory")?;
+        let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let repository = Repository {
             tools: self,
             directory: tmp.path().join("repo"),
@@ -76,7 +76,7 @@ impl Tools<'_> {
             repository.check(&out, &options.series)?;
         }
         if let Some(parent) = target.parent() {
-            fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+            fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         }
         self.run(Command::new("cp").arg("-r").arg(&out).arg(target))?;
         self.progress.say(&format!("{count} patches and a cover letter are in {}", target.display()));
@@ -160,7 +160,7 @@ impl Repository<'_> {
         self.tools.need_packages("checking that the series applies", &["quilt"])?;
         let mails = read(&out.join("series"))?;
         for tool in ["git", "quilt"] {
-            fs::remove_dir_all(&self.directory).context("removing the repository")?;
+            fs::remove_dir_all(&self.directory).context("cannot remove the repository")?;
             self.base()?;
             if tool == "git" {
                 self.tools.run(self.git().args(["am", "-q"]).args(mails.lines().map(|name| out.join(name))))?;

@@ -20,7 +20,7 @@ impl Signals {
     pub fn catch() -> Result<Self> {
         let noted = Arc::new(AtomicUsize::new(0));
         for (signal, number) in [(SIGHUP, 1), (SIGINT, 2), (SIGTERM, 15)] {
-            flag::register_usize(signal, noted.clone(), number).context("catching signals")?;
+            flag::register_usize(signal, noted.clone(), number).context("cannot catch signals")?;
         }
         Ok(Self(noted))
     }

@@ -149,11 +149,11 @@ impl Tools<'_> {
 
     /// Runs these stages at the lowest priority, until the guests have ended.
     fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
-        priority::lower_own().context("lowering the priority")?;
+        priority::lower_own().context("cannot lower the priority")?;
         let mut results = Vec::new();
         for &stage in stages {
             let log = out.join(format!("{}.log", stage.name()));
-            let file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
+            let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
             let tools = self.with_output(file);
             let result = self.timed(|| tools.run_stage(stage, options, out))?;
             // One write, so that it stays together.

@@ -49,7 +49,7 @@ impl<'a> Tools<'a> {
     /// The cache cannot be made, or there is no place for it.
     pub fn new(signals: &'a Signals, progress: &'a Progress) -> Result<Self> {
         let cache = cache_place(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))?;
-        fs::create_dir_all(&cache).with_context(|| format!("making {}", cache.display()))?;
+        fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
         let cache = std::path::absolute(&cache).with_context(|| cache.display().to_string())?;
         Ok(Self { checkout: checkout(), cache, signals, progress, output: None })
     }

@@ -19,7 +19,7 @@ pub fn create(parent: &Path, name: &str) -> Result<TempDir> {
     remove_stale(parent, name);
     let prefix = format!("{name}.{}.", std::process::id());
     let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent);
-    made.with_context(|| format!("making a directory in {}", parent.display()))
+    made.with_context(|| format!("cannot create a directory in {}", parent.display()))
 }
 
 /// What cannot be read or removed stays: it does no harm here.

@@ -33,7 +33,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 /// # Errors
 /// When there is no answer, or none that is HTTP.
 pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
-    let mut stream = UnixStream::connect(socket).context("connecting to the API")?;
+    let mut stream = UnixStream::connect(socket).context("cannot connect to the API")?;
     stream.set_read_timeout(Some(ANSWER_TIME))?;
     let body = body.map_or(String::new(), Value::to_string);
     let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
@@ -76,9 +76,9 @@ fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
         .arg("--no-shutdown")
         .args(arguments)
         .stdin(Stdio::null())
-        .stderr(File::create(dir.join("stderr")).context("creating a file for stderr")?)
+        .stderr(File::create(dir.join("stderr")).context("cannot create a file for stderr")?)
         .spawn()
-        .context("starting carom")
+        .context("cannot start carom")
 }
 
 /// A running `carom --api-socket`, with the files of a guest to boot.
@@ -121,12 +121,12 @@ impl ApiVmm {
     /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
     pub fn start_with_its_kernel(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
         let (file, _) = kernel.files(site)?;
-        let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         Self::start_with_program(site, kernel, "kernel", bytes, job)
     }
 
     fn start_with_files(site: &Site, kernel: Kernel, files: &[Extra]) -> Result<Self> {
-        let dir = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let dir = tempfile::tempdir().context("cannot create a directory for the guest's files")?;
         let (kernel, base) = kernel.files(site)?;
         initramfs::append(base, files, &dir.path().join("initramfs"))?;
         let child = spawn(site, dir.path(), &[])?;
@@ -248,7 +248,7 @@ impl ApiVmm {
             .args(arguments)
             .env("CAROM_API_SOCKET", self.socket())
             .output()
-            .context("starting carom-remote")?;
+            .context("cannot start carom-remote")?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "carom-remote {}: {}: {said}", arguments.join(" "), output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

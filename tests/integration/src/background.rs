@@ -27,7 +27,7 @@ impl Background {
     /// # Errors
     /// When its files cannot be made, or the VMM not be started.
     pub fn start(guest: &Guest, site: &Site) -> Result<Self> {
-        let files = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let files = tempfile::tempdir().context("cannot create a directory for the guest's files")?;
         let (mut command, console, api) = guest.command(site, files.path())?;
         Ok(Self { running: Running::start(&mut command, &console)?, api, _files: files })
     }

@@ -33,7 +33,7 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     close(&mut schema, true);
     schema["components"] = DOCUMENT["components"].clone();
     let wrong: Vec<_> = jsonschema::validator_for(&schema)
-        .context("building a validator")?
+        .context("cannot build a validator")?
         .iter_errors(&body)
         .map(|error| format!("{}: {error}", error.instance_path()))
         .collect();

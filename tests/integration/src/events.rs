@@ -84,8 +84,8 @@ pub fn read(path: &Path) -> Result<Vec<Event>> {
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    parse(&text).with_context(|| format!("reading events of {}", path.display()))
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse(&text).with_context(|| format!("cannot read events of {}", path.display()))
 }
 
 fn parse(text: &str) -> Result<Vec<Event>> {

@@ -342,8 +342,8 @@ impl Guest {
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
         let words: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
         let script = dir.join("vmm");
-        fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" "))).context("writing the VMM's command")?;
-        fs::set_permissions(&script, Permissions::from_mode(0o755)).context("making the VMM's command executable")?;
+        fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" "))).context("cannot write the VMM's command")?;
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).context("cannot make the VMM's command executable")?;
         Ok(script)
     }
 
@@ -357,13 +357,13 @@ impl Guest {
 
     fn console(&self, site: &Site, round: u32) -> Result<PathBuf> {
         let dir = site.out.join("guests");
-        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(dir.join(format!("{}-{round}.console", self.name)))
     }
 
     fn run_once(&self, site: &Site, round: u32) -> Result<(Finished, Seen)> {
         let console = self.console(site, round)?;
-        let scratch = tempfile::tempdir().context("creating a directory for the guest's files")?;
+        let scratch = tempfile::tempdir().context("cannot create a directory for the guest's files")?;
         let (mut command, machine) = self.prepare(site, scratch.path(), &console)?;
         let limits = Limits { time: self.time_limit, stop_on_panic: true };
         let api = self.vmm.is_carom().then_some(machine.api.as_path());
@@ -397,11 +397,11 @@ impl Guest {
             // The originals may be where the user has no way to.
             let copies = [(&mut kernel, dir.join("kernel")), (program.insert(site.carom.clone()), dir.join("carom"))];
             for (file, copy) in copies {
-                fs::copy(&*file, &copy).with_context(|| format!("copying {} for the user", file.display()))?;
+                fs::copy(&*file, &copy).with_context(|| format!("cannot copy {} for the user", file.display()))?;
                 *file = copy;
             }
             for path in [dir, &initramfs] {
-                chown(path, Some(id), Some(id)).with_context(|| format!("giving {} to the user", path.display()))?;
+                chown(path, Some(id), Some(id)).with_context(|| format!("cannot give {} to the user", path.display()))?;
             }
         }
         let machine = Machine {

@@ -36,7 +36,7 @@ impl Drop for Swap {
 
 /// Runs a command that must end well.
 fn succeed(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("starting {}", command.get_program().display()))?;
+    let output = command.output().with_context(|| format!("cannot start {}", command.get_program().display()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
@@ -56,7 +56,7 @@ impl MemoryGroup {
     /// # Errors
     /// When the host has no such groups, or has one of the name.
     pub fn new(name: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/mounts").context("reading /proc/mounts")?;
+        let mounts = fs::read_to_string("/proc/mounts").context("cannot read /proc/mounts")?;
         let known = mounts.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
             [_, place, "cgroup2", ..] => Some(PathBuf::from(place)),
             _ => None,
@@ -64,14 +64,14 @@ impl MemoryGroup {
         let (root, mounted) = match known {
             Some(root) => (root, None),
             None => {
-                let place = tempfile::tempdir().context("making a directory for control groups")?;
+                let place = tempfile::tempdir().context("cannot create a directory for control groups")?;
                 succeed(Command::new("mount").args(["-t", "cgroup2", "none"]).arg(place.path()))?;
                 (place.path().to_owned(), Some(place))
             }
         };
         write(&root.join("cgroup.subtree_control"), "+memory")?;
         let dir = root.join(name);
-        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(Self { dir, mounted })
     }
 
@@ -132,7 +132,7 @@ impl MemoryGroup {
 
     fn read(&self, file: &str) -> Result<String> {
         let file = self.dir.join(file);
-        fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))
+        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
     }
 }
 
@@ -154,7 +154,7 @@ impl Drop for MemoryGroup {
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("writing {text} to {}", file.display()))
+    fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
 }
 
 /// Pages that the whole host has read back from swap devices, since it started (`pswpin` of proc_vmstat(5)).
@@ -162,7 +162,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
 /// # Errors
 /// When it cannot be read.
 pub fn pages_swapped_in() -> Result<u64> {
-    number_after(&fs::read_to_string("/proc/vmstat").context("reading /proc/vmstat")?, "pswpin ")
+    number_after(&fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?, "pswpin ")
 }
 
 /// What the whole host's kernel keeps for devices' DMA.
@@ -182,7 +182,7 @@ impl DmaMemory {
     pub fn now() -> Result<Self> {
         // Each CPU counts for itself for a while.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
-        let text = fs::read_to_string("/proc/vmstat").context("reading /proc/vmstat")?;
+        let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
         let acquired = number_after(&text, "nr_foll_pin_acquired ")?;
         let pins = acquired.saturating_sub(number_after(&text, "nr_foll_pin_released ")?);
         Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })

@@ -21,12 +21,12 @@ pub(crate) struct Extra {
 
 /// Writes `base` followed by an archive of `extras`, all of them executable, to `target`.
 pub(crate) fn append(base: &Path, extras: &[Extra], target: &Path) -> Result<()> {
-    let mut bytes = fs::read(base).with_context(|| format!("reading the initramfs {}", base.display()))?;
+    let mut bytes = fs::read(base).with_context(|| format!("cannot read the initramfs {}", base.display()))?;
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     let mut archive = Archive::default();
     extras.iter().for_each(|extra| archive.executable(&extra.path, extra.bytes.clone()));
-    bytes.extend(archive.bytes().context("packing the guest's job")?);
-    fs::write(target, bytes).with_context(|| format!("writing the initramfs {}", target.display()))
+    bytes.extend(archive.bytes().context("cannot pack the guest's job")?);
+    fs::write(target, bytes).with_context(|| format!("cannot write the initramfs {}", target.display()))
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -
 /// kernel of this release.
 fn expected(list: &Path, release: &str) -> Result<Vec<String>> {
     if list.exists() {
-        let names = fs::read_to_string(list).with_context(|| format!("reading {}", list.display()))?;
+        let names = fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
         return Ok(names.lines().map(String::from).collect());
     }
     let sources = if release.starts_with("6.12.") { &SOURCES[..SOURCES.len() - 1] } else { &SOURCES };

@@ -21,9 +21,9 @@ pub fn serve<S>(
     new_session: impl Fn(UnixStream) -> Result<S>,
     serve: impl Fn(S) -> Result<()>,
 ) -> Result<()> {
-    let listener = UnixListener::bind(socket).with_context(|| format!("listening on {}", socket.display()))?;
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     loop {
-        let (client, _) = listener.accept().context("taking a connection")?;
+        let (client, _) = listener.accept().context("cannot accept a connection")?;
         if let Err(error) = serve(new_session(client)?) {
             eprintln!("{program}: {error:#}");
         }

@@ -139,10 +139,10 @@ impl Running {
     /// When it cannot be started, or a file not be made.
     pub(crate) fn start(command: &mut Command, console: &Path) -> Result<Self> {
         let stderr = console.with_extension("stderr");
-        let create = |path: &Path| File::create(path).with_context(|| format!("creating {}", path.display()));
+        let create = |path: &Path| File::create(path).with_context(|| format!("cannot create {}", path.display()));
         command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr)?);
         let start = Instant::now();
-        let child = Guarded(command.spawn().with_context(|| format!("starting {}", command.get_program().display()))?);
+        let child = Guarded(command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?);
         let watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
         Ok(Self { child, watch, stderr, start })
     }
@@ -186,7 +186,7 @@ struct Guarded(Child);
 
 impl Guarded {
     fn signal(&self, signal: Signal) -> Result<()> {
-        kill_process(Pid::from_child(&self.0), signal).context("signalling the VMM")
+        kill_process(Pid::from_child(&self.0), signal).context("cannot signal the VMM")
     }
 }
 
@@ -220,7 +220,7 @@ struct Watch {
 impl Watch {
     fn read(&mut self) -> Result<()> {
         let mut bytes = Vec::new();
-        self.file.read_to_end(&mut bytes).context("reading the console")?;
+        self.file.read_to_end(&mut bytes).context("cannot read the console")?;
         self.rest.append(&mut bytes);
         // A multi-byte character may be cut at the end of what is there so far: only whole lines are decoded.
         let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);

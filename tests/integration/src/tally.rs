@@ -38,7 +38,7 @@ impl Tally {
         match fs::read_to_string(&path) {
             Ok(text) => Ok(Self::parse(&text)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }
 
@@ -86,7 +86,7 @@ pub(crate) fn note_again(out: &Path, name: &str, why: &str) -> Result<()> {
 fn note(out: &Path, line: &str) -> Result<()> {
     let path = out.join(FILE);
     let file = OpenOptions::new().create(true).append(true).open(&path);
-    file.and_then(|mut file| file.write_all(line.as_bytes())).with_context(|| format!("writing {}", path.display()))
+    file.and_then(|mut file| file.write_all(line.as_bytes())).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -63,13 +63,13 @@ impl Tools<'_> {
     /// Downloads the original source of a Debian source package (its checksum is in the signed lists) and unpacks it as `dir`,
     /// without Debian's changes.
     pub(crate) fn fetch_source(&self, package: &str, version: &str, dir: &Path) -> Result<()> {
-        fs::create_dir(dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let name = format!("{package}={version}");
         let mut fetch = self.apt(Lists::Stable, "apt-get");
         self.run(fetch.args(["source", "-qq", "--tar-only", "--download-only", &name]).current_dir(dir))?;
         let archive = only_file(dir, |name| name.contains(".orig.tar."))?;
         self.run(Command::new("tar").arg("-C").arg(dir).arg("-xf").arg(&archive).arg("--strip-components=1"))?;
-        fs::remove_file(&archive).with_context(|| format!("removing {}", archive.display()))
+        fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
     }
 
     /// Backports are not candidates unless asked for by their suite.
@@ -101,7 +101,7 @@ impl Tools<'_> {
 
     fn unpack(&self, lists: Lists, package: &str, version: &str, dir: &Path) -> Result<()> {
         self.progress.show(&format!("fetching Debian package {package} {version}"));
-        let download = tempfile::tempdir_in(dir).with_context(|| format!("making a directory in {}", dir.display()))?;
+        let download = tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
         let name = format!("{package}={version}");
         self.run(self.apt(lists, "apt-get").args(["download", "-qq", &name]).current_dir(download.path()))?;
         let file = only_file(download.path(), |name| name.ends_with(".deb"))?;
@@ -123,7 +123,7 @@ fn candidate(said: &str) -> Option<&str> {
 
 /// The file of a directory whose name is like this.
 pub(crate) fn only_file(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
-    let entries = fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let found = entries.flatten().find(|entry| is_it(&entry.file_name().to_string_lossy())).map(|entry| entry.path());
     found.with_context(|| format!("{} has no such file", dir.display()))
 }

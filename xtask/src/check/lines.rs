@@ -26,7 +26,7 @@ impl CheckTree<'_> {
         let (mut count, mut patches, mut alone) = (0, 0, 0);
         for (place, step) in steps.iter().enumerate() {
             let file = self.patches.join(&step.patch);
-            let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
             if place < first || !(step.changes_files() || names_bouncing(&text)) {
                 patches += 1;
                 alone += changed_lines(&text);
@@ -44,12 +44,12 @@ impl CheckTree<'_> {
     /// Lines of code of the files that the core brings, in the form that they have then; with what they are compared with.
     fn core_lines(&self, steps: &[Step], first: usize) -> Result<String> {
         let end = steps.iter().position(|step| step.patch.ends_with(CORE)).context("the core has no end")? + 1;
-        let tmp = tempfile::tempdir().context("making a directory")?;
+        let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let files = earlier_forms(self.tools, &self.tools.checkout.join("guest/src"), &steps[end..], tmp.path())?;
         let mut count = 0;
         for file in files.iter().filter(|file| steps[first..end].iter().any(|step| step.brings(file))) {
             let file = tmp.path().join(file);
-            count += code_lines(&fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?);
+            count += code_lines(&fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?);
         }
         let brings_requests = !steps[end..].iter().any(|step| step.patch.ends_with(REQUESTS));
         let limit = if brings_requests { CORE_LIMIT_WITH_REQUESTS } else { CORE_LIMIT };

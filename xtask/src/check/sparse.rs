@@ -55,7 +55,7 @@ impl CheckTree<'_> {
         let mut make = self.make(Mode::On);
         make.arg(jobs()).args(["C=2", &format!("CF={}", self.options()?.join(" "))]).args(&objects);
         self.tools.run_quietly(&mut make, &log).context("sparse does not run")?;
-        let said = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+        let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         // make goes on without a sparse that the kernel finds too old, and after an error sparse keeps a file's warnings to itself.
         if let Some(object) = objects.iter().find(|object| !was_checked(&said, object)) {
             bail!("sparse did not look at {object}: see {}", log.display());
@@ -71,8 +71,8 @@ impl CheckTree<'_> {
         let file = self.work.join("sparse-probe.c");
         let mut options = Vec::new();
         for (source, option) in LACKS {
-            fs::write(&file, source).with_context(|| format!("writing {}", file.display()))?;
-            let output = Command::new("sparse").arg(&file).stdin(Stdio::null()).output().context("starting sparse")?;
+            fs::write(&file, source).with_context(|| format!("cannot write {}", file.display()))?;
+            let output = Command::new("sparse").arg(&file).stdin(Stdio::null()).output().context("cannot start sparse")?;
             if !(output.stdout.is_empty() && output.stderr.is_empty()) {
                 options.push(option);
             }

@@ -97,7 +97,7 @@ impl<'a> CheckTree<'a> {
 
     pub(super) fn apply(&mut self, patch: &Path) -> Result<()> {
         self.tools.patch(&self.tree, patch)?;
-        let text = fs::read_to_string(patch).with_context(|| format!("reading {}", patch.display()))?;
+        let text = fs::read_to_string(patch).with_context(|| format!("cannot read {}", patch.display()))?;
         self.touched.extend(added_files(&text).map(String::from));
         Ok(())
     }
@@ -108,7 +108,7 @@ impl<'a> CheckTree<'a> {
         let source = self.tools.checkout.join("guest/src");
         self.tools.run(Command::new("cp").arg("-r").arg(source.join(".")).arg(&self.tree))?;
         for hook in self.hooks()? {
-            let text = fs::read_to_string(&hook).with_context(|| format!("reading {}", hook.display()))?;
+            let text = fs::read_to_string(&hook).with_context(|| format!("cannot read {}", hook.display()))?;
             if added_files(&text).next().is_some() {
                 self.apply(&hook)?;
             }
@@ -120,9 +120,9 @@ impl<'a> CheckTree<'a> {
     /// Options that the tree does not know are left out.
     pub(super) fn configure(&self, mode: Mode) -> Result<()> {
         let out = self.out(mode);
-        fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
+        fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
         let base = self.tools.checkout.join("guest/config/6.12.config");
-        let base = fs::read_to_string(&base).with_context(|| format!("reading {}", base.display()))?;
+        let base = fs::read_to_string(&base).with_context(|| format!("cannot read {}", base.display()))?;
         let mut options: String = base
             .lines()
             .filter(|line| !line.starts_with("CONFIG_BLK_DEV_INITRD"))
@@ -132,7 +132,7 @@ impl<'a> CheckTree<'a> {
         options += if mode == Mode::Off { "CONFIG_IOMMU_DMA_BOUNCE=n\n" } else { "CONFIG_IOMMU_DMA_BOUNCE=y\n" };
         options += if mode == Mode::Bare { WITHOUT } else { "" };
         let fragment = self.work.join(format!("check-{mode}.fragment"));
-        fs::write(&fragment, options).with_context(|| format!("writing {}", fragment.display()))?;
+        fs::write(&fragment, options).with_context(|| format!("cannot write {}", fragment.display()))?;
         let mut make = self.make(mode);
         make.args(["-s", &format!("KCONFIG_ALLCONFIG={}", fragment.display()), "allnoconfig"]);
         self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot configure")
@@ -156,7 +156,7 @@ impl<'a> CheckTree<'a> {
 
     /// Warnings of the last build that are about touched files.
     pub(super) fn complaints(&self, mode: Mode) -> Result<Vec<String>> {
-        let log = fs::read(self.log(mode)).context("reading a build's log")?;
+        let log = fs::read(self.log(mode)).context("cannot read a build's log")?;
         let log = String::from_utf8_lossy(&log);
         let complaints = log.lines().filter(|line| line.contains("warning:") || line.contains("error:"));
         Ok(complaints.filter(|line| self.is_of_touched(line)).map(|line| self.short(line)).collect())

@@ -46,7 +46,7 @@ impl Tools<'_> {
     /// Builds `tree` in `out`, and leaves in `dir` what is wanted of it.
     pub(super) fn build_kernel(&self, tree: &Path, out: &Path, inputs: &Inputs, dir: &Path) -> Result<()> {
         let Architecture { image, directory, elf, .. } = inputs.architecture;
-        fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+        fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
         self.configure(tree, out, inputs)?;
         self.compile(tree, out, inputs)?;
         if let Some(modules) = &inputs.modules {
@@ -86,11 +86,11 @@ impl Tools<'_> {
         }
         let file = beside(out, ".fragment");
         let base = inputs.base.as_deref().unwrap_or_default();
-        fs::write(&file, [base, &wanted].concat()).with_context(|| format!("writing {}", file.display()))?;
+        fs::write(&file, [base, &wanted].concat()).with_context(|| format!("cannot write {}", file.display()))?;
         let mut all = "KCONFIG_ALLCONFIG=".to_owned();
         all += &file.to_string_lossy();
         self.run(self.make(tree, out, inputs.architecture).args(["-s", &all, "allnoconfig"]))?;
-        let config = fs::read_to_string(out.join(".config")).context("reading the kernel's configuration")?;
+        let config = fs::read_to_string(out.join(".config")).context("cannot read the kernel's configuration")?;
         let refused = refused(&wanted, &config);
         ensure!(refused.is_empty(), "the kernel's configuration rules refuse: {}", refused.join(" "));
         Ok(())
@@ -121,7 +121,7 @@ impl Tools<'_> {
 
     /// Builds the modules whose source is in `modules`, and leaves them in `dir`.
     fn build_modules(&self, tree: &Path, out: &Path, modules: &Path, dir: &Path) -> Result<()> {
-        let work = tempfile::tempdir_in(dir).with_context(|| format!("making a directory in {}", dir.display()))?;
+        let work = tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
         let source = work.path().join("source");
         self.run(Command::new("cp").arg("-r").arg(modules).arg(&source))?;
         self.run_quietly(self.make(tree, out, &X86_64).arg("modules_prepare"), &work.path().join("log"))?;
@@ -134,7 +134,7 @@ impl Tools<'_> {
             "modules",
         ]);
         self.run_quietly(&mut make, &work.path().join("log"))?;
-        for entry in fs::read_dir(&source).with_context(|| format!("reading {}", source.display()))?.flatten() {
+        for entry in fs::read_dir(&source).with_context(|| format!("cannot read {}", source.display()))?.flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "ko") {
                 self.run(Command::new("strip").arg("-g").arg("-o").arg(dir.join(entry.file_name())).arg(entry.path()))?;
             }
@@ -186,7 +186,7 @@ fn beside(directory: &Path, end: &str) -> PathBuf {
 }
 
 fn copy(source: &Path, target: &Path) -> Result<()> {
-    fs::copy(source, target).map(|_| ()).with_context(|| format!("copying {}", source.display()))
+    fs::copy(source, target).map(|_| ()).with_context(|| format!("cannot copy {}", source.display()))
 }
 
 #[cfg(test)]

@@ -23,9 +23,9 @@ impl Tools<'_> {
             let new = tree.with_extension("new");
             self.run(Command::new("rm").arg("-rf").arg(&new))?;
             self.run(Command::new("cp").arg("-al").arg(pristine).arg(&new))?;
-            fs::rename(&new, tree).with_context(|| format!("making {}", tree.display()))?;
+            fs::rename(&new, tree).with_context(|| format!("cannot create {}", tree.display()))?;
         }
-        let ours = tempfile::tempdir().context("making a directory for our files")?;
+        let ours = tempfile::tempdir().context("cannot create a directory for our files")?;
         match part {
             None => self.our_files(pristine, ours.path(), patches)?,
             Some(part) => self.our_files_until(part, pristine, ours.path(), patches)?,
@@ -36,7 +36,7 @@ impl Tools<'_> {
         let files = files_below(ours.path())?;
         touched.extend(files.into_iter().map(|(file, _)| Path::new(".").join(file)));
         let lines: String = touched.iter().map(|file| format!("{}\n", file.display())).collect();
-        fs::write(&list, lines).with_context(|| format!("writing {}", list.display()))?;
+        fs::write(&list, lines).with_context(|| format!("cannot write {}", list.display()))?;
         for file in &touched {
             refresh(file, ours.path(), pristine, tree)?;
         }
@@ -70,7 +70,7 @@ impl Tools<'_> {
 
     /// The same without what comes after `part`.
     fn our_files_until(&self, part: Part, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
-        let forms = tempfile::tempdir().context("making a directory for our files")?;
+        let forms = tempfile::tempdir().context("cannot create a directory for our files")?;
         let all = steps(patches)?;
         let files = earlier_forms(self, &self.checkout.join("guest/src"), &all, forms.path())?;
         for step in until(part, all, patches)? {
@@ -103,22 +103,22 @@ fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()>
     let Some(source) = source else {
         return match fs::remove_file(&target) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("removing {}", target.display()))
+                Err(error).with_context(|| format!("cannot remove {}", target.display()))
             }
             _ => Ok(()),
         };
     };
-    let wanted = fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
+    let wanted = fs::read(&source).with_context(|| format!("cannot read {}", source.display()))?;
     if fs::read(&target).is_ok_and(|known| known == wanted) {
         return Ok(());
     }
     // Not in its place: the file may be a hard link to Debian's.
     let new = tree.join(".carom-new");
-    fs::write(&new, wanted).with_context(|| format!("writing {}", new.display()))?;
+    fs::write(&new, wanted).with_context(|| format!("cannot write {}", new.display()))?;
     let parent = target.parent().unwrap_or(tree);
     fs::create_dir_all(parent)
         .and_then(|()| fs::rename(&new, &target))
-        .with_context(|| format!("writing {}", target.display()))
+        .with_context(|| format!("cannot write {}", target.display()))
 }
 
 #[cfg(test)]

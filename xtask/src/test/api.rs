@@ -31,11 +31,11 @@ impl Tools<'_> {
         // With a test of the package: so it is built as the stage `unit` builds it.
         self.build("carom", &[&WORKSPACE[..], &["--bin", "carom", "--test", "api_refusals"]].concat())?;
         let dir = out.join("api");
-        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let socket = dir.join("socket");
         let mut carom = Command::new(self.target_dir()?.join("debug/carom"));
         carom.arg("--api-socket").arg(format!("path={}", socket.display())).arg("--log-file").arg(dir.join("log"));
-        let mut carom = KilledOnDrop(carom.spawn().context("starting carom")?);
+        let mut carom = KilledOnDrop(carom.spawn().context("cannot start carom")?);
         let start = Instant::now();
         while self.request(&socket, "GET", "vmm.ping", None).is_err() {
             ensure!(start.elapsed() < HUNG, "carom does not answer");
@@ -54,7 +54,7 @@ impl Tools<'_> {
         self.request(&socket, "PUT", "vmm.shutdown", None)?;
         let start = Instant::now();
         let status = loop {
-            if let Some(status) = carom.0.try_wait().context("waiting for carom")? {
+            if let Some(status) = carom.0.try_wait().context("cannot wait for carom")? {
                 break status;
             }
             ensure!(start.elapsed() < HUNG, "carom does not end");
@@ -100,7 +100,7 @@ impl Tools<'_> {
             self.print(&fs::read_to_string(&log).unwrap_or_default());
             return Err(error);
         }
-        let said = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+        let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         self.print(&summary(&said));
         Ok(())
     }
@@ -126,7 +126,7 @@ struct Check {
 /// Accepts connections by TCP, as schemathesis speaks nothing else, and passes them on to `socket`, as long as this process lives.
 /// Returns the port.
 fn forward(socket: &Path) -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen")?;
     let port = listener.local_addr().context("the port")?.port();
     let socket = socket.to_path_buf();
     thread::spawn(move || {

@@ -32,7 +32,7 @@ impl Tools<'_> {
             emulate.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
             emulate.arg("-kernel").arg(image).args(["-append", CMDLINE]);
             self.run_quietly(&mut emulate, &console).with_context(|| format!("{series} for arm64 does not end"))?;
-            let said = fs::read(&console).with_context(|| format!("reading {}", console.display()))?;
+            let said = fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
             let cases = cases_of(&self.checkout.join("guest/src"), series)?;
             let summary = checked(&String::from_utf8_lossy(&said), &cases)
                 .with_context(|| format!("KUnit tests of {series} for arm64"))?;
@@ -51,7 +51,7 @@ fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
         if !name.contains("kunit") || !name.ends_with(".c") || (series == "6.12" && name.contains("kunit-request")) {
             continue;
         }
-        let text = fs::read_to_string(source.join(&file)).with_context(|| format!("reading {name}"))?;
+        let text = fs::read_to_string(source.join(&file)).with_context(|| format!("cannot read {name}"))?;
         cases.extend(kunit::cases(&text).map(String::from));
     }
     ensure!(!cases.is_empty(), "there are no KUnit tests in {}", source.display());

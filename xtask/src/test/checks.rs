@@ -46,7 +46,7 @@ impl Tools<'_> {
             install.args(["install", "--quiet", "--locked", "--no-default-features", "--root"]).arg(dir);
             install.arg(format!("cargo-deny@{DENY_VERSION}")).env("CARGO_TARGET_DIR", dir.join("target"));
             self.run(&mut install)?;
-            fs::remove_dir_all(dir.join("target")).context("removing what cargo-deny was built from")
+            fs::remove_dir_all(dir.join("target")).context("cannot remove what cargo-deny was built from")
         })?;
         let mut deny = Command::new(dir.join("bin/cargo-deny"));
         deny.args(["--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]);
@@ -89,7 +89,7 @@ impl Tools<'_> {
         for patch in self.patches()? {
             self.print(&format!("{}:\n", patch.strip_prefix(&self.checkout).unwrap_or(&patch).display()));
             // From standard input: a file that git tracks would be taken for a source file, not for a patch.
-            let file = File::open(&patch).with_context(|| format!("opening {}", patch.display()))?;
+            let file = File::open(&patch).with_context(|| format!("cannot open {}", patch.display()))?;
             failed += usize::from(self.run_shown_with(checkpatch().arg("-"), file).is_err());
             self.go_on()?;
         }
@@ -119,7 +119,7 @@ impl Tools<'_> {
         let files = files_below(&top)?.into_iter().map(|(file, _)| top.join(file));
         let mut patches = Vec::new();
         for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")) {
-            let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
             // One that changes files of guest/src alone is only what its mail says.
             if changed_files(&text).next().is_some() {
                 patches.push(file);

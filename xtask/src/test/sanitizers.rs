@@ -94,7 +94,7 @@ impl Tools<'_> {
     /// Builds the standard library that a tool needs; returns whether that could be done. It takes sources from crates.io.
     fn set_up(&self, nightly: &Nightly, tool: &[&str], options: &[&str]) -> Result<bool> {
         self.progress.show(&format!("building a standard library for {} (once, some minutes)", tool[1]));
-        let dir = tempfile::tempdir().context("making a directory for a log")?;
+        let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
         let mut command = self.nightly_command(nightly, tool)?;
         let done = self.run_quietly(command.arg("setup").args(options), &dir.path().join("log")).is_ok();
         self.go_on()?;
@@ -147,7 +147,7 @@ impl Tools<'_> {
             install.args(["install", "--quiet", "--locked", "--root"]).arg(dir);
             install.arg(format!("cargo-careful@{CAREFUL_VERSION}")).env("CARGO_TARGET_DIR", dir.join("target"));
             self.run(&mut install)?;
-            fs::remove_dir_all(dir.join("target")).context("removing what cargo-careful was built from")
+            fs::remove_dir_all(dir.join("target")).context("cannot remove what cargo-careful was built from")
         })?;
         Ok(dir.join("bin/cargo-careful"))
     }

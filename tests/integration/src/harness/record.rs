@@ -139,7 +139,7 @@ impl Done {
 
 fn append(path: &Path, text: &str) -> Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("writing {}", path.display()))
+    file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -64,13 +64,13 @@ impl<S: Sample> Journal<S> {
     pub fn open(path: &Path) -> Result<Self> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            other => other.with_context(|| format!("reading {}", path.display()))?,
+            other => other.with_context(|| format!("cannot read {}", path.display()))?,
         };
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let mut file = file.with_context(|| format!("opening {}", path.display()))?;
+        let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if !text.is_empty() && !text.ends_with('\n') {
             // What was cut off must not spoil the next line.
-            file.write_all(b"\n").context("ending a line that was cut off")?;
+            file.write_all(b"\n").context("cannot end a line that was cut off")?;
         }
         Ok(Self { file, all: ended(&text) })
     }
@@ -124,7 +124,7 @@ impl<S: Sample> Journal<S> {
 
     fn write(&mut self, line: &Line<S::Key, S>) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
-        self.file.write_all(text.as_bytes()).context("noting a sample")
+        self.file.write_all(text.as_bytes()).context("cannot note a sample")
     }
 }
 

@@ -55,7 +55,7 @@ pub fn carom(program: &Path) -> Result<String> {
 pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
     let carom = carom(&site.carom)?;
     let qemu = first_line(Command::new(site.qemu()).arg("--version"))?;
-    let machine = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
+    let machine = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;
     let mut versions = vec![("carom", carom), ("qemu", qemu), ("host_kernel", machine.trim().to_owned())];
     if let Ok(emulator) = env::var("CAROM_EMULATOR") {
         versions.push(("rig_emulator", emulator));
@@ -79,7 +79,7 @@ pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
 }
 
 fn first_line(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("starting {}", command.get_program().display()))?;
+    let output = command.output().with_context(|| format!("cannot start {}", command.get_program().display()))?;
     ensure!(output.status.success(), "{} failed: {}", command.get_program().display(), output.status);
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
 }

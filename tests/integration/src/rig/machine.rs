@@ -173,10 +173,10 @@ impl Machine {
         for (path, size) in drives.map(|path| (path, size)).chain(others) {
             File::create(&path)
                 .and_then(|file| file.set_len(size))
-                .with_context(|| format!("making {}", path.display()))?;
+                .with_context(|| format!("cannot create {}", path.display()))?;
         }
         for path in [files.console(), files.control()] {
-            File::create(&path).with_context(|| format!("making {}", path.display()))?;
+            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         let written = Arc::new(Mutex::new(Instant::now()));
         let forwards = vec![
@@ -387,7 +387,7 @@ struct Start<'a> {
 }
 
 fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>) -> Result<Child> {
-    let log = File::create(files.log()).context("making QEMU's log")?;
+    let log = File::create(files.log()).context("cannot create QEMU's log")?;
     // The kernel ends the emulator should this program be killed.
     let mut command = Command::new("setpriv");
     command
@@ -402,7 +402,7 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("QEMU's log")?)
         .stderr(log);
-    command.spawn().context("starting QEMU by setpriv")
+    command.spawn().context("cannot start QEMU by setpriv")
 }
 
 /// Has a thread hand on to `target` what comes out of a new FIFO.
@@ -412,7 +412,7 @@ fn forward(
     written: Arc<Mutex<Instant>>,
 ) -> Result<JoinHandle<()>> {
     let mode = Mode::RUSR | Mode::WUSR;
-    mknodat(CWD, path, FileType::Fifo, mode, 0).with_context(|| format!("making {}", path.display()))?;
+    mknodat(CWD, path, FileType::Fifo, mode, 0).with_context(|| format!("cannot create {}", path.display()))?;
     let path = path.to_path_buf();
     Ok(thread::spawn(move || {
         let Ok(mut fifo) = File::open(path) else { return };
@@ -442,7 +442,7 @@ fn nonblocking() -> i32 {
 fn version(emulator: &[OsString]) -> Result<String> {
     let [program, arguments @ ..] = emulator else { return Ok(String::new()) };
     let output = Command::new(program).args(arguments).arg("--version").output();
-    let output = output.with_context(|| format!("starting {}", program.display()))?;
+    let output = output.with_context(|| format!("cannot start {}", program.display()))?;
     ensure!(output.status.success(), "{} --version failed: {}", program.display(), output.status);
     let said = String::from_utf8_lossy(&output.stdout);
     let line = said.lines().next().unwrap_or_default();

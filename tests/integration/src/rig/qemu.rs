@@ -92,7 +92,7 @@ pub(super) fn plugin(file: &Path, out: &Path) -> Result<Vec<String>> {
 pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
     let [program, arguments @ ..] = emulator else { return Ok(false) };
     let output = Command::new(program).args(arguments).args(["-device", "igb,help"]).output();
-    Ok(output.with_context(|| format!("starting {}", program.display()))?.status.success())
+    Ok(output.with_context(|| format!("cannot start {}", program.display()))?.status.success())
 }
 
 /// All arguments but those of [`accelerator`] and [`plugin`]. With `igb`, the machine has a card that older emulators lack.

@@ -25,7 +25,7 @@ fn work(_: Scope, _: &Site) -> Vec<Work> {
 fn measure() -> Result<Measured> {
     let script = env::var_os("CAROM_ALLOCATOR").context("CAROM_ALLOCATOR is not set")?;
     let output = Command::new(&script).arg("--scaling").stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("starting {}", script.display()))?;
+    let output = output.with_context(|| format!("cannot start {}", script.display()))?;
     ensure!(output.status.success(), "{} failed: {}", script.display(), output.status);
     Ok(Measured { rows: rows(&String::from_utf8_lossy(&output.stdout))?, ..Measured::default() })
 }

@@ -54,7 +54,7 @@ impl Guests {
         let file = format!("{}.ko", self.module);
         // A module is in the directory of its kernel.
         let path = image.with_file_name(&file);
-        let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
         let counted = site.instructions.as_deref();
         let before = counted.map_or(0, |file| read(file).len());

@@ -98,7 +98,7 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
 
 /// The rows of a mode: one for each number of guests, the last of which is not borne unless there are no more drives.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
-    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set")?).context("reading CAROM_TENANT")?;
+    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set")?).context("cannot read CAROM_TENANT")?;
     let swap = site.swap.as_deref().context("CAROM_SWAP is not set")?;
     let _swap = Swap::on(swap)?;
     let group = MemoryGroup::new("carom-density")?;
@@ -321,7 +321,7 @@ impl Window {
 
 /// Time that the host's CPUs were busy, and all time, in ticks (first line of proc_stat(5)).
 fn cpu_times() -> Result<(u64, u64)> {
-    let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     parse_cpu_times(&stat).context("the first line of /proc/stat")
 }
 

@@ -46,10 +46,10 @@ fn cells(scope: Scope) -> Vec<Cell> {
 fn in_a_guest(mode: &'static Mode, cells: Vec<Cell>) -> Work {
     let estimate = throughput::estimate(&cells);
     let run = move |site: &Site, name: &str| {
-        let dir = tempfile::tempdir_in(IN_RAM).context("making a directory for a disk's image")?;
+        let dir = tempfile::tempdir_in(IN_RAM).context("cannot create a directory for a disk's image")?;
         let image = dir.path().join("image");
         let length = u64::from(AREA_MIB) << 20;
-        File::create(&image).and_then(|file| file.set_len(length)).context("making a disk's image")?;
+        File::create(&image).and_then(|file| file.set_len(length)).context("cannot create a disk's image")?;
         let guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_disk(&image, mode.iommu);
         let job = format!("{WAIT}{PRINT_VERSIONS}{}", fio::job_on("/dev/vda", &cells));
         let outcome = table::run(guest.job(&job), estimate, site)?;

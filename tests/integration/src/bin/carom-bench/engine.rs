@@ -36,11 +36,11 @@ fn work(_: Scope, _: &Site) -> Vec<Work> {
 
 fn measure() -> Result<Measured> {
     let program = env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set")?;
-    let dir = tempfile::tempdir().context("making a directory for estimates")?;
+    let dir = tempfile::tempdir().context("cannot create a directory for estimates")?;
     let mut bench = Command::new(&program);
     bench.args(["--bench", "--noplot", "--quiet", "--warm-up-time", "1", "--measurement-time", "2"]);
     let status = bench.env("CRITERION_HOME", dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).status();
-    let status = status.with_context(|| format!("starting {}", program.display()))?;
+    let status = status.with_context(|| format!("cannot start {}", program.display()))?;
     ensure!(status.success(), "{} failed: {status}", program.display());
     Ok(Measured { rows: rows(dir.path())?, ..Measured::default() })
 }
@@ -49,8 +49,8 @@ fn measure() -> Result<Measured> {
 fn rows(dir: &Path) -> Result<Vec<Row>> {
     let row = |&(request, together, mappings, place): &(&str, u32, u32, &str)| {
         let file = dir.join(place).join("new/estimates.json");
-        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-        let estimates: Value = serde_json::from_str(&text).with_context(|| format!("reading {}", file.display()))?;
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let estimates: Value = serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
         let ns = estimates["median"]["point_estimate"].as_f64();
         let ns = ns.with_context(|| format!("{}: there is no median", file.display()))?;
         let of = [("request", request.into()), ("at_once", together.into()), ("mappings", mappings.into())];

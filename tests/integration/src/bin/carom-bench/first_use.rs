@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 /// # Errors
 /// The kernel does not say how much that is.
 pub(crate) fn use_free_memory() -> Result<()> {
-    let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let free = free_bytes(&text).context("/proc/meminfo has no MemFree")?;
     let mut memory = vec![0u8; free / 20 * 19];
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);

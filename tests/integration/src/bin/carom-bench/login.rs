@@ -41,14 +41,14 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 /// Boots it from a copy of its disk in the host's RAM, which is made before, and ends it at the prompt.
 fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let files = Distribution::in_directory(site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set")?);
-    let dir = tempfile::tempdir_in("/dev/shm").context("making a directory for a disk")?;
+    let dir = tempfile::tempdir_in("/dev/shm").context("cannot create a directory for a disk")?;
     let disk = dir.path().join("disk.raw");
-    fs::copy(&files.disk, &disk).with_context(|| format!("copying {}", files.disk.display()))?;
+    fs::copy(&files.disk, &disk).with_context(|| format!("cannot copy {}", files.disk.display()))?;
     let cmdline = format!("console=ttyS0 {} quiet", Distribution::ROOT);
     let mut command = boot_command(site, vmm, [&files.kernel, &files.initrd], &cmdline, &disk, RAM_MIB)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
-    let mut machine = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", vmm.name()))?);
+    let mut machine = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", vmm.name()))?);
     wait_for_prompt(&console(&mut machine.0)?, start)
 }
 

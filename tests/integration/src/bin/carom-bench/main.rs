@@ -198,7 +198,7 @@ fn act(action: Action) -> Result<ExitCode> {
 /// Writes results to their file. The exit status says whether anything failed.
 fn write(json: &Path, results: &impl Serialize, failures: &[String]) -> Result<ExitCode> {
     let text = serde_json::to_string_pretty(results)?;
-    fs::write(json, text + "\n").with_context(|| format!("writing {}", json.display()))?;
+    fs::write(json, text + "\n").with_context(|| format!("cannot write {}", json.display()))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -206,7 +206,7 @@ fn write(json: &Path, results: &impl Serialize, failures: &[String]) -> Result<E
 fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
     let text = fs::read_to_string(json);
     let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
-    results.with_context(|| format!("reading {}", json.display()))
+    results.with_context(|| format!("cannot read {}", json.display()))
 }
 
 /// Which of the tables are measured.

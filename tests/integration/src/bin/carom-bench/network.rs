@@ -58,7 +58,7 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
         let _server = serve(program)?;
         let mut guest = mode.bare_guest(name).memory_mib(LITTLE_RAM_MIB).virtio_net(TAP, mode.iommu);
         for file in with_libraries(program)? {
-            let bytes = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+            let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
             guest = guest.program(&file_name(&file), bytes);
         }
         let outcome = table::run(guest.job(&job(&file_name(program), seconds)), estimate, site)?;
@@ -69,7 +69,7 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
 
 /// A program and what the dynamic linker loads for it, itself among that, by the lines of ldd(1).
 fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("starting ldd")?;
+    let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
     let text = String::from_utf8_lossy(&output.stdout);
     let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
@@ -171,7 +171,7 @@ impl Drop for Interface {
 }
 
 fn ip(words: &str) -> Result<()> {
-    let status = Command::new("ip").args(words.split(' ')).status().context("starting ip")?;
+    let status = Command::new("ip").args(words.split(' ')).status().context("cannot start ip")?;
     ensure!(status.success(), "ip {words}: {status}");
     Ok(())
 }
@@ -180,10 +180,10 @@ fn ip(words: &str) -> Result<()> {
 fn serve(program: &Path) -> Result<KilledOnDrop> {
     let mut command = Command::new(program);
     command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut server = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+    let mut server = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
     // One that cannot serve ends at once; the guest takes longer to start.
     thread::sleep(Duration::from_millis(200));
-    let ended = server.0.try_wait().context("looking at iperf3")?;
+    let ended = server.0.try_wait().context("cannot look at iperf3")?;
     ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
     Ok(server)
 }

@@ -52,7 +52,7 @@ struct Line<'a> {
 /// # Errors
 /// A file cannot be written.
 pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for plot in plots(results) {
         let axis = plot.axis();
         if axis.len() > 1 {
@@ -60,7 +60,7 @@ pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
             let labels: Vec<String> = axis.iter().map(|value| word(value)).collect();
             draw(&file, &plot.title, &labels, &plot.lines(&axis))
                 .map_err(|error| anyhow!("{error}"))
-                .with_context(|| format!("writing {}", file.display()))?;
+                .with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
     site.instructions.as_ref().context("only a rig that counts fills this table")?;
-    let dir = tempfile::tempdir().context("making a directory for files")?;
+    let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome =
         table::run(started.guest(site, name, PRINT_VERSIONS, dir.path())?.cmdline("PROBE=begun"), ESTIMATE, site)?;
     Measured::of(&outcome, vec![Row::new(started.keys(), figures(&outcome)?)])

@@ -152,7 +152,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 fn one_of_each(dir: &Path) -> Result<Vec<String>> {
     let file = |name: &str, len: u64| -> Result<String> {
         let path = dir.join(name);
-        fs::File::create(&path).and_then(|file| file.set_len(len)).with_context(|| format!("making {name}"))?;
+        fs::File::create(&path).and_then(|file| file.set_len(len)).with_context(|| format!("cannot create {name}"))?;
         Ok(path.display().to_string())
     };
     let [disk, pmem] = [file("disk", 64 << 20)?, file("pmem", 16 << 20)?];
@@ -172,13 +172,13 @@ fn one_of_each(dir: &Path) -> Result<Vec<String>> {
 
 fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Result<Measured> {
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
-    let dir = tempfile::tempdir().context("making a directory for files")?;
+    let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
     let idle = outcome.probes.first().context("the VMM was not looked at")?;
     ensure!(idle.own_bytes > 0, "the VMM's memory could not be read");
     let mib = f64::from(1 << 20);
     let program = program(started.vmm, site)?;
-    let size = fs::metadata(&program).with_context(|| format!("reading {}", program.display()))?.len();
+    let size = fs::metadata(&program).with_context(|| format!("cannot read {}", program.display()))?.len();
     let figures = [
         ("start_ms", start_ms(&outcome)?),
         ("end_ms", ms(outcome.elapsed)),
@@ -220,13 +220,13 @@ fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
 /// The time from the start to the first answer, in ms, and the median time of `vmm.ping`, each by a connection of its own, in µs. Carom
 /// and Cloud Hypervisor have the same API.
 fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
-    let dir = tempfile::tempdir().context("making a directory for a socket")?;
+    let dir = tempfile::tempdir().context("cannot create a directory for a socket")?;
     let socket = dir.path().join("api");
     let mut command = Command::new(program);
     command.arg("--api-socket").arg(format!("path={}", socket.display()));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let begun = Instant::now();
-    let _server = KilledOnDrop(command.spawn().with_context(|| format!("starting {}", program.display()))?);
+    let _server = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
     let ping = || -> Result<f64> {
         let start = Instant::now();
         let (status, _) = api::exchange(&socket, "GET", "/api/v1/vmm.ping", None)?;

@@ -51,10 +51,10 @@ struct Options {
 fn device(options: &Options) -> Result<Device> {
     if let Some(path) = &options.disk {
         let image = File::options().read(true).write(true).open(path);
-        return image.map(Device::Disk).with_context(|| format!("opening {}", path.display()));
+        return image.map(Device::Disk).with_context(|| format!("cannot open {}", path.display()));
     }
     let tap = File::from(rustix::io::dup(rustix::stdio::stdin())?);
-    fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK).context("having reads of the interface not wait")?;
+    fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK).context("cannot make the interface non-blocking")?;
     Ok(Device::Card(Card::new(tap)))
 }
 

@@ -48,7 +48,7 @@ impl Memory {
 
     /// Takes one more: its guest-physical address, length, address of the front end, offset in its file, and the file.
     pub(crate) fn add(&mut self, [guest, len, user, offset]: [u64; 4], file: File) -> Result<()> {
-        let map = MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?).context("mapping a region")?;
+        let map = MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?).context("cannot map a region")?;
         self.regions.push(Region { guest, user, map });
         Ok(())
     }

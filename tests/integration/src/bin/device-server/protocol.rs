@@ -79,10 +79,10 @@ fn send(mut socket: &UnixStream, request: u32, flags: u32, payload: &[u8]) -> Re
 
 /// Answers a request.
 pub(crate) fn answer(socket: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    send(socket, request, REPLY, payload).context("answering")
+    send(socket, request, REPLY, payload).context("cannot answer")
 }
 
 /// Asks the front end for something, and wants to know whether it was done.
 pub(crate) fn ask(channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    send(channel, request, NEED_REPLY, payload).context("asking")
+    send(channel, request, NEED_REPLY, payload).context("cannot ask")
 }

@@ -37,7 +37,7 @@ struct Options {
 
 fn serve(options: &Options) -> Result<()> {
     let log = match &options.log {
-        Some(path) => File::create(path).with_context(|| format!("creating {}", path.display()))?,
+        Some(path) => File::create(path).with_context(|| format!("cannot create {}", path.display()))?,
         None => File::from(rustix::io::dup(rustix::stdio::stdout())?),
     };
     let settings = Settings { mask: u64::MAX >> (64 - options.address_bits), die_at: options.die_at };

@@ -27,7 +27,7 @@ impl Program {
     /// Whether there is a test whose name contains this.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let output = Command::new(&self.executable).args(["--list", filter]).stdin(Stdio::null()).output();
-        let output = output.with_context(|| format!("starting {}", self.executable.display()))?;
+        let output = output.with_context(|| format!("cannot start {}", self.executable.display()))?;
         ensure!(output.status.success(), "{} --list: {}", self.name, String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| line.ends_with(": test")))
     }

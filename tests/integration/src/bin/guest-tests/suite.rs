@@ -196,7 +196,7 @@ impl<'a> Suites<'a> {
         let mut command = Command::new(&program.executable);
         command.args(arguments).current_dir(&program.directory).stdin(Stdio::null());
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let mut child = command.spawn().with_context(|| format!("starting {}", program.executable.display()))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.executable.display()))?;
         let status = run_command(&mut child, self.signals)?;
         let code = status.and_then(|status| u8::try_from(status.code()?).ok());
         Ok(match self.signals.caught() {
