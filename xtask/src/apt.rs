@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian packages that are unpacked and never installed, by apt with sources and lists of our own; the machine's stay as they
-//! are. apt checks signatures.
+//! Downloads Debian packages and unpacks them without installing them. apt runs with its own sources and package lists here, so
+//! the machine's apt configuration stays unchanged. apt checks signatures.
 
 mod fetch;
 mod sources;
@@ -17,30 +17,30 @@ pub(crate) use self::fetch::only_file;
 use crate::packages::program;
 use crate::tools::Tools;
 
-/// The suite that packages come from: fixed, so that all machines get the same kernels.
+/// Debian suite that packages come from. It is fixed, so that all machines get the same kernels.
 pub(crate) const SUITE: &str = "bookworm";
 
-/// Its backports.
+/// Backports suite of [`SUITE`].
 const BACKPORTS: &str = "bookworm-backports";
 
-/// The suite that is never released.
+/// Debian's unstable suite, which is never released.
 const UNSTABLE: &str = "sid";
 
-/// Keys of Debian's archive.
+/// Keyring with the keys of Debian's archive.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// How old lists may be.
+/// Maximum age of package lists.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// First line of our sources. A change of them needs another one here: several checkouts share a cache.
+/// First line of the generated sources.list. Change this line whenever the sources change: several checkouts share one cache.
 const STAMP: &str = "# carom sources 3";
 
-/// Lists of packages, with sources of their own.
+/// Set of package lists. Each set has its own sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lists {
-    /// Those of [`SUITE`], its backports and what is next.
+    /// Lists of [`SUITE`], its backports and the backports of the next release.
     Stable,
-    /// Those of the suite that is never released: for what is nowhere else. Packages are unpacked from there, never installed.
+    /// Lists of the unstable suite, for packages that no other suite has. Such packages are unpacked, never installed.
     Unstable,
 }
 
@@ -52,7 +52,7 @@ impl Tools<'_> {
         })
     }
 
-    /// `apt-get` or `apt-cache` on our sources and lists.
+    /// Returns a command that runs `apt-get` or `apt-cache` with our sources and lists.
     fn apt(&self, lists: Lists, tool: &str) -> Command {
         let dir = self.apt_dir(lists);
         let mut command = Command::new(tool);
@@ -68,15 +68,15 @@ impl Tools<'_> {
             command.arg("-o").arg(format!("{option}={}", value.display()));
         }
         if geteuid().is_root() {
-            // The unprivileged user that apt fetches as cannot enter a cache below root's home.
+            // apt fetches as an unprivileged user, which cannot enter a cache below root's home.
             command.args(["-o", "APT::Sandbox::User=root"]);
         }
         command
     }
 
-    /// Brings the lists up to date: at most once a day, when the machine's sources or ours changed, or with `force`.
+    /// Refreshes the package lists if `force` is set, if they are older than a day, or if the machine's sources or ours changed.
     fn refresh_lists(&self, lists: Lists, force: bool) -> Result<()> {
-        ensure!(program("apt-get").is_some(), "this is no Debian system: apt-get is needed to fetch packages");
+        ensure!(program("apt-get").is_some(), "apt-get not found: fetching packages needs a Debian system");
         let _lock = self.lock(&self.cache.join(".lock-apt"), "waiting for another reader of Debian's package lists")?;
         let dir = self.apt_dir(lists);
         for needed in ["lists/partial", "cache/archives/partial"] {
@@ -99,7 +99,7 @@ impl Tools<'_> {
             File::create(&updated).with_context(|| format!("cannot write {}", updated.display()))?;
         } else if updated.exists() {
             self.go_on()?;
-            self.progress.say("could not refresh Debian's package lists; going on with older ones");
+            self.progress.say("could not refresh Debian's package lists; continuing with older ones");
         } else {
             self.run_quietly(self.apt(lists, "apt-get").args(["update", "-qq"]), &log)
                 .context("could not read Debian's package lists")?;
@@ -108,7 +108,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// What `ask` finds in the lists, from a file while these have not changed since, as starting apt takes seconds.
+    /// Returns what `ask` finds in the package lists. The answer is kept in a file until the lists change, because starting apt
+    /// takes seconds.
     fn answer(&self, lists: Lists, name: &str, ask: impl FnOnce() -> Result<String>) -> Result<String> {
         self.refresh_lists(lists, false)?;
         let dir = self.apt_dir(lists);
@@ -128,19 +129,20 @@ impl Tools<'_> {
     }
 }
 
-/// `text` with `_` for each character that is no letter, digit or one of `others`.
+/// Returns `text` with `_` for each character that is not a letter, a digit or one of `others`.
 fn plain(text: &str, others: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || others.contains(c) { c } else { '_' }).collect()
 }
 
-/// Whether the lists in `dir` are of our sources, of this day, and newer than `theirs`, the machine's sources.
+/// True if the lists in `dir` were made from our sources, are at most a day old, and are newer than the machine's sources in
+/// `theirs`.
 fn is_fresh(dir: &Path, theirs: &Path) -> bool {
     let is_of_today = modified(&dir.join("updated")).and_then(|time| time.elapsed().ok()).is_some_and(|age| age < DAY);
     let list = fs::read_to_string(dir.join("sources.list")).unwrap_or_default();
     is_of_today && list.lines().next() == Some(STAMP) && is_newer(&dir.join("sources.list"), theirs)
 }
 
-/// Whether `file` exists and is newer than `other`, or that one does not exist.
+/// True if `file` exists and either is newer than `other` or `other` does not exist.
 fn is_newer(file: &Path, other: &Path) -> bool {
     modified(file).is_some_and(|time| modified(other).is_none_or(|other| time > other))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A cpio archive of a root file system, made without a directory of its files.
+//! cpio archive of a root file system, built in memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ const LINK: u32 = 0o120_777;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 
-/// Files by their paths, without a leading slash. All belong to root, and have no time.
+/// Files by their paths, without a leading slash. All files belong to root and have no time stamp.
 #[derive(Debug, Default)]
 pub struct Archive(BTreeMap<String, (u32, Vec<u8>)>);
 
@@ -34,13 +34,13 @@ impl Archive {
         self.add(path, LINK, target.into());
     }
 
-    /// An executable file with the bytes of `source`.
+    /// Adds an executable file with the bytes of `source`.
     pub(crate) fn program(&mut self, path: &str, source: &Path) -> Result<()> {
         self.executable(path, fs::read(source).with_context(|| format!("cannot read {}", source.display()))?);
         Ok(())
     }
 
-    /// An executable file, and the directories that it is in.
+    /// Adds an executable file and its parent directories.
     pub fn executable(&mut self, path: &str, bytes: Vec<u8>) {
         self.add(path, PROGRAM, bytes);
     }
@@ -53,7 +53,7 @@ impl Archive {
         self.0.contains_key(path)
     }
 
-    /// The archive, directories before what is in them.
+    /// Returns the archive. Directories come before their contents.
     ///
     /// # Errors
     /// A file has 4 GiB or more.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What runs with guests needs: the VMM, its client, kernels and initramfs, told by the variables that
-//! `tests/integration/src/site.rs` reads.
+//! Files that guests need: the VMM, its client, kernels and initramfs. Environment variables, which
+//! `tests/integration/src/site.rs` reads, pass their paths.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::packaged_kernel::packaged_kernel;
 use crate::tools::{Tools, Usage};
 use crate::work_dir;
 
-/// Variables for a program.
+/// Environment variables for a program.
 pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
 impl Tools<'_> {
-    /// Calls `run` with a directory of its own for results, made in `place`. Afterwards the results are copied to `keep`.
+    /// Calls `run` with a new results directory below `place`. Afterwards copies the results to `keep`.
     pub(crate) fn with_results<T>(
         &self,
         place: &Path,
@@ -37,31 +37,31 @@ impl Tools<'_> {
         done
     }
 
-    /// What all of it needs from Debian.
+    /// Installs the Debian packages that all guests need.
     pub(crate) fn need_guest_packages(&self) -> Result<()> {
         self.need_packages("building and running guests", &["qemu-system-x86", "gcc", "libc6-dev"])
     }
 
-    /// The VMM, optimized.
+    /// Builds the VMM with optimization.
     pub(crate) fn carom(&self) -> Result<Variables> {
         self.build("carom", &["build", "--release", "--locked", "-p", "vmm", "--bin", "carom"])?;
         Ok(vec![("CAROM_BIN", self.target_dir()?.join("release/carom").into())])
     }
 
-    /// A guest kernel with its initramfs.
+    /// Builds a guest kernel and its initramfs.
     pub(crate) fn guest(&self, kernel: &GuestKernel) -> Result<Variables> {
         let kernel = self.guest_kernel(kernel)?;
         let initramfs = self.guest_initramfs(&GuestInitramfs::default())?;
         Ok(vec![("CAROM_GUEST_KERNEL", kernel.into()), ("CAROM_GUEST_INITRAMFS", initramfs.into())])
     }
 
-    /// The patched kernel of the newest series that there is a patch for.
+    /// Builds the patched kernel of the newest series that has a patch.
     pub(crate) fn newer_guest(&self) -> Result<Variables> {
         let dir = self.guest_kernel(&GuestKernel { series: Some("7.3".into()), ..GuestKernel::default() })?;
         Ok(vec![("CAROM_NEWER_KERNEL", dir.join("bzImage").into())])
     }
 
-    /// The patched kernels of both series with trace points.
+    /// Builds the patched kernels of both series with trace points.
     pub(crate) fn traced_guests(&self) -> Result<Variables> {
         let mut variables = Variables::new();
         for (variable, series) in [("CAROM_PROFILE_KERNEL", None), ("CAROM_NEWER_PROFILE_KERNEL", Some("7.3".into()))] {
@@ -71,15 +71,15 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// Debian's kernel as it is, and an initramfs with modules of it. Not bookworm's first kernel, 6.1: that one is built without
-    /// virtio-iommu.
+    /// Fetches Debian's unmodified kernel 6.12 and builds an initramfs with its modules. Bookworm's original kernel, 6.1, is
+    /// built without virtio-iommu.
     pub(crate) fn stock_guest(&self) -> Result<Variables> {
         let dir = self.debian_kernel()?;
         let (kernel, release) = packaged_kernel(&dir)?;
         let modules = Some(dir.join(Modules::PLACE).join(release));
         let initramfs = self.guest_initramfs(&GuestInitramfs {
             modules,
-            // ext4 asks the kernel's crypto API for crc32c, so its list of modules that it depends on does not name it.
+            // ext4 asks the kernel's crypto API for crc32c at run time, so modinfo does not list that dependency.
             with: ["pvpanic_pci", "i6300esb", "virtio_pmem", "nd_pmem", "crc32c_generic", "ext4"]
                 .map(Into::into)
                 .into(),
@@ -87,8 +87,11 @@ impl Tools<'_> {
         Ok(vec![("CAROM_STOCK_KERNEL", kernel.into()), ("CAROM_STOCK_INITRAMFS", initramfs.into())])
     }
 
-    /// The programs that tests start in guests: one that steers the edu device, one that tells what it has lost, and one that has sockets to
-    /// the host; and a kernel that reads an I/O port.
+    /// Builds the programs that tests start in guests:
+    /// - `edu-dma` drives the edu device,
+    /// - `witness` reports lost data,
+    /// - `vsock` opens sockets to the host,
+    /// - `string-io` is a kernel that reads an I/O port.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
         let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness"), ("CAROM_VSOCK", "vsock")];
         let mut variables: Variables = programs
@@ -99,12 +102,12 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// The static program of this name that runs in guests.
+    /// Builds a static program that runs in guests.
     pub(crate) fn guest_program(&self, name: &str) -> Result<PathBuf> {
         self.compiled(name, "c", &["-O2", "-static", "-pthread", "-Wall", "-Wextra", "-Werror"])
     }
 
-    /// The kernel of this name, all of which is one file in assembly.
+    /// Builds a kernel that consists of one assembly file.
     fn bare_kernel(&self, name: &str) -> Result<PathBuf> {
         let link = "-Wl,-N,-Ttext=0x100000,--build-id=none,--no-warn-rwx-segments";
         self.compiled(name, "S", &["-nostdlib", "-static", "-no-pie", link])
@@ -118,7 +121,7 @@ impl Tools<'_> {
         Ok(dir.join(name))
     }
 
-    /// Gives a PCI device of this host to vfio-pci until the value is dropped.
+    /// Binds a PCI device of this host to vfio-pci until the returned value is dropped.
     pub(crate) fn bind(&self, address: &str) -> Result<Bound> {
         let script = self.checkout.join("scripts/lib/vfio-bind");
         self.run(Command::new(&script).arg(address))?;
@@ -128,17 +131,17 @@ impl Tools<'_> {
     }
 }
 
-/// A device that is given back to its own driver when this is dropped.
+/// PCI device that returns to its own driver when this value is dropped.
 pub(crate) struct Bound(Command);
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // It says itself what it cannot do.
+        // The script itself reports errors.
         let _ = self.0.status();
     }
 }
 
-/// Variables of programs that run on this host, with the drive at `address`.
+/// Returns variables for programs that run on this host, with the drive at `address`.
 pub(crate) fn direct_variables(address: &str, out: &Path) -> Variables {
     vec![("CAROM_NVME", address.into()), ("CAROM_RIG", "direct".into()), ("CAROM_OUT", out.into())]
 }
@@ -151,7 +154,7 @@ pub(crate) fn check_pci_address(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether this is a PCI address such as `0000:01:00.0`.
+/// True if this is a PCI address such as `0000:01:00.0`.
 fn is_pci_address(text: &str) -> bool {
     let hex = |part: &str, digits: usize| {
         part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
@@ -162,12 +165,12 @@ fn is_pci_address(text: &str) -> bool {
     shape && text == format!("{domain}:{bus}:{device}.{function}")
 }
 
-/// Copies what a run left in `out` to the directory `keep`.
+/// Copies the results of a run from `out` to the directory `keep`.
 fn keep_results(tools: &Tools, out: &Path, keep: &Path) {
     let copied = std::fs::create_dir_all(keep).is_ok()
         && Command::new("cp").arg("-r").arg(out.join(".")).arg(keep).status().is_ok_and(|status| status.success());
     if !copied {
-        tools.progress.say(&format!("could not keep the results in {}", keep.display()));
+        tools.progress.say(&format!("could not copy the results to {}", keep.display()));
     }
 }
 
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_a_run_left_is_kept() {
+    fn all_results_of_a_run_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (out, keep) = (dir.path().join("out"), dir.path().join("a/keep"));
         std::fs::create_dir_all(out.join("guests")).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/bench`: makes what the guests need, and has `carom-bench` fill its tables in the rig or on this host.
+//! `scripts/bench`: builds what the guests need and runs `carom-bench`, which fills its tables in the rig or on this host.
 
 use std::env;
 use std::ffi::OsString;
@@ -39,41 +39,41 @@ pub const TABLES: [&str; 19] = [
     COUNTS,
 ];
 
-/// Those of them that a quick run fills; the others have to be named: each takes a minute or more.
+/// Tables of a quick run. Each other table takes a minute or more, so the user must name it.
 const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
-/// Those that only a run of all cells fills unless they are named: they are not of devices that are passed through, or take too long.
+/// Tables that only run with `--all-cells` or when named. They do not measure passthrough devices, or they take too long.
 const NOT_PLAIN: [&str; 6] = ["scaling", "login", "disk", "network", "sandbox", "lent"];
 
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
 const IO_INSTRUCTIONS: &str = "io_instructions";
 const START_INSTRUCTIONS: &str = "start_instructions";
-/// The tables of what an emulated machine counts that runs for them alone.
+/// Tables with counts by the emulator. Each run of them needs an emulated machine of its own.
 pub const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 const ENGINE: &str = "engine";
 const ALLOCATOR: &str = "allocator";
-/// The tables of what needs no guest, and is measured natively.
+/// Tables that need no guest and are measured natively.
 pub const NATIVE: [&str; 2] = [ENGINE, ALLOCATOR];
 
 const COUNTS: &str = "counts";
-/// The tables that two runs are compared by.
+/// Tables by which two runs are compared.
 pub const COMPARED: [&str; 5] = [COUNTS, SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
-/// What is measured.
+/// Selection of measurements.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Measurement {
-    /// Only these tables.
+    /// Tables to fill.
     #[arg(value_name = "TABLE", value_parser = PossibleValuesParser::new(TABLES))]
     pub tables: Vec<String>,
-    /// The fewest cells, once.
+    /// Measure the fewest cells, once.
     #[arg(long)]
     pub quick: bool,
-    /// All cells.
+    /// Measure all cells.
     #[arg(long, conflicts_with = "quick")]
     pub all_cells: bool,
-    /// How often each cell is measured, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2, but 1 for tables that take long].
+    /// Rounds per cell, 1 to 99 [default: 1 with --quick, 3 with --all-cells, else 2, but 1 for tables that take long].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: Option<u32>,
     /// Run only guests of this mode (repeatable).
@@ -81,20 +81,20 @@ pub struct Measurement {
     pub only: Vec<String>,
 }
 
-/// What is to be measured, where, and what becomes of it.
+/// Selection of measurements, their place and their output files.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     #[command(flatten)]
     measurement: Measurement,
     #[command(flatten)]
     place: Place,
-    /// File with what has been measured, from which a later run goes on.
+    /// File that keeps samples, so that a later run can continue.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// File of an earlier run to compare counts with.
     #[arg(long, value_name = "BASE")]
     compare: Option<PathBuf>,
-    /// File of an earlier run, whose counts are reckoned for hardware; nothing is measured but copies.
+    /// File of an earlier run. Predicts results on hardware from its counts; only the cost of copies is measured.
     #[arg(
         long,
         value_name = "FILE",
@@ -104,7 +104,7 @@ pub struct Options {
     /// Directory for plots.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// In an emulated machine whose clock goes by instructions.
+    /// Run in an emulated machine whose clock follows instructions.
     #[arg(long, conflicts_with = "direct")]
     icount: bool,
 }
@@ -113,13 +113,15 @@ impl Options {
     fn check(&self) -> Result<()> {
         let counted = |table: &&String| COUNTED.contains(&table.as_str());
         if let (Some(_), Some(table)) = (&self.place.direct, self.measurement.tables.iter().find(counted)) {
-            bail!(Usage(format!("--direct: the table {table} is of the emulated machine")));
+            bail!(Usage(format!(
+                "--direct: table {table} needs the emulated machine; leave out --direct or the table"
+            )));
         }
         if self.icount && self.measurement.wants_counted() {
-            // The emulator of 10.0 dies at its start when it has both.
+            // The emulator of QEMU 10.0 dies at its start with both options.
             let tables = COUNTED.join(", ");
             bail!(Usage(format!(
-                "--icount: instructions cannot be counted beside it; name tables other than {tables}"
+                "--icount: cannot count instructions at the same time; name tables other than {tables}"
             )));
         }
         if self.predict.is_none() {
@@ -129,16 +131,14 @@ impl Options {
         check_file("--state", self.state.as_deref())?;
         if self.compare.is_some() && !COMPARED.iter().any(|table| self.measurement.wants(table)) {
             let tables = COMPARED.join(", ");
-            bail!(Usage(format!(
-                "--compare: compares the tables {tables}, none of which is among those that are named"
-            )));
+            bail!(Usage(format!("--compare: can only compare the tables {tables}; name at least one of them")));
         }
         Ok(())
     }
 }
 
 impl Measurement {
-    /// Whether this table is filled.
+    /// True if this table is filled.
     #[must_use]
     pub fn wants(&self, table: &str) -> bool {
         if !self.tables.is_empty() {
@@ -147,17 +147,17 @@ impl Measurement {
         if self.quick { QUICK.contains(&table) } else { self.all_cells || !NOT_PLAIN.contains(&table) }
     }
 
-    /// Whether a table is filled that an emulated machine counts.
+    /// True if any table is filled that needs counts by the emulator.
     fn wants_counted(&self) -> bool {
         COUNTED.iter().any(|table| self.wants(table))
     }
 
-    /// Whether tables are named, and none but these.
+    /// True if tables are named, and all of them are in `tables`.
     fn names_only(&self, tables: &[&str]) -> bool {
         !self.tables.is_empty() && self.tables.iter().all(|table| tables.contains(&table.as_str()))
     }
 
-    /// The arguments that say the same.
+    /// Returns equivalent command-line arguments.
     fn words(&self) -> Vec<String> {
         let options =
             measuring::words(&[(self.quick, "--quick"), (self.all_cells, "--all-cells")], self.rounds, &self.only);
@@ -166,22 +166,22 @@ impl Measurement {
 }
 
 impl Tools<'_> {
-    /// Measures and shows the tables; returns the exit status.
+    /// Measures, shows the tables and returns the exit status.
     ///
     /// # Errors
-    /// Wrong options, something that cannot be made, or a signal.
+    /// Fails on wrong options, if something cannot be built, or on a signal.
     pub fn bench(&self, options: &Options) -> Result<u8> {
         options.check()?;
         if let Some(file) = &options.predict {
             self.run_shown(Command::new(self.measuring_program()?).arg("predict").arg(file))?;
             return Ok(0);
         }
-        // The state's file is to be in both directories.
+        // The results directory gets a hard link to the state file, so both must be on one file system.
         let place = options.state.as_deref().map_or_else(env::temp_dir, |state| parent(state).into());
         self.with_results(&place, "carom-bench", options.place.keep.as_deref(), |out| self.fill_tables(options, out))
     }
 
-    /// What only some tables need.
+    /// Returns the variables that only some tables need.
     fn bench_variables(&self, measurement: &Measurement, direct: bool) -> Result<Variables> {
         let mut variables: Variables = self.commit_variable().into_iter().collect();
         if (measurement.wants(SYNC) || measurement.wants(MAP_COUNTS)) && !direct {
@@ -203,12 +203,14 @@ impl Tools<'_> {
         Ok(variables)
     }
 
-    /// Has the program fill the tables, and returns its exit status. What needs no guest comes first, then instructions, in a machine
-    /// of their own, as counting them slows it down; what is noted then is not measured again.
+    /// Runs the program that fills the tables, and returns its exit status.
+    ///
+    /// Native tables run first. Tables with counted instructions follow, in a machine of their own, because counting slows that
+    /// machine down. Samples that exist already are not measured again.
     fn fill(&self, measurement: &Measurement, measuring: Measuring) -> Result<u8> {
         let only_native = measurement.names_only(&NATIVE);
         let wants_native = NATIVE.iter().any(|table| measurement.wants(table));
-        // Modes are of guests.
+        // `--only` selects modes of guests, so native tables are left out with it.
         let native = if only_native || (wants_native && measurement.only.is_empty()) {
             self.fill_native(measurement, &measuring)?
         } else {
@@ -231,7 +233,7 @@ impl Tools<'_> {
         }
     }
 
-    /// Measures what needs no guest, and returns the program's exit status.
+    /// Runs measurements that need no guest, and returns the program's exit status.
     fn fill_native(&self, measurement: &Measurement, measuring: &Measuring) -> Result<u8> {
         let mut variables = Variables::new();
         if measurement.wants(ENGINE) {
@@ -243,19 +245,19 @@ impl Tools<'_> {
 
     fn fill_tables(&self, options: &Options, out: &Path) -> Result<u8> {
         if let Some(base) = &options.compare {
-            // Before anything is measured.
+            // Check the base file before measuring.
             let mut check = Command::new(self.measuring_program()?);
             self.run_shown(check.arg("check").arg(base).args(options.measurement.words()))?;
         }
         if let Some(state) = &options.state {
-            // The same file, so that nothing is lost however this ends.
+            // A hard link to the state file keeps all samples, however this run ends.
             File::options()
                 .create(true)
                 .append(true)
                 .open(state)
                 .and_then(|_| fs::hard_link(state, measuring::samples(out)))
                 .with_context(|| {
-                    format!("--state {}: cannot be written, or its file system has no hard links", state.display())
+                    format!("--state {}: cannot write this file, or its file system lacks hard links", state.display())
                 })?;
         }
         let measuring = Measuring {
@@ -321,19 +323,19 @@ mod tests {
     }
 
     #[test]
-    fn wrong_use_is_told() {
+    fn wrong_options_are_rejected() {
         let uses: [(&[&str], &str); 13] = [
             (&["speed"], "speed"),
             (&["--quick", "--all-cells"], "cannot be used with"),
             (&["--rounds", "0"], "--rounds"),
             (&["--state", "/no/such/directory/file"], "--state"),
-            (&["--json", "/"], "or it is one"),
-            (&["--compare", "base.json", "vmm"], "none of which is among those that are named"),
+            (&["--json", "/"], "is a directory"),
+            (&["--compare", "base.json", "vmm"], "name at least one of them"),
             (&["--predict", "base.json", "--quick"], "cannot be used with"),
             (&["--predict", "base.json", "counts"], "cannot be used with"),
             (&["--predict", "base.json", "--plots", "dir"], "cannot be used with"),
             (&["--direct", "nvme0"], "must be a PCI address"),
-            (&["--direct", "0000:01:00.0", "sync"], "of the emulated machine"),
+            (&["--direct", "0000:01:00.0", "sync"], "needs the emulated machine"),
             (&["--icount", "counts", "io_instructions"], "name tables other than sync, map_counts"),
             (&["--icount"], "name tables other than"),
         ];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Entries of the cache: directories that are either whole or absent.
+//! Cache entries: directories that are either complete or absent.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,12 +13,12 @@ use rustix::io::Errno;
 
 use crate::tools::Tools;
 
-/// How often a lock is tried that another process holds.
+/// Interval between attempts to take a lock that another process holds.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tools<'_> {
-    /// The directory `kind`/`key` of the cache. If there is none, `build` fills a new directory, which becomes it. Other processes
-    /// that want the same entry wait meanwhile.
+    /// Returns the cache directory `kind`/`key`. If it does not exist, `build` fills a temporary directory, which is then renamed
+    /// to it. Other processes that need this entry wait meanwhile.
     pub(crate) fn cached(&self, kind: &str, key: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.cache.join(kind);
         let entry = parent.join(key);
@@ -41,8 +41,8 @@ impl Tools<'_> {
         Ok(entry)
     }
 
-    /// Takes the lock of a file, which is made where it is missing, and holds it until the value is dropped. Shows `waiting` while
-    /// another process has it.
+    /// Locks a file until the returned value is dropped. Creates the file if it is missing. Shows `waiting` while another process
+    /// holds the lock.
     pub(crate) fn lock(&self, path: &Path, waiting: &str) -> Result<File> {
         let file = File::options().create(true).truncate(false).write(true).open(path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -59,7 +59,7 @@ impl Tools<'_> {
     }
 }
 
-/// Removes what a build that was killed has left.
+/// Removes the temporary directories of killed builds.
 fn remove_left_over(parent: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(parent).with_context(|| format!("cannot read {}", parent.display()))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_built_once_and_not_at_all_where_building_fails() {
+    fn cache_entry_is_built_once_and_absent_after_failure() {
         let dir = tempfile::tempdir().unwrap();
         let left_over = dir.path().join("kind/.tmp-key.abc/inner");
         fs::create_dir_all(&left_over).unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Builds programs of the workspace.
 //!
-//! Cargo gives a crate the features that the packages of one call ask for, and builds it once more for another set. So what is built
-//! without optimization is built as a part of the whole workspace, whichever programs are wanted of it.
+//! Cargo unifies features over the packages of one call, and rebuilds a crate for each other set of features. To avoid such
+//! rebuilds, unoptimized programs are always built as part of the whole workspace.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,29 +14,29 @@ use serde_json::Value;
 
 use crate::tools::Tools;
 
-/// What programs and tests are selected from, by options such as `--bin` and a name.
+/// Arguments of builds of the whole workspace. Options such as `--bin NAME` then select programs and tests.
 pub(crate) const WORKSPACE: [&str; 5] =
     ["build", "--locked", "--workspace", "--features", "carom-integration/rig,devices/rig"];
 
-/// An executable file with tests.
+/// Test executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestProgram {
     /// Name of the test target.
     pub(crate) name: String,
-    /// Directory of the package, in which cargo would run it.
+    /// Directory of the package. cargo runs its tests there.
     pub(crate) directory: PathBuf,
     pub(crate) executable: PathBuf,
 }
 
 impl Tools<'_> {
-    /// Cargo at the top of the checkout.
+    /// Returns a cargo command that runs at the top of the checkout.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
         cargo.current_dir(&self.checkout);
         cargo
     }
 
-    /// Runs cargo with these arguments, and shows what it said if it fails.
+    /// Runs cargo with these arguments. If cargo fails, shows its output.
     pub(crate) fn build(&self, what: &str, arguments: &[&str]) -> Result<()> {
         self.progress.show(&format!("building {what}"));
         let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
@@ -54,7 +54,7 @@ impl Tools<'_> {
         Ok(test_programs(&self.output(&mut cargo)?))
     }
 
-    /// Builds a benchmark of a package; returns its file.
+    /// Builds a benchmark of a package and returns its executable.
     pub(crate) fn benchmark(&self, package: &str, name: &str) -> Result<PathBuf> {
         self.progress.show(&format!("building the benchmark {name}"));
         self.progress.end();
@@ -65,7 +65,7 @@ impl Tools<'_> {
         file.with_context(|| format!("cargo names no file of the benchmark {name}"))
     }
 
-    /// Where cargo puts what it builds.
+    /// Returns cargo's target directory.
     pub(crate) fn target_dir(&self) -> Result<PathBuf> {
         let said = self.output(self.cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
         target_dir(&said).context("cargo metadata names no target directory")
@@ -77,13 +77,13 @@ fn test_programs(messages: &str) -> Vec<TestProgram> {
     artifacts(messages).filter_map(|artifact| test_program(&artifact)).collect()
 }
 
-/// What cargo says that it has made.
+/// Returns the artifacts in cargo's messages.
 fn artifacts(messages: &str) -> impl Iterator<Item = Value> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     messages.filter(|message| message["reason"] == "compiler-artifact")
 }
 
-/// The file of an artifact, if it is a program of this kind.
+/// Returns the executable of an artifact if its target is of this kind.
 fn executable(artifact: &Value, kind: &str) -> Option<PathBuf> {
     let is_kind = artifact["target"]["kind"].as_array()?.iter().any(|known| known == kind);
     artifact["executable"].as_str().filter(|_| is_kind).map(PathBuf::from)

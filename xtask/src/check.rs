@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/guest-check`: looks at the guest patch the way a kernel maintainer would, on Debian's source.
+//! `scripts/guest-check`: checks the guest patch as a kernel maintainer would, on Debian's source.
 
 mod code;
 mod lines;
@@ -16,7 +16,7 @@ use crate::kernel::{GuestKernel, patches_of};
 use crate::series;
 use crate::tools::Tools;
 
-/// A check. They run in this order.
+/// Check of the patch. Checks run in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Check {
     Lines,
@@ -25,13 +25,13 @@ enum Check {
     Code,
 }
 
-/// What is to be checked.
+/// Selection of checks.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The kernel series.
+    /// Kernel series.
     #[arg(long, value_name = "N", default_value = "6.12")]
     series: String,
-    /// Only these checks.
+    /// Checks to run.
     #[arg(long, value_name = "NAME")]
     only: Vec<Check>,
 }
@@ -40,7 +40,7 @@ impl Tools<'_> {
     /// Runs the checks.
     ///
     /// # Errors
-    /// One fails or cannot be made, or a signal came.
+    /// Fails if a check fails or cannot run, or on a signal.
     pub fn guest_check(&self, options: &Options) -> Result<()> {
         let series = &options.series;
         let patches = patches_of(&self.checkout, series)?;
@@ -66,7 +66,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Each patch of the mail series builds by itself: after each of them the objects that it touches.
+    /// Checks that each patch of the mail series builds by itself. After each patch, builds the objects that the patches have
+    /// touched.
     fn check_builds(&self, tree: &mut CheckTree, series: &str) -> Result<()> {
         let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let mails = tmp.path().join("series");
@@ -83,7 +84,7 @@ impl Tools<'_> {
         ensure!(tree.object(Mode::On, "drivers/iommu/dma-bounce-map.o").exists(), "bouncing was not compiled");
         let count = names.lines().count();
         self.progress
-            .say(&format!("{series}: each of {count} patches builds, with bouncing on and off, and all of them where little else is on, without warnings"));
+            .say(&format!("{series}: each of {count} patches builds without warnings, with bouncing on and off; all of them together build with few other options, too"));
         Ok(())
     }
 

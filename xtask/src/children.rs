@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waits for a child process, and ends it with all that it has started when this program is to end.
+//! Waits for a child process. If this program must end, ends the child and its descendants.
 
 use std::fs;
 use std::process::{Child, ExitStatus};
@@ -11,28 +11,28 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::signals::Signals;
 
-/// How often a child is looked at.
+/// Interval between checks of a child.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long processes may take to end by themselves once they are told.
+/// Time that processes have to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A child process, which is killed when this value is dropped.
+/// Child process that is killed when this value is dropped.
 #[derive(Debug)]
 pub struct KilledOnDrop(pub Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // Fails only where it has ended.
+        // Killing fails only if the child has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Waits for `child` to end. On a signal, ends it with its descendants, and returns no status.
+/// Waits for `child` to end. On a signal, ends the child and its descendants, and returns `None`.
 ///
 /// # Errors
-/// It cannot be waited for.
+/// Fails if waiting fails.
 pub fn run_command(child: &mut Child, signals: &Signals) -> Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for a program")? {
@@ -46,7 +46,7 @@ pub fn run_command(child: &mut Child, signals: &Signals) -> Result<Option<ExitSt
     }
 }
 
-/// Tells `child` and its descendants to end, kills what is left after a while, and waits for `child`.
+/// Sends SIGTERM to `child` and its descendants, kills those that are left after [`GRACE`], and waits for `child`.
 fn end(child: &mut Child) {
     let all = descendants(Pid::from_child(child));
     signal(&all, Signal::TERM);
@@ -56,19 +56,19 @@ fn end(child: &mut Child) {
     }
     if matches!(child.try_wait(), Ok(None)) {
         signal(&descendants(Pid::from_child(child)), Signal::KILL);
-        // Fails only where it was waited for already.
+        // Waiting fails only if the child was waited for already.
         let _ = child.wait();
     }
 }
 
 fn signal(processes: &[Pid], signal: Signal) {
     for &process in processes {
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         let _ = kill_process(process, signal);
     }
 }
 
-/// `root` and all that descend from it, parents first.
+/// Returns `root` and all its descendants, parents first.
 fn descendants(root: Pid) -> Vec<Pid> {
     let mut all = vec![root];
     let mut next = 0;
@@ -79,7 +79,7 @@ fn descendants(root: Pid) -> Vec<Pid> {
     all
 }
 
-/// The children of a process (`/proc/PID/task/TID/children`, proc(5)); none when it is gone.
+/// Returns the children of a process (`/proc/PID/task/TID/children`, proc(5)), or nothing if the process is gone.
 fn children(process: Pid) -> Vec<Pid> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     tasks
@@ -103,7 +103,7 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", "(sleep 600 & wait) & wait"]).spawn().unwrap();
         let start = Instant::now();
         let mut all = Vec::new();
-        // The shell, one below it, and its sleep.
+        // Three processes: the shell, its subshell, and the sleep.
         while all.len() < 3 && start.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(10));
             all = descendants(Pid::from_child(&child));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs programs so that a signal ends them, and says which failed.
+//! Runs programs. A signal ends them, and an error names the program that failed.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,10 +13,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use crate::children::run_command;
 use crate::tools::Tools;
 
-/// Lines that are shown of the log of a program that failed.
+/// Maximum number of log lines shown when a program fails.
 const TAIL: usize = 40;
 
-/// patch(1) with a patch, all of whose context must be in `tree`.
+/// Returns a patch(1) command that requires the patch's full context in `tree`.
 pub(crate) fn patch_command(tree: &Path, patch: &Path) -> Command {
     let mut command = Command::new("patch");
     command.arg("-d").arg(tree).args(["-p1", "-s", "-F0", "--no-backup-if-mismatch", "-i"]).arg(patch);
@@ -24,18 +24,18 @@ pub(crate) fn patch_command(tree: &Path, patch: &Path) -> Command {
 }
 
 impl Tools<'_> {
-    /// Runs a program. What it prints goes to stderr.
+    /// Runs a program. Its output goes to stderr.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let child = command.stdin(Stdio::null()).stdout(io::stderr()).spawn();
         self.attend(child, command)
     }
 
-    /// Applies a patch, all of whose context must be in `tree`.
+    /// Applies a patch. The patch's full context must be in `tree`.
     pub(crate) fn patch(&self, tree: &Path, patch: &Path) -> Result<()> {
         self.run(&mut patch_command(tree, patch)).with_context(|| format!("{} does not apply", patch.display()))
     }
 
-    /// Runs a program as it is; returns its exit status, or 1 if a signal ended it.
+    /// Runs a program without redirecting it. Returns its exit status, or 1 if a signal ended the program.
     pub(crate) fn status(&self, command: &mut Command, starting: &'static str) -> Result<u8> {
         self.progress.end();
         let mut child = command.spawn().context(starting)?;
@@ -48,7 +48,7 @@ impl Tools<'_> {
         self.show(command.stdin(Stdio::null()))
     }
 
-    /// The same of a program that reads a file.
+    /// Runs a program that reads a file, and shows its output.
     pub(crate) fn run_shown_with(&self, command: &mut Command, input: File) -> Result<()> {
         self.show(command.stdin(input))
     }
@@ -56,14 +56,14 @@ impl Tools<'_> {
     fn show(&self, command: &mut Command) -> Result<()> {
         self.progress.end();
         if let Some(output) = &self.output {
-            let copy = || output.try_clone().context("a program's output");
+            let copy = || output.try_clone().context("cannot capture a program's output");
             command.stdout(copy()?).stderr(copy()?);
         }
         let child = command.spawn();
         self.attend(child, command)
     }
 
-    /// Runs a program whose output goes to the file `log`. If it fails, the end of that is shown.
+    /// Runs a program whose output goes to the file `log`. If the program fails, shows the end of the log.
     pub(crate) fn run_quietly(&self, command: &mut Command, log: &Path) -> Result<()> {
         let file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let again = file.try_clone().with_context(|| log.display().to_string())?;
@@ -71,11 +71,11 @@ impl Tools<'_> {
         self.attend(child, command).inspect_err(|_| self.show_tail(log))
     }
 
-    /// What a program prints. Its messages go to stderr.
+    /// Runs a program and returns its standard output. Its messages go to stderr.
     pub(crate) fn output(&self, command: &mut Command) -> Result<String> {
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| starting(command))?;
-        let mut stdout = child.stdout.take().context("a program's output")?;
+        let mut stdout = child.stdout.take().context("cannot capture a program's output")?;
         let reader = thread::spawn(move || {
             let mut bytes = Vec::new();
             stdout.read_to_end(&mut bytes).map(|_| bytes)
@@ -85,7 +85,7 @@ impl Tools<'_> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Whether a program ends with status 0; one that cannot be started does not. It prints nothing.
+    /// Runs a program silently. True if the program starts and ends with status 0.
     pub(crate) fn succeeds(&self, command: &mut Command) -> bool {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         quiet.spawn().is_ok_and(|mut child| {
@@ -93,14 +93,14 @@ impl Tools<'_> {
         })
     }
 
-    /// Runs a program that says how far it is: `line` gets each line, and all go to the file `log`. If it fails, the end of that is
-    /// shown.
+    /// Runs a program that reports its progress. Passes each output line to `line` and writes it to the file `log`. If the
+    /// program fails, shows the end of the log.
     pub(crate) fn run_watched(&self, command: &mut Command, log: &Path, mut line: impl FnMut(&str)) -> Result<()> {
         let mut file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let (reader, writer) = io::pipe().context("cannot create a pipe")?;
         let again = writer.try_clone().context("cannot create a pipe")?;
         let child = command.stdin(Stdio::null()).stdout(writer).stderr(again).spawn();
-        // The pipe's end is known only where nobody else has it open.
+        // The pipe ends only when no process has its write end open, so drop the command's copies.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let (sender, lines) = mpsc::channel();
         let reader = thread::spawn(move || {
@@ -122,7 +122,7 @@ impl Tools<'_> {
             written.with_context(|| format!("cannot write {}", log.display()))?;
             waiter.join().map_err(|_| anyhow!("a waiter panicked"))?
         });
-        // It ended with the pipe.
+        // The reader ended with the pipe.
         let _ = reader.join();
         let Some(status) = shown? else { bail!("interrupted") };
         if !status.success() {
@@ -132,12 +132,12 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Runs a program that reads `input`, and returns what it prints.
+    /// Runs a program with `input` as its standard input, and returns its output.
     pub(crate) fn filter(&self, command: &mut Command, input: Vec<u8>) -> Result<Vec<u8>> {
         self.go_on()?;
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| starting(command))?;
-        let mut stdin = child.stdin.take().context("a program's input")?;
+        let mut stdin = child.stdin.take().context("cannot open a program's input")?;
         let writer = thread::spawn(move || stdin.write_all(&input));
         let output = child.wait_with_output().with_context(|| starting(command))?;
         ensure!(output.status.success(), "{} failed ({})", name(command), output.status);
@@ -163,14 +163,14 @@ impl Tools<'_> {
     }
 }
 
-/// A command's program and first argument, for messages.
+/// Returns a command's program and first argument, for messages.
 fn name(command: &Command) -> String {
     let words = [command.get_program()].into_iter().chain(command.get_args().take(1));
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 fn starting(command: &Command) -> String {
-    format!("running {}", command.get_program().display())
+    format!("cannot run {}", command.get_program().display())
 }
 
 #[cfg(test)]
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn output_and_failure_of_a_program_are_told() {
+    fn program_output_and_failure_are_returned() {
         with_tools(|tools, _| {
             assert_eq!(tools.output(&mut sh("echo a; echo b")).unwrap(), "a\nb\n");
             assert!(tools.output(&mut sh("exit 3")).unwrap_err().to_string().starts_with("sh -c failed"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/demo`: makes what the guests need, and has `carom-bench` measure them in the rig or on this host.
+//! `scripts/demo`: builds what the guests need and runs `carom-bench`, which measures them in the rig or on this host.
 
 use std::env;
 use std::path::Path;
@@ -12,23 +12,23 @@ use crate::kernel::GuestKernel;
 use crate::measuring::{self, Measuring, Place};
 use crate::tools::Tools;
 
-/// Names of the configurations that are measured.
+/// Names of the measured configurations.
 pub const CONFIGURATIONS: [&str; 8] =
     ["no-viommu", "strict", "lazy", "bounce", "qemu-strict", "qemu-lazy", "ch-strict", "ch-lazy"];
 
-/// What is measured.
+/// Selection of measurements.
 #[derive(Debug, Clone, Args)]
 pub struct Measurement {
-    /// Shorter measurements and no guests with two jobs.
+    /// Shorter measurements, without guests with two jobs.
     #[arg(long)]
     pub quick: bool,
-    /// Other patterns of I/O than the plain form's reads in sequence, on strict, lazy and bounce.
+    /// Random and mixed I/O instead of sequential reads, on strict, lazy and bounce.
     #[arg(long)]
     pub patterns: bool,
-    /// What mapping and unmapping cost in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
+    /// Cost of mapping and unmapping in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
     #[arg(long, conflicts_with = "patterns")]
     pub map_time: bool,
-    /// How often each configuration is measured, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
+    /// Rounds per configuration, 1 to 99; the figures are medians [default: 1 with --quick, else 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: Option<u32>,
     /// Run only the configuration of this name (repeatable).
@@ -36,7 +36,7 @@ pub struct Measurement {
     pub only: Vec<String>,
 }
 
-/// What is to be measured, where, and what becomes of it.
+/// Selection of measurements, their place and their output files.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     #[command(flatten)]
@@ -53,7 +53,7 @@ impl Options {
 }
 
 impl Measurement {
-    /// The arguments that say the same.
+    /// Returns equivalent command-line arguments.
     fn words(&self) -> Vec<String> {
         let flags = [(self.quick, "--quick"), (self.patterns, "--patterns"), (self.map_time, "--map-time")];
         measuring::words(&flags, self.rounds, &self.only)
@@ -61,10 +61,10 @@ impl Measurement {
 }
 
 impl Tools<'_> {
-    /// Measures and shows the figures; returns the exit status.
+    /// Measures, shows the figures and returns the exit status.
     ///
     /// # Errors
-    /// Wrong options, something that cannot be made, or a signal.
+    /// Fails on wrong options, if something cannot be built, or on a signal.
     pub fn demo(&self, options: &Options) -> Result<u8> {
         options.check()?;
         let measure = |out: &Path| self.measure_demo(options, out);
@@ -98,15 +98,15 @@ mod tests {
     }
 
     #[test]
-    fn wrong_use_is_told() {
+    fn wrong_options_are_rejected() {
         let uses: [(&[&str], &str); 7] = [
             (&["--patterns", "--map-time"], "cannot be used with"),
             (&["--rounds", "0"], "--rounds"),
             (&["--only", "strictest"], "strictest"),
             (&["--direct", "nvme0"], "must be a PCI address"),
             (&["--direct", "ffff:ff:1f.7"], "no NVMe drive"),
-            (&["--json", "/no/such/directory/file"], "its directory does not exist"),
-            (&["--json", "/"], "or it is one"),
+            (&["--json", "/no/such/directory/file"], "its parent directory does not exist"),
+            (&["--json", "/"], "is a directory"),
         ];
         assert_refused(&uses, Options::check);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Debian for guests: the image of a disk, made of packages by mmdebstrap, and Debian's kernel with its initrd.
+//! Debian system for guests: a disk image that mmdebstrap makes from packages, and Debian's kernel with its initrd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::tools::Tools;
 /// Label of the file system. `guest/distribution/customize` names it too.
 pub(crate) const LABEL: &str = "debian";
 
-/// Room in the image besides what is in it, in MiB. The file system grows with its disk when it is booted.
+/// Free space in the image, in MiB. At boot, the file system grows to the size of its disk.
 const ROOM: u64 = 96;
 
-/// Files of a Debian that boots. The image is only read: who boots it gives the guest a copy.
+/// Files of a bootable Debian. The image is read-only: give each guest a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distribution {
-    /// Raw image of its disk, which holds an ext4 file system and no partitions.
+    /// Raw disk image. It holds an ext4 file system without partitions.
     pub disk: PathBuf,
     /// Debian's kernel.
     pub kernel: PathBuf,
@@ -30,10 +30,10 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// What the kernel's command line says of the root file system.
+    /// Kernel parameters for the root file system.
     pub const ROOT: &str = "root=/dev/vda rw";
 
-    /// The files of a directory of the cache.
+    /// Returns the files in a directory of the cache.
     #[must_use]
     pub fn in_directory(dir: &Path) -> Self {
         let file = |name: &str| dir.join(name);
@@ -42,14 +42,14 @@ impl Distribution {
 }
 
 impl Tools<'_> {
-    /// The distribution's directory, made where it is missing: of the newest packages of that day. It stays as it is until the list
-    /// of packages or the way that it is made changes.
+    /// Returns the directory of the distribution. If it is missing, makes it from the newest packages. It stays as it is until
+    /// the list of packages or the recipe changes.
     ///
     /// # Errors
-    /// It cannot be made, or a signal came.
+    /// Fails if it cannot be made, or on a signal.
     pub fn distribution(&self) -> Result<PathBuf> {
         let recipe = self.checkout.join("guest/distribution");
-        // A change of how the image is made, rather than of what is in the recipe, needs another number here.
+        // Increase this number if this code, not the recipe directory, changes the image.
         let key = Key::default().text("recipe 1").text(SUITE).text(LABEL).text(&ROOM.to_string());
         let dir = self.cached("distribution", &key.path(&recipe)?.finish(), |dir| self.make_distribution(&recipe, dir));
         self.progress.end();
@@ -66,7 +66,7 @@ impl Tools<'_> {
         self.progress.show("making the image of the distribution's disk");
         let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
         fs::create_dir(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-        // Owners and devices are as in the archive for root, and for programs below fakeroot.
+        // root and programs under fakeroot see the owners and devices of the archive.
         let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
             mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
         let mut pack = Command::new(if geteuid().is_root() { "sh" } else { "fakeroot" });
@@ -83,7 +83,7 @@ impl Tools<'_> {
         fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
     }
 
-    /// Has mmdebstrap, which is not installed for it, make an archive of the root file system.
+    /// Runs mmdebstrap, which makes an archive of the root file system. mmdebstrap is unpacked, not installed.
     fn bootstrap(&self, recipe: &Path, dir: &Path, archive: &Path) -> Result<()> {
         let program = self.fetch_deb("mmdebstrap")?.join("usr/bin/mmdebstrap");
         let list = recipe.join("packages");
@@ -113,13 +113,13 @@ impl Tools<'_> {
     }
 }
 
-/// Programs of root's are needed whoever runs this.
+/// Returns `PATH` with the directories of root's programs. Unprivileged users need these programs, too.
 fn path_with_sbin() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")
 }
 
-/// The packages of a list, one a line, with comments and empty lines between.
+/// Returns the packages of a list. Each line has one package; comments and empty lines are ignored.
 fn packages(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
 }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rig's emulator: QEMU from Debian's source, with four mistakes in its emulation of nested guests mended, and one in that of a drive,
-//! and with the patches of `xtask/qemu`, which have its TLB be more like that of hardware, and memory that held code no slower than
-//! other.
+//! The rig's emulator: QEMU built from Debian's source. [`MENDS`] fixes four bugs in its emulation of nested guests and one in
+//! its NVMe drive. The patches in `xtask/qemu` make its TLB behave more like hardware's, and remove the slowdown of memory that
+//! once held code.
 //!
-//! The first: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, and leaves
-//! its vector where the CPU's loop looks for exceptions that are still to be delivered. Should another thread ask the CPU to leave
-//! that loop before the guest's next exception or exit, as each interrupt of a device does, and do so between the loop's look at
-//! interrupts and its look at such requests (`cpu_handle_interrupt`, accel/tcg/cpu-exec.c), then the guest gets the interrupt a
-//! second time, even where it has interrupts off. At the first instruction of a kernel's entry that is a double fault.
+//! First bug: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, but
+//! leaves its vector where the CPU loop looks for pending exceptions. Each device interrupt asks the CPU to leave that loop. If
+//! such a request comes before the guest's next exception or exit, between the loop's check of interrupts and its check of
+//! requests (`cpu_handle_interrupt`, accel/tcg/cpu-exec.c), the guest gets the interrupt twice, even with interrupts disabled. At
+//! the first instruction of a kernel's entry, this is a double fault.
 //!
-//! The second: `cpu_clear_ignne` (`fpu_helper.c`), which an XRSTOR of any CPU calls, writes the first CPU's `hflags2` without a lock
-//! and without an atomic operation. A VMRUN or #VMEXIT of the first CPU in between loses what it wrote there: nested paging or the
-//! global interrupt flag. Either ends in a triple fault of the guest or a panic of its host. Nothing in the rig ever sets the bit
-//! that is cleared, so the write is left out where it is clear.
+//! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock
+//! or an atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, its change of that field is lost: nested paging
+//! or the global interrupt flag. The result is a triple fault of the guest or a panic of its host. Nothing in the rig ever sets
+//! the bit, so the fix skips the write if the bit is clear.
 //!
-//! The third: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A request of another
-//! thread in between is lost until the next one.
+//! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A concurrent request
+//! of another thread is lost until the next request.
 //!
-//! The fourth: `helper_write_crN` (`misc_helper.c`) asks for a virtual interrupt without that lock where a guest writes CR8 while one is
-//! pending, which ends the emulator by an assertion. EDK2 writes CR8 at the end of each interrupt.
+//! Fourth bug: if a guest writes CR8 while a virtual interrupt is pending, `helper_write_crN` (`misc_helper.c`) requests that
+//! interrupt without the same lock. An assertion then ends the emulator. EDK2 writes CR8 at the end of each interrupt.
 //!
-//! The fifth: `nvme_ctrl_reset` (hw/nvme/ctrl.c) forgets the queues, and not that they had asked for the drive's INTx interrupt, which
-//! stays asserted for good.
+//! Fifth bug: `nvme_ctrl_reset` (hw/nvme/ctrl.c) discards the queues but not their pending requests for the drive's INTx
+//! interrupt. The interrupt then stays asserted forever.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,10 +32,10 @@ use anyhow::{Context, Result, ensure};
 use crate::key::{Key, files_below};
 use crate::tools::Tools;
 
-/// A line of a file that is replaced.
+/// Replacement of text in a file.
 struct Mend {
     file: &'static str,
-    /// What must be there once.
+    /// Old text, which must occur exactly once.
     text: &'static str,
     by: &'static str,
 }
@@ -73,7 +73,7 @@ const MENDS: [Mend; 6] = [
     },
 ];
 
-/// What the rig uses, and nothing else that is optional.
+/// Features that the rig uses. All other optional features are off.
 const FEATURES: &str = "--target-list=x86_64-softmmu --without-default-features --disable-download --disable-docs --disable-tools \
      --disable-debug-info --disable-werror --disable-install-blobs --enable-tcg --enable-virtfs --enable-attr --enable-slirp \
      --enable-fdt=system";
@@ -92,30 +92,31 @@ const PACKAGES: [&str; 11] = [
     "libfdt-dev",
 ];
 
-/// With what plug-ins need. Not for everybody, as it is in the way of each access to memory.
+/// Feature for plug-ins. Only the counting emulator has it, because it slows down each access to memory.
 const PLUGINS: &str = " --enable-plugins";
 
-/// The header that plug-ins are compiled with.
+/// Header for compiling plug-ins.
 const HEADER: &str = "qemu-plugin.h";
 
-/// The plug-in's file.
+/// File name of the plug-in.
 const PLUGIN: &str = "counts.so";
 
 impl Tools<'_> {
-    /// The directory of `qemu-system-x86_64`, built where it is missing.
+    /// Returns the directory of `qemu-system-x86_64`. Builds QEMU if it is missing.
     pub(crate) fn mended_qemu(&self) -> Result<PathBuf> {
         self.qemu_with(FEATURES)
     }
 
-    /// The same with plug-ins, and beside it [`HEADER`].
+    /// Like [`Tools::mended_qemu`], with plug-ins. The directory also contains [`HEADER`].
     pub(crate) fn counting_qemu(&self) -> Result<PathBuf> {
         self.qemu_with(&[FEATURES, PLUGINS].concat())
     }
 
-    /// The plug-in for that emulator which counts instructions between marks (`tests/integration/plugin/counts.c`).
+    /// Returns the plug-in that counts instructions between marks (`tests/integration/plugin/counts.c`), for the counting
+    /// emulator.
     ///
     /// # Errors
-    /// It cannot be made, or a signal came.
+    /// Fails if it cannot be built, or on a signal.
     pub fn counting_plugin(&self) -> Result<PathBuf> {
         let source = self.checkout.join("tests/integration/plugin/counts.c");
         let emulator = self.counting_qemu()?;
@@ -133,7 +134,7 @@ impl Tools<'_> {
 
     fn qemu_with(&self, features: &str) -> Result<PathBuf> {
         let version = self.source_version("qemu")?;
-        // A change of how it is built needs another number here.
+        // Increase this number if this code changes how QEMU is built.
         let mut key = Key::default().text(&version).text("recipe 2").text(features);
         for mend in MENDS {
             key = key.text(mend.file).text(mend.text).text(mend.by);
@@ -142,12 +143,12 @@ impl Tools<'_> {
         self.cached("qemu", &key, |dir| self.build_qemu(&version, features, dir))
     }
 
-    /// The directory of what is changed beyond [`MENDS`].
+    /// Returns the directory with the patches that follow [`MENDS`].
     fn emulator_patches(&self) -> PathBuf {
         self.checkout.join("xtask/qemu")
     }
 
-    /// What of Python's packages the build needs.
+    /// Returns the list of Python packages that the build needs.
     fn requirements(&self) -> PathBuf {
         self.checkout.join("scripts/lib/qemu-build.txt")
     }
@@ -186,7 +187,8 @@ impl Tools<'_> {
         let program = "qemu-system-x86_64";
         self.run(Command::new("strip").arg("-o").arg(dir.join(program)).arg(tree.join("build").join(program)))?;
         if features.ends_with(PLUGINS) {
-            fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER)).context("cannot copy a header of QEMU")?;
+            fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER))
+                .context("cannot copy a header of QEMU")?;
         }
         for made in [tree, python] {
             fs::remove_dir_all(&made).with_context(|| format!("cannot remove {}", made.display()))?;
@@ -195,18 +197,18 @@ impl Tools<'_> {
     }
 }
 
-/// QEMU's own version in that of the Debian package.
+/// Returns QEMU's own version from the version of the Debian package.
 fn release(version: &str) -> &str {
     let upstream = version.split_once(':').map_or(version, |(_, upstream)| upstream);
     upstream.split_once('+').map_or(upstream, |(release, _)| release)
 }
 
-/// How far ninja is, of a line `[STEP/ALL] …`.
+/// Returns ninja's step and the number of steps from a line `[STEP/ALL] …`.
 fn step(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix('[')?.split_once(']')?.0.split_once('/')
 }
 
-/// Mends the mistakes. Debian's source comes without the firmware that one of the build's files names.
+/// Fixes the bugs. Debian's source lacks the firmware that pc-bios/meson.build names, so this empties its list.
 fn mend_tree(tree: &Path) -> Result<()> {
     for mend in MENDS {
         let path = tree.join(mend.file);
@@ -219,7 +221,7 @@ fn mend_tree(tree: &Path) -> Result<()> {
 }
 
 fn mended(text: &str, mend: &Mend) -> Result<String> {
-    ensure!(text.matches(mend.text).count() == 1, "not one '{}'", mend.text);
+    ensure!(text.matches(mend.text).count() == 1, "must contain '{}' exactly once", mend.text);
     Ok(text.replace(mend.text, mend.by))
 }
 
@@ -228,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_is_mended_where_it_is_there_once() {
+    fn text_is_replaced_only_if_it_occurs_once() {
         let mend = &MENDS[3];
         let text = "a\n    env->hflags2 &= ~HF2_IGNNE_MASK;\n}\n";
         let expected = "a\n    if (env->hflags2 & HF2_IGNNE_MASK) env->hflags2 &= ~HF2_IGNNE_MASK;\n}\n";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files of text, whose names errors tell.
+//! Text files. Errors contain the file's name.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The text of a file.
+/// Reads a text file.
 ///
 /// # Errors
-/// It cannot be read.
+/// Fails if the file cannot be read.
 pub(crate) fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
@@ -18,15 +18,15 @@ pub(crate) fn read(file: &Path) -> Result<String> {
 /// Writes a file.
 ///
 /// # Errors
-/// It cannot be written.
+/// Fails if the file cannot be written.
 pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Copies a file, which all may read and the owner may write, and makes the directories above it.
+/// Copies a file and creates its parent directories. The copy has mode 0644.
 ///
 /// # Errors
-/// It cannot be copied.
+/// Fails if the file cannot be copied.
 pub(crate) fn copy(source: &Path, target: &Path) -> Result<()> {
     let parent = target.parent().unwrap_or(target);
     fs::create_dir_all(parent)

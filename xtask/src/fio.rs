@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! fio for guests, from Debian's source: static, and with the engines of a local disk only. Debian's own program needs 80 MiB of
-//! libraries, ICU's and Ceph's among them, which each guest would have to unpack before it begins.
+//! Static fio for guests, built from Debian's source, with engines for local disks only. Debian's own fio needs 80 MiB of
+//! libraries, such as ICU's and Ceph's, which each guest would unpack at boot.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, ensure};
 use crate::key::Key;
 use crate::tools::Tools;
 
-/// What guests need, and nothing else that is optional.
+/// Configuration that guests need. All other optional features are off.
 const FEATURES: &str = "--build-static --disable-native --disable-tcmalloc --disable-numa --disable-rdma --disable-rados --disable-rbd \
      --disable-http --disable-gfapi --disable-pmem --disable-xnvme --disable-libzbc --disable-libnfs --disable-lex --disable-dfs";
 
 const PACKAGES: [&str; 5] = ["gcc", "make", "libc6-dev", "libaio-dev", "zlib1g-dev"];
 
 impl Tools<'_> {
-    /// The program, built where it is missing.
+    /// Returns the program. Builds it if it is missing.
     pub(crate) fn guest_fio(&self) -> Result<PathBuf> {
         let version = self.source_version("fio")?;
-        // A change of how it is built needs another number here.
+        // Increase this number if this code changes how fio is built.
         let key = Key::default().text(&version).text("recipe 1").text(FEATURES).finish();
         let dir = self.cached("fio", &key, |dir| self.build_fio(&version, dir))?;
         Ok(dir.join("fio"))
@@ -39,9 +39,9 @@ impl Tools<'_> {
         self.run_quietly(Command::new("make").arg(format!("-j{jobs}")).arg("fio").current_dir(&tree), &log)?;
         let program = dir.join("fio");
         self.run(Command::new("strip").arg("-o").arg(&program).arg(tree.join("fio")))?;
-        // Engines that lack their library are left out without a word.
+        // configure silently leaves out engines whose library is missing.
         let engines = self.output(Command::new(&program).arg("--enghelp"))?;
-        ensure!(engines.split_whitespace().any(|engine| engine == "libaio"), "the fio that was built has no libaio");
+        ensure!(engines.split_whitespace().any(|engine| engine == "libaio"), "the built fio lacks the libaio engine");
         fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))
     }
 }

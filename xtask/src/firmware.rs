@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Firmware for guests, and a disk that it boots: the Debian of [`crate::distribution`] behind a boot loader of its own.
+//! Firmware for guests, and a disk that the firmware boots: the Debian of [`crate::distribution`] with a boot loader.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write, copy};
@@ -13,33 +13,33 @@ use crate::distribution::{Distribution, LABEL};
 use crate::key::Key;
 use crate::tools::Tools;
 
-/// What partitions begin and end at, in bytes.
+/// Alignment of partitions, in bytes.
 const MIB: u64 = 1 << 20;
-/// Bytes of the EFI system partition, which begins behind the first MiB.
+/// Length of the EFI system partition, which begins after the first MiB.
 const ESP_LEN: u64 = 64 * MIB;
-/// Where the root file system's partition begins.
+/// Start of the root file system's partition.
 const ROOT_START: u64 = MIB + ESP_LEN;
-/// Room for the second table of partitions, at the end.
+/// Space for the backup GPT at the end of the disk.
 const TABLE_LEN: u64 = MIB;
 
-/// Files of a machine that boots by firmware. The image is only read: who boots it gives the guest a copy.
+/// Files of a machine that boots by firmware. The image is read-only: give each guest a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firmware {
     /// EDK2's firmware.
     pub firmware: PathBuf,
-    /// Raw image of a disk with a GPT: an EFI system partition with Debian's boot loader, and the root file system.
+    /// Raw disk image with a GPT: an EFI system partition with Debian's boot loader, and the root file system.
     pub disk: PathBuf,
 }
 
 impl Firmware {
-    /// The files of a directory of the cache.
+    /// Returns the files in a directory of the cache.
     #[must_use]
     pub fn in_directory(dir: &Path) -> Self {
         Self { firmware: dir.join("CLOUDHV.fd"), disk: dir.join("disk.raw") }
     }
 }
 
-/// What the boot loader does. The kernel's name is that of the link which Debian's packages make.
+/// Returns the boot loader's script. Debian's packages make the link that it names as the kernel.
 fn boot_script() -> String {
     format!(
         "search --no-floppy --label {LABEL} --set root
@@ -51,18 +51,18 @@ boot
 }
 
 impl Tools<'_> {
-    /// The directory of [`Firmware`], made where it is missing. Debian has the firmware in no release before forky, so it comes from the
-    /// suite that is never released.
+    /// Returns the directory of [`Firmware`]. Makes it if it is missing. No Debian release before forky has the firmware, so it
+    /// comes from the unstable suite.
     ///
     /// # Errors
-    /// It cannot be made, or a signal came.
+    /// Fails if it cannot be made, or on a signal.
     pub fn firmware(&self) -> Result<PathBuf> {
         let (distribution, edk2, grub) = (
             self.distribution()?,
             self.fetch_unstable("cloudhv-efi-x86-64")?,
             self.fetch_deb("grub-efi-amd64-signed")?,
         );
-        // A change of how the disk is made needs another number here.
+        // Increase this number if this code changes how the disk is made.
         let mut key = Key::default().text("disk 1").text(&boot_script());
         for dir in [&distribution, &edk2, &grub] {
             key = key.text(&dir.display().to_string());
@@ -78,7 +78,7 @@ impl Tools<'_> {
         dir
     }
 
-    /// Makes the disk of the image of a root file system and a boot loader.
+    /// Makes the disk from an image of a root file system and a boot loader.
     fn make_bootable(&self, root: &Path, loader: &Path, disk: &Path) -> Result<()> {
         self.need_packages("to make a disk that firmware boots", &["fdisk", "dosfstools", "mtools"])?;
         self.progress.show("making a disk that firmware boots");
@@ -97,14 +97,14 @@ impl Tools<'_> {
         let work = tempfile::tempdir().with_context(failed)?;
         let partition = self.make_esp(loader, work.path())?;
         let bytes = fs::read(&partition).with_context(failed)?;
-        ensure!(bytes.len() as u64 == ESP_LEN, "{} has another length", partition.display());
+        ensure!(bytes.len() as u64 == ESP_LEN, "{} has the wrong length", partition.display());
         image.write_all_at(&bytes, MIB).with_context(failed)?;
         image.seek(SeekFrom::Start(ROOT_START)).with_context(failed)?;
         copy(&mut root_file, &mut image).with_context(failed)?;
         image.flush().with_context(failed)
     }
 
-    /// Makes the image of an EFI system partition, in a directory.
+    /// Makes the image of an EFI system partition in a directory.
     fn make_esp(&self, loader: &Path, dir: &Path) -> Result<PathBuf> {
         let (image, script) = (dir.join("esp"), dir.join("grub.cfg"));
         let failed = || format!("cannot create {}", image.display());
@@ -112,7 +112,7 @@ impl Tools<'_> {
         File::create(&image).and_then(|file| file.set_len(ESP_LEN)).with_context(failed)?;
         self.output(Command::new("/sbin/mkfs.vfat").args(["-F", "32", "-n", "ESP"]).arg(&image))?;
         self.run(Command::new("mmd").arg("-i").arg(&image).args(["::EFI", "::EFI/BOOT", "::EFI/debian"]))?;
-        // The loader is where firmware looks by itself, and its script where Debian's loader looks.
+        // Firmware searches for EFI/BOOT/BOOTX64.EFI. Debian's loader searches for EFI/debian/grub.cfg.
         for (source, target) in [(loader, "::EFI/BOOT/BOOTX64.EFI"), (&script, "::EFI/debian/grub.cfg")] {
             self.run(Command::new("mcopy").arg("-i").arg(&image).arg(source).arg(target))?;
         }

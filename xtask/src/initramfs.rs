@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The initramfs of test guests.
+//! Initramfs of test guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,37 +14,39 @@ use crate::key::Key;
 use crate::modules::Modules;
 use crate::tools::{Tools, Usage};
 
-/// What a disk behind virtio-iommu needs.
+/// Modules that a disk behind virtio-iommu needs.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_iommu", "virtio_blk", "nvme"];
 
 const DIRECTORIES: [&str; 11] = ["bin", "dev", "proc", "sys", "tmp", "run", "root", "etc", "modules", "sbin", "usr"];
 
-/// Programs of ours that are in it.
+/// Our own programs in the initramfs.
 const PROGRAMS: [&str; 5] = ["vfio-claim", "nvme-check", "lent-check", "kexec-load", "memory-check"];
 
 /// Debian's static busybox.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Which initramfs.
+/// Options of an initramfs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestInitramfs {
     /// The kernel's `lib/modules/VERSION`, if it has its drivers as modules.
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
-    /// Further modules.
+    /// Additional modules.
     #[arg(long, value_name = "MODULE")]
     pub with: Vec<String>,
 }
 
 impl Tools<'_> {
-    /// The file of an initramfs, built where it is missing.
+    /// Returns the file of an initramfs. Builds it if it is missing.
     ///
     /// # Errors
-    /// It cannot be made, or a signal came.
+    /// Fails if it cannot be built, or on a signal.
     pub fn guest_initramfs(&self, wanted: &GuestInitramfs) -> Result<PathBuf> {
         if let Some(dir) = wanted.modules.as_ref().filter(|dir| !dir.join("modules.builtin").is_file()) {
             let dir = dir.display();
-            bail!(Usage(format!("--modules: '{dir}' is no lib/modules/VERSION directory (it has no modules.builtin)")));
+            bail!(Usage(format!(
+                "--modules: '{dir}' is not a lib/modules/VERSION directory (it has no modules.builtin)"
+            )));
         }
         self.need_packages(
             "for the guest's initramfs",
@@ -54,7 +56,7 @@ impl Tools<'_> {
         let sources = self.checkout.join("guest/initramfs");
         let modules = wanted.modules.as_deref().map(Modules::read).transpose()?;
         let names: Vec<&str> = MODULES.into_iter().chain(wanted.with.iter().map(String::as_str)).collect();
-        // A change of how the parts are packed, rather than of the parts, needs a new number here.
+        // Increase this number if this code changes how the parts are packed.
         let mut key = Key::default().text("recipe 5").text(&names.join(" ")).path(&sources)?;
         key = key.path(Path::new(BUSYBOX))?.path(&fio)?;
         if let Some(modules) = &modules {
@@ -68,9 +70,9 @@ impl Tools<'_> {
         let dir = self.cached("guest-initramfs", &key.finish(), |dir| {
             self.progress.show("building the guest's initramfs");
             let archive = self.pack(&sources, &fio, modules.as_ref(), &names)?;
-            // Not compressed: unpacking takes each guest longer than reading does.
+            // The archive is not compressed: in a guest, unpacking takes longer than reading.
             let mut packed = archive.bytes()?;
-            // The kernel takes an archive that follows only at a multiple of 4 bytes, and skips zeros.
+            // The kernel expects a following archive at a multiple of 4 bytes, and skips zeros.
             packed.resize(packed.len().next_multiple_of(512), 0);
             let file = dir.join("initramfs");
             fs::write(&file, packed).with_context(|| format!("cannot write {}", file.display()))
@@ -108,7 +110,7 @@ impl Tools<'_> {
         Ok(archive)
     }
 
-    /// The kernel's own DMA mapping benchmark, from the source that the guest kernel is built from.
+    /// Builds the kernel's DMA mapping benchmark from the source of the guest kernel.
     fn build_benchmark(&self, dir: &Path, target: &Path) -> Result<()> {
         let source = self.kernel_source(&GuestKernel { stock: true, ..GuestKernel::default() })?;
         let include = dir.join("include");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`, small and without modules but those
-//! that are asked for.
+//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`. They are small, and have
+//! loadable modules only if a caller asks for modules.
 
 mod build;
 mod tree;
@@ -18,77 +18,77 @@ use crate::mails::Part;
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::{Tools, Usage};
 
-/// The series that is built unless another one is named.
+/// Series that is built by default.
 const SERIES: &str = "6.12";
 
-/// Which kernel.
+/// Options of a kernel.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestKernel {
-    /// The kernel series; 6.12 if it is none.
+    /// Kernel series. The default is 6.12.
     #[arg(long, value_name = "N")]
     pub series: Option<String>,
-    /// Without our files and hooks.
+    /// Build without our files and hooks.
     #[arg(long)]
     pub stock: bool,
-    /// With the patches of the series up to the end of this part.
+    /// Apply the patches of the series only up to the end of this part.
     #[arg(long, ignore_case = true, conflicts_with = "stock")]
     pub part: Option<Part>,
-    /// With the function profiler.
+    /// Enable the function profiler.
     #[arg(long)]
     pub profile: bool,
-    /// With what looks for mistakes.
+    /// Enable debugging checks such as KASAN and lockdep.
     #[arg(long)]
     pub debug: bool,
-    /// With Debian's configuration, of which nothing is a module.
+    /// Use Debian's configuration without its modules.
     #[arg(long)]
     pub debian: bool,
-    /// For arm64, to be emulated.
+    /// Build for arm64, to run under emulation.
     #[arg(long, conflicts_with_all = ["stock", "part", "profile", "debug", "debian"])]
     pub arm64: bool,
-    /// Configuration fragments on top.
+    /// Additional configuration fragments.
     #[arg(long, value_name = "FRAGMENT")]
     pub config: Vec<PathBuf>,
-    /// Directory of the source of modules that are built for it.
+    /// Source directory of modules to build for this kernel.
     #[arg(long, value_name = "DIR", conflicts_with = "arm64")]
     pub modules: Option<PathBuf>,
 }
 
-/// What `scripts/guest-kernel` is asked for.
+/// Options of `scripts/guest-kernel`.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     #[command(flatten)]
     kernel: GuestKernel,
-    /// Only where the result is, if it is there.
+    /// Only print the result's path, if it exists.
     #[arg(long)]
     print_path: bool,
-    /// The source tree in place of the kernel.
+    /// Print the source tree's path instead of building the kernel.
     #[arg(long)]
     source: bool,
 }
 
-/// What a kernel is made from.
+/// Inputs of a kernel build.
 struct Inputs {
     /// Debian's source package, unpacked.
     package: PathBuf,
-    /// A configuration below the fragments, of which the kernel may refuse what depends on something else.
+    /// Base configuration, below the fragments. The kernel may drop options whose dependencies are missing.
     base: Option<String>,
-    /// Configuration fragments, the last of which counts.
+    /// Configuration fragments. A later fragment overrides earlier ones.
     fragments: Vec<PathBuf>,
-    /// Our patches; none for a stock kernel.
+    /// Directory of our patches. `None` for a stock kernel.
     patches: Option<PathBuf>,
-    /// The part of them that is the last, if it is not the series'.
+    /// Last part of the series to apply. `None` for the whole series.
     part: Option<Part>,
-    /// The source of modules, if there are to be any.
+    /// Source of modules to build. `None` for no modules.
     modules: Option<PathBuf>,
     series: String,
     architecture: &'static Architecture,
 }
 
 impl Tools<'_> {
-    /// What `scripts/guest-kernel` prints; nothing where the path of what is not there is asked for.
+    /// Returns the path that `scripts/guest-kernel` prints. `None` if only the path is wanted and the kernel is not built.
     ///
     /// # Errors
-    /// The kernel cannot be made, or a signal came.
+    /// Fails if the kernel cannot be built, or on a signal.
     pub fn print_guest_kernel(&self, options: &Options) -> Result<Option<PathBuf>> {
         if options.print_path {
             let inputs = self.inputs(&options.kernel)?;
@@ -99,11 +99,11 @@ impl Tools<'_> {
         made.map(Some)
     }
 
-    /// The directory of a kernel, with `bzImage`, `vmlinux` (ELF with a PVH entry), `config` and the modules that are wanted, or for
-    /// arm64 with `Image` and `config`; built where it is missing.
+    /// Returns the directory of a kernel. Builds the kernel if it is missing. The directory contains `bzImage`, `vmlinux` (ELF
+    /// with a PVH entry), `config` and the requested modules. For arm64 it contains `Image` and `config`.
     ///
     /// # Errors
-    /// It cannot be made, or a signal came.
+    /// Fails if the kernel cannot be built, or on a signal.
     pub fn guest_kernel(&self, kernel: &GuestKernel) -> Result<PathBuf> {
         let inputs = self.inputs(kernel)?;
         let key = self.kernel_key(&inputs)?;
@@ -122,7 +122,7 @@ impl Tools<'_> {
         })
     }
 
-    /// A kernel's source tree, with our files and hooks unless it is a stock kernel's.
+    /// Returns a kernel's source tree. The tree has our files and hooks unless the kernel is a stock kernel.
     ///
     /// # Errors
     /// As [`Tools::guest_kernel`].
@@ -137,7 +137,7 @@ impl Tools<'_> {
             bail!(Usage(format!("--config: cannot read '{}'", file.display())));
         }
         if kernel.debian && series != SERIES {
-            bail!(Usage(format!("--debian: is of series {SERIES} only")));
+            bail!(Usage(format!("--debian: only available for series {SERIES}")));
         }
         if let Some(dir) = kernel.modules.as_ref().filter(|dir| !dir.join("Kbuild").is_file()) {
             bail!(Usage(format!("--modules: '{}' has no Kbuild", dir.display())));
@@ -157,7 +157,7 @@ impl Tools<'_> {
         })
     }
 
-    /// Debian's configuration of the series, without what is built as a module there.
+    /// Returns Debian's configuration of the series, without options that Debian builds as modules.
     fn debian_configuration(&self) -> Result<String> {
         let dir = self.debian_kernel()?;
         let (_, release) = packaged_kernel(&dir)?;
@@ -167,7 +167,7 @@ impl Tools<'_> {
     }
 
     fn kernel_key(&self, inputs: &Inputs) -> Result<String> {
-        // A change of how a kernel is built, rather than of what from, needs a new number here.
+        // Increase this number if this code changes how a kernel is built.
         let mut key = Key::default().text(inputs.version()).text(inputs.variant()).text("recipe 1");
         if let Some(base) = &inputs.base {
             key = key.text(base);
@@ -194,7 +194,7 @@ impl Tools<'_> {
         self.cache.join("guest-kernel").join(key)
     }
 
-    /// Calls `act` with the source tree and the directory of work trees, while no other process uses the tree.
+    /// Calls `act` with the source tree and the directory of work trees. No other process uses the tree meanwhile.
     fn in_tree<T>(&self, inputs: &Inputs, act: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
         let pristine = self.cached("linux-source", inputs.version(), |dir| {
             self.progress.show("unpacking the kernel source");
@@ -215,8 +215,8 @@ impl Tools<'_> {
         }
     }
 
-    /// The build directory's name. It says which fragments there are, not what is in them, nor where this checkout is: a changed
-    /// option compiles only what depends on it.
+    /// Returns the name of the build directory. The name depends on the fragments' names, but not on their contents or this
+    /// checkout's path. After a changed option, make therefore compiles only files that depend on it.
     fn out_name(&self, inputs: &Inputs) -> String {
         let names = inputs.fragments.iter().map(|file| file.strip_prefix(&self.checkout).unwrap_or(file));
         let key = names.fold(Key::default(), |key, name| key.text(&name.to_string_lossy())).finish();
@@ -233,16 +233,16 @@ impl Inputs {
         match (&self.patches, self.part) {
             (None, _) => "stock",
             (Some(_), None) => "patched",
-            // One tree, in which what the parts have in common stays as it is.
+            // All parts use one tree, so that files which the parts share stay unchanged.
             (Some(_), Some(_)) => "part",
         }
     }
 }
 
-/// The hooks of a series.
+/// Returns the directory of a series' hooks.
 ///
 /// # Errors
-/// There are none for it.
+/// Fails if the series has no hooks.
 pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     let patches = checkout.join("guest/patches").join(series);
     let is_name = series.chars().all(|c| c.is_ascii_digit() || c == '.');
@@ -252,7 +252,7 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     Ok(patches)
 }
 
-/// The configuration: what every kernel has, what another series wants besides, what the options ask for.
+/// Returns the configuration fragments: those of every kernel, those of another series, and those that the options request.
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());

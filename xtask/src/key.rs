@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Keys of what is in the cache: they change when any input does.
+//! Keys of cache entries. A key changes when any input changes.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-/// Collects the inputs of a key. Their order counts.
+/// Collects the inputs of a key. Their order matters.
 #[derive(Default)]
 pub(crate) struct Key(Sha256);
 
@@ -19,7 +19,7 @@ impl Key {
         self
     }
 
-    /// A file's bytes, or the names, permissions and bytes of all files below a directory.
+    /// Adds a file's bytes. For a directory, adds the names, permissions and bytes of all files below it.
     pub(crate) fn path(mut self, path: &Path) -> Result<Self> {
         if path.is_dir() {
             let mut files = files_below(path)?;
@@ -40,7 +40,7 @@ impl Key {
         Ok(())
     }
 
-    /// 20 hex digits.
+    /// Returns the key: 20 hex digits.
     pub(crate) fn finish(self) -> String {
         let mut digits = hex::encode(self.0.finalize());
         digits.truncate(20);
@@ -48,7 +48,7 @@ impl Key {
     }
 }
 
-/// The regular files below a directory, relative to it, with their permissions.
+/// Returns the regular files below a directory, relative to it, with their permissions.
 pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
     let (mut files, mut rest) = (Vec::new(), vec![top.to_path_buf()]);
     while let Some(directory) = rest.pop() {
@@ -72,8 +72,8 @@ pub(crate) fn files_below(top: &Path) -> Result<Vec<(PathBuf, u32)>> {
 mod tests {
     use super::*;
 
-    /// The digits are those that the shell's tools give: `{ echo 'string a'; sha256sum <f; …; } | sha256sum`. They must stay, as
-    /// what is in the cache takes long to build.
+    /// The keys must equal those of the shell command `{ echo 'string a'; sha256sum <f; …; } | sha256sum`, which earlier versions
+    /// used. Other keys would invalidate cache entries that take long to build.
     #[test]
     fn keys_are_those_of_earlier_versions() {
         let dir = tempfile::tempdir().unwrap();

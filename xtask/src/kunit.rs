@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The names of the guest patch's KUnit tests, as its files have them.
+//! Names of the guest patch's KUnit tests, read from its source.
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +8,16 @@ use anyhow::{Context, Result};
 
 use crate::files::read;
 
-/// The file with the names of a kernel's suites and cases, a line each, which is beside kernels that have a part of the series.
+/// File with the names of the suites and cases that a kernel contains, one per line. Kernels that have only a part of the series
+/// have this file.
 pub const CASES: &str = "kunit-cases";
 
-/// Names of the cases in a file.
+/// Returns the names of the test cases in a source file.
 pub fn cases(source: &str) -> impl Iterator<Item = &str> {
     between(source, "KUNIT_CASE(", ")")
 }
 
-/// Names of the suites in a file.
+/// Returns the names of the test suites in a source file.
 pub fn suites(source: &str) -> impl Iterator<Item = &str> {
     between(source, ".name\t\t= \"", "\"")
 }
@@ -29,10 +30,10 @@ fn between<'source>(
     source.split(start).skip(1).filter_map(move |rest| rest.split(end).next())
 }
 
-/// The names in all files of a directory that have tests of the patch, in lines.
+/// Returns the names of all suites and cases in a directory's test files, one per line.
 ///
 /// # Errors
-/// The directory or a file cannot be read.
+/// Fails if the directory or a file cannot be read.
 pub(crate) fn names_in(directory: &Path) -> Result<String> {
     let mut names = String::new();
     for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?.flatten() {

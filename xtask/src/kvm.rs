@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether this host's KVM runs a machine.
+//! Test of this host's KVM.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Whether KVM may be used and runs a boot sector, by QEMU with its files in `dir`. The device file alone proves nothing: some
-/// machines have one that runs no ordinary code.
+/// True if this process may use KVM and KVM runs a boot sector. QEMU runs it, with files in `dir`. The existence of /dev/kvm is
+/// not enough: on some machines, KVM does not run ordinary code.
 #[must_use]
 pub fn works(dir: &Path) -> bool {
     OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() && boot_sector_runs(dir)
 }
 
 fn boot_sector_runs(dir: &Path) -> bool {
-    // mov dx,0xf4; mov al,0x10; out dx,al; hlt. The debug-exit device makes of it the exit status 0x10 * 2 + 1.
+    // mov dx,0xf4; mov al,0x10; out dx,al; hlt. The debug-exit device turns 0x10 into the exit status 0x10 * 2 + 1.
     let mut sector = [0; 512];
     sector[..7].copy_from_slice(b"\xba\xf4\x00\xb0\x10\xee\xf4");
     sector[510..].copy_from_slice(b"\x55\xaa");

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the scripts are made of: they build this and become it (`scripts/lib/common.sh`).
+//! Library of the scripts. Each script builds the program `scripts` and replaces itself with it (`scripts/lib/common.sh`).
 //!
 //! [`Tools`] runs programs, keeps results in the cache ([`cache`]) under keys of their inputs ([`key`]), and installs or fetches
-//! Debian packages ([`packages`], [`apt`]). With these are made guest kernels ([`kernel`]), initramfs ([`initramfs`], [`archive`])
-//! and what the rig starts from ([`rig`], [`emulator`]). [`test`], [`demo`] and [`bench`] make what their guests need ([`assets`], [`mod@cargo`]).
+//! Debian packages ([`packages`], [`apt`]). Other modules build guest kernels ([`kernel`]), initramfs ([`initramfs`],
+//! [`archive`]) and the files of the rig ([`rig`], [`emulator`]). [`test`], [`demo`] and [`bench`] build what their guests need
+//! ([`assets`], [`mod@cargo`]).
 
 mod apt;
 pub mod archive;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest patch as mails: what each of them has, and which of them are a part that can be sent by itself.
+//! The guest patch as a series of mails, which is divided into parts.
 //!
-//! A mail is a patch of `guest/patches/N` with the files of `guest/src` that `guest/patches/files` names for it. Those files are as
-//! the last patch leaves them. What a patch changes in files of earlier ones is in `guest/patches/later`, in a diff for all series, and
-//! one for those that have the files: taken away from all files first, and put back with its patch. `guest/patches/parts` says with
-//! which mails parts begin.
+//! A mail is a patch of `guest/patches/N` together with the files of `guest/src` that `guest/patches/files` assigns to it.
+//! `guest/src` contains these files as they are after the last patch.
+//!
+//! If a patch changes a file that an earlier mail added, this change is a diff in `guest/patches/later`: one for all series, and
+//! one for the series that its name contains. Building the series first reverts all these diffs, and then applies each diff with
+//! its patch.
+//!
+//! `guest/patches/parts` names the mails with which parts begin.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,28 +21,28 @@ use crate::files::{copy, read};
 use crate::key::files_below;
 use crate::tools::Tools;
 
-/// A part of the series, without those that come after it.
+/// Part of the series, which includes all earlier parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "UPPER")]
 pub enum Part {
-    /// Fixes of mainline.
+    /// Fixes of mainline code.
     A,
-    /// The attributes by which a driver says that the device overwrites a buffer.
+    /// DMA attributes by which a driver declares that the device overwrites a buffer.
     B,
-    /// The pool over pages of the kernel.
+    /// Pool of kernel pages.
     C,
-    /// Windows.
+    /// Bounce windows.
     D,
 }
 
-/// One mail.
+/// Mail of the series.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Its patch of mainline files, which may change none.
+    /// Patch of mainline files. It may change no file.
     pub(crate) patch: String,
-    /// How the paths of the files of `guest/src` start that come with it.
+    /// Path prefixes of the files of `guest/src` that this mail adds.
     starts: Vec<String>,
-    /// What it changes in files that came before.
+    /// Diffs of files that earlier mails added.
     pub(crate) later: Vec<PathBuf>,
 }
 
@@ -47,7 +51,7 @@ impl Step {
         !self.starts.is_empty()
     }
 
-    /// Whether it brings files of ours, or changes some that came before.
+    /// True if the mail adds files of ours or changes some that earlier mails added.
     pub(crate) fn changes_files(&self) -> bool {
         self.brings_files() || !self.later.is_empty()
     }
@@ -57,11 +61,11 @@ impl Step {
     }
 }
 
-/// Copies the files of `source`, which is `guest/src`, to `forms` as they are before the last of the mails, `steps`, change what
-/// earlier ones have brought. Returns their paths.
+/// Copies the files of `guest/src`, given as `source`, to `forms`, and reverts the later diffs of `steps`, the last mails of the
+/// series. Returns the files' paths.
 ///
 /// # Errors
-/// What a mail changes is not what they have.
+/// Fails if a diff does not match the files.
 pub(crate) fn earlier_forms(tools: &Tools<'_>, source: &Path, steps: &[Step], forms: &Path) -> Result<Vec<PathBuf>> {
     let files = sources(source)?;
     for file in &files {
@@ -70,30 +74,30 @@ pub(crate) fn earlier_forms(tools: &Tools<'_>, source: &Path, steps: &[Step], fo
     for later in steps.iter().rev().flat_map(|step| step.later.iter().rev()) {
         tools
             .run(patch_command(forms, later).arg("-R"))
-            .with_context(|| format!("{} is not what guest/src has", later.display()))?;
+            .with_context(|| format!("cannot revert {}: guest/src does not match", later.display()))?;
     }
     Ok(files)
 }
 
-/// The files of `guest/src`, which is `source`, in their order.
+/// Returns the files of `guest/src`, given as `source`, sorted by path.
 ///
 /// # Errors
-/// They cannot be read.
+/// Fails if the directory cannot be read.
 pub(crate) fn sources(source: &Path) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = files_below(source)?.into_iter().map(|(file, _)| file).collect();
     files.sort();
     Ok(files)
 }
 
-/// Whether the path of `file` starts like one of them.
+/// True if the path of `file` begins with one of the prefixes in `starts`.
 pub(crate) fn starts_one_of(starts: &[String], file: &Path) -> bool {
     starts.iter().any(|start| file.to_string_lossy().starts_with(start))
 }
 
-/// The mails of the series whose patches of mainline are in `patches`.
+/// Returns the mails of the series whose mainline patches are in `patches`.
 ///
 /// # Errors
-/// A list of them cannot be read.
+/// Fails if a list of mails cannot be read.
 pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
     let top = patches.parent().unwrap_or(patches);
     let number = patches.file_name().unwrap_or_default().to_string_lossy();
@@ -113,17 +117,17 @@ pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
     Ok(series.lines().filter_map(patch_name).map(step).collect())
 }
 
-/// A line of `guest/patches/files`: a patch, and how the paths of the files start that come with it. Or one of `guest/patches/parts`:
-/// a part, and the patches of which one begins it.
+/// Parses a line of `guest/patches/files` or `guest/patches/parts`. The former has a patch and the path prefixes of its files.
+/// The latter has a part and the patches that may begin it.
 pub(crate) fn brought(line: &str) -> Option<(&str, Vec<String>)> {
     let mut words = line.split('#').next()?.split_whitespace();
     Some((words.next()?, words.map(String::from).collect()))
 }
 
-/// Those of `steps`, a whole series in `patches`, that there are when `part` is its last.
+/// Returns the mails of `steps` up to the end of `part`. `steps` is the whole series in `patches`.
 ///
 /// # Errors
-/// The list of the parts cannot be read, or does not have the part's end.
+/// Fails if the list of parts cannot be read, or if the end of `part` is not found.
 pub(crate) fn until(part: Part, mut steps: Vec<Step>, patches: &Path) -> Result<Vec<Step>> {
     let list = read(&patches.with_file_name("parts"))?;
     let next = match part {
@@ -139,19 +143,19 @@ pub(crate) fn until(part: Part, mut steps: Vec<Step>, patches: &Path) -> Result<
     Ok(steps)
 }
 
-/// A patch's name without its number and the end.
+/// Returns a patch's name without its number and suffix.
 fn title(name: &str) -> &str {
     let name = name.strip_suffix(".patch").unwrap_or(name);
     name.split_once('-').map_or(name, |(_number, title)| title)
 }
 
-/// The patch that a line of quilt's `series` names.
+/// Returns the patch that a line of quilt's `series` names.
 pub(crate) fn patch_name(line: &str) -> Option<&str> {
     let name = line.split('#').next().unwrap_or_default().trim();
     (!name.is_empty()).then_some(name)
 }
 
-/// The files that a patch changes, without those that it adds.
+/// Returns the files that a patch changes, without those that it adds.
 pub(crate) fn changed_files(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("--- a/")?.split_whitespace().next())
 }
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn part_whose_end_is_not_there_is_an_error() {
+    fn part_without_its_end_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("parts"), "B a-Add-y\n").unwrap();
         let patches = dir.path().join("9.9");

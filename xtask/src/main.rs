@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What scripts become: each is a subcommand of its name. Their help is `help/NAME.txt`, which the scripts show without building
-//! anything.
+//! Program behind the scripts. Each script is a subcommand with its name. Help texts are in `help/NAME.txt`; the scripts show
+//! them without building anything.
 
 use std::process::ExitCode;
 

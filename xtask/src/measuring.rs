@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a program that measures guests: in the rig, as often as its machine dies, or on this host.
+//! Runs the program that measures guests, on this host or in the rig. If the rig's machine dies, a new machine continues.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,19 +17,19 @@ use crate::kernel::GuestKernel;
 use crate::peers;
 use crate::tools::{Tools, Usage};
 
-/// Exit status of the rig whose machine died.
+/// Exit status of the rig if its machine died.
 const DIED: u8 = 125;
 
-/// Where a script measures, and what becomes of the figures.
+/// Place of the measurement and of its output files.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Place {
-    /// File for the figures.
+    /// File for the results.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// On this host, with this drive.
+    /// Run on this host, with the drive at this PCI address.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) direct: Option<String>,
-    /// Where to keep consoles and results.
+    /// Directory that keeps consoles and results.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
 }
@@ -43,38 +43,38 @@ impl Place {
     }
 }
 
-/// The program of `tests/integration` that measures. It notes what it has in a file as it goes, and goes on from there.
+/// Measuring program of `tests/integration`. It saves each sample in a file, and a later run continues from this file.
 const PROGRAM: &str = "carom-bench";
 
-/// A run of the program.
+/// Run of the measuring program.
 #[derive(Debug, Clone)]
 pub(crate) struct Measuring<'a> {
-    /// Its subcommand, and the options that say what is measured.
+    /// Subcommand, and options that select measurements.
     pub(crate) words: Vec<String>,
-    /// The guests' kernel.
+    /// Kernel of the guests.
     pub(crate) kernel: GuestKernel,
-    /// Further variables for it.
+    /// Additional variables for the program.
     pub(crate) variables: Variables,
-    /// Address of the drive, where it is to run on this host.
+    /// PCI address of the drive, if the program runs on this host.
     pub(crate) direct: Option<&'a str>,
-    /// Whether the rig counts instructions.
+    /// True if the rig counts instructions.
     pub(crate) count_instructions: bool,
-    /// Whether the rig's clock goes by instructions.
+    /// True if the rig's clock follows instructions.
     pub(crate) icount: bool,
-    /// How many NVMe drives the rig's machine has beside the usual ones.
+    /// Number of NVMe drives in addition to the rig's usual drives.
     pub(crate) more_nvme: u8,
-    /// Whether the rig's machine has a drive that keeps nothing.
+    /// True if the rig's machine has an NVMe drive that discards writes.
     pub(crate) null_drive: bool,
     /// Memory of the rig's machine.
     pub(crate) memory: &'a str,
-    /// Longest run of one such machine, in seconds.
+    /// Maximum run time of one such machine, in seconds.
     pub(crate) time_limit: u32,
-    /// Directory that the program can write to.
+    /// Directory for results, writable by the program.
     pub(crate) out: &'a Path,
 }
 
 impl<'a> Measuring<'a> {
-    /// Nothing yet that is measured, in the rig, with the results in `out`.
+    /// Returns a run in the rig that measures nothing yet and puts its results into `out`.
     pub(crate) fn new(out: &'a Path) -> Self {
         Self {
             words: Vec::new(),
@@ -91,7 +91,7 @@ impl<'a> Measuring<'a> {
         }
     }
 
-    /// The arguments of the program.
+    /// Returns the arguments of the program.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = self.words.iter().map(OsString::from).collect();
         arguments.extend(["--machine".into(), machine().into()]);
@@ -100,17 +100,17 @@ impl<'a> Measuring<'a> {
     }
 }
 
-/// The file with what the program has measured, in its directory.
+/// Returns the file with samples in the directory `out`.
 pub(crate) fn samples(out: &Path) -> PathBuf {
     out.join("samples")
 }
 
-/// The file with its results.
+/// Returns the file with results in the directory `out`.
 fn results(out: &Path) -> PathBuf {
     out.join("results.json")
 }
 
-/// The options that say the same: those of `flags` that are set, and `--rounds` and `--only` with their values.
+/// Returns equivalent options: those of `flags` that are set, `--rounds` and `--only`.
 pub(crate) fn words(flags: &[(bool, &str)], rounds: Option<u32>, only: &[String]) -> Vec<String> {
     let mut words: Vec<String> =
         flags.iter().filter(|(wanted, _)| *wanted).map(|(_, option)| (*option).into()).collect();
@@ -120,35 +120,35 @@ pub(crate) fn words(flags: &[(bool, &str)], rounds: Option<u32>, only: &[String]
 }
 
 impl Tools<'_> {
-    /// Builds the program; returns its file.
+    /// Builds the program and returns its executable.
     pub(crate) fn measuring_program(&self) -> Result<PathBuf> {
         let words = ["build", "--release", "--locked", "-p", "carom-integration", "--bin", PROGRAM];
         self.build("the measuring part", &words)?;
         Ok(self.target_dir()?.join("release").join(PROGRAM))
     }
 
-    /// Copies the results in `out` to `json`, and shows what the program says of them with the arguments `report`, and the tally of
-    /// guests. Returns `status`, the exit status of the run.
+    /// Copies the results in `out` to `json`. Runs the program with the arguments `report`, which shows the results, and shows
+    /// the tally of guests. Returns `status`, the exit status of the run.
     pub(crate) fn show_results(&self, out: &Path, json: Option<&Path>, report: &[OsString], status: u8) -> Result<u8> {
         let program = self.measuring_program()?;
         let results = results(out);
         let mut shown = Ok(());
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
-            // First, as there may be nothing to compare them with.
+            // Copy the results first: showing them may fail, for example with a base file that cannot be compared.
             if let Some(json) = json {
                 fs::copy(&results, json).with_context(|| format!("cannot write {}", json.display()))?;
             }
             shown = self.run_shown(Command::new(&program).args(report).arg(&results));
         }
         self.run_shown(Command::new(&program).arg("tally").arg(out))?;
-        // The first failure is reported.
+        // If the run failed, its status is returned instead of the report's error.
         if status == 0 {
             shown?;
         }
         Ok(status)
     }
 
-    /// Makes what the guests need and runs the program; returns its exit status.
+    /// Builds what the guests need, runs the program and returns its exit status.
     pub(crate) fn run_measuring(&self, measuring: &Measuring) -> Result<u8> {
         self.need_guest_packages()?;
         let mut variables: Variables = self.carom()?;
@@ -177,7 +177,7 @@ impl Tools<'_> {
         self.until_done(command.envs(variables), &samples(measuring.out))
     }
 
-    /// Runs the program on this host for what needs no guest, with these variables and few others; returns its exit status.
+    /// Runs measurements that need no guest on this host, with these variables. Returns the program's exit status.
     pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
         variables.extend(self.carom()?);
         variables.extend(measuring.variables.iter().cloned());
@@ -185,8 +185,8 @@ impl Tools<'_> {
         self.measure(Command::new(&program).args(measuring.arguments()).arg("--native").envs(variables))
     }
 
-    /// The variable that says which commit is checked out, if it can be told. All parts of a run get the same, whatever is committed
-    /// meanwhile.
+    /// Returns the variable with the commit of the checkout, if git reports one. All parts of a run get the same commit, even if
+    /// a new commit is made meanwhile.
     pub(crate) fn commit_variable(&self) -> Option<(&'static str, OsString)> {
         self.commit().map(|commit| ("CAROM_COMMIT", commit.into()))
     }
@@ -197,8 +197,8 @@ impl Tools<'_> {
         Some(self.output(&mut git).ok()?.trim().to_owned())
     }
 
-    /// The emulated machine itself hangs or panics now and then, whatever runs in it: a new one goes on with the guests that are
-    /// missing. Each guest has three tries, which ends the loop.
+    /// Runs the program until the rig's machine survives. The emulated machine itself sometimes hangs or panics, whatever runs in
+    /// it. A new machine then continues with the missing guests. Each guest has three tries, which ends the loop.
     fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
         loop {
             let before = length(samples);
@@ -211,7 +211,7 @@ impl Tools<'_> {
     }
 
     fn measure(&self, command: &mut Command) -> Result<u8> {
-        self.status(command.stdin(Stdio::null()), "starting the measurement")
+        self.status(command.stdin(Stdio::null()), "cannot start the measurement")
     }
 }
 
@@ -240,22 +240,22 @@ pub(crate) fn check_peers() -> Result<()> {
     peers::check().map_err(|error| Usage(format!("{error:#}")).into())
 }
 
-/// Checks that `option`'s file, if there is one, can be in its directory.
+/// Checks that `file`, the value of `option`, is not a directory and that its parent directory exists.
 pub(crate) fn check_file(option: &str, file: Option<&Path>) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let parent = parent(file);
     if !parent.is_dir() || file.is_dir() {
-        bail!(Usage(format!("{option} '{}': its directory does not exist, or it is one", file.display())));
+        bail!(Usage(format!("{option} '{}': is a directory, or its parent directory does not exist", file.display())));
     }
     Ok(())
 }
 
-/// The directory that a file is in.
+/// Returns a file's parent directory.
 pub(crate) fn parent(file: &Path) -> &Path {
     file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
-/// One line about this machine.
+/// Returns one line about this machine.
 fn machine() -> String {
     let field = |file: &str, name: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machine_is_told_in_a_line() {
+    fn machine_description_is_one_line() {
         let line = machine();
         assert!(line.contains(" CPUs, ") && line.ends_with(" GiB") && !line.contains('\n'), "{line}");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel modules for an initramfs: those that are wanted and those that they need, in the order of loading.
+//! Kernel modules for an initramfs: the wanted modules and their dependencies, in load order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::archive::Archive;
 use crate::key::files_below;
 use crate::tools::Tools;
 
-/// Where an initramfs has the list.
+/// Path of the modules' load order in an initramfs.
 pub(crate) const ORDER: &str = "modules/order";
 
-/// The modules of one kernel, a directory `lib/modules/VERSION`.
+/// Modules of one kernel, in a directory `lib/modules/VERSION`.
 #[derive(Debug)]
 pub(crate) struct Modules {
     directory: PathBuf,
@@ -23,7 +23,7 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Where a package of a kernel has the directories of modules.
+    /// Directory of modules in a kernel package.
     pub(crate) const PLACE: &str = "lib/modules";
 
     pub(crate) fn read(directory: &Path) -> Result<Self> {
@@ -34,10 +34,10 @@ impl Modules {
         Ok(Self { directory: directory.into(), files, builtin })
     }
 
-    /// The file of a module; none where the kernel has it built in.
+    /// Returns the file of a module, or `None` if it is built into the kernel.
     ///
     /// # Errors
-    /// The kernel has no such module.
+    /// Fails if the kernel has no such module.
     pub(crate) fn file(&self, name: &str) -> Result<Option<&Path>> {
         let is_it = |path: &Path| module_name(path).is_some_and(|known| same(known, name));
         if let Some(file) = self.files.iter().find(|file| is_it(file)) {
@@ -51,7 +51,7 @@ impl Modules {
 }
 
 impl Tools<'_> {
-    /// Adds modules, those that they depend on before them, and their list.
+    /// Adds modules with their dependencies, and the file with the load order.
     pub(crate) fn add_modules(&self, archive: &mut Archive, modules: &Modules, wanted: &[&str]) -> Result<()> {
         let mut order = String::new();
         for name in wanted {
@@ -85,13 +85,13 @@ impl Tools<'_> {
     }
 }
 
-/// `NAME` of `…/NAME.ko`, `…/NAME.ko.xz` and the like.
+/// Returns `NAME` for `…/NAME.ko`, `…/NAME.ko.xz` and the like.
 fn module_name(path: &Path) -> Option<&str> {
     let (name, rest) = path.file_name()?.to_str()?.split_once(".ko")?;
     (rest.is_empty() || rest.starts_with('.')).then_some(name)
 }
 
-/// The kernel takes `-` and `_` for the same.
+/// True if two module names are equal. The kernel treats `-` and `_` alike.
 fn same(one: &str, other: &str) -> bool {
     one.len() == other.len() && one.replace('-', "_") == other.replace('-', "_")
 }

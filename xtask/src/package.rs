@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/package`: the Debian package, built by debhelper as `debian/` says, and checked by lintian.
+//! `scripts/package`: builds the Debian package by debhelper with the rules in `debian/`, and checks it with lintian.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use clap::Args;
 use crate::apt::only_file;
 use crate::tools::Tools;
 
-/// Where the package is to be.
+/// Options of `scripts/package`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Directory for the package.
@@ -23,14 +23,14 @@ impl Tools<'_> {
     /// Builds the package, checks it, and returns its file.
     ///
     /// # Errors
-    /// It cannot be built, lintian finds errors or warnings, or a signal came.
+    /// Fails if the package cannot be built, if lintian finds errors or warnings, or on a signal.
     pub fn package(&self, options: &Options) -> Result<PathBuf> {
         self.need_packages("building and checking the Debian package", &["debhelper", "dpkg-dev", "lintian"])?;
         let target = self.target_dir()?;
         let out = options.out.clone().unwrap_or_else(|| target.join("package"));
         fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
         let out = fs::canonicalize(&out).with_context(|| out.display().to_string())?;
-        // Programs first, by this program's own means: what takes long is shown.
+        // Build the programs here first, so that the slow step shows its progress.
         let programs = ["build", "--release", "--locked", "-p", "vmm", "-p", "carom-remote"];
         self.build("carom and carom-remote", &programs)?;
         self.progress.show("building the Debian package");
@@ -43,7 +43,7 @@ impl Tools<'_> {
         let package = only_file(&out, |name| name.ends_with(".deb"))?;
         self.progress.show("checking the Debian package");
         self.progress.end();
-        // What is embedded is what Rust programs are: linked statically to crates.
+        // lintian may report embedded libraries: Rust programs are linked statically to their crates.
         let mut lintian = Command::new("lintian");
         lintian.args(["--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]).arg(&package);
         self.run(&mut lintian)?;
@@ -77,7 +77,7 @@ mod tests {
         let document = read("docs/unprivileged.md");
         for name in ["carom@.service", "carom.sysusers", "limits.conf"] {
             let file = read(&format!("debian/{name}"));
-            // Without the lines about its licence.
+            // Skip the licence line.
             let (_, text) = file.split_once('\n').unwrap();
             let text = text.strip_prefix("#\n").unwrap_or(text);
             assert!(document.contains(&format!("\n{text}```\n")), "docs/unprivileged.md shows another {name}");

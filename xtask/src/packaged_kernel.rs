@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernels in Debian's packages.
+//! Kernels of Debian packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use anyhow::{Context, Result, ensure};
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// The unpacked package of Debian's kernel 6.12 as it is today.
+    /// Returns the unpacked package of Debian's current kernel 6.12.
     pub(crate) fn debian_kernel(&self) -> Result<PathBuf> {
         self.fetch_deb(&self.debian_depends("linux-image-6.12-amd64", "linux-image-6.12", |_| true)?)
     }
 }
 
-/// The kernel in an unpacked Debian package, and its release.
+/// Returns the kernel in an unpacked Debian package, and its release.
 pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
     let boot = dir.join("boot");
     let entries = fs::read_dir(&boot).with_context(|| format!("cannot read {}", boot.display()))?;
@@ -24,7 +24,7 @@ pub(crate) fn packaged_kernel(dir: &Path) -> Result<(PathBuf, String)> {
         Some((entry.path(), release))
     });
     let (kernel, release) = found.with_context(|| format!("{} holds no kernel", dir.display()))?;
-    ensure!(kernel.is_file(), "{} is no file", kernel.display());
+    ensure!(kernel.is_file(), "{} is not a file", kernel.display());
     Ok((kernel, release))
 }
 

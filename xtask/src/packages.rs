@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian packages and programs of this machine: what is missing is installed, and named before.
+//! Debian packages and programs of this machine. Missing packages are named, then installed.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use rustix::process::geteuid;
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// Installs those packages that are missing; `why` is said then.
+    /// Installs the missing ones of these packages, after a message that contains `why`.
     pub(crate) fn need_packages(&self, why: &str, packages: &[&str]) -> Result<()> {
         ensure!(
             program("dpkg-query").is_some(),
-            "this is no Debian system; install by hand what corresponds to: {}",
+            "dpkg-query not found: this is not a Debian system; install the equivalents of these packages by hand: {}",
             packages.join(" ")
         );
         let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
@@ -27,7 +27,7 @@ impl Tools<'_> {
         let install = || -> Result<Command> {
             let mut command = as_root("env")?;
             command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "--no-install-recommends"]);
-            // Another one may be at work, such as that of a machine that has just started.
+            // Another apt may be running, for example on a machine that has just booted.
             command.args(["-o", "DPkg::Lock::Timeout=300"]);
             command.args(&missing);
             Ok(command)
@@ -44,17 +44,17 @@ impl Tools<'_> {
             .with_context(|| format!("could not install: {names}"))
     }
 
-    /// Installs `package` unless `command` can be run already, wherever it came from, and returns where that is.
+    /// Returns the path of `command`. If it is not found, installs `package` first.
     pub(crate) fn need_command(&self, command: &str, package: &str, why: &str) -> Result<PathBuf> {
         if let Some(found) = program(command) {
             return Ok(found);
         }
         self.need_packages(why, &[package])?;
-        program(command).with_context(|| format!("the package {package} brings no {command}"))
+        program(command).with_context(|| format!("the package {package} does not contain {command}"))
     }
 }
 
-/// The file of a program: in the directories of `PATH`, and in those of root's programs.
+/// Finds a program in the directories of `PATH` and in those of root's programs.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories: Vec<PathBuf> = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
@@ -74,7 +74,7 @@ fn is_installed(package: &str) -> bool {
     output.is_ok_and(|output| output.stdout == b"installed")
 }
 
-/// A command that runs as root, by sudo where need be.
+/// Returns a command that runs as root, by sudo if necessary.
 pub(crate) fn as_root(program_name: &str) -> Result<Command> {
     if geteuid().is_root() {
         return Ok(Command::new(program_name));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMMs that Carom is compared with, as variables name them.
+//! Other VMMs that Carom is compared with. Environment variables name them.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf, absolute};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{Access, access};
 
-/// The variable with QEMU's program, where it is not the one of the `PATH`.
+/// Variable with QEMU's program. The default is the QEMU of the `PATH`.
 pub const QEMU: &str = "CAROM_QEMU";
 
-/// The variable with Cloud Hypervisor's program.
+/// Variable with Cloud Hypervisor's program.
 pub const CLOUD_HYPERVISOR: &str = "CAROM_CLOUD_HYPERVISOR";
 
-/// The variable with another build of Carom, such as the one before a change.
+/// Variable with another build of Carom, for example from before a change.
 pub const BASE: &str = "CAROM_BASE_VMM";
 
-/// The variable with a further VMM, see [`OtherVmm`].
+/// Variable with another VMM, see [`OtherVmm`].
 pub const OTHER: &str = "CAROM_OTHER_VMM";
 
-/// Checks all of them.
+/// Checks all these variables.
 ///
 /// # Errors
-/// Names the variable that is wrong.
+/// The error names the wrong variable.
 pub fn check() -> Result<()> {
     program(QEMU)?;
     program(CLOUD_HYPERVISOR)?;
@@ -31,48 +31,48 @@ pub fn check() -> Result<()> {
     OtherVmm::from_env().map(|_| ())
 }
 
-/// The program that a variable names, if it is set.
+/// Returns the program that a variable names, or `None` if the variable is not set.
 ///
 /// # Errors
-/// It does not name one.
+/// Fails if the variable does not name a program.
 pub fn program(variable: &str) -> Result<Option<PathBuf>> {
     env::var_os(variable).map(|path| existing(Path::new(&path)).context(variable.to_owned())).transpose()
 }
 
-/// Without a slash it would be looked for in the `PATH`.
+/// Returns the absolute path of a program. Without this, a name without a slash would be looked up in the `PATH`.
 fn existing(path: &Path) -> Result<PathBuf> {
     ensure!(
         path.is_file() && access(path, Access::EXEC_OK).is_ok(),
-        "must be the path of a program, which '{}' is not",
+        "'{}' is not the path of an executable file",
         path.display()
     );
     absolute(path).with_context(|| path.display().to_string())
 }
 
-/// What a template has in place of something of the guest.
+/// Placeholder in the arguments of a VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placeholder {
     /// The guest's kernel as a bzImage.
     Kernel,
-    /// The same as an ELF file with a PVH entry.
+    /// The guest's kernel as an ELF file with a PVH entry.
     Vmlinux,
-    /// Its initramfs.
+    /// The guest's initramfs.
     Initramfs,
-    /// Its kernel's parameters, in one argument.
+    /// The guest kernel's parameters, in one argument.
     Cmdline,
-    /// Its memory, in MiB.
+    /// The guest's memory, in MiB.
     MemoryMib,
-    /// Number of its vCPUs.
+    /// Number of vCPUs.
     Cpus,
-    /// File for its serial console, if that does not go to the VMM's stdout.
+    /// File for the serial console, unless the console goes to the VMM's stdout.
     Console,
-    /// sysfs directory of its drive.
+    /// sysfs directory of the guest's drive.
     Device,
-    /// PCI address of the same.
+    /// PCI address of the guest's drive.
     Address,
 }
 
-/// All placeholders by their names.
+/// All placeholders with their names.
 const PLACEHOLDERS: [(&str, Placeholder); 9] = [
     ("kernel", Placeholder::Kernel),
     ("vmlinux", Placeholder::Vmlinux),
@@ -85,7 +85,7 @@ const PLACEHOLDERS: [(&str, Placeholder); 9] = [
     ("address", Placeholder::Address),
 ];
 
-/// Of each of these a template has one: without it the guest would be another one than the others'.
+/// Groups of required placeholders. A template contains exactly one of each group, so that all VMMs get the same guest.
 const NEEDED: [&[&str]; 5] = [&["kernel", "vmlinux"], &["initramfs"], &["cmdline"], &["memory_mib"], &["cpus"]];
 
 /// Part of an argument.
@@ -95,33 +95,34 @@ enum Part {
     Value(Placeholder),
 }
 
-/// A VMM of which only the command is known: `NAME PROGRAM ARGUMENTS…`, split as a shell does, with placeholders in the arguments.
+/// VMM that is started by a template `NAME PROGRAM ARGUMENTS…`. The template is split as by a shell, and its arguments contain
+/// placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherVmm {
-    /// What it is called.
+    /// Name of the VMM.
     pub name: String,
-    /// Its program.
+    /// Program of the VMM.
     pub program: PathBuf,
     arguments: Vec<Vec<Part>>,
 }
 
 impl OtherVmm {
-    /// The one that [`OTHER`] tells of, if it is set.
+    /// Returns the VMM that [`OTHER`] describes, or `None` if the variable is not set.
     ///
     /// # Errors
-    /// It is wrong.
+    /// Fails if the template is wrong.
     pub fn from_env() -> Result<Option<Self>> {
         let Some(text) = env::var_os(OTHER) else { return Ok(None) };
         let text = text.to_str().context("must be UTF-8");
         text.and_then(Self::parse).context(OTHER).map(Some)
     }
 
-    /// The one that `text` tells of.
+    /// Parses a template.
     ///
     /// # Errors
-    /// Says what is wrong.
+    /// The error says what is wrong.
     pub fn parse(text: &str) -> Result<Self> {
-        let words = shlex::split(text).context("a quote or a backslash at its end lacks what follows")?;
+        let words = shlex::split(text).context("unclosed quote, or backslash at the end")?;
         let [name, program, arguments @ ..] = &words[..] else { bail!("must be NAME PROGRAM ARGUMENTS…") };
         ensure!(!name.is_empty(), "must be NAME PROGRAM ARGUMENTS…, and the name is empty");
         let arguments = arguments.iter().map(|word| parts(word)).collect::<Result<_>>()?;
@@ -138,19 +139,19 @@ impl OtherVmm {
         Ok(vmm)
     }
 
-    /// Whether its arguments have this.
+    /// True if the arguments contain this placeholder.
     #[must_use]
     pub fn has(&self, placeholder: Placeholder) -> bool {
         self.arguments.iter().flatten().any(|part| *part == Part::Value(placeholder))
     }
 
-    /// Whether it can be given a drive.
+    /// True if the VMM accepts a drive.
     #[must_use]
     pub fn takes_drive(&self) -> bool {
         self.has(Placeholder::Device) || self.has(Placeholder::Address)
     }
 
-    /// Its arguments. One with a placeholder that has no `value` is left out, and so is the option before it.
+    /// Returns the arguments. Leaves out an argument whose placeholder has no `value`, and the option before it.
     pub fn arguments(&self, value: impl Fn(Placeholder) -> Option<OsString>) -> Vec<OsString> {
         let filled = |part: &Part| match part {
             Part::Text(text) => Some(text.into()),
@@ -169,7 +170,7 @@ impl OtherVmm {
     }
 }
 
-/// The parts of an argument. Braces around anything but a name, such as those of JSON, are what they are.
+/// Splits an argument into its parts. Braces around anything except a name, such as those of JSON, stay as they are.
 fn parts(word: &str) -> Result<Vec<Part>> {
     let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
     let (mut parts, mut text, mut rest) = (Vec::new(), String::new(), word);
@@ -183,7 +184,7 @@ fn parts(word: &str) -> Result<Vec<Part>> {
         let known = PLACEHOLDERS.iter().find(|(known, _)| *known == name);
         let (_, placeholder) = known.with_context(|| {
             let known = PLACEHOLDERS.map(|(name, _)| format!("{{{name}}}")).join(", ");
-            format!("there is no placeholder {{{name}}}, but {known}")
+            format!("unknown placeholder {{{name}}}; known are {known}")
         })?;
         parts.extend([Part::Text(std::mem::take(&mut text)), Part::Value(*placeholder)]);
         rest = behind;
@@ -198,7 +199,7 @@ mod tests {
 
     const WHOLE: &str = "-k {kernel} -i {initramfs} -a {cmdline} -m {memory_mib}M -c {cpus}";
 
-    /// The arguments where a template has those of [`WHOLE`] and these; with a drive or not.
+    /// Returns the arguments for [`WHOLE`] and `more`, with or without a drive.
     fn arguments(more: &str, drive: bool) -> Vec<String> {
         let vmm = OtherVmm::parse(&format!("other /bin/sh {WHOLE} {more}")).unwrap();
         assert_eq!((vmm.name.as_str(), vmm.program.as_path()), ("other", Path::new("/bin/sh")));
@@ -235,15 +236,15 @@ mod tests {
     }
 
     #[test]
-    fn wrong_template_is_an_error_that_says_what_is_wrong() {
+    fn wrong_template_gives_a_specific_error() {
         for (text, reason) in [
             (String::new(), "must be NAME PROGRAM ARGUMENTS…"),
             ("other".into(), "must be NAME PROGRAM ARGUMENTS…"),
             (format!("'' /bin/sh {WHOLE}"), "the name is empty"),
-            (format!("other '/bin/sh {WHOLE}"), "a quote"),
+            (format!("other '/bin/sh {WHOLE}"), "unclosed quote"),
             (format!("other /no/program {WHOLE}"), "'/no/program' is not"),
             (format!("other sh {WHOLE}"), "'sh' is not"),
-            (format!("other /bin/sh {WHOLE} {{memory}}"), "there is no placeholder {memory}, but {kernel}, "),
+            (format!("other /bin/sh {WHOLE} {{memory}}"), "unknown placeholder {memory}; known are {kernel}, "),
             (format!("other /bin/sh {WHOLE} {{vmlinux}}"), "must have one of {kernel} or {vmlinux} "),
             ("other /bin/sh {kernel} {initramfs} {cmdline} {memory_mib}".into(), "must have {cpus} "),
         ] {
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(existing(Path::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
         for path in ["", "/bin", "/etc/passwd", "/no/such/file"] {
             let said = existing(Path::new(path)).unwrap_err().to_string();
-            assert_eq!(said, format!("must be the path of a program, which '{path}' is not"));
+            assert_eq!(said, format!("'{path}' is not the path of an executable file"));
         }
     }
 }

@@ -12,17 +12,17 @@ const LOWEST: i32 = 19;
 /// Ordinary priority.
 const ORDINARY: i32 = 0;
 
-/// Gives this thread the lowest priority. Programs that it starts have it, too.
+/// Gives this thread the lowest priority. Programs that the thread starts inherit it.
 ///
 /// # Errors
-/// The kernel refuses it.
+/// Fails if the kernel refuses.
 pub(crate) fn lower_own() -> io::Result<()> {
-    // Linux changes the thread's, not the process's.
+    // On Linux this changes the priority of the thread, not of the process.
     Ok(setpriority_process(None, LOWEST)?)
 }
 
-/// Gives ordinary priority to all threads of this process and of all programs below it. Linux allows that to root only, and nothing depends
-/// on it, so errors are ignored.
+/// Restores ordinary priority for all threads of this process and of its descendants. Linux allows this only to root. Errors are
+/// ignored, because nothing depends on the priority.
 pub(crate) fn restore_all() {
     let parents = parents();
     for process in family(std::process::id(), &parents) {
@@ -35,17 +35,17 @@ pub(crate) fn restore_all() {
     }
 }
 
-/// Parent of each process.
+/// Returns the parent of each process.
 fn parents() -> BTreeMap<u32, u32> {
     let parent = |process: u32| {
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name, in parentheses, can have any characters.
+        // The name, in parentheses, can contain any character.
         stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
     };
     numbers("/proc").into_iter().filter_map(|process| Some((process, parent(process)?))).collect()
 }
 
-/// Process `top` and all processes below it.
+/// Returns process `top` and all its descendants.
 fn family(top: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
     let mut family = vec![top];
     let mut next = 0;
@@ -56,7 +56,7 @@ fn family(top: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
     family
 }
 
-/// Names of a folder that are numbers.
+/// Returns the numeric names in a directory.
 fn numbers(folder: &str) -> Vec<u32> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a program that takes long says on stderr: messages, and one line about what is being done.
+//! Messages and a progress line on stderr, for programs that take long.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where stderr is no terminal, lines of the same stage appear at most this often.
+/// Minimum interval between lines of the same stage if stderr is not a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Messages of the program `name`. The same forms as in `scripts/lib/common.sh`.
+/// Messages of the program `name`, in the format of `scripts/lib/common.sh`.
 #[derive(Debug)]
 pub struct Progress {
     name: String,
@@ -19,26 +19,26 @@ pub struct Progress {
 
 #[derive(Debug, Default)]
 struct Shown {
-    /// Whether the terminal's line is to be overwritten.
+    /// True if the terminal's last line is a progress line, to be overwritten.
     open: bool,
-    /// The stage shown last, and when.
+    /// Stage shown last, and its time.
     last: Option<(String, Instant)>,
 }
 
 impl Progress {
-    /// For the program `name`.
+    /// Creates the messages of the program `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.into(), start: Instant::now(), terminal: stderr().is_terminal(), shown: Mutex::default() }
     }
 
-    /// Shows what is being done: on a terminal in a line that the next one overwrites, elsewhere in a line that is left out if
-    /// another one with the same text up to the first `:` was shown just before.
+    /// Shows the current step. On a terminal, the next step overwrites the line. Elsewhere, a line is left out if the text before
+    /// its first `:` was shown less than `PAUSE` ago.
     pub fn show(&self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         let mut shown = self.shown();
         if self.terminal {
-            // Nothing is lost where stderr cannot be written.
+            // A failed write to stderr does no harm.
             let _ = write!(stderr(), "\r\x1b[K[{seconds:3} s] {text}");
             shown.open = true;
         } else if shown.is_due(text, Instant::now()) {
@@ -46,14 +46,14 @@ impl Progress {
         }
     }
 
-    /// Ends a line that is to be overwritten.
+    /// Removes the progress line.
     pub fn end(&self) {
         if std::mem::take(&mut self.shown().open) {
             let _ = write!(stderr(), "\r\x1b[K");
         }
     }
 
-    /// One line that stays.
+    /// Prints a permanent line.
     pub fn say(&self, text: &str) {
         self.end();
         let _ = writeln!(stderr(), "{}: {text}", self.name);

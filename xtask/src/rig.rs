@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the rig's emulated machine starts from, fetched or built where it is missing: kernel, initramfs and emulator.
+//! Kernel, initramfs and emulator of the rig's machine. Missing files are fetched or built.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,7 +16,8 @@ use crate::modules::{Modules, ORDER};
 use crate::packaged_kernel::packaged_kernel;
 use crate::tools::Tools;
 
-/// Modules for the machine, of which a kernel may have some built in and lack others. Not `nvme`: the drives are for vfio-pci.
+/// Modules for the machine. A kernel may have some built in and lack others. `nvme` is not among them, because the drives are for
+/// vfio-pci.
 const MODULES: [&str; 22] = [
     "virtio_pci",
     "virtio_console",
@@ -42,31 +43,31 @@ const MODULES: [&str; 22] = [
     "aer_inject",
 ];
 
-/// Without this one there is nothing to test.
+/// Required module: without it, there is nothing to test.
 const NEEDED: &str = "vfio-pci";
 
-/// What the machine starts from.
+/// Files that the machine boots from.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Boot {
-    /// Its kernel.
+    /// Kernel.
     pub kernel: PathBuf,
-    /// The initramfs, to which another one can be appended.
+    /// Initramfs. Another initramfs can be appended.
     pub initramfs: PathBuf,
-    /// Parameters that this kernel needs besides.
+    /// Additional parameters that this kernel needs.
     pub parameters: &'static str,
 }
 
 impl Tools<'_> {
-    /// The program that runs a command in the emulated machine, built.
+    /// Builds the program that runs a command in the emulated machine.
     pub(crate) fn rig_command(&self) -> Result<Command> {
         self.build("the rig", &["build", "--locked", "--workspace", "--bin", "rig"])?;
         Ok(Command::new(self.target_dir()?.join("debug/rig")))
     }
 
-    /// Debian's stock kernel, or the package that `CAROM_L1_KERNEL_PACKAGE` names.
+    /// Returns Debian's stock kernel, or the kernel of the package that `CAROM_L1_KERNEL_PACKAGE` names.
     ///
     /// # Errors
-    /// It cannot be had, or a signal came.
+    /// Fails if the kernel cannot be fetched, or on a signal.
     pub fn rig_debian(&self) -> Result<Boot> {
         let package = match env::var("CAROM_L1_KERNEL_PACKAGE") {
             Ok(package) if !package.is_empty() => package,
@@ -81,7 +82,7 @@ impl Tools<'_> {
         Ok(Boot { kernel, initramfs, parameters: "" })
     }
 
-    /// Linux 6.12, built for the rig with IOMMUFD.
+    /// Returns Linux 6.12, built for the rig with IOMMUFD.
     ///
     /// # Errors
     /// As [`Tools::rig_debian`].
@@ -89,16 +90,20 @@ impl Tools<'_> {
         let config = vec![self.checkout.join("scripts/lib/rig-kernel.config")];
         let dir = self.guest_kernel(&GuestKernel { stock: true, config, ..GuestKernel::default() })?;
         let initramfs = self.rig_initramfs(&dir, None)?;
-        // All is built in, the NVMe driver too, which is to leave the drives to vfio-pci.
+        // All drivers are built in. The NVMe driver is disabled, because the drives are for vfio-pci.
         Ok(Boot { kernel: dir.join("bzImage"), initramfs, parameters: "initcall_blacklist=nvme_init" })
     }
 
-    /// The emulator with its first arguments: `CAROM_L0_QEMU` if that is set, else the mended one, else that of Debian's backports,
-    /// not installed. One that is to count instructions is always the mended one. With QEMU 7.2, emulated guests with two vCPUs end in hangs and in panics of the kernel below them, one of a
-    /// few runs; with 10.0 as it is, one of some hundred guests ends so. What Debian's needs besides, the system's QEMU has.
+    /// Returns the emulator with its first arguments. The first available one is used:
+    /// - the program in `CAROM_L0_QEMU`, unless instructions are counted,
+    /// - the emulator with our fixes, which is always used to count instructions,
+    /// - QEMU of Debian's backports, unpacked but not installed. It uses the libraries that the system's QEMU has installed.
+    ///
+    /// With QEMU 7.2, one of a few runs with two vCPUs hangs or panics its host kernel. With an unmodified QEMU 10.0, one of some
+    /// hundred guests does so.
     ///
     /// # Errors
-    /// There is none that starts, or a signal came.
+    /// Fails if no emulator starts, or on a signal.
     pub fn rig_emulator(&self, counting: bool) -> Result<Vec<OsString>> {
         let named = env::var_os("CAROM_L0_QEMU").filter(|named| !counting && !named.is_empty());
         if let Some(named) = named {
@@ -114,7 +119,7 @@ impl Tools<'_> {
                 self.go_on()?;
                 self.progress.say(&format!("{error:#}"));
                 self.progress.say(
-                    "the rig's emulator could not be built; going on with Debian's, which ends a guest now and then",
+                    "the rig's emulator could not be built; continuing with Debian's, which sometimes ends a guest",
                 );
                 self.fetch_backport("qemu-system-x86")?.join("usr/bin")
             }
@@ -132,7 +137,7 @@ impl Tools<'_> {
         Ok(words.into())
     }
 
-    /// The initramfs for the kernel of the directory `kernel`, whose name says its version.
+    /// Returns the initramfs for a kernel. The name of the directory `kernel` contains the kernel's version.
     fn rig_initramfs(&self, kernel: &Path, modules: Option<&Modules>) -> Result<PathBuf> {
         self.need_command("qemu-system-x86_64", "qemu-system-x86", "the rig's emulator")?;
         let mut busybox = self.need_command("busybox", "busybox-static", "the rig's first program")?;
@@ -143,7 +148,7 @@ impl Tools<'_> {
         self.need_command("modprobe", "kmod", "the rig's kernel modules")?;
         let init = self.checkout.join("scripts/lib/rig-init");
         let version = kernel.file_name().unwrap_or_default().to_string_lossy();
-        // A change of how it is packed, rather than of the parts, needs another number here.
+        // Increase this number if this code changes how the initramfs is packed.
         let key = Key::default().text("recipe 2").text(&version).text(&MODULES.join(" "));
         let key = key.path(&busybox)?.path(&init)?.finish();
         let dir = self.cached("rig-initramfs", &key, |dir| {

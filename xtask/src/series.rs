@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/guest-series`: the guest patch as one series of mails, made in a repository of the files that it changes.
+//! `scripts/guest-series`: writes the guest patch as one series of mails. A temporary repository of the files that it changes is
+//! used.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,20 +16,20 @@ use crate::key::files_below;
 use crate::mails::{Step, brought, changed_files, earlier_forms, sources, starts_one_of, steps};
 use crate::tools::{Tools, Usage};
 
-/// What is to be written.
+/// Options of `scripts/guest-series`.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The kernel series.
+    /// Kernel series.
     #[arg(long, value_name = "N", default_value = "6.12")]
     pub(crate) series: String,
-    /// Also apply it to Debian's source.
+    /// Also apply the series to Debian's source.
     #[arg(long)]
     pub(crate) check: bool,
     /// Directory for the mails.
     pub(crate) directory: PathBuf,
 }
 
-/// What `git format-patch` leaves in a cover letter.
+/// Placeholders that `git format-patch` puts into a cover letter.
 const SUBJECT: &str = "*** SUBJECT HERE ***";
 const BLURB: &str = "*** BLURB HERE ***";
 
@@ -36,7 +37,7 @@ const NAME: &str = "Carom maintainers";
 const MAIL: &str = "maintainers@carom.invalid";
 const DATE: &str = "2026-11-21T12:00:00Z";
 
-/// The repository in which the series is made.
+/// Temporary repository in which the series is made.
 struct Repository<'a> {
     tools: &'a Tools<'a>,
     directory: PathBuf,
@@ -48,10 +49,10 @@ struct Repository<'a> {
 }
 
 impl Tools<'_> {
-    /// Writes the series.
+    /// Writes the series of mails.
     ///
     /// # Errors
-    /// It cannot be made or does not apply, the directory exists, or a signal came.
+    /// Fails if the series cannot be made or does not apply, if the directory exists, or on a signal.
     pub fn guest_series(&self, options: &Options) -> Result<()> {
         let target = &options.directory;
         if target.exists() {
@@ -85,14 +86,13 @@ impl Tools<'_> {
 }
 
 impl Repository<'_> {
-    /// Leaves the mails in `out`; returns how many patches they are. `texts` has the cover letter and the list of
-    /// files.
+    /// Writes the mails to `out` and returns the number of patches. `texts` contains the cover letter and the list of files.
     fn make(&self, out: &Path, texts: &Path) -> Result<usize> {
         self.base()?;
         let listed = read(&texts.join("files"))?;
         for file in self.sources()? {
             let is_listed = listed.lines().filter_map(brought).any(|(_, starts)| starts_one_of(&starts, &file));
-            ensure!(is_listed, "{} of guest/src comes with no patch: see guest/patches/files", file.display());
+            ensure!(is_listed, "{} of guest/src belongs to no patch: add it to guest/patches/files", file.display());
         }
         let forms = out.with_extension("forms");
         earlier_forms(self.tools, &self.source, &self.steps, &forms)?;
@@ -131,7 +131,7 @@ impl Repository<'_> {
         Ok(names.len())
     }
 
-    /// Begins with the mainline files that the series changes.
+    /// Commits the mainline files that the series changes, in their original form.
     fn base(&self) -> Result<()> {
         let mut files = BTreeSet::new();
         for step in &self.steps {
@@ -144,18 +144,19 @@ impl Repository<'_> {
         self.commit(&["-qm", "base"])
     }
 
-    /// Each file of `guest/src` that a mail brings is in the end as it is there, and each that none brings is missing.
+    /// Checks the files of `guest/src`: a file that a mail adds must be identical to its source, and any other file must be
+    /// missing.
     fn compare(&self, by: &str) -> Result<()> {
         for file in self.sources()? {
             let made = fs::read(self.directory.join(&file)).ok();
             let is_brought = self.steps.iter().any(|step| step.brings(&file));
             let wanted = if is_brought { fs::read(self.source.join(&file)).ok() } else { None };
-            ensure!(made == wanted, "{} is not as in guest/src, made by {by}", file.display());
+            ensure!(made == wanted, "{} differs from guest/src when made by {by}", file.display());
         }
         Ok(())
     }
 
-    /// Applies the series to Debian's source by each tool, and compares what comes of it with our files.
+    /// Applies the series to Debian's source, by git and by quilt, and compares the results with our files.
     fn check(&self, out: &Path, series: &str) -> Result<()> {
         self.tools.need_packages("checking that the series applies", &["quilt"])?;
         let mails = read(&out.join("series"))?;
@@ -184,7 +185,7 @@ impl Repository<'_> {
         self.tools.run(self.git().arg("commit").args(arguments))
     }
 
-    /// git, which gives the same commits to everyone.
+    /// Returns a git command that makes identical commits for every user.
     fn git(&self) -> Command {
         let mut git = Command::new("git");
         git.arg("-C").arg(&self.directory);
@@ -198,7 +199,7 @@ impl Repository<'_> {
     }
 }
 
-/// A cover letter with a text, whose first line is the subject.
+/// Inserts a text into a cover letter. The text's first line is the subject.
 fn with_text(cover: &str, text: &str) -> String {
     let (subject, rest) = text.split_once('\n').unwrap_or((text, ""));
     let blurb = rest.strip_prefix('\n').unwrap_or(rest);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals that end a program, noted so that it can take down what it has started.
+//! Signals that ask a program to end. They are recorded, so that the program can stop what it has started.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Whether a signal has asked this program to end.
+/// Record of the signal that asked this program to end.
 #[derive(Debug, Clone, Default)]
 pub struct Signals(Arc<AtomicUsize>);
 
 impl Signals {
-    /// From now on these signals are noted and end nothing by themselves.
+    /// Starts recording these signals. They no longer end the program by themselves.
     ///
     /// # Errors
-    /// The kernel refuses a handler.
+    /// Fails if the kernel refuses a handler.
     pub fn catch() -> Result<Self> {
         let noted = Arc::new(AtomicUsize::new(0));
         for (signal, number) in [(SIGHUP, 1), (SIGINT, 2), (SIGTERM, 15)] {
@@ -25,7 +25,7 @@ impl Signals {
         Ok(Self(noted))
     }
 
-    /// The number of the last signal that came, if one did.
+    /// Returns the number of the last signal received, if any.
     #[must_use]
     pub fn caught(&self) -> Option<u8> {
         u8::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/test`: runs stages and lists at the end how each went. They run one after the other, but for those that run beside the
-//! tests with guests, which leave much of the CPUs idle.
+//! `scripts/test`: runs stages and lists their results at the end.
+//!
+//! Stages run one after the other. Some of them can run beside the tests with guests, which leave much of the CPUs idle.
 
 mod api;
 mod arm64;
@@ -25,7 +26,7 @@ use crate::kernel::patches_of;
 use crate::priority;
 use crate::tools::{Tools, Usage};
 
-/// A part of the tests. They run in this order; which ones run only when they are named, see [`Stage::is_extra`].
+/// Stage of the tests. Stages run in this order. Some run only if they are named, see [`Stage::is_extra`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stage {
     Format,
@@ -44,36 +45,36 @@ enum Stage {
     Debug,
 }
 
-/// What is to be tested.
+/// Options of `scripts/test`.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The kernel series of the debug stage.
+    /// Kernel series of the debug stage.
     #[arg(long, value_name = "N", default_value = "6.12")]
     series: String,
-    /// Tests that are left out for their time, too.
+    /// Run slow tests, too.
     #[arg(long)]
     all: bool,
-    /// Only tests with guests whose name contains this.
+    /// Run only tests with guests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// All by IOMMUFD.
+    /// Run all tests with guests by IOMMUFD.
     #[arg(long)]
     iommufd: bool,
-    /// On this host, with this drive.
+    /// Run on this host, with the drive at this PCI address.
     #[arg(long, value_name = "ADDRESS")]
     direct: Option<String>,
-    /// Where to keep the guests' consoles.
+    /// Directory that keeps the guests' consoles.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// The stages; if none is named, all but those that are extra.
+    /// Stages to run. The default is all stages that are not extra.
     stages: Vec<Stage>,
 }
 
 impl Tools<'_> {
-    /// Runs the stages; returns whether all passed.
+    /// Runs the stages and returns true if all passed.
     ///
     /// # Errors
-    /// Wrong options, a signal, or no place for results. A stage that fails is none.
+    /// Fails on wrong options, on a signal, or if the results directory cannot be created. A failed stage is not an error.
     pub fn test(&self, options: &Options) -> Result<bool> {
         self.check(options)?;
         let stages: Vec<Stage> = match &options.stages[..] {
@@ -111,15 +112,15 @@ impl Tools<'_> {
         print!("\n{}", report.summary(stages));
         let mut passed = report.passed();
         if out.join("started").exists() {
-            // A stage built it.
+            // Only stages with guests create this file, and they have built the program.
             let program = self.target_dir()?.join("debug/guest-tests");
             passed &= self.run_shown(Command::new(program).arg("tally").arg(out)).is_ok();
         }
         Ok(passed)
     }
 
-    /// Runs the tests with guests, and beside them, for what they leave of the CPUs, the stages that can wait. The output of these
-    /// is shown when each has ended.
+    /// Runs the tests with guests. Stages that can wait run beside them, on idle CPUs. When such a stage ends, its whole output
+    /// is shown.
     fn run_integration(&self, stages: &[Stage], options: &Options, out: &Path, report: &mut Report) -> Result<()> {
         let beside: Vec<Stage> = stages.iter().copied().filter(|stage| stage.can_wait()).collect();
         println!("\n==== {}", Stage::Integration.name());
@@ -127,10 +128,10 @@ impl Tools<'_> {
             let mut others = None;
             let result = self.timed(|| {
                 let mut tests = self.prepare_integration(options, out)?;
-                // Now, as cargo builds one thing at a time.
+                // Start the other stages only now: cargo runs one build at a time.
                 others = Some(scope.spawn(|| self.run_beside(&beside, options, out)));
                 let result = self.run_shown(&mut tests);
-                // The guests have ended: the others need not give way any more.
+                // The guests have ended, so the other stages get their ordinary priority back.
                 priority::restore_all();
                 result
             })?;
@@ -147,7 +148,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Runs these stages at the lowest priority, until the guests have ended.
+    /// Runs these stages at the lowest priority until the guests have ended.
     fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
         priority::lower_own().context("cannot lower the priority")?;
         let mut results = Vec::new();
@@ -156,7 +157,7 @@ impl Tools<'_> {
             let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
             let tools = self.with_output(file);
             let result = self.timed(|| tools.run_stage(stage, options, out))?;
-            // One write, so that it stays together.
+            // Print with one call, so that no other output comes in between.
             let said = fs::read(&log).unwrap_or_default();
             print!("\n==== {0}\n{1}==== {0}: {2}\n", stage.name(), String::from_utf8_lossy(&said), result);
             results.push((stage, result));
@@ -164,7 +165,7 @@ impl Tools<'_> {
         Ok(results)
     }
 
-    /// Runs a stage; fails only if a signal came.
+    /// Runs a stage and measures its time. Fails only on a signal.
     fn timed(&self, stage: impl FnOnce() -> Result<()>) -> Result<Timed> {
         let start = Instant::now();
         let done = stage();
@@ -201,25 +202,26 @@ impl Stage {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Whether it runs only if it is named, or if `all` is wanted.
+    /// True if the stage runs only if it is named, or only if it is named or `all` is set.
     fn is_extra(self, all: bool) -> bool {
         matches!(self, Self::Parts | Self::Debug)
             || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
     }
 
-    /// Whether it may run beside the tests with guests, slowly: it takes long, and expects nothing to happen within less than seconds.
+    /// True if the stage may run slowly beside the tests with guests. Such a stage takes long, and none of its tests expects an
+    /// event within less than a second.
     fn can_wait(self) -> bool {
         matches!(self, Self::Lints | Self::Patches | Self::Allocator | Self::Unit | Self::Api)
     }
 }
 
-/// The stages in the order of running, without those that run beside the tests with guests.
+/// Returns the stages in their order, without those that run beside the tests with guests.
 fn order(stages: &[Stage]) -> Vec<Stage> {
     let beside = stages.contains(&Stage::Integration);
     stages.iter().copied().filter(|stage| !(beside && stage.can_wait())).collect()
 }
 
-/// How a stage went.
+/// Result of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Timed {
     passed: bool,
@@ -238,12 +240,12 @@ impl fmt::Display for Timed {
     }
 }
 
-/// How all stages went.
+/// Results of all stages.
 #[derive(Debug, Default)]
 struct Report(Vec<(Stage, Timed)>);
 
 impl Report {
-    /// Notes how a stage went, and says so.
+    /// Records and prints the result of a stage.
     fn add(&mut self, tools: &Tools, stage: Stage, result: Timed) {
         tools.print(&format!("==== {}: {result}\n", stage.name()));
         self.note(stage, &result);
@@ -257,7 +259,7 @@ impl Report {
         self.0.iter().all(|(_, result)| result.passed)
     }
 
-    /// A line for each stage, in this order.
+    /// Returns one line for each stage, in this order.
     fn summary(&self, order: &[Stage]) -> String {
         let mut summary = String::new();
         for stage in order {
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_use_is_told() {
+    fn wrong_options_are_rejected() {
         assert!(parse(&["--series", "7.3", "--filter", "a", "--all", "unit", "debug"], check).is_ok());
         let uses: [(&[&str], &str); 5] = [
             (&["nonsense"], "integration"),
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_wait_runs_beside_the_guests_where_there_are_any() {
+    fn stages_that_can_wait_run_beside_guests() {
         use Stage::{Api, Format, Integration, Lints, Scripts, Unit};
         assert_eq!(order(&[Format, Lints, Scripts, Unit, Api, Integration]), [Format, Scripts, Integration]);
         assert_eq!(order(&[Unit, Lints, Format]), [Unit, Lints, Format]);

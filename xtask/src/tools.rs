@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What all tools share: the checkout, the cache, messages and signals.
+//! State that all tools share: the checkout, the cache, messages and signals.
 
 use std::env;
 use std::error::Error;
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail};
 use crate::progress::Progress;
 use crate::signals::Signals;
 
-/// Top of the checkout: `CAROM_ROOT`, which the scripts set, else where this was built.
+/// Returns the top of the checkout: `CAROM_ROOT`, which the scripts set, or the directory where this program was built.
 #[must_use]
 pub fn checkout() -> PathBuf {
     env::var_os("CAROM_ROOT").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), PathBuf::from)
 }
 
-/// The caller's mistake: exit status 2.
+/// Wrong use by the caller. The exit status is 2.
 #[derive(Debug)]
 pub struct Usage(pub(crate) String);
 
@@ -31,22 +31,22 @@ impl fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// Makes what guests and the rig need, in the cache.
+/// Builds the files that guests and the rig need, in the cache.
 #[derive(Debug)]
 pub struct Tools<'a> {
     pub(crate) checkout: PathBuf,
     pub(crate) cache: PathBuf,
     pub(crate) signals: &'a Signals,
     pub(crate) progress: &'a Progress,
-    /// Where goes what programs show, if not to this program's stdout and stderr.
+    /// File for the output of programs. `None` for this program's stdout and stderr.
     pub(crate) output: Option<File>,
 }
 
 impl<'a> Tools<'a> {
-    /// For this checkout and this user's cache, which is made where it is missing.
+    /// Creates the tools for this checkout and this user's cache. Creates the cache directory if it is missing.
     ///
     /// # Errors
-    /// The cache cannot be made, or there is no place for it.
+    /// Fails if the cache cannot be created, or if no variable gives its place.
     pub fn new(signals: &'a Signals, progress: &'a Progress) -> Result<Self> {
         let cache = cache_place(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))?;
         fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -54,15 +54,15 @@ impl<'a> Tools<'a> {
         Ok(Self { checkout: checkout(), cache, signals, progress, output: None })
     }
 
-    /// The same, with what programs show in a file.
+    /// Returns the same tools, with the output of programs in a file.
     pub(crate) fn with_output(&self, output: File) -> Self {
         let (checkout, cache) = (self.checkout.clone(), self.cache.clone());
         Self { checkout, cache, signals: self.signals, progress: self.progress, output: Some(output) }
     }
 
-    /// Shows a text beside what programs show.
+    /// Prints a text to where the output of programs goes.
     pub(crate) fn print(&self, text: &str) {
-        // Nothing is lost where it cannot be written.
+        // A failed write does no harm.
         let _ = match &self.output {
             Some(file) => {
                 let mut file: &File = file;
@@ -85,10 +85,10 @@ fn cache_place(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf> {
     variable("CAROM_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("carom")))
         .or_else(|| Some(variable("HOME")?.join(".cache/carom")))
-        .context("no place for the cache: set CAROM_CACHE")
+        .context("no directory for the cache: set CAROM_CACHE")
 }
 
-/// Gives a test tools for this checkout and cache.
+/// Calls `test` with tools for this checkout and cache.
 #[cfg(test)]
 pub(crate) fn with_tools<T>(checkout: &Path, cache: &Path, test: impl FnOnce(&Tools) -> T) -> T {
     let (signals, progress) = (Signals::default(), Progress::new("test"));
@@ -101,7 +101,7 @@ pub(crate) fn with_tools<T>(checkout: &Path, cache: &Path, test: impl FnOnce(&To
     })
 }
 
-/// Parses a script's options for a test, and checks them.
+/// Parses and checks a script's options, for a test.
 #[cfg(test)]
 pub(crate) fn parse<O: clap::Args>(words: &[&str], check: impl FnOnce(&O) -> Result<()>) -> Result<O, String> {
     let command = O::augment_args(clap::Command::new("script").no_binary_name(true));
@@ -110,7 +110,7 @@ pub(crate) fn parse<O: clap::Args>(words: &[&str], check: impl FnOnce(&O) -> Res
     check(&options).map(|()| options).map_err(|error| format!("{error:#}"))
 }
 
-/// Fails unless each of these uses of a script is refused for its reason, by its options or by `check`.
+/// Asserts that each of these uses of a script fails with its reason, in parsing or in `check`.
 #[cfg(test)]
 pub(crate) fn assert_refused<O: clap::Args + fmt::Debug>(uses: &[(&[&str], &str)], check: impl Fn(&O) -> Result<()>) {
     for (words, reason) in uses {
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cache_is_where_its_own_variable_says_before_others() {
+    fn own_variable_overrides_the_default_cache() {
         let place =
             |set: &[&str]| cache_place(|name| set.contains(&name).then(|| PathBuf::from(format!("/{name}")))).ok();
         assert_eq!(place(&["CAROM_CACHE", "XDG_CACHE_HOME", "HOME"]), Some("/CAROM_CACHE".into()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/vm`: a Debian on Carom, with its console on this terminal, in the rig or on this host.
+//! `scripts/vm`: runs a Debian on Carom with its console on this terminal, in the rig or on this host.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,17 +15,17 @@ use crate::packages::as_root;
 use crate::tools::{Tools, Usage};
 use crate::{kvm, work_dir};
 
-/// Memory of the emulated machine besides the guest's, in MiB.
+/// Memory of the emulated machine in addition to the guest's, in MiB.
 const RIG_MIB: u64 = 1536;
 
-/// The guest's network: the tap interface and the first three numbers of its addresses.
+/// Network of the guest: the tap interface and the first three numbers of its addresses.
 const TAP: &str = "carom0";
 const NET: &str = "10.99.17";
 
-/// Seconds that a machine may run in the rig, which has no other limit for it: 11 days.
+/// Time limit of a machine in the rig, in seconds: 11 days. The rig requires a limit.
 const RIG_TIME: &str = "999999";
 
-/// What machine is wanted, and where.
+/// Options of `scripts/vm`.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// RAM, 256M or more.
@@ -37,27 +37,27 @@ pub struct Options {
     /// Size of the disk.
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size)]
     size: u64,
-    /// Image that is kept.
+    /// Disk image to keep.
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
-    /// Disk and network behind the virtio-iommu.
+    /// Put disk and network behind the virtio-iommu.
     #[arg(long)]
     iommu: bool,
-    /// On this host's KVM, even where it does not seem to work.
+    /// Run on this host's KVM, even if it does not seem to work.
     #[arg(long, conflicts_with = "rig")]
     direct: bool,
-    /// In the emulated machine, even where KVM works.
+    /// Run in the emulated machine, even if KVM works.
     #[arg(long)]
     rig: bool,
-    /// Only make what the machine needs, and print the directory of the distribution.
+    /// Only build what the machine needs, and print the directory of the distribution.
     #[arg(long)]
     prepare: bool,
-    /// Further options of carom.
+    /// Additional options of carom.
     #[arg(last = true, value_name = "OPTION")]
     more: Vec<OsString>,
 }
 
-/// Parses a size in MiB, of at least one.
+/// Parses a size in MiB, at least 1.
 fn size(text: &str) -> Result<u64, String> {
     let bad = || "must be a size such as 2G or 512M".to_owned();
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(bad)?;
@@ -77,7 +77,7 @@ impl Options {
         Ok(())
     }
 
-    /// The arguments of carom. `disk` is what the guest's disk is there.
+    /// Returns the arguments of carom. `disk` is the path of the disk image as carom sees it.
     fn carom(&self, disk: &str, files: &Distribution) -> Vec<OsString> {
         let iommu = if self.iommu { ",iommu=on" } else { "" };
         let strict = if self.iommu { " iommu.strict=1" } else { "" };
@@ -96,10 +96,10 @@ impl Options {
 }
 
 impl Tools<'_> {
-    /// Starts the machine and waits for its end; returns the exit status.
+    /// Starts the machine, waits for its end and returns the exit status.
     ///
     /// # Errors
-    /// Wrong options, something that cannot be made, or a signal.
+    /// Fails on wrong options, if something cannot be built, or on a signal.
     pub fn vm(&self, options: &Options) -> Result<u8> {
         options.check()?;
         let dir = self.distribution()?;
@@ -131,10 +131,10 @@ impl Tools<'_> {
         let disk = if direct { fs::canonicalize(&disk)?.display().to_string() } else { "/dev/vda".into() };
         command.args([TAP, NET]).arg(&carom).args(options.carom(&disk, &files));
         self.progress.say(&welcome(direct));
-        self.status(&mut command, "starting the machine")
+        self.status(&mut command, "cannot start the machine")
     }
 
-    /// Makes the image of the machine's disk of the distribution's where it is missing, and no smaller than `size` MiB.
+    /// Copies the distribution's disk image to `disk` if `disk` is missing, and enlarges it to at least `size` MiB.
     fn make_disk(&self, source: &Path, disk: &Path, size: u64) -> Result<()> {
         let failed = || format!("making {}", disk.display());
         if !disk.exists() {
@@ -151,7 +151,7 @@ impl Tools<'_> {
     }
 }
 
-/// What a newcomer wants to know while the machine boots.
+/// Returns the message for the user while the machine boots.
 fn welcome(direct: bool) -> String {
     let (place, end) = if direct {
         ("on this host's KVM, in some seconds", "")
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_use_is_told() {
+    fn wrong_options_are_rejected() {
         let uses: [(&[&str], &str); 6] = [
             (&["--memory", "128M"], "256M or more"),
             (&["--memory", "1"], "must be a size"),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn disk_is_made_once_grows_and_is_never_cut() {
+    fn disk_is_made_once_and_only_grows() {
         let dir = tempfile::tempdir().unwrap();
         let (source, disk) = (dir.path().join("source"), dir.path().join("disk"));
         fs::write(&source, "file system").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Directory of one run, and the removal of those that killed runs left behind.
+//! Work directory of one run. Directories of killed runs are removed.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, test_kill_process};
 use tempfile::TempDir;
 
-/// Makes a directory of this process in `parent`, named after `name` and the process' number, after removing those of this user's
-/// processes that are gone.
+/// Creates a directory in `parent`, named after `name` and this process's ID. First removes such directories of this user's ended
+/// processes.
 ///
 /// # Errors
-/// It cannot be made.
+/// Fails if the directory cannot be created.
 pub fn create(parent: &Path, name: &str) -> Result<TempDir> {
     remove_stale(parent, name);
     let prefix = format!("{name}.{}.", std::process::id());
@@ -22,7 +22,7 @@ pub fn create(parent: &Path, name: &str) -> Result<TempDir> {
     made.with_context(|| format!("cannot create a directory in {}", parent.display()))
 }
 
-/// What cannot be read or removed stays: it does no harm here.
+/// Removes directories of ended processes. A directory that cannot be read or removed stays and does no harm.
 fn remove_stale(parent: &Path, name: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let file = entry.file_name();

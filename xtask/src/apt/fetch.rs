@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is in the lists, and packages from there into the cache.
+//! Queries the package lists and fetches packages into the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,25 +11,25 @@ use super::{BACKPORTS, Lists, SUITE, UNSTABLE, plain};
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// The first dependency of a package whose name starts like this, and goes on with what `rest` accepts: from a meta package such
-    /// as linux-image-amd64 to the package of the day.
+    /// Returns the first dependency of a package whose name is `prefix` followed by text that `rest` accepts. For a meta package
+    /// such as linux-image-amd64, this is the current kernel package.
     pub(crate) fn debian_depends(&self, package: &str, prefix: &str, rest: fn(&str) -> bool) -> Result<String> {
         self.answer(Lists::Stable, &format!("depends-{package}-{prefix}"), || {
             let said = self.output(self.apt(Lists::Stable, "apt-cache").args(["depends", "--important", package]))?;
             let found = depends(&said).find(|name| name.strip_prefix(prefix).is_some_and(rest));
             found
                 .map(String::from)
-                .with_context(|| format!("Debian package {package} depends on nothing like {prefix}"))
+                .with_context(|| format!("Debian package {package} has no dependency whose name begins with {prefix}"))
         })
     }
 
-    /// Downloads a Debian package, the newest of bookworm, its updates and security, unpacks it into the cache without installing it,
-    /// and returns the directory.
+    /// Downloads the newest version of a Debian package from bookworm, its updates and its security archive. Unpacks the package
+    /// into the cache without installing it, and returns its directory.
     pub(crate) fn fetch_deb(&self, package: &str) -> Result<PathBuf> {
         self.fetch_newest(Lists::Stable, package)
     }
 
-    /// The same of the suite that is never released.
+    /// Like [`Tools::fetch_deb`], from the unstable suite.
     pub(crate) fn fetch_unstable(&self, package: &str) -> Result<PathBuf> {
         self.fetch_newest(Lists::Unstable, package)
     }
@@ -39,14 +39,14 @@ impl Tools<'_> {
         self.fetch_version(lists, package, &version)
     }
 
-    /// The same of the backports.
+    /// Like [`Tools::fetch_deb`], from the backports.
     pub(crate) fn fetch_backport(&self, package: &str) -> Result<PathBuf> {
         let name = format!("candidate-{package}-{BACKPORTS}");
         let version = self.answer(Lists::Stable, &name, || self.candidate(Lists::Stable, package, Some(BACKPORTS)))?;
         self.fetch_version(Lists::Stable, package, &version)
     }
 
-    /// The newest version of a source package of the backports.
+    /// Returns the newest version of a source package in the backports.
     pub(crate) fn source_version(&self, package: &str) -> Result<String> {
         self.answer(Lists::Stable, &format!("source-{package}"), || {
             let said = self.output(self.apt(Lists::Stable, "apt-cache").args(["showsrc", "--only-source", package]))?;
@@ -60,8 +60,8 @@ impl Tools<'_> {
         })
     }
 
-    /// Downloads the original source of a Debian source package (its checksum is in the signed lists) and unpacks it as `dir`,
-    /// without Debian's changes.
+    /// Downloads the upstream source of a Debian source package and unpacks it as `dir`, without Debian's changes. The signed
+    /// lists contain its checksum.
     pub(crate) fn fetch_source(&self, package: &str, version: &str, dir: &Path) -> Result<()> {
         fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let name = format!("{package}={version}");
@@ -72,7 +72,8 @@ impl Tools<'_> {
         fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
     }
 
-    /// Backports are not candidates unless asked for by their suite.
+    /// Returns the version that apt would install, from `suite` if there is one. apt ignores backports unless their suite is
+    /// named.
     fn candidate(&self, lists: Lists, package: &str, suite: Option<&str>) -> Result<String> {
         let mut ask = self.apt(lists, "apt-cache");
         if let Some(suite) = suite {
@@ -101,31 +102,32 @@ impl Tools<'_> {
 
     fn unpack(&self, lists: Lists, package: &str, version: &str, dir: &Path) -> Result<()> {
         self.progress.show(&format!("fetching Debian package {package} {version}"));
-        let download = tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
+        let download =
+            tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
         let name = format!("{package}={version}");
         self.run(self.apt(lists, "apt-get").args(["download", "-qq", &name]).current_dir(download.path()))?;
         let file = only_file(download.path(), |name| name.ends_with(".deb"))?;
         self.progress.show(&format!("unpacking {package}"));
-        // It gives the top directory the mode that the package has for '/'.
+        // dpkg gives the top directory the mode that the package has for '/'.
         self.run(Command::new("dpkg").arg("-x").arg(file).arg(dir))
     }
 }
 
-/// The packages that `apt-cache depends` names.
+/// Returns the packages that `apt-cache depends` lists as dependencies.
 fn depends(said: &str) -> impl Iterator<Item = &str> {
     said.lines().filter_map(|line| line.trim_start().strip_prefix("Depends: "))
 }
 
-/// The candidate that `apt-cache policy` names.
+/// Returns the candidate version from the output of `apt-cache policy`.
 fn candidate(said: &str) -> Option<&str> {
     said.lines().find_map(|line| line.trim_start().strip_prefix("Candidate: ")).filter(|version| *version != "(none)")
 }
 
-/// The file of a directory whose name is like this.
+/// Returns the first file in a directory whose name `is_it` accepts.
 pub(crate) fn only_file(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let found = entries.flatten().find(|entry| is_it(&entry.file_name().to_string_lossy())).map(|entry| entry.path());
-    found.with_context(|| format!("{} has no such file", dir.display()))
+    found.with_context(|| format!("found no matching file in {}", dir.display()))
 }
 
 #[cfg(test)]
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_apt_says_is_read() {
+    fn apt_output_is_parsed() {
         let policy = "qemu:\n  Installed: (none)\n  Candidate: 1:10.0.3\n  Version table:\n";
         assert_eq!(candidate(policy), Some("1:10.0.3"));
         assert_eq!(candidate("x:\n  Candidate: (none)\n"), None);

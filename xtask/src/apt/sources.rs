@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Our suites on the Debian mirrors that the machine's own apt configuration names, or the environment.
+//! Package sources: our suites on the Debian mirrors named by the environment or by the machine's apt configuration.
 
 use std::env;
 use std::process::Command;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use super::{BACKPORTS, KEYRING, Lists, SUITE, UNSTABLE};
 use crate::tools::Tools;
 
-/// What is nowhere else comes from a newer release's backports: sources of newer kernels.
+/// Backports of the next release: the source of packages that no other suite has, such as sources of newer kernels.
 const NEWER: &str = "trixie-backports";
 
-/// Where Debian's packages are.
+/// Addresses of Debian's archives.
 #[derive(Debug, PartialEq, Eq)]
 struct Mirrors {
     archive: String,
@@ -20,7 +20,7 @@ struct Mirrors {
 }
 
 impl Tools<'_> {
-    /// The lines of `sources.list`.
+    /// Returns the lines of our `sources.list`.
     pub(super) fn apt_sources(&self, lists: Lists) -> Result<String> {
         let mirrors = self.mirrors()?;
         Ok(match lists {
@@ -29,7 +29,7 @@ impl Tools<'_> {
         })
     }
 
-    /// The lines of `sources.list` of a guest: the suite, its updates and security.
+    /// Returns the lines of a guest's `sources.list`: the suite, its updates and its security archive.
     pub(crate) fn guest_sources(&self) -> Result<String> {
         Ok(guest_lines(&self.mirrors()?))
     }
@@ -56,7 +56,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty()).map(|value| value.trim_end_matches('/').to_owned())
 }
 
-/// Debian's mirrors among the addresses of all that apt reads, a line each.
+/// Finds Debian's mirrors among all addresses that apt reads, given one per line.
 fn mirrors(addresses: &str) -> Option<Mirrors> {
     let mut addresses: Vec<&str> = addresses.lines().map(|line| line.trim().trim_end_matches('/')).collect();
     addresses.sort_unstable();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_has_the_suite_and_what_mends_it() {
+    fn guest_sources_have_the_suite_updates_and_security() {
         let (archive, security) = ("http://m/debian".into(), Some("http://m/debian-security".into()));
         let lines = guest_lines(&Mirrors { archive, security });
         let suites: Vec<&str> = lines.lines().filter_map(|line| line.rsplit(' ').nth(1)).collect();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Without bouncing, the functions that map and unmap are the same instructions as without the patch; how many there are with it.
+//! Checks that, without bouncing, the mapping functions have the same instructions as in mainline. Counts their instructions with
+//! bouncing.
 
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use super::tree::{CheckTree, Mode};
 
-/// Functions of `drivers/iommu/dma-iommu.c`, without the `iommu_dma_` before their names. A series has some of them.
+/// Functions of `drivers/iommu/dma-iommu.c`, without the prefix `iommu_dma_`. Each series has only some of them.
 const FUNCTIONS: [&str; 10] = [
     "map_page",
     "unmap_page",
@@ -48,11 +49,11 @@ impl CheckTree<'_> {
             println!("{function:<24} {:>9} {:>7} {with:>7}", instructions(&code), instructions(&without));
         }
         Ok(format!(
-            "with bouncing compiled out, these functions are mainline's; compiled in, they have {keys} branches of the static key"
+            "with bouncing compiled out, these functions equal mainline's; compiled in, they have {keys} branches on the static key"
         ))
     }
 
-    /// The object's instructions and their relocations, with addresses relative to functions.
+    /// Returns the object's instructions and relocations. Addresses are relative to functions.
     fn disassembled(&self, mode: Mode, what: &str) -> Result<String> {
         self.tools.progress.show(&format!("compiling dma-iommu.c, {what}, bouncing {mode}"));
         self.configure(mode)?;
@@ -63,14 +64,14 @@ impl CheckTree<'_> {
     }
 }
 
-/// The lines of one function.
+/// Returns the lines of one function.
 fn code_of<'text>(disassembled: &'text str, name: &str) -> Vec<&'text str> {
     let head = format!("<{name}>:");
     let lines = disassembled.lines().skip_while(|line| line.split_whitespace().next() != Some(&head));
     lines.skip(1).take_while(|line| !line.is_empty()).collect()
 }
 
-/// How many lines are instructions and not relocations or padding.
+/// Counts the lines that are instructions, not relocations or padding.
 fn instructions(code: &[&str]) -> usize {
     let is_padding = |line: &str| {
         ["R_X86_64", "nop", "int3"].iter().any(|word| line.contains(word))

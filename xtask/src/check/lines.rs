@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many lines of mainline files the hooks change: the patches from the first on that brings files of ours. Those before it stand
-//! alone, and so do later ones that bring nothing and change nothing that names bouncing. And how many lines of code the core has.
+//! Checks the number of mainline lines that the hooks change, and the number of code lines in the core.
+//!
+//! The hooks are the patches from the first one that adds our files. Earlier patches are independent of bouncing. A later patch
+//! is independent, too, if it adds no files and changes no line that names bouncing.
 
 use std::fs;
 
@@ -11,11 +13,11 @@ use crate::mails::{Step, earlier_forms, steps};
 
 const MAX_LINES: usize = 150;
 
-/// The last patch of the core, which begins with the first that brings files of ours.
+/// Last patch of the core. The core begins with the first patch that adds our files.
 const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
-/// The core has fewer lines of code than this.
+/// Exclusive limit of code lines in the core.
 const CORE_LIMIT: usize = 2000;
-/// ... but on 6.12, where its files come with what they have for requests as a whole, which a later patch adds on 7.3.
+/// Limit on 6.12. There the core's files already contain the code for whole requests, which a later patch adds on 7.3.
 const CORE_LIMIT_WITH_REQUESTS: usize = CORE_LIMIT + 50;
 const REQUESTS: &str = "-nvme-pci-Bounce-requests-as-a-whole.patch";
 
@@ -37,13 +39,15 @@ impl CheckTree<'_> {
         ensure!(count <= MAX_LINES, "the hooks change {count} lines of mainline files, more than {MAX_LINES}");
         let core = self.core_lines(&steps, first)?;
         Ok(format!(
-            "the hooks change {count} lines of mainline files, and the {patches} patches that do without them {alone}; the core has {core}"
+            "the hooks change {count} lines of mainline files; {patches} independent patches change {alone}; the core has {core}"
         ))
     }
 
-    /// Lines of code of the files that the core brings, in the form that they have then; with what they are compared with.
+    /// Counts the code lines of the files that the core adds, as they are after the core's last patch. Returns a text with the
+    /// count and its limit.
     fn core_lines(&self, steps: &[Step], first: usize) -> Result<String> {
-        let end = steps.iter().position(|step| step.patch.ends_with(CORE)).context("the core has no end")? + 1;
+        let end =
+            steps.iter().position(|step| step.patch.ends_with(CORE)).context("cannot find the core's last patch")? + 1;
         let tmp = tempfile::tempdir().context("cannot create a directory")?;
         let files = earlier_forms(self.tools, &self.tools.checkout.join("guest/src"), &steps[end..], tmp.path())?;
         let mut count = 0;
@@ -53,19 +57,19 @@ impl CheckTree<'_> {
         }
         let brings_requests = !steps[end..].iter().any(|step| step.patch.ends_with(REQUESTS));
         let limit = if brings_requests { CORE_LIMIT_WITH_REQUESTS } else { CORE_LIMIT };
-        ensure!(count < limit, "the core has {count} lines of code, not fewer than {limit}");
+        ensure!(count < limit, "the core has {count} lines of code; it must have fewer than {limit}");
         let among = if brings_requests { ", among them some for requests as a whole" } else { "" };
         Ok(format!("{count} lines of code, fewer than {limit}{among}"))
     }
 }
 
-/// Lines of C that have more than comments.
+/// Counts the lines of C that contain more than comments.
 fn code_lines(text: &str) -> usize {
     let mut is_comment = false;
     text.lines().filter(|line| has_code(line, &mut is_comment)).count()
 }
 
-/// Whether a line has more than comments; `is_comment` tells whether one goes on from the line before.
+/// True if a line contains more than comments. `is_comment` is true while a block comment continues from the previous line.
 fn has_code(line: &str, is_comment: &mut bool) -> bool {
     let (mut rest, mut found) = (line, false);
     loop {
@@ -82,14 +86,13 @@ fn has_code(line: &str, is_comment: &mut bool) -> bool {
     }
 }
 
-/// Whether a line that a patch adds or takes away names what the hooks are for.
+/// True if a line that the patch adds or removes contains the word that all hooks have in common ("bounc").
 fn names_bouncing(patch: &str) -> bool {
     let changed = patch.lines().skip_while(|line| !line.starts_with("--- a/"));
     changed.filter(|line| line.starts_with(['+', '-'])).any(|line| line.to_lowercase().contains("bounc"))
 }
 
-/// Lines added, a changed line being one, and lines taken away, without documentation: of a run of changed lines the longer side
-/// counts.
+/// Counts added and removed lines, without documentation. For a run of changed lines, the longer side counts.
 fn changed_lines(patch: &str) -> usize {
     let (mut total, mut added, mut removed, mut documentation) = (0, 0, 0, false);
     for line in patch.lines().chain([""]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! sparse has nothing to say that it does not say without the patch.
+//! Checks that the patch adds no sparse warnings.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,10 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::tree::{CheckTree, Mode, jobs};
 
-/// Source that this sparse may not understand, and the option by which it then does. Debian 12's, 0.6.4, lacks two things that 7.3 uses.
-/// `__typeof__` keeps qualifiers, with which sparse can only say more. A constant `__builtin_strlen()` is wanted where a `MODULE_*()` or
-/// `module_param()` asserts that its text holds no NUL, which the compiler has checked. No option may hold a space: 7.3's
-/// scripts/checker-valid.sh splits its arguments.
+/// Source that an older sparse may not understand, and the option that replaces the unknown word.
+///
+/// sparse 0.6.4 of Debian 12 lacks two builtins that 7.3 uses. Instead of `__typeof_unqual__`, `__typeof__` keeps qualifiers, so
+/// sparse can only report more. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a text
+/// contains no NUL, which the compiler has checked.
+///
+/// An option must not contain a space: scripts/checker-valid.sh of 7.3 splits its arguments.
 const LACKS: [(&str, &str); 2] = [
     (
         "static inline int f(const int *p) { __typeof_unqual__(*p) v = *p; return v; }\n",
@@ -29,18 +32,18 @@ impl CheckTree<'_> {
         self.build(Mode::On, &[])?;
         self.tools.progress.show("sparse, patched");
         let (ours, patched) = self.sparse_says("patched")?;
-        // Without the patch: the mainline files, with the same configuration.
+        // Check the unpatched mainline files with the same configuration.
         self.tools.progress.show("sparse, unpatched");
         self.renew()?;
         self.configure(Mode::On)?;
         self.build(Mode::On, &[])?;
         let (mainline, unpatched) = self.sparse_says("unpatched")?;
         let new = new_lines(&patched, unpatched);
-        ensure!(new.is_empty(), "sparse complains of the patch:\n{}", new.join("\n"));
-        Ok(format!("sparse has nothing to say of the patch: {ours} files checked, {mainline} of them mainline's"))
+        ensure!(new.is_empty(), "sparse warns about the patch:\n{}", new.join("\n"));
+        Ok(format!("sparse has no warnings about the patch: {ours} files checked, {mainline} of them mainline's"))
     }
 
-    /// How many objects sparse looked at, and what it says of them, without line numbers.
+    /// Returns the number of objects that sparse checked, and its messages without line numbers.
     fn sparse_says(&self, name: &str) -> Result<(usize, Vec<String>)> {
         let is_checked = |object: &String| {
             let source = self.tree.join(object).with_extension("c");
@@ -49,30 +52,31 @@ impl CheckTree<'_> {
         let sources = self.touched.iter().filter(|file| !file.contains("/i915"));
         let objects = sources.filter_map(|file| Some(format!("{}.o", file.strip_suffix(".c")?)));
         let objects: Vec<String> = objects.filter(is_checked).collect();
-        ensure!(!objects.is_empty(), "there is nothing for sparse to look at");
+        ensure!(!objects.is_empty(), "sparse has no object to check");
         let log = self.work.join(format!("sparse-{name}.log"));
-        // C=2 checks without compiling, also what is up to date.
+        // C=2 runs sparse without compiling, on up-to-date files, too.
         let mut make = self.make(Mode::On);
         make.arg(jobs()).args(["C=2", &format!("CF={}", self.options()?.join(" "))]).args(&objects);
-        self.tools.run_quietly(&mut make, &log).context("sparse does not run")?;
+        self.tools.run_quietly(&mut make, &log).context("cannot run sparse")?;
         let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
-        // make goes on without a sparse that the kernel finds too old, and after an error sparse keeps a file's warnings to itself.
+        // make ignores a sparse that the kernel finds too old. After an error, sparse does not print a file's warnings.
         if let Some(object) = objects.iter().find(|object| !was_checked(&said, object)) {
-            bail!("sparse did not look at {object}: see {}", log.display());
+            bail!("sparse did not check {object}: see {}", log.display());
         }
         let errors: Vec<&str> = said.lines().filter(|line| line.contains("error:")).collect();
-        ensure!(errors.is_empty(), "sparse gave up on errors:\n{}", errors.join("\n"));
+        ensure!(errors.is_empty(), "sparse stopped at errors:\n{}", errors.join("\n"));
         let warnings = said.lines().filter(|line| line.contains("warning:") && self.is_of_touched(line));
         Ok((objects.len(), warnings.map(|line| without_place(&self.short(line))).collect()))
     }
 
-    /// What makes this sparse understand the kernel's headers.
+    /// Returns the options that make this sparse understand the kernel's headers.
     fn options(&self) -> Result<Vec<&'static str>> {
         let file = self.work.join("sparse-probe.c");
         let mut options = Vec::new();
         for (source, option) in LACKS {
             fs::write(&file, source).with_context(|| format!("cannot write {}", file.display()))?;
-            let output = Command::new("sparse").arg(&file).stdin(Stdio::null()).output().context("cannot start sparse")?;
+            let output =
+                Command::new("sparse").arg(&file).stdin(Stdio::null()).output().context("cannot start sparse")?;
             if !(output.stdout.is_empty() && output.stderr.is_empty()) {
                 options.push(option);
             }
@@ -81,7 +85,7 @@ impl CheckTree<'_> {
     }
 }
 
-/// Whether make says that it had this object's source checked.
+/// True if make reports that sparse checked this object's source.
 fn was_checked(said: &str, object: &str) -> bool {
     let source = format!("{}.c", object.strip_suffix(".o").unwrap_or(object));
     said.lines()
@@ -89,7 +93,7 @@ fn was_checked(said: &str, object: &str) -> bool {
         .any(|line| line.strip_suffix(&source).is_some_and(|rest| rest.is_empty() || rest.ends_with([' ', '/'])))
 }
 
-/// A warning `FILE:LINE:COLUMN: …` without its place in the file.
+/// Returns a warning `FILE:LINE:COLUMN: …` without line and column.
 fn without_place(line: &str) -> String {
     let mut parts = line.splitn(4, ':');
     let number = |part: Option<&str>| part.is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
@@ -99,7 +103,7 @@ fn without_place(line: &str) -> String {
     }
 }
 
-/// The lines that are in `now` more often than `before`.
+/// Returns the lines that occur more often in `now` than in `before`.
 fn new_lines(now: &[String], mut before: Vec<String>) -> Vec<&str> {
     let mut new = Vec::new();
     for line in now {
@@ -118,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warning_is_new_only_beyond_those_that_were_there() {
+    fn repeated_warning_is_new_only_if_more_frequent() {
         let lines = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
         assert_eq!(new_lines(&lines("a b b c"), lines("c b a")), ["b"]);
         assert!(new_lines(&lines("a"), lines("a b")).is_empty());

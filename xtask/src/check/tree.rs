@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The tree that is checked, a copy of Debian's, and builds of what the patch touches in it. What did not change is not compiled
+//! Source tree for checks, a copy of Debian's, and builds of the objects that the patch touches. make compiles only changed files
 //! again.
 
 use std::collections::BTreeSet;
@@ -14,10 +14,10 @@ use anyhow::{Context, Result, ensure};
 use crate::key::files_below;
 use crate::tools::Tools;
 
-/// What is built as a whole.
+/// Directory that is built completely.
 const DIRECTORY: &str = "drivers/iommu/";
 
-/// Objects that are built besides [`DIRECTORY`] once their sources are touched. A series may lack some of them.
+/// Objects outside [`DIRECTORY`] that are built if the patches touch their sources. A series may lack some of them.
 const OBJECTS: [&str; 8] = [
     "block/blk-mq",
     "block/blk-mq-dma",
@@ -29,19 +29,19 @@ const OBJECTS: [&str; 8] = [
     "kernel/dma/swiotlb",
 ];
 
-/// A user of an attribute, of which two objects are built, and our tests.
+/// Options for i915, which uses one of the patch's attributes in two objects, and for our tests.
 const MORE_OPTIONS: &str =
     "CONFIG_DRM=y\nCONFIG_DRM_I915=y\nCONFIG_IOMMU_DMA_BOUNCE_TEST=y\nCONFIG_IOMMU_DMA_BOUNCE_KUNIT_TEST=y\n";
 
-/// What kernels of small machines leave out: code for it must not be needed.
+/// Options that kernels of small machines disable. The patch must build without them.
 const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG_PCI_P2PDMA=n\nCONFIG_MEMORY_HOTPLUG=n\n\
     CONFIG_VIRTIO_MEM=n\nCONFIG_DEBUG_FS=n\nCONFIG_BLK_DEV_INTEGRITY=n\nCONFIG_TRANSPARENT_HUGEPAGE=n\n";
 
-/// Whether bouncing is compiled in.
+/// State of bouncing in a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     On,
-    /// Where little else is.
+    /// On, in a kernel with few other options.
     Bare,
     Off,
 }
@@ -59,11 +59,11 @@ impl fmt::Display for Mode {
 pub(super) struct CheckTree<'a> {
     pub(super) tools: &'a Tools<'a>,
     pristine: PathBuf,
-    /// The work trees of this kernel.
+    /// Directory of this kernel's work trees.
     pub(super) work: PathBuf,
     pub(super) patches: PathBuf,
     pub(super) tree: PathBuf,
-    /// The files that patches touched so far.
+    /// Files that the applied patches touched.
     pub(super) touched: BTreeSet<String>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> CheckTree<'a> {
         Self { tools, pristine, work, patches, tree, touched: BTreeSet::new() }
     }
 
-    /// Our patches of mainline files.
+    /// Returns our patches of mainline files.
     pub(super) fn hooks(&self) -> Result<Vec<PathBuf>> {
         let files = files_below(&self.patches)?.into_iter().map(|(file, _)| self.patches.join(file));
         let mut hooks: Vec<PathBuf> =
@@ -82,14 +82,14 @@ impl<'a> CheckTree<'a> {
         Ok(hooks)
     }
 
-    /// Debian's source as it is, by hard links, which patch(1) does not write through.
+    /// Makes a fresh copy of Debian's source with hard links. patch(1) replaces a file and does not write through its links.
     pub(super) fn fresh(&mut self) -> Result<()> {
         self.tools.progress.show("preparing a source tree");
         self.touched.clear();
         self.renew()
     }
 
-    /// The same, while what was touched is still known.
+    /// Like [`CheckTree::fresh`], but keeps the list of touched files.
     pub(super) fn renew(&self) -> Result<()> {
         self.tools.run(Command::new("rm").arg("-rf").arg(&self.tree))?;
         self.tools.run(Command::new("cp").arg("-al").arg(&self.pristine).arg(&self.tree))
@@ -102,7 +102,7 @@ impl<'a> CheckTree<'a> {
         Ok(())
     }
 
-    /// Debian's source with our files and hooks.
+    /// Makes a copy of Debian's source with our files and hooks.
     pub(super) fn patch_all(&mut self) -> Result<()> {
         self.fresh()?;
         let source = self.tools.checkout.join("guest/src");
@@ -117,7 +117,7 @@ impl<'a> CheckTree<'a> {
         Ok(())
     }
 
-    /// Options that the tree does not know are left out.
+    /// Configures a build. allnoconfig ignores options that the tree does not know.
     pub(super) fn configure(&self, mode: Mode) -> Result<()> {
         let out = self.out(mode);
         fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
@@ -135,13 +135,17 @@ impl<'a> CheckTree<'a> {
         fs::write(&fragment, options).with_context(|| format!("cannot write {}", fragment.display()))?;
         let mut make = self.make(mode);
         make.args(["-s", &format!("KCONFIG_ALLCONFIG={}", fragment.display()), "allnoconfig"]);
-        self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot configure")
+        self.tools.run_quietly(&mut make, &self.log(mode)).context("cannot configure the kernel")
     }
 
-    /// What the Makefile does not name yet is not built; of the others make knows which are out of date.
+    /// Builds [`DIRECTORY`] and the touched objects. Files that no Makefile names yet are not built.
     pub(super) fn build(&self, mode: Mode, arguments: &[&str]) -> Result<()> {
         let left_out = not_built(self.touched.iter().map(String::as_str));
-        ensure!(left_out.is_empty(), "touched, but built by no check: {}", left_out.join(", "));
+        ensure!(
+            left_out.is_empty(),
+            "no check builds these touched sources: {}; add them to OBJECTS in xtask/src/check/tree.rs",
+            left_out.join(", ")
+        );
         let is_touched = |name: &&str| self.touched.contains(&format!("{name}.c"));
         let objects = OBJECTS.iter().copied().filter(is_touched).map(|name| format!("{name}.o"));
         let all: Vec<String> = [DIRECTORY.to_owned()].into_iter().chain(objects).collect();
@@ -154,7 +158,7 @@ impl<'a> CheckTree<'a> {
         self.tools.run_quietly(&mut make, &self.log(mode)).context("the kernel does not build")
     }
 
-    /// Warnings of the last build that are about touched files.
+    /// Returns the last build's warnings and errors about touched files.
     pub(super) fn complaints(&self, mode: Mode) -> Result<Vec<String>> {
         let log = fs::read(self.log(mode)).context("cannot read a build's log")?;
         let log = String::from_utf8_lossy(&log);
@@ -166,7 +170,7 @@ impl<'a> CheckTree<'a> {
         self.touched.iter().any(|file| line.contains(file.as_str()))
     }
 
-    /// A message without the place of the tree.
+    /// Returns a message without the path of the tree.
     pub(super) fn short(&self, line: &str) -> String {
         line.replace(&format!("{}/", self.tree.display()), "")
     }
@@ -192,7 +196,7 @@ impl<'a> CheckTree<'a> {
 
 impl Drop for CheckTree<'_> {
     fn drop(&mut self) {
-        // It is made anew the next time.
+        // The next check makes a new tree.
         let _ = fs::remove_dir_all(&self.tree);
     }
 }
@@ -201,12 +205,12 @@ pub(super) fn jobs() -> String {
     format!("-j{}", available_parallelism().map_or(1, usize::from))
 }
 
-/// The files that a patch changes or adds.
+/// Returns the files that a patch changes or adds.
 pub(super) fn added_files(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("+++ b/")?.split_whitespace().next())
 }
 
-/// Of these files, the sources in C of which [`CheckTree::build`] makes no object.
+/// Returns the C sources among these files that [`CheckTree::build`] does not compile.
 fn not_built<'file>(files: impl Iterator<Item = &'file str>) -> Vec<&'file str> {
     let is_built = |source: &str| source.starts_with(DIRECTORY) || OBJECTS.contains(&source);
     files.filter(|file| file.strip_suffix(".c").is_some_and(|source| !is_built(source))).collect()
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn source_is_named_that_a_patch_touches_and_no_build_compiles() {
+    fn touched_source_without_a_build_is_named() {
         let patch = "--- a/kernel/dma/direct.c\n+++ b/kernel/dma/direct.c\n--- a/kernel/dma/mapping.c\n+++ b/kernel/dma/mapping.c\n\
                      --- /dev/null\n+++ b/drivers/iommu/new.c\n--- a/include/linux/iommu.h\n+++ b/include/linux/iommu.h\n\
                      --- a/kernel/dma/remap.c\n+++ /dev/null\n";

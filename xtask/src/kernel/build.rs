@@ -15,25 +15,25 @@ use crate::files::{read, write};
 use crate::kunit;
 use crate::tools::Tools;
 
-/// What a kernel is built for.
+/// Target architecture of a kernel.
 #[derive(Debug)]
 pub(super) struct Architecture {
-    /// Variables that make has for it.
+    /// Variables for make.
     variables: &'static [&'static str],
-    /// What make builds, and where that is.
+    /// Make target of the kernel image, and the directory of the image.
     image: &'static str,
     directory: &'static str,
-    /// Whether the ELF file is wanted too.
+    /// True if the ELF file is wanted, too.
     elf: bool,
-    /// Debian packages that it takes besides.
+    /// Additional Debian packages for the build.
     pub(super) packages: &'static [&'static str],
 }
 
-/// This machine's.
+/// This machine's architecture.
 pub(super) const X86_64: Architecture =
     Architecture { variables: &[], image: "bzImage", directory: "arch/x86/boot", elf: true, packages: &[] };
 
-/// To be emulated.
+/// arm64, which runs under emulation.
 pub(super) const ARM64: Architecture = Architecture {
     variables: &["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"],
     image: "Image",
@@ -43,7 +43,7 @@ pub(super) const ARM64: Architecture = Architecture {
 };
 
 impl Tools<'_> {
-    /// Builds `tree` in `out`, and leaves in `dir` what is wanted of it.
+    /// Builds `tree` in `out` and copies the wanted files to `dir`.
     pub(super) fn build_kernel(&self, tree: &Path, out: &Path, inputs: &Inputs, dir: &Path) -> Result<()> {
         let Architecture { image, directory, elf, .. } = inputs.architecture;
         fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
@@ -57,7 +57,7 @@ impl Tools<'_> {
         if inputs.part.is_some() {
             write(&dir.join(kunit::CASES), &kunit::names_in(&tree.join("drivers/iommu"))?)?;
         }
-        // Addresses in a guest's oops can be looked up in it.
+        // System.map resolves the addresses of a guest's oops.
         copy(&out.join("System.map"), &dir.join("System.map"))?;
         let mut names = vec![*image, "config", "System.map"];
         if *elf {
@@ -65,12 +65,13 @@ impl Tools<'_> {
             names.push("vmlinux");
         }
         for name in names {
-            fs::set_permissions(dir.join(name), Permissions::from_mode(0o644)).context("permissions of the kernel")?;
+            fs::set_permissions(dir.join(name), Permissions::from_mode(0o644))
+                .context("cannot set the permissions of the kernel's files")?;
         }
         Ok(())
     }
 
-    /// Everything off but what the fragments say; fails if the kernel's rules refuse any of it.
+    /// Configures a kernel with only the options of the fragments. Fails if Kconfig rejects one of them.
     fn configure(&self, tree: &Path, out: &Path, inputs: &Inputs) -> Result<()> {
         let mut wanted = String::new();
         for fragment in &inputs.fragments {
@@ -92,7 +93,7 @@ impl Tools<'_> {
         self.run(self.make(tree, out, inputs.architecture).args(["-s", &all, "allnoconfig"]))?;
         let config = fs::read_to_string(out.join(".config")).context("cannot read the kernel's configuration")?;
         let refused = refused(&wanted, &config);
-        ensure!(refused.is_empty(), "the kernel's configuration rules refuse: {}", refused.join(" "));
+        ensure!(refused.is_empty(), "Kconfig rejects these options: {}", refused.join(" "));
         Ok(())
     }
 
@@ -116,17 +117,19 @@ impl Tools<'_> {
             }
         });
         self.progress.end();
-        made.with_context(|| format!("the guest kernel does not build; the whole log is in {}", log.display()))
+        made.with_context(|| format!("cannot build the guest kernel; the whole log is in {}", log.display()))
     }
 
-    /// Builds the modules whose source is in `modules`, and leaves them in `dir`.
+    /// Builds the modules in the source directory `modules` and copies them to `dir`.
     fn build_modules(&self, tree: &Path, out: &Path, modules: &Path, dir: &Path) -> Result<()> {
-        let work = tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
+        let work =
+            tempfile::tempdir_in(dir).with_context(|| format!("cannot create a directory in {}", dir.display()))?;
         let source = work.path().join("source");
         self.run(Command::new("cp").arg("-r").arg(modules).arg(&source))?;
         self.run_quietly(self.make(tree, out, &X86_64).arg("modules_prepare"), &work.path().join("log"))?;
         let mut make = self.make(tree, out, &X86_64);
-        // The kernel itself was built without a list of its symbols, which only `make modules` makes.
+        // The kernel was built without Module.symvers, which only `make modules` creates. KBUILD_MODPOST_WARN turns the missing
+        // symbols into warnings.
         make.arg(format!("M={}", source.display())).args([
             "W=1",
             "KCFLAGS=-Werror",
@@ -150,7 +153,7 @@ impl Tools<'_> {
     }
 }
 
-/// Whether a line of the configuration is of an option of ours that is not among the `options` of drivers/iommu/Kconfig.
+/// True if a configuration line sets one of our options that drivers/iommu/Kconfig, given as `options`, does not define.
 fn is_of_a_later_part(line: &str, options: &str) -> bool {
     let name = line.strip_prefix("CONFIG_").and_then(|line| line.split_once('=')).map(|(name, _)| name);
     name.is_some_and(|name| {
@@ -159,7 +162,8 @@ fn is_of_a_later_part(line: &str, options: &str) -> bool {
     })
 }
 
-/// What of `wanted` is not in `config`. The last line for an option counts; one that is off need not be named.
+/// Returns the lines of `wanted` that are missing in `config`. Only the last line of an option counts. An option that is off need
+/// not be in `config`.
 fn refused<'wanted>(wanted: &'wanted str, config: &str) -> Vec<&'wanted str> {
     let is_option = |line: &&str| line.starts_with("CONFIG_") && line.contains('=');
     let options: BTreeMap<&str, &str> =
@@ -173,12 +177,12 @@ fn refused<'wanted>(wanted: &'wanted str, config: &str) -> Vec<&'wanted str> {
     refused
 }
 
-/// Text for step `count` of about `expected`. Past that number it names the step alone.
+/// Returns the progress text for step `count` of about `expected`. Past `expected`, the text contains only the step.
 fn step(count: u32, expected: u32) -> String {
     if count <= expected { format!("step {count} of about {expected}") } else { format!("step {count}") }
 }
 
-/// The directory's path with `end` behind its name.
+/// Returns the path of `directory` with `end` appended to its name.
 fn beside(directory: &Path, end: &str) -> PathBuf {
     let mut path = directory.as_os_str().to_owned();
     path.push(end);
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn option_is_refused_where_its_last_line_did_not_come_through() {
+    fn option_is_refused_if_its_last_value_is_missing() {
         let wanted =
             "# a comment\nCONFIG_A=y\nCONFIG_B=y\nCONFIG_C=n\nCONFIG_D=\"x\"\nCONFIG_A=n\nCONFIG_E=y\nCONFIG_E=m\n";
         assert_eq!(refused(wanted, "CONFIG_B=y\nCONFIG_E=m\n"), ["CONFIG_D=\"x\""]);

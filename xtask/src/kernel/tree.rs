@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The patched source tree. Files whose content stays keep their time stamps, so that a build after a change compiles only what the
-//! change touches.
+//! Patched source tree. Unchanged files keep their time stamps, so that a build compiles only what a change affects.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,8 +14,8 @@ use crate::mails::{Part, changed_files, earlier_forms, patch_name, steps, until}
 use crate::tools::Tools;
 
 impl Tools<'_> {
-    /// Makes or refreshes `tree`, a copy of `pristine` (hard links) with our files, or with those that there are when `part` is the
-    /// last.
+    /// Creates or refreshes `tree`: a copy of `pristine` (by hard links) with our files. With `part`, the tree contains our files
+    /// as they are at the end of that part.
     pub(super) fn patched_tree(&self, pristine: &Path, tree: &Path, patches: &Path, part: Option<Part>) -> Result<()> {
         if !tree.is_dir() {
             self.progress.show("preparing the patched source tree");
@@ -43,14 +42,14 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Leaves in `ours` every file that the patches change or our sources add, in its final form.
+    /// Puts every file that the patches change or our sources add into `ours`, in its final form.
     fn our_files(&self, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
         let series = read(&patches.join("series"))?;
         let mut names: Vec<&str> = Vec::new();
         for name in series.lines().filter_map(patch_name) {
             let text = read(&patches.join(name))?;
             let mut changed = changed_files(&text).peekable();
-            // One may change our files alone: see `crate::mails`.
+            // A patch may change only our own files: see `crate::mails`.
             if changed.peek().is_some() {
                 names.push(name);
             }
@@ -68,7 +67,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// The same without what comes after `part`.
+    /// Like [`Tools::our_files`], without patches after `part`.
     fn our_files_until(&self, part: Part, pristine: &Path, ours: &Path, patches: &Path) -> Result<()> {
         let forms = tempfile::tempdir().context("cannot create a directory for our files")?;
         let all = steps(patches)?;
@@ -78,7 +77,7 @@ impl Tools<'_> {
             let text = read(&patch)?;
             let mut changed = changed_files(&text).peekable();
             let changes = changed.peek().is_some();
-            // An earlier patch may have changed it.
+            // An earlier patch may have changed the file.
             for file in changed.filter(|file| !ours.join(file).exists()) {
                 copy(&pristine.join(file), &ours.join(file))?;
             }
@@ -96,7 +95,8 @@ impl Tools<'_> {
     }
 }
 
-/// Gives `tree` the file of `ours`, or of `pristine` where we have none any more.
+/// Copies a file from `ours` to `tree`. If `ours` does not have it, copies it from `pristine`, or removes it from `tree` if that
+/// lacks it, too.
 fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()> {
     let target = tree.join(file);
     let source = [ours, pristine].into_iter().map(|top| top.join(file)).find(|source| source.exists());
@@ -112,7 +112,7 @@ fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()>
     if fs::read(&target).is_ok_and(|known| known == wanted) {
         return Ok(());
     }
-    // Not in its place: the file may be a hard link to Debian's.
+    // Replace the file instead of writing to it: it may be a hard link to Debian's source.
     let new = tree.join(".carom-new");
     fs::write(&new, wanted).with_context(|| format!("cannot write {}", new.display()))?;
     let parent = target.parent().unwrap_or(tree);
@@ -132,7 +132,7 @@ mod tests {
 
     const PATCH: &str = "--- a/drivers/a.c\n+++ b/drivers/a.c\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n";
 
-    /// A directory with a checkout, patches, and a pristine tree that has `drivers/a.c`.
+    /// Directory with a checkout, patches, and a pristine tree that contains `drivers/a.c`.
     struct Files(TempDir);
 
     impl Files {
@@ -153,7 +153,7 @@ mod tests {
             fs::write(file, text).unwrap();
         }
 
-        /// Brings the patched tree up to date.
+        /// Refreshes the patched tree.
         fn refresh(&self, patches: &str, part: Option<Part>) {
             with_tools(&self.at("checkout"), &self.at("cache"), |tools| {
                 let (pristine, patched) = (self.at("pristine"), self.at("work/patched"));
@@ -161,14 +161,14 @@ mod tests {
             });
         }
 
-        /// A file of the patched tree.
+        /// Reads a file of the patched tree.
         fn read(&self, path: &str) -> Option<String> {
             fs::read_to_string(self.at("work/patched").join(path)).ok()
         }
     }
 
     #[test]
-    fn tree_has_our_files_and_only_what_changed_is_new() {
+    fn tree_has_our_files_and_rewrites_only_changed_ones() {
         let files = Files::new();
         files.write("pristine/drivers/b.c", "b\n");
         files.write("checkout/guest/src/drivers/new.c", "new\n");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn part_has_what_its_mails_bring_as_they_bring_it() {
+    fn part_tree_has_files_in_the_form_of_its_mails() {
         let files = Files::new();
         files.write("checkout/guest/src/drivers/new.c", "first\nthird\n");
         files.write("checkout/guest/src/drivers/last.c", "last\n");

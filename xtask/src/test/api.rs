@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The API of a program without a guest, against its own OpenAPI document, by schemathesis.
+//! Tests the API against its own OpenAPI document with schemathesis, on a VMM without a running guest.
 
 use std::fs;
 use std::io;
@@ -17,10 +17,10 @@ use crate::children::KilledOnDrop;
 use crate::key::Key;
 use crate::tools::Tools;
 
-/// Limit that ends a run whose program hangs. A busy machine may take long for an answer, and for the program's end.
+/// Time after which a program counts as hung. On a busy machine, an answer or the program's end may take long.
 const HUNG: Duration = Duration::from_secs(120);
 
-/// A VM with windows, which need not start.
+/// VM with windows. It need not start.
 const VM: &str = r#"{"payload": {"kernel": "/no/such/kernel"}, "devices": [{"path": "/no/such/device", "iommu": true}],
  "iommu_bounce": {"max": 1073741824}}"#;
 
@@ -28,7 +28,7 @@ impl Tools<'_> {
     pub(super) fn test_api(&self, out: &Path) -> Result<()> {
         self.need_packages("testing the API", &["python3-venv", "curl"])?;
         let python = self.schemathesis()?.join("bin/python");
-        // With a test of the package: so it is built as the stage `unit` builds it.
+        // Build together with a test of the package, so that cargo uses the features of the stage `unit`.
         self.build("carom", &[&WORKSPACE[..], &["--bin", "carom", "--test", "api_refusals"]].concat())?;
         let dir = out.join("api");
         fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -43,11 +43,11 @@ impl Tools<'_> {
             thread::sleep(Duration::from_millis(50));
         }
         let check = Check { python, port: forward(&socket)?, dir };
-        self.print("-- with VMs that come and go\n");
+        self.print("-- creating and deleting VMs\n");
         self.check_api(&check, &["--exclude-path", "/api/v1/vmm.shutdown"])?;
-        // Deep enough to meet what needs a VM with windows.
-        self.print("-- with a VM that stays\n");
-        // There may be none.
+        // This run reaches operations that need a VM with windows.
+        self.print("-- with an existing VM\n");
+        // The VM may not exist.
         let _ = self.request(&socket, "PUT", "vm.delete", None);
         self.request(&socket, "PUT", "vm.create", Some(VM))?;
         self.check_api(&check, &["--exclude-path-regex", "/(vmm.shutdown|vm.create|vm.delete)$"])?;
@@ -76,13 +76,16 @@ impl Tools<'_> {
         })
     }
 
-    /// Every operation, with bodies that fit the document and with others. Left out is the check that whatever fits the document is
-    /// accepted: rules between fields and with the state of the VM are not in it.
-    /// A call that means nothing in the VM's state is answered with 500: `schemathesis_checks.py` tells that from a failure.
+    /// Checks every operation with valid and invalid bodies.
+    ///
+    /// The check that all valid bodies are accepted is off: the document does not contain rules between fields, or rules that
+    /// depend on the VM's state. The API answers 500 to a call that does not fit the VM's state. `schemathesis_checks.py`
+    /// distinguishes this answer from a failure.
     fn check_api(&self, check: &Check, more: &[&str]) -> Result<()> {
         let log = check.dir.join("schemathesis");
         let document = format!("http://127.0.0.1:{}/api/v1/openapi.json", check.port);
-        // It keeps a cache where it runs. An answer that takes 30 s is a hang; less may be a busy machine.
+        // schemathesis keeps a cache in its working directory. An answer that takes 30 s is a hang; a shorter delay may be a busy
+        // machine.
         let mut python = Command::new(&check.python);
         python.args([
             "-m",
@@ -93,7 +96,7 @@ impl Tools<'_> {
             "positive_data_acceptance,not_a_server_error",
         ]);
         python.env("SCHEMATHESIS_HOOKS", "schemathesis_checks").env("PYTHONPATH", self.checkout.join("scripts/lib"));
-        // Nothing is to be left in the checkout.
+        // Python must not write into the checkout.
         python.env("PYTHONDONTWRITEBYTECODE", "1");
         python.args(["--max-examples", "50", "--request-timeout", "30", "--warnings", "off", "--no-color"]).args(more);
         if let Err(error) = self.run_quietly(python.current_dir(&check.dir), &log) {
@@ -123,15 +126,14 @@ struct Check {
     dir: PathBuf,
 }
 
-/// Accepts connections by TCP, as schemathesis speaks nothing else, and passes them on to `socket`, as long as this process lives.
-/// Returns the port.
+/// Forwards TCP connections to `socket` as long as this process lives, because schemathesis supports only TCP. Returns the port.
 fn forward(socket: &Path) -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen")?;
-    let port = listener.local_addr().context("the port")?.port();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for TCP connections")?;
+    let port = listener.local_addr().context("cannot get the port")?.port();
     let socket = socket.to_path_buf();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            // A client whose connection cannot be passed on sees it closed.
+            // If a connection cannot be forwarded, the client's end is closed.
             if let Ok(server) = UnixStream::connect(&socket) {
                 let _ = join(client, server);
             }
@@ -140,7 +142,7 @@ fn forward(socket: &Path) -> Result<u16> {
     Ok(port)
 }
 
-/// Passes on both directions in threads of their own, until both ends are closed.
+/// Forwards both directions in two threads until both ends are closed.
 fn join(mut client: TcpStream, mut server: UnixStream) -> io::Result<()> {
     let (mut from, mut to) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {
@@ -154,7 +156,7 @@ fn join(mut client: TcpStream, mut server: UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The lines of schemathesis that say how many cases there were.
+/// Returns schemathesis' lines with the number of test cases.
 fn summary(said: &str) -> String {
     let lines = said.lines().skip_while(|line| !line.starts_with("Test cases:"));
     let mut summary = String::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stage that builds the guest patch for arm64 and runs its KUnit tests under emulation.
+//! Stage that builds the guest patch for arm64 and runs its KUnit tests under emulation.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::key::files_below;
 use crate::kunit;
 use crate::tools::Tools;
 
-/// Seconds that a kernel has to boot, test and end, emulated, on a machine that does other things too.
+/// Seconds in which an emulated kernel must boot, run the tests and end, on a busy machine.
 const TIMEOUT: &str = "600";
 
-/// The suites run while the kernel boots. Then it finds no root, which ends it.
+/// The suites run during boot. Then the kernel finds no root file system, panics and ends.
 const CMDLINE: &str = "console=ttyAMA0 panic=-1 kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
 impl Tools<'_> {
@@ -31,7 +31,8 @@ impl Tools<'_> {
             emulate.args(["-machine", "virt,gic-version=3", "-cpu", "cortex-a57", "-smp", "2", "-m", "1G"]);
             emulate.args(["-display", "none", "-monitor", "none", "-no-reboot", "-serial", "stdio"]);
             emulate.arg("-kernel").arg(image).args(["-append", CMDLINE]);
-            self.run_quietly(&mut emulate, &console).with_context(|| format!("{series} for arm64 does not end"))?;
+            self.run_quietly(&mut emulate, &console)
+                .with_context(|| format!("kernel {series} for arm64 did not end"))?;
             let said = fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
             let cases = cases_of(&self.checkout.join("guest/src"), series)?;
             let summary = checked(&String::from_utf8_lossy(&said), &cases)
@@ -42,8 +43,8 @@ impl Tools<'_> {
     }
 }
 
-/// The cases that the files of the patch have: those of requests are of kernels whose block layer maps them as a whole, which 6.12
-/// does not.
+/// Returns the cases in the patch's files. Cases for whole requests need a kernel whose block layer maps a request as a whole, so
+/// 6.12 does not have them.
 fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
     let mut cases = Vec::new();
     for (file, _) in files_below(source)? {
@@ -58,7 +59,7 @@ fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
     Ok(cases)
 }
 
-/// How many of `cases` passed by what a kernel said on its console, if all of them passed or had nothing to test.
+/// Checks that each of `cases` passed or was skipped, by the kernel's console. Returns the counts.
 fn checked(console: &str, cases: &[String]) -> Result<String> {
     let (mut passed, mut skipped, mut wrong) = (0, 0, Vec::new());
     for case in cases {

@@ -12,7 +12,7 @@ use crate::key::files_below;
 use crate::mails::changed_files;
 use crate::tools::Tools;
 
-/// Fixed so that a new version's new checks fail no old commit.
+/// Fixed version: new checks of a new version must not fail old commits.
 const DENY_VERSION: &str = "0.20.2";
 
 impl Tools<'_> {
@@ -38,7 +38,8 @@ impl Tools<'_> {
         self.run_shown(self.cargo().args(["run", "--quiet", "--locked", "-p", "carom-structure"]))
     }
 
-    /// The database of advisories is not consulted: it changes by the day, and with it would the result for one commit.
+    /// Checks the dependencies without the advisory database. The database changes daily, so the result for one commit would
+    /// change, too.
     pub(super) fn test_dependencies(&self) -> Result<()> {
         let dir = self.cached("cargo-deny", DENY_VERSION, |dir| {
             self.progress.show(&format!("building cargo-deny {DENY_VERSION} (once, some minutes)"));
@@ -71,9 +72,12 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// The kernel's `checkpatch.pl` on `guest/`. Not asked for: a maintainers' entry for each new file, and commits that are known here,
-    /// as `guest/` is no kernel tree. DMA operations of which each endpoint has a copy cannot be constant. Definitions of trace events have
-    /// a form of their own, which it takes for bad style.
+    /// Runs the kernel's `checkpatch.pl` on `guest/`.
+    ///
+    /// Some checks do not apply and are left out:
+    /// - `guest/` is not a kernel tree, so it has no maintainers' entries, and commits cannot be looked up.
+    /// - Each endpoint copies its DMA operations, so these cannot be constant.
+    /// - Definitions of trace events have their own format, which checkpatch.pl reports as bad style.
     pub(super) fn test_patches(&self) -> Result<()> {
         self.need_command("perl", "perl", "running checkpatch.pl")?;
         let tree = self.kernel_source(&GuestKernel { stock: true, ..GuestKernel::default() })?;
@@ -88,7 +92,7 @@ impl Tools<'_> {
         let mut failed = 0;
         for patch in self.patches()? {
             self.print(&format!("{}:\n", patch.strip_prefix(&self.checkout).unwrap_or(&patch).display()));
-            // From standard input: a file that git tracks would be taken for a source file, not for a patch.
+            // Use standard input: checkpatch.pl treats a file that git tracks as source, not as a patch.
             let file = File::open(&patch).with_context(|| format!("cannot open {}", patch.display()))?;
             failed += usize::from(self.run_shown_with(checkpatch().arg("-"), file).is_err());
             self.go_on()?;
@@ -99,7 +103,7 @@ impl Tools<'_> {
         }
     }
 
-    /// Files of the guest patch and of the modules in C, from the top of the checkout.
+    /// Returns the C files of the guest patch and of the modules, relative to the checkout.
     fn sources(&self) -> Result<Vec<PathBuf>> {
         let is_source = |file: &Path| {
             file.extension().is_some_and(|kind| kind == "c" || kind == "h")
@@ -120,7 +124,7 @@ impl Tools<'_> {
         let mut patches = Vec::new();
         for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")) {
             let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            // One that changes files of guest/src alone is only what its mail says.
+            // A patch that changes only files of guest/src consists of its mail's text.
             if changed_files(&text).next().is_some() {
                 patches.push(file);
             }
@@ -145,7 +149,7 @@ enum Language {
     Dash,
 }
 
-/// What a script is written in, by its first lines or its name; none if it is no script.
+/// Returns the language of a script by its first lines or its name, or `None` if the file is not a script.
 fn language(file: &str, text: &[u8]) -> Option<Language> {
     let text = String::from_utf8_lossy(text);
     let mut head = text.lines();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stages with real guests: makes what they need, and hands over to `guest-tests`.
+//! Stages with real guests: builds what the guests need and runs `guest-tests`.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,10 +15,10 @@ use crate::mails::Part;
 use crate::package;
 use crate::tools::Tools;
 
-/// Tests of the guest patch that run with Debian's configuration too, by parts of their names.
+/// Tests of the guest patch that also run with Debian's configuration, by parts of their names.
 const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
 
-/// Tests of each part of the series, by parts of their names: what the part has, without what comes later.
+/// Tests of each part of the series, by parts of their names. They need only what the series contains up to that part.
 const OF_PARTS: [(Part, &[&str]); 4] = [
     (Part::A, &["without_windows_only_live_mappings", "guest_above_the_limit"]),
     (Part::B, &["without_windows_only_live_mappings", "fail_through_swiotlb"]),
@@ -26,17 +26,17 @@ const OF_PARTS: [(Part, &[&str]); 4] = [
     (Part::D, &["kunit_passes", "two_vcpus_with", "windows::exhausted_budget", "domain_leaves_the_old"]),
 ];
 
-/// The test of `vmm` whose guest means harm.
+/// Test program of `vmm` with a malicious guest.
 const HOSTILE_GUEST: &str = "hostile_guest";
 
 impl Tools<'_> {
-    /// Makes all that the tests need; returns the program that runs them.
+    /// Builds what the tests need, and returns the command that runs them.
     pub(super) fn prepare_integration(&self, options: &Options, out: &Path) -> Result<Command> {
         self.need_guest_packages()?;
         self.need_packages("checking images of disks, and making disks that fail", &["qemu-utils", "dmsetup"])?;
         self.need_packages("running the package's unit", &["systemd"])?;
         let targets = ["--bin", "carom-remote", "--test", "guest", "--test", "vfio_hardware", "--test", HOSTILE_GUEST];
-        // At a time: where one links, the other compiles.
+        // Build both at the same time: one can link while the other compiles.
         let (carom, tests) = thread::scope(|scope| {
             let carom = scope.spawn(|| self.carom());
             let tests = self.guest_tests("integration", &targets, out, options.filter.as_deref());
@@ -65,14 +65,14 @@ impl Tools<'_> {
         Ok(tests)
     }
 
-    /// What the tests of the distribution need, where they run: it takes minutes to make.
+    /// Builds what the tests of the distribution need, if they run. Building takes minutes.
     fn distribution_for(&self, options: &Options) -> Result<Variables> {
         if !named(options, "distribution") {
             return Ok(Vec::new());
         }
         self.need_packages("serving a Debian guest", &["dnsmasq-base", "iproute2", "gpg", "gpg-agent", "dpkg"])?;
         let package = self.package(&package::Options::default())?;
-        // With what its services take, which is more than the small guests'.
+        // Services need more options than the small guests have.
         let config = vec![self.checkout.join("guest/config/distribution.config")];
         let kernel = self.guest_kernel(&GuestKernel { config, ..GuestKernel::default() })?;
         Ok(vec![
@@ -82,12 +82,12 @@ impl Tools<'_> {
         ])
     }
 
-    /// What the tests of time in interrupts need, where they run.
+    /// Builds what the tests of time in interrupts need, if they run.
     fn traced_guests_for(&self, options: &Options) -> Result<Variables> {
         if named(options, "interrupts") { self.traced_guests() } else { Ok(Vec::new()) }
     }
 
-    /// What the tests of firmware need, where they run.
+    /// Builds what the tests of firmware need, if they run.
     fn firmware_for(&self, options: &Options) -> Result<Variables> {
         if !named(options, "firmware") {
             return Ok(Vec::new());
@@ -104,7 +104,7 @@ impl Tools<'_> {
         self.run_shown(tests.envs(variables))
     }
 
-    /// Runs tests of the guest patch with a kernel that is configured as Debian's.
+    /// Runs tests of the guest patch with Debian's kernel configuration.
     pub(super) fn test_debian_config(&self, out: &Path) -> Result<()> {
         self.need_guest_packages()?;
         let kernel = GuestKernel { debian: true, ..GuestKernel::default() };
@@ -120,7 +120,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Runs tests with kernels of both series that have its parts, one after the other.
+    /// Runs the tests of each part with kernels of both series. These kernels contain the series up to that part.
     pub(super) fn test_parts(&self, options: &Options, out: &Path) -> Result<()> {
         ensure!(options.direct.is_none(), "the parts are tested in the rig only: leave out --direct");
         self.need_guest_packages()?;
@@ -134,7 +134,7 @@ impl Tools<'_> {
                     let name = format!("part {part:?} of {series}: {filter}");
                     self.print(&format!("{name}\n"));
                     let mut tests = self.guest_tests("integration", &["--test", "guest"], out, Some(filter))?;
-                    // Those for the newer kernel are the same tests.
+                    // Tests for the newer kernel are the same tests.
                     tests.args(["--skip", "newer_kernel"]);
                     let passed = self.run_shown(tests.envs(variables.clone())).is_ok();
                     self.go_on()?;
@@ -148,7 +148,7 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// The program that runs them, built with them. With `filter`, it runs only tests whose name contains this.
+    /// Builds the tests and returns the command that runs them. With `filter`, it runs only tests whose name contains this text.
     fn guest_tests(&self, stage: &str, targets: &[&str], out: &Path, filter: Option<&str>) -> Result<Command> {
         let programs = self.build_tests("the tests with guests", &[&["--bin", "guest-tests"], targets].concat())?;
         let mut command = Command::new(self.target_dir()?.join("debug/guest-tests"));
@@ -158,7 +158,7 @@ impl Tools<'_> {
         }
         for TestProgram { name, directory, executable } in programs {
             if name == HOSTILE_GUEST {
-                // Not run by itself: a test with devices of the host starts it.
+                // This program is not run by itself: a test with devices of the host starts it.
                 command.env("CAROM_HOSTILE_GUEST", executable);
                 continue;
             }
@@ -168,7 +168,7 @@ impl Tools<'_> {
     }
 }
 
-/// Whether tests run that are called so: all do, or some of that name.
+/// True if tests with this name run: with `--all`, or if the filter contains the name.
 fn named(options: &Options, name: &str) -> bool {
     options.all || options.filter.as_ref().is_some_and(|filter| filter.contains(name))
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stage that looks for what tests do not notice by themselves. Miri interprets tests of crates that need nothing of the host, and
-//! knows all undefined behaviour there. Where tests need the host, `cargo careful` builds them with AddressSanitizer and with a standard
-//! library that checks what unsafe code asks of it.
+//! Stage with tools that find bugs which tests alone do not notice.
 //!
-//! Both are parts of a nightly compiler. Where that cannot be had, a line says what was not tested, and the stage passes.
+//! Miri interprets tests of crates that do not use the host, and detects all undefined behaviour in them. `cargo careful` builds
+//! tests that use the host with AddressSanitizer, and with a standard library that checks unsafe preconditions.
+//!
+//! Both tools need a nightly compiler. If it is unavailable, the stage prints what was not tested, and passes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,24 +15,24 @@ use anyhow::{Context, Result};
 use crate::packages::program;
 use crate::tools::Tools;
 
-/// The only place that names it. Fixed, as a new one may know new mistakes, or have one.
+/// Version of the nightly compiler, defined only here. The version is fixed, because a newer one may have new checks or new bugs.
 const NIGHTLY: &str = "nightly-2026-05-20";
 const CAREFUL_VERSION: &str = "0.4.10";
 
 /// Crates whose tests Miri can run.
 const UNDER_MIRI: [&str; 4] = ["-p", "iommu_bounce", "-p", "carom-api"];
 
-/// Modules of carom-api whose tests take Miri more time than all others together: they make the whole command line or document, or fill
-/// each slot of each bus.
+/// Modules of carom-api whose tests take Miri longer than all others together. They build the whole command line or document, or
+/// fill each slot of each bus.
 const SLOW_UNDER_MIRI: [&str; 4] = ["cli::", "document::", "object::", "vm_config::"];
 
-/// Crates that have unsafe code, whose tests run with AddressSanitizer, as does their program with a guest that means harm.
+/// Crates with unsafe code. Their tests run with AddressSanitizer, and so does their program with a malicious guest.
 const UNDER_ASAN: [&str; 4] = ["-p", "devices", "-p", "vmm"];
 
-/// The compiler, where it can be had.
+/// Nightly compiler that is available.
 struct Nightly {
     rustup: PathBuf,
-    /// Where rustup has it, if not where the user's compilers are.
+    /// rustup's directory of the compiler. `None` for the user's own directory.
     home: Option<PathBuf>,
 }
 
@@ -39,7 +40,7 @@ impl Tools<'_> {
     pub(super) fn test_sanitizers(&self) -> Result<()> {
         let Some(nightly) = self.nightly()? else {
             self.print(&format!(
-                "not tested with Miri and AddressSanitizer: {NIGHTLY} with miri and rust-src cannot be had from rustup\n"
+                "not tested with Miri and AddressSanitizer: {NIGHTLY} with miri and rust-src is not available from rustup\n"
             ));
             return Ok(());
         };
@@ -57,9 +58,9 @@ impl Tools<'_> {
         let mut test = self.nightly_command(nightly, &miri)?;
         test.args(["test", "--locked", "--lib"]).args(UNDER_MIRI);
         test.arg("--").args(SLOW_UNDER_MIRI.iter().flat_map(|name| ["--skip", name]));
-        // Tests ask for the time.
+        // Tests read the clock.
         test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
-        // Miri takes a thousand times as long, so properties are tried with few values.
+        // Miri is a thousand times slower, so property tests use few values.
         self.run_shown(test.env("PROPTEST_CASES", "2"))
     }
 
@@ -81,7 +82,7 @@ impl Tools<'_> {
         let test = || {
             let mut test = self.nightly_command(nightly, &careful)?;
             test.args(["test", sanitizer, "--locked"]).args(UNDER_ASAN);
-            // Leaks are not looked for otherwise.
+            // careful does not enable leak detection by itself.
             test.env("ASAN_OPTIONS", "detect_leaks=1");
             anyhow::Ok(test)
         };
@@ -91,7 +92,7 @@ impl Tools<'_> {
         self.run_shown(hostile.envs([("CAROM_HOSTILE_SECONDS", "60"), ("CAROM_HOSTILE_SEEDS", "1")]))
     }
 
-    /// Builds the standard library that a tool needs; returns whether that could be done. It takes sources from crates.io.
+    /// Builds the standard library for a tool, with sources from crates.io. Returns true on success.
     fn set_up(&self, nightly: &Nightly, tool: &[&str], options: &[&str]) -> Result<bool> {
         self.progress.show(&format!("building a standard library for {} (once, some minutes)", tool[1]));
         let dir = tempfile::tempdir().context("cannot create a directory for a log")?;
@@ -101,21 +102,22 @@ impl Tools<'_> {
         Ok(done)
     }
 
-    /// A program in the surroundings of the compiler, with directories of its own for what is built.
+    /// Returns a program in the compiler's environment, with its own build directories.
     fn nightly_command(&self, nightly: &Nightly, words: &[&str]) -> Result<Command> {
         let mut command = nightly.rustup();
         command.args(["run", NIGHTLY]).args(words).current_dir(&self.checkout);
         command.env("CARGO_TARGET_DIR", self.target_dir()?.join("sanitizers")).env("CARGO_INCREMENTAL", "0");
-        // Where both tools keep their standard libraries.
+        // Both tools keep their standard libraries here.
         command.env("XDG_CACHE_HOME", self.cache.join("sanitizers"));
-        // Those of the compiler that this program was built with.
+        // These variables name the compiler that built this program.
         for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
             command.env_remove(variable);
         }
         Ok(command)
     }
 
-    /// The compiler that this user has, or one in the cache, which is fetched where it is missing; none where that cannot be.
+    /// Returns the user's compiler, or a compiler in the cache, which is fetched if it is missing. Returns `None` if it cannot be
+    /// fetched.
     fn nightly(&self) -> Result<Option<Nightly>> {
         let Some(rustup) = program("rustup") else { return Ok(None) };
         let own = Nightly { rustup: rustup.clone(), home: None };
@@ -127,7 +129,7 @@ impl Tools<'_> {
             self.progress.show(&format!("fetching {NIGHTLY} (once)"));
             let mut install = cached.rustup();
             install.args(["toolchain", "install", NIGHTLY, "--profile", "minimal", "--no-self-update"]);
-            // Whether it is whole then is seen below.
+            // Success is checked below.
             let _ = self.succeeds(install.args(["-c", "miri", "-c", "rust-src"]));
             self.go_on()?;
         }
@@ -156,7 +158,7 @@ impl Tools<'_> {
 impl Nightly {
     fn rustup(&self) -> Command {
         let mut command = Command::new(&self.rustup);
-        // A question about a compiler is not to fetch it.
+        // Listing a compiler's components must not install the compiler.
         command.env("RUSTUP_AUTO_INSTALL", "0");
         if let Some(home) = &self.home {
             command.env("RUSTUP_HOME", home);
@@ -165,7 +167,7 @@ impl Nightly {
     }
 }
 
-/// Whether rustup's list of what is installed has both tools' parts.
+/// True if rustup's list of installed components contains those of both tools.
 fn has_components(list: &str) -> bool {
     let has = |name: &str| list.lines().any(|line| line == name || line.starts_with(&format!("{name}-")));
     has("miri") && has("rust-src")
