@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Keeps a guest's CPU free of what else runs, for measurements of what the guest's kernel does itself.
+//! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
-//! An interrupt of a device that comes to the CPU on which the guest runs takes the guest off it, and the guest counts that time
-//! for what it was doing. Whether the host's kernel puts both on one CPU is chance, unless they are told to keep apart.
+//! If a device's interrupt arrives on the CPU that runs the guest, it interrupts the guest, and the guest counts this time as its
+//! own. Without these settings, it is chance whether the host's kernel uses one CPU for both.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,29 +11,28 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// Where the kernel keeps the CPUs, as a hexadecimal mask, that interrupts get which are requested from now on
-/// (Documentation/core-api/irq/irq-affinity.rst in Linux).
+/// CPU mask (hexadecimal) for interrupts that are requested from now on (Documentation/core-api/irq/irq-affinity.rst in Linux).
 const DEFAULT_AFFINITY: &str = "/proc/irq/default_smp_affinity";
 
-/// vCPUs' threads on the last CPUs, and devices' interrupts on the first as long as this value lives.
+/// Places vCPU threads on the last CPUs, and device interrupts on the first CPU as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct Apart {
-    /// CPUs on which we may run.
+    /// CPUs on which this process may run.
     cpus: Vec<usize>,
-    /// vCPUs whose threads have their CPU.
+    /// vCPUs whose threads have been placed.
     placed: BTreeSet<usize>,
-    /// What the interrupts' CPUs were, if they were changed.
+    /// Previous CPUs of interrupts, if they were changed.
     affinity: Option<String>,
 }
 
 impl Apart {
-    /// With `interrupts`, those that are requested from now on come to the first CPU, whose ever they are: for a machine that is
-    /// ours alone. Interrupts that there are already stay where they are.
+    /// With `interrupts`, new interrupts of all devices go to the first CPU. Only use this on a machine of our own. Existing
+    /// interrupts stay where they are.
     ///
     /// # Errors
-    /// The kernel does not take it.
+    /// Fails if the kernel rejects the mask.
     pub(crate) fn new(interrupts: bool) -> Result<Self> {
-        let may_run = sched_getaffinity(None).context("CPUs on which we may run")?;
+        let may_run = sched_getaffinity(None).context("cannot get the CPUs on which this process may run")?;
         let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| may_run.is_set(cpu)).collect();
         let affinity = interrupts.then(|| {
             let before = fs::read_to_string(DEFAULT_AFFINITY)?;
@@ -43,10 +42,10 @@ impl Apart {
         Ok(Self { cpus, placed: BTreeSet::new(), affinity })
     }
 
-    /// Places those vCPU threads of the VMM with number `pid` that have not been placed yet: that of vCPU 0 on the last CPU, that
-    /// of vCPU 1 on the one before it, and so on around.
+    /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, vCPU 1 the CPU before it,
+    /// and so on, cyclically.
     pub(crate) fn place(&mut self, pid: u32) {
-        // The VMM may have ended meanwhile, and threads come and go: what cannot be read or told is left.
+        // The VMM may have ended, and threads come and go, so errors are ignored.
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
         for task in tasks.flatten() {
             let Some(vcpu) = vcpu_of(&task.path()).filter(|vcpu| !self.placed.contains(vcpu)) else { continue };
@@ -64,17 +63,17 @@ impl Drop for Apart {
     fn drop(&mut self) {
         let Some(before) = self.affinity.as_deref().map(str::trim) else { return };
         if let Err(error) = fs::write(DEFAULT_AFFINITY, before) {
-            eprintln!("{DEFAULT_AFFINITY} cannot be set back to {before}: {error}");
+            eprintln!("cannot reset {DEFAULT_AFFINITY} to {before}: {error}");
         }
     }
 }
 
-/// The number of the vCPU that a thread runs, by the thread's name.
+/// Returns the number of the vCPU that a thread runs, by the thread's name.
 fn vcpu_of(task: &Path) -> Option<usize> {
     parse_name(fs::read_to_string(task.join("comm")).ok()?.trim_end())
 }
 
-/// `vcpu0` in Carom and Cloud Hypervisor, `CPU 0/KVM` in QEMU.
+/// Parses a thread's name: `vcpu0` in Carom and Cloud Hypervisor, `CPU 0/KVM` in QEMU.
 fn parse_name(name: &str) -> Option<usize> {
     let number = name.strip_prefix("vcpu").or_else(|| name.strip_prefix("CPU ")?.strip_suffix("/KVM"))?;
     number.parse().ok()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Carom driven by its API: a process that a test starts, calls and looks at, and that does not outlive it.
+//! A Carom process driven by its API. A test starts, calls and observes it. It ends with the test.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,19 +19,19 @@ use crate::events::{self, Event};
 use crate::initramfs::{self, Extra};
 use crate::vmm::Kernel;
 
-/// How often something is looked at again.
+/// Interval between checks.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Characters of the console, and of stderr, that are shown of a test that failed.
+/// Maximum number of characters of the console and of stderr that are shown of a failed test.
 const SHOWN: usize = 4000;
 
-/// Longest wait for an answer: booting pins and loads, which takes seconds under emulation.
+/// Maximum time for an answer. Booting pins memory and loads files, which takes seconds under emulation.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
-/// Calls the API at `socket`; status and body.
+/// Calls the API at `socket` and returns status and body.
 ///
 /// # Errors
-/// When there is no answer, or none that is HTTP.
+/// Fails if there is no answer, or if the answer is not HTTP.
 pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
     let mut stream = UnixStream::connect(socket).context("cannot connect to the API")?;
     stream.set_read_timeout(Some(ANSWER_TIME))?;
@@ -45,8 +45,8 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
     Ok((status, answer_body(&mut reader)?))
 }
 
-/// The body of an answer whose status line was read. Cloud Hypervisor keeps a connection that its client wants closed, so
-/// the head says where the body ends.
+/// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps a connection open that its client wants
+/// closed, so the header's length gives the end of the body.
 fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     let mut len = 0;
     loop {
@@ -54,7 +54,7 @@ fn answer_body(reader: &mut impl BufRead) -> Result<String> {
         ensure!(reader.read_line(&mut line)? > 0, "no end of the answer's head");
         match line.trim_end().split_once(':') {
             Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                len = value.trim().parse().context("Content-Length of the answer")?;
+                len = value.trim().parse().context("invalid Content-Length in the answer")?;
             }
             Some(_) => {}
             None => break,
@@ -81,7 +81,7 @@ fn spawn(site: &Site, dir: &Path, arguments: &[&str]) -> Result<Child> {
         .context("cannot start carom")
 }
 
-/// A running `carom --api-socket`, with the files of a guest to boot.
+/// Running `carom --api-socket`, and the files of a guest to boot.
 pub struct ApiVmm {
     child: Child,
     dir: TempDir,
@@ -89,36 +89,36 @@ pub struct ApiVmm {
 }
 
 impl ApiVmm {
-    /// Starts it, with no VM yet. A guest that is booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] has the patched
-    /// kernel and runs `job`.
+    /// Starts Carom without a VM. A guest booted from [`ApiVmm::kernel`] and [`ApiVmm::initramfs`] has the patched kernel and
+    /// runs `job`.
     ///
     /// # Errors
-    /// When it cannot be started, or its API does not answer.
+    /// Fails if Carom cannot be started or its API does not answer.
     pub fn start(site: &Site, job: &str) -> Result<Self> {
         Self::start_with(site, Kernel::Patched, job)
     }
 
-    /// As [`ApiVmm::start`], with a kernel of choice.
+    /// Like [`ApiVmm::start`], with another kernel.
     ///
     /// # Errors
-    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
     pub fn start_with(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
         Self::start_with_files(site, kernel, &[Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// As [`ApiVmm::start_with`]. The guest also has a program, `/bin/NAME`.
+    /// Like [`ApiVmm::start_with`], with an additional program `/bin/NAME` in the guest.
     ///
     /// # Errors
-    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
     pub fn start_with_program(site: &Site, kernel: Kernel, name: &str, program: Vec<u8>, job: &str) -> Result<Self> {
         let program = Extra { path: format!("bin/{name}"), bytes: program };
         Self::start_with_files(site, kernel, &[program, Extra { path: "job".into(), bytes: job.as_bytes().to_vec() }])
     }
 
-    /// As [`ApiVmm::start_with`]. The guest also has its own kernel as the file `/bin/kernel`.
+    /// Like [`ApiVmm::start_with`], with the guest's own kernel as the file `/bin/kernel`.
     ///
     /// # Errors
-    /// When the site lacks the kernel, Carom cannot be started, or its API does not answer.
+    /// Fails if the site lacks the kernel, Carom cannot be started, or its API does not answer.
     pub fn start_with_its_kernel(site: &Site, kernel: Kernel, job: &str) -> Result<Self> {
         let (file, _) = kernel.files(site)?;
         let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -135,13 +135,13 @@ impl ApiVmm {
         Ok(vmm)
     }
 
-    /// Starts another process in the place of one that has ended: with further arguments, and with the same socket and files. That
-    /// of events begins anew.
+    /// Starts another process after the previous one has ended, with additional arguments and the same socket and files. The file
+    /// of events starts empty.
     ///
     /// # Errors
-    /// When the former has not ended, this one cannot be started, or its API does not answer.
+    /// Fails if the previous process has not ended, Carom cannot be started, or its API does not answer.
     pub fn start_again(&mut self, site: &Site, arguments: &[&str]) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_some(), "carom runs still");
+        ensure!(self.child.try_wait()?.is_some(), "carom is still running");
         self.child = spawn(site, self.dir.path(), arguments)?;
         self.wait_for_api()
     }
@@ -149,50 +149,50 @@ impl ApiVmm {
     fn wait_for_api(&self) -> Result<()> {
         let start = Instant::now();
         while UnixStream::connect(self.socket()).is_err() {
-            ensure!(start.elapsed() < ANSWER_TIME, "its API cannot be connected to");
+            ensure!(start.elapsed() < ANSWER_TIME, "cannot connect to carom's API");
             thread::sleep(POLL);
         }
         Ok(())
     }
 
-    /// Directory of the files, which is removed in the end.
+    /// Returns the directory of the files. It is removed when this value is dropped.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Socket of its API.
+    /// Returns the socket of the API.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
     }
 
-    /// Kernel for a guest.
+    /// Returns the kernel for a guest.
     #[must_use]
     pub fn kernel(&self) -> &Path {
         &self.kernel
     }
 
-    /// Initramfs with the job.
+    /// Returns the initramfs with the job.
     #[must_use]
     pub fn initramfs(&self) -> PathBuf {
         self.dir.path().join("initramfs")
     }
 
-    /// File for the guest's console.
+    /// Returns the file for the guest's console.
     #[must_use]
     pub fn console_file(&self) -> PathBuf {
         self.dir.path().join("console")
     }
 
-    /// What is on the guest's console now.
+    /// Returns the current text of the guest's console.
     #[must_use]
     pub fn console(&self) -> String {
         let bytes = fs::read(self.console_file()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
-    /// Complete lines on the guest's console now, without a last line that has not ended yet.
+    /// Returns the complete lines of the guest's console, without an unfinished last line.
     #[must_use]
     pub fn whole_lines(&self) -> String {
         let mut console = self.console();
@@ -200,10 +200,10 @@ impl ApiVmm {
         console
     }
 
-    /// Waits until the console has `text` `times` times.
+    /// Waits until the console contains `text` at least `times` times.
     ///
     /// # Errors
-    /// When `limit` is over.
+    /// Fails after `limit`.
     pub fn wait_for(&self, text: &str, times: usize, limit: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -218,30 +218,30 @@ impl ApiVmm {
         }
     }
 
-    /// Calls the API; status and body, null where there is none.
+    /// Calls the API and returns status and body. An empty body becomes null.
     ///
     /// # Errors
-    /// When there is no answer, or none that is HTTP, or it is not as the API's document says.
+    /// Fails if there is no answer, or if the answer is not HTTP or does not match the API's document.
     pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
         let (status, body) = self.exchange(method, path, body)?;
         document::check(method, path, status, &body)?;
         Ok((status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body)? }))
     }
 
-    /// What is at a path, as text.
+    /// Returns the text at a path of the API.
     ///
     /// # Errors
-    /// When there is no answer, or another than 200.
+    /// Fails if there is no answer, or if its status is not 200.
     pub fn text(&self, path: &str) -> Result<String> {
         let (status, body) = self.exchange("GET", path, None)?;
         ensure!(status == 200, "{path}: status {status}: {body}");
         Ok(body)
     }
 
-    /// Runs carom-remote on its socket; what it printed.
+    /// Runs carom-remote on this process's socket and returns its output.
     ///
     /// # Errors
-    /// When it ends with another status than 0; with what it said.
+    /// Fails if the exit status is not 0. The error contains stderr.
     pub fn remote(&self, site: &Site, arguments: &[&str]) -> Result<String> {
         let program = site.remote.as_deref().context("CAROM_REMOTE is not set")?;
         let output = Command::new(program)
@@ -258,30 +258,30 @@ impl ApiVmm {
         exchange(&self.socket(), method, path, body)
     }
 
-    /// What it has said on stderr.
+    /// Returns carom's stderr.
     #[must_use]
     pub fn said(&self) -> String {
         fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
     }
 
-    /// Process ID.
+    /// Returns the process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The events so far.
+    /// Returns the events so far.
     ///
     /// # Errors
-    /// When the file holds something else.
+    /// Fails if the file contains anything else than events.
     pub fn events(&self) -> Result<Vec<Event>> {
         events::read(&self.dir.path().join("events"))
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Errors
-    /// When it does not end within `limit`.
+    /// Fails if the process does not end within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -295,18 +295,18 @@ impl ApiVmm {
 }
 
 impl Drop for ApiVmm {
-    /// Of a test that fails, what guest and VMM have said is told.
+    /// Ends the process. If the test failed, first shows the output of guest and VMM.
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("end of the console:\n{}\nand of stderr:\n{}", end(&self.console()), end(&self.said()));
         }
-        // Fails only where it has ended already.
+        // Killing fails only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.wait(Duration::from_secs(30));
     }
 }
 
-/// The end of a text that may be long.
+/// Returns the end of a text.
 fn end(text: &str) -> &str {
     let from = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
     &text[from..]

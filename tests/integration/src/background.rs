@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that runs while other things are done, others beside it for one.
+//! Guest that runs in the background.
 
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 use crate::process::{self, Running};
 use crate::{Guest, Site, stuck};
 
-/// A guest that runs. Its VMM is ended with this value.
+/// Running guest. Its VMM ends when this value is dropped.
 #[derive(Debug)]
 pub struct Background {
     running: Running,
-    /// Socket of a Carom's API.
+    /// Socket of the API, if the VMM is Carom.
     api: Option<PathBuf>,
     /// Files of the guest.
     _files: TempDir,
@@ -25,48 +25,49 @@ impl Background {
     /// Starts the guest.
     ///
     /// # Errors
-    /// When its files cannot be made, or the VMM not be started.
+    /// Fails if the guest's files cannot be created or the VMM cannot be started.
     pub fn start(guest: &Guest, site: &Site) -> Result<Self> {
         let files = tempfile::tempdir().context("cannot create a directory for the guest's files")?;
         let (mut command, console, api) = guest.command(site, files.path())?;
         Ok(Self { running: Running::start(&mut command, &console)?, api, _files: files })
     }
 
-    /// Time since its start.
+    /// Returns the time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.running.elapsed()
     }
 
-    /// The whole lines on its console so far.
+    /// Returns the complete lines of the console so far.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// Fails if the console cannot be read.
     pub fn console(&mut self) -> Result<&str> {
         self.running.console()
     }
 
-    /// What its VMM has written to stderr.
+    /// Returns the VMM's stderr.
     #[must_use]
     pub fn stderr(&self) -> String {
         self.running.stderr()
     }
 
-    /// How its VMM ended, if it has.
+    /// Returns the VMM's exit status if it has ended.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// Fails if the status cannot be queried.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.running.ended()
     }
 
-    /// What its VMM's threads are at, as text for an error. The kernel of a Carom's guest ends by that, and tells on its console where it was.
+    /// Returns what the VMM's threads are doing, as text for an error. On Carom, this also sends the guest an NMI: its kernel
+    /// prints its position on the console and panics.
     #[must_use]
     pub fn stuck(&self) -> String {
         stuck::report(self.running.pid(), self.api.as_deref())
     }
 
-    /// Memory that its VMM has locked or pinned now, in bytes; 0 when it is gone.
+    /// Returns the memory that the VMM has locked or pinned now, in bytes. Returns 0 after the VMM's end.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         process::pinned_bytes(self.running.pid())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Jobs for guests whose DMA is left alone or bounced, with devices that are found by their driver: drives, of which all that is
-//! written is verified, and network cards, whose bytes come back from a server. They print how long it took, and what the device's
-//! pool counted.
+//! Jobs for guests that use a device with and without bouncing. The device is found by its driver. Drives verify all written
+//! data. Network cards send bytes to a server, which returns them. The jobs print the time that the I/O took and the counters of
+//! the device's pool.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::Outcome;
 use crate::workload::fio_verify_on;
 
-/// Functions that look at the clock, wait for a device, choose whether its DMA bounces, and print what its pool counted.
+/// Shell functions that read the clock, wait for a device, choose whether its DMA bounces, and print its pool's counters.
 const FUNCTIONS: &str = r#"
 started() { START=$(cut -d' ' -f1 /proc/uptime); }
 took() { echo "CAROM-SECONDS $(awk -v start="$START" '{ print $1 - start }' /proc/uptime)"; }
@@ -38,8 +38,8 @@ choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce/mode" || exit 9
 print_pool() { sed 's/^/CAROM-STAT-/' $(grep -lx "device $DEVICE" /sys/kernel/debug/iommu_bounce/*/stats); }
 "#;
 
-/// Functions that take the interface `CARD` up, send random bytes to the server, which sends them back, and compare them: over one
-/// connection in large packets, over another in small ones, over several at the same time.
+/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare what comes back. One connection
+/// uses large packets, one uses small packets, and several run at the same time.
 const CARD_FUNCTIONS: &str = r#"
 CARD=eth0
 wait_for_card() {
@@ -72,28 +72,28 @@ several() {
 }
 "#;
 
-/// A server that sends back what it gets, as a guest reaches it.
+/// Echo server, as a guest reaches it.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer<'a> {
     /// The guest's own address.
     pub own: &'a str,
-    /// The server's.
+    /// The server's address.
     pub server: &'a str,
     /// The server's port.
     pub port: u16,
-    /// Bytes that are sent over one connection in large packets.
+    /// Bytes sent over one connection in large packets.
     pub bytes: u64,
 }
 
 impl Peer<'_> {
-    /// The server in the network of a card that the rig has.
+    /// Returns the server in the network of a card of the rig.
     #[must_use]
     pub const fn of_the_rig(bytes: u64) -> Self {
         Peer { own: "10.0.2.15", server: "10.0.2.100", port: 7, bytes }
     }
 
-    /// Functions for a job that uses the card `eth0`: `wait_for_card` first, then `large`, `small` and `several`, which print
-    /// `CAROM-SAME` where all bytes came back as they were.
+    /// Returns functions for a job that uses the card `eth0`. Call `wait_for_card` first, then `large`, `small` and `several`.
+    /// They print `CAROM-SAME` if all bytes came back unchanged.
     #[must_use]
     pub fn functions(&self) -> String {
         let Self { own, server, port, bytes } = self;
@@ -101,10 +101,10 @@ impl Peer<'_> {
     }
 }
 
-/// Starts such a server, on all addresses, that runs until this process ends; returns its port.
+/// Starts an echo server on all addresses, which runs until this process ends. Returns its port.
 ///
 /// # Errors
-/// There is no port.
+/// Fails if no port is available.
 pub fn echo_server() -> io::Result<u16> {
     let listener = TcpListener::bind("0.0.0.0:0")?;
     let port = listener.local_addr()?.port();
@@ -116,22 +116,24 @@ pub fn echo_server() -> io::Result<u16> {
     Ok(port)
 }
 
-/// Sends back what comes. A guest may go in the midst of it.
+/// Sends received bytes back. A guest may end at any time, so errors are ignored.
 fn echo(stream: &TcpStream) {
     let _ = io::copy(&mut { stream }, &mut { stream });
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// Verified I/O on the drive whose controller `driver` has, of `mib` MiB with `depth` requests in flight. `choice` goes to the
-/// controller's `iommu_bounce/mode` first. [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read what it prints.
+/// Returns a job with verified I/O on the drive whose controller has the driver `driver`: `mib` MiB with `depth` requests in
+/// flight. It first writes `choice` to the controller's `iommu_bounce/mode`.
+/// [`workload::check_verified`](crate::workload::check_verified) and [`figures`] read the output.
 #[must_use]
 pub fn drive_job(driver: &str, choice: &str, mib: u32, depth: u32) -> String {
     let verify = fio_verify_on("/dev/$NAME", mib, depth);
     format!("{FUNCTIONS}find_device block {driver}\nchoose {choice}\nstarted\n{verify}took\nprint_pool\n")
 }
 
-/// Bytes that go to `peer` and come back over the card that `driver` has, in large packets, whose time is taken, and in small ones.
-/// `choice` goes to the card's `iommu_bounce/mode` first. The card is down afterwards. [`check_same`] and [`figures`] read what it prints.
+/// Returns a job that sends bytes to `peer` and back over the card with the driver `driver`, in large packets (timed) and in
+/// small packets. It first writes `choice` to the card's `iommu_bounce/mode`, and takes the card down afterwards. [`check_same`]
+/// and [`figures`] read the output.
 #[must_use]
 pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
     let functions = peer.functions();
@@ -141,34 +143,34 @@ pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
     )
 }
 
-/// Checks that all bytes of so many cards came back as they were.
+/// Checks that all bytes of `cards` cards came back unchanged.
 ///
 /// # Errors
-/// They did not.
+/// Fails if they did not.
 pub fn check_same(outcome: &Outcome, cards: usize) -> Result<()> {
     let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
-    ensure!(same == ["large", "small"].repeat(cards), "what came back: {same:?}; console:\n{}", outcome.console);
+    ensure!(same == ["large", "small"].repeat(cards), "unexpected results: {same:?}; console:\n{}", outcome.console);
     Ok(())
 }
 
-/// What a job says of one device.
+/// Figures that a job prints for one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
-    /// Time that its I/O took.
+    /// Duration of the I/O.
     pub seconds: f64,
-    /// Mappings that its pool served: buffers, lists and requests.
+    /// Mappings that the pool served: buffers, lists and requests.
     pub bounced: u64,
-    /// Bytes that were copied to slots.
+    /// Bytes copied to slots.
     pub copied_in: u64,
-    /// Bytes that were copied from slots.
+    /// Bytes copied from slots.
     pub copied_out: u64,
-    /// Mappings that did not bounce because of their attributes.
+    /// Mappings that did not bounce because of their DMA attributes.
     pub refused_by_attributes: u64,
-    /// Sync calls that concerned slots.
+    /// Sync calls for memory in slots.
     pub syncs: u64,
-    /// Chunks that were asked for.
+    /// Chunk requests to the host.
     pub chunk_adds: u64,
-    /// How often sync calls stopped to be free.
+    /// Number of times that a device lost the elision of sync calls.
     pub elision_lost: u64,
 }
 
@@ -182,16 +184,16 @@ impl fmt::Display for Figures {
     }
 }
 
-/// What the jobs of [`drive_job`] and [`card_job`] say, in the order in which they ran.
+/// Parses the output of the jobs of [`drive_job`] and [`card_job`], in the order in which they ran.
 ///
 /// # Errors
-/// One of them printed less than all.
+/// Fails if one of them printed an incomplete result.
 pub fn figures(outcome: &Outcome) -> Result<Vec<Figures>> {
     let seconds: Vec<&str> = outcome.values("CAROM-SECONDS").collect();
     seconds.iter().enumerate().map(|(number, text)| one(outcome, number, text)).collect()
 }
 
-/// The figures of the device with this number.
+/// Parses the figures of the device with this number.
 fn one(outcome: &Outcome, number: usize, seconds: &str) -> Result<Figures> {
     let count = |name: &str| -> Result<u64> {
         let key = format!("CAROM-STAT-{name}");
@@ -217,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// What two devices' jobs print, the second of which had twice as much of everything.
+    /// Returns the output of two devices' jobs. All values of the second are twice those of the first.
     fn outcome() -> Outcome {
         let names = [
             "bounced_pages",

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The API's document, and whether answers are as it says.
+//! Checks the API's answers against its OpenAPI document.
 
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// The document, whose schemas take no properties but those they name: to clients they are open, so that later versions can add some.
+/// OpenAPI document with closed schemas: they allow only the properties that they name. For clients the schemas are open, so that
+/// later versions can add properties.
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let mut document: Value = serde_json::from_str(include_str!("../../../docs/openapi.json")).expect("it is JSON");
     for schema in values(&mut document["components"]["schemas"]) {
@@ -15,10 +16,11 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     document
 });
 
-/// Checks an answer with a body in JSON, or with none, against the document.
+/// Checks an answer against the document. Its body is JSON or empty.
 ///
 /// # Errors
-/// When the operation or its status is not in the document, or the body is not as its schema says; with what differs.
+/// Fails if the document lacks the operation or its status, or if the body does not match its schema. The error contains the
+/// differences.
 pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result<()> {
     let response = &DOCUMENT["paths"][path][method.to_lowercase()]["responses"][status.to_string()];
     ensure!(response.is_object(), "{method} {path}: status {status} is not in the document; the body is {body}");
@@ -41,7 +43,8 @@ pub(crate) fn check(method: &str, path: &str, status: u16, body: &str) -> Result
     Ok(())
 }
 
-/// Has a schema, where it is `used` rather than part of another, and those in it refuse properties that are not in the document.
+/// Closes a schema and its inner schemas, so that they reject unknown properties. `used` is true if the schema is used by itself,
+/// not as a part of another schema.
 fn close(schema: &mut Value, used: bool) {
     let Value::Object(keywords) = schema else { return };
     let has = |keyword| keywords.contains_key(keyword);
@@ -58,7 +61,7 @@ fn close(schema: &mut Value, used: bool) {
     }
 }
 
-/// What an array or an object holds.
+/// Returns the elements of an array or the values of an object.
 fn values(value: &mut Value) -> Box<dyn Iterator<Item = &mut Value> + '_> {
     match value {
         Value::Array(values) => Box::new(values.iter_mut()),
@@ -71,7 +74,7 @@ fn values(value: &mut Value) -> Box<dyn Iterator<Item = &mut Value> + '_> {
 mod tests {
     use super::*;
 
-    /// What is wrong with an answer to adding a device.
+    /// Returns the error for an answer to adding a device.
     fn wrong(status: u16, body: &str) -> String {
         format!("{:#}", check("PUT", "/api/v1/vm.add-device", status, body).unwrap_err())
     }

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the emulated machine has executed, by the plug-in of the rig's emulator (`tests/integration/plugin/counts.c`).
+//! Number of instructions that the emulated machine has executed, from the plug-in of the rig's emulator
+//! (`tests/integration/plugin/counts.c`).
 
 use std::arch::asm;
 use std::fs;
 use std::path::Path;
 
-/// Number of the mark that has the emulator write a line, and what it says there.
+/// Start of the line that the emulator writes after mark 3.
 const LINE: &str = "3 executed ";
 
-/// Instructions that all CPUs of the machine have executed so far. `file` is the one that the emulator writes to; `None` if it has not.
+/// Returns the number of instructions that all CPUs of the machine have executed so far. The emulator writes its counts to
+/// `file`. Returns `None` if there are no counts.
 pub(crate) fn executed(file: &Path) -> Option<u64> {
     mark();
     fs::read_to_string(file).ok()?.lines().rev().find_map(total)
 }
 
-/// The total that a line tells.
+/// Returns the total in a line.
 fn total(line: &str) -> Option<u64> {
     line.strip_prefix(LINE)?.rsplit(' ').next()?.parse().ok()
 }
 
-/// The mark: a no-operation, whose displacement is its number and the letters R, A, C.
+/// Executes the mark: a no-operation whose displacement contains the mark's number and the letters R, A, C.
 fn mark() {
-    // SAFETY: it does nothing.
+    // SAFETY: the instruction does nothing.
     unsafe { asm!(".byte 0x0f, 0x1f, 0x84, 0x00, 3, 0x52, 0x41, 0x43", options(nomem, nostack, preserves_flags)) }
 }
 

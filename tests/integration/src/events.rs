@@ -7,19 +7,19 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One event.
+/// Event of the VMM.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Event {
-    /// The part of the VMM it is from, such as `vm` or `virtio-iommu`.
+    /// Part of the VMM that reports the event, such as `vm` or `virtio-iommu`.
     pub source: String,
-    /// What happened, such as `booted` or `counters`.
+    /// Name of the event, such as `booted` or `counters`.
     pub event: String,
-    /// Further data; null when there is none.
+    /// Additional data, or null.
     #[serde(default)]
     pub properties: Value,
 }
 
-/// How many requests of each kind the virtio-iommu device has served.
+/// Number of requests of each kind that the virtio-iommu device has served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
     /// MAP.
@@ -35,7 +35,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Requests of each kind that are in this count and not in `other`.
+    /// Returns the number of requests of each kind since `other` was counted.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self {
@@ -53,33 +53,33 @@ impl Requests {
 pub struct Counters {
     /// Requests received.
     pub requests: Requests,
-    /// Of these, the ones that did not succeed.
+    /// Requests that failed.
     pub failed: Requests,
-    /// Bytes that are mapped by MAP requests now.
+    /// Bytes that MAP requests map now.
     pub mapped_bytes: u64,
-    /// Most bytes that were mapped so at any time.
+    /// Maximum of `mapped_bytes` so far.
     pub peak_mapped_bytes: u64,
     /// Bytes of window memory that are backed now.
     pub window_bytes: u64,
-    /// Most bytes of window memory that were backed at any time.
+    /// Maximum of `window_bytes` so far.
     pub peak_window_bytes: u64,
-    /// Parked chunks that a guest took up again after a reset of the VM.
+    /// Parked chunks that a guest reused after a reset of the VM.
     #[serde(default)]
     pub unparked_chunks: u64,
-    /// Calls to the host that mapped.
+    /// Calls to the host that mapped memory.
     pub host_maps: u64,
-    /// Accesses of devices that were stopped, and of which the driver was told, or will be.
+    /// Stopped device accesses that were or will be reported to the driver.
     #[serde(default)]
     pub faults: u64,
-    /// Those of which it is not told: there were too many.
+    /// Stopped device accesses that are not reported, because there were too many.
     #[serde(default)]
     pub faults_dropped: u64,
 }
 
-/// Reads an event file; one that was never made has no events.
+/// Reads an event file. If the file does not exist, returns no events.
 ///
 /// # Errors
-/// When the file cannot be read or holds something else than events.
+/// Fails if the file cannot be read or contains anything else than events.
 pub fn read(path: &Path) -> Result<Vec<Event>> {
     if !path.exists() {
         return Ok(Vec::new());
@@ -92,10 +92,10 @@ fn parse(text: &str) -> Result<Vec<Event>> {
     Ok(serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>()?)
 }
 
-/// All counters among the events, in order.
+/// Returns all counters among the events, in order.
 ///
 /// # Errors
-/// When a counters event lacks a counter.
+/// Fails if a counters event lacks a counter.
 pub fn counters(events: &[Event]) -> Result<Vec<Counters>> {
     events
         .iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// Long because each thing that a guest can have takes a short method of its own.
-//! One guest: how it is made, run, and what came of it.
+// Long because each property of a guest has a short method of its own.
+//! A guest: its description, its run, and its outcome.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -20,22 +20,22 @@ use crate::process::{self, Ended, Finished, Limits};
 use crate::tally;
 use crate::vmm::{self, Device, Drive, Emulated, Kernel, Machine, Vmm};
 
-/// Kernel parameters that every guest gets: console, and a panic that ends the guest.
+/// Kernel parameters of every guest: a console, and panics that end the guest.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 oops=panic unknown_nmi_panic";
 
-/// Printed by the base initramfs' `/init`, the guest's first program, when it begins.
+/// Line that the base initramfs' `/init`, the guest's first program, prints when it begins.
 pub const INIT_BEGIN: &str = "CAROM-INIT-BEGIN";
 
-/// Printed by it when the job has ended; the status follows.
+/// Line that `/init` prints when the job has ended. The status follows.
 const JOB_EXIT: &str = "CAROM-JOB-EXIT ";
 
-/// A guest to be run.
+/// Description of a guest.
 #[derive(Debug, Clone)]
 pub struct Guest {
     name: String,
     vmm: Vmm,
     kernel: Kernel,
-    /// Description for the VMM, without the files that are made when it starts.
+    /// Description for the VMM, without files that are created at the start.
     machine: Machine,
     job: String,
     extras: Vec<Extra>,
@@ -44,12 +44,12 @@ pub struct Guest {
     time_limit: Duration,
 }
 
-/// What came of a guest that ended.
+/// Outcome of a guest that ended.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The serial console.
+    /// Text of the serial console.
     pub console: String,
-    /// What the VMM wrote to stderr.
+    /// stderr of the VMM.
     pub stderr: String,
     /// Exit status of the guest's last job.
     pub job_status: i32,
@@ -57,25 +57,25 @@ pub struct Outcome {
     pub vmm_status: i32,
     /// The VMM's events (Carom only).
     pub events: Vec<Event>,
-    /// Each report of the virtio-iommu's counters: one for every mark on the console, one at the end (Carom only).
+    /// Reports of the virtio-iommu's counters: one for each mark on the console, and one at the end (Carom only).
     pub counters: Vec<Counters>,
-    /// Most memory that the VMM had pinned, in bytes.
+    /// Maximum memory that the VMM had pinned, in bytes.
     pub peak_pinned_bytes: u64,
-    /// What was seen at each line of the console that begins with [`crate::PROBE`].
+    /// Probes, one for each line of the console that begins with [`crate::PROBE`].
     pub probes: Vec<Probe>,
     /// [`Probe::executed`] at the VMM's start.
     pub executed_at_start: Option<u64>,
-    /// Time from the VMM's start to the first look that saw its first program begin, see [`Guest::look_every`].
+    /// Time from the VMM's start until its first program was seen to begin. [`Guest::look_every`] sets the resolution.
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
-    /// How often a guest of this description hung, or was ended by the rig, before this one ended.
+    /// Number of earlier attempts with this description that hung or that the rig's emulator ended.
     pub retries: u32,
 }
 
 impl Guest {
-    /// A guest with 1 vCPU, 512 MiB, no device and the patched kernel, on Carom. `name` is unique within one run of the
-    /// tests or the demo: consoles are kept under it.
+    /// Returns a guest with 1 vCPU, 512 MiB, no device and the patched kernel, on Carom. `name` must be unique within one run of
+    /// the tests or the demo, because consoles are kept under it.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl Guest {
         self.with(|guest| guest.machine.memory_mib = mib)
     }
 
-    /// Passes through a host device, without the IOMMU between.
+    /// Passes through a host device without a virtual IOMMU.
     #[must_use]
     pub fn device(self, address: &str) -> Self {
         self.with(|guest| guest.machine.devices.push(Device { address: address.into(), iommu: false }))
@@ -140,27 +140,27 @@ impl Guest {
         self.with(|guest| guest.machine.devices.push(Device { address: address.into(), iommu: true }))
     }
 
-    /// Adds an NVMe drive that QEMU emulates, with `image` for its content, behind the virtual IOMMU. All such drives of a guest
-    /// are one IOMMU group: on [`Vmm::Qemu`] as functions of one device, on [`Vmm::QemuIntel`] behind a conventional PCI bridge.
+    /// Adds an NVMe drive that QEMU emulates, with the contents of `image`, behind the virtual IOMMU. All such drives of a guest
+    /// are in one IOMMU group: on [`Vmm::Qemu`] as functions of one device, on [`Vmm::QemuIntel`] behind a conventional PCI
+    /// bridge.
     #[must_use]
     pub fn group_drive(self, image: &Path) -> Self {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: false }))
     }
 
-    /// The same as [`Guest::group_drive`], with a drive that keeps 8 bytes of metadata beside each block, which protect it: drive
-    /// and kernel check them.
+    /// Like [`Guest::group_drive`], with a drive that has 8 bytes of protection metadata per block. Drive and kernel check them.
     #[must_use]
     pub fn metadata_drive(self, image: &Path) -> Self {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: true }))
     }
 
-    /// Adds a virtio disk on a raw image, behind the virtual IOMMU or not, by whichever VMM.
+    /// Adds a virtio disk on a raw image, on any VMM. `iommu` puts it behind the virtual IOMMU.
     #[must_use]
     pub fn virtio_disk(self, image: &Path, iommu: bool) -> Self {
         self.with(|guest| guest.machine.emulated.push(Emulated::Disk { image: image.into(), iommu }))
     }
 
-    /// Adds a virtio network card on a tap interface that is there, behind the virtual IOMMU or not, by whichever VMM.
+    /// Adds a virtio network card on an existing tap interface, on any VMM. `iommu` puts it behind the virtual IOMMU.
     #[must_use]
     pub fn virtio_net(self, tap: &str, iommu: bool) -> Self {
         self.with(|guest| guest.machine.emulated.push(Emulated::Card { tap: tap.into(), iommu }))
@@ -178,7 +178,7 @@ impl Guest {
         self.with(|guest| guest.machine.disks.push(value.into()))
     }
 
-    /// Adds a limit on the rate that disks share (Carom only): the value of `--rate-limit-group`.
+    /// Adds a rate limit that disks share (Carom only): the value of `--rate-limit-group`.
     #[must_use]
     pub fn rate_limit_group(self, value: &str) -> Self {
         self.with(|guest| guest.machine.rate_limit_groups.push(value.into()))
@@ -208,7 +208,7 @@ impl Guest {
         self.with(|guest| guest.machine.bounce = Some(value.into()))
     }
 
-    /// Adds arguments that Carom and Cloud Hypervisor have alike.
+    /// Adds arguments that Carom and Cloud Hypervisor have in common.
     #[must_use]
     pub fn arguments(self, arguments: &[String]) -> Self {
         self.with(|guest| guest.machine.arguments.extend_from_slice(arguments))
@@ -220,19 +220,19 @@ impl Guest {
         self.with(|guest| guest.machine.balloon = Some(value.into()))
     }
 
-    /// Has the VMM run in a control group, whose directory this is.
+    /// Runs the VMM in the control group with this directory.
     #[must_use]
     pub fn group(self, dir: &Path) -> Self {
         self.with(|guest| guest.machine.group = Some(dir.into()))
     }
 
-    /// The shell script that the guest runs as root; it powers off afterwards.
+    /// Sets the shell script that the guest runs as root. The guest powers off afterwards.
     #[must_use]
     pub fn job(self, script: &str) -> Self {
         self.with(|guest| guest.job = script.into())
     }
 
-    /// Adds a program under `/bin/NAME`.
+    /// Adds a program `/bin/NAME`.
     #[must_use]
     pub fn program(self, name: &str, bytes: Vec<u8>) -> Self {
         self.with(|guest| guest.extras.push(Extra { path: format!("bin/{name}"), bytes }))
@@ -244,49 +244,51 @@ impl Guest {
         self.with(|guest| guest.machine.locked_memory = Some(bytes))
     }
 
-    /// Has the VMM run as this user, with the group of that number, and no rights of root's (Carom only).
+    /// Runs the VMM as this user and group ID, without capabilities (Carom only).
     #[must_use]
     pub fn user(self, id: u32) -> Self {
         self.with(|guest| guest.machine.user = Some(id))
     }
 
-    /// Has the VMM reach only the files that it is given (Carom only).
+    /// Restricts the VMM to the files that it is given, by Landlock (Carom only).
     #[must_use]
     pub fn landlock(self) -> Self {
         self.with(|guest| guest.machine.landlock = true)
     }
 
-    /// Whether the VMM's system calls are filtered, as they are unless said otherwise (Carom only).
+    /// Enables or disables the VMM's seccomp filters (Carom only). They are enabled by default.
     #[must_use]
     pub fn seccomp(self, filtered: bool) -> Self {
         self.with(|guest| guest.machine.seccomp = filtered)
     }
 
-    /// Keeps the vCPUs' threads on the last CPUs and, in the rig, the interrupts of the guest's devices on the first one, for
-    /// measurements of what the guest's kernel does itself.
+    /// Keeps the vCPU threads on the last CPUs. In the rig, also keeps the interrupts of the guest's devices on the first CPU.
+    /// For measurements of what the guest's kernel itself does.
     #[must_use]
     pub fn vcpus_apart(self) -> Self {
         self.with(|guest| guest.vcpus_apart = true)
     }
 
-    /// Sets how often the VMM and the console are looked at, every 50 ms unless said otherwise.
+    /// Sets the interval between checks of the VMM and the console. The default is 50 ms.
     #[must_use]
     pub fn look_every(self, poll: Duration) -> Self {
         self.with(|guest| guest.poll = poll)
     }
 
-    /// Sets the longest time that the guest may take, 90 s unless said otherwise.
+    /// Sets the maximum run time of the guest. The default is 90 s.
     #[must_use]
     pub fn time_limit(self, limit: Duration) -> Self {
         self.with(|guest| guest.time_limit = limit)
     }
 
-    /// Runs the guest to its end. Where the machine is emulated, a guest that hangs or that the emulated CPU ends is started once
-    /// more, which is counted in the outcome, noted for the run's last line and said on stderr. On hardware it fails at once.
+    /// Runs the guest to its end.
+    ///
+    /// On an emulated machine, a guest that hangs, or that the emulated CPU ends, is started again once. The outcome counts this,
+    /// the run's last line mentions it, and stderr explains it. On hardware, such a guest fails at once.
     ///
     /// # Errors
-    /// When the VMM cannot be started or fails, the guest panics, hangs, is reset by a triple fault, or ends without its job's
-    /// status. The error has the end of the console.
+    /// Fails if the VMM cannot be started or fails, or if the guest panics, hangs, is reset by a triple fault, or ends without
+    /// its job's status. The error contains the end of the console.
     pub fn run(&self, site: &Site) -> Result<Outcome> {
         ensure!(!self.job.is_empty(), "guest {} has no job", self.name);
         let qemu = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel);
@@ -317,7 +319,7 @@ impl Guest {
         }
     }
 
-    /// Why the guest is to be started again, if it is: what an emulated CPU does to a guest now and then, no other CPU does.
+    /// Returns the reason to start the guest again, if there is one. Only emulated CPUs sometimes end or hang a guest.
     fn second_chance(&self, site: &Site, finished: &Finished) -> Option<String> {
         let is_silent = matches!(self.vmm, Vmm::Qemu | Vmm::QemuIntel | Vmm::Other);
         let reset = || if is_silent { reset_without_a_word(finished) } else { self.fell_over(finished) };
@@ -332,22 +334,25 @@ impl Guest {
         }
     }
 
-    /// Writes the guest's files to `dir`, and a shell script that starts its VMM; returns the script. For tests that look
-    /// at the VMM's surroundings rather than at the guest.
+    /// Writes the guest's files and a shell script that starts its VMM to `dir`, and returns the script. For tests that examine
+    /// the VMM's environment instead of the guest.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn write_command(&self, site: &Site, dir: &Path) -> Result<PathBuf> {
         let (command, _) = self.prepare(site, dir, &dir.join("console"))?;
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
         let words: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
         let script = dir.join("vmm");
-        fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" "))).context("cannot write the VMM's command")?;
-        fs::set_permissions(&script, Permissions::from_mode(0o755)).context("cannot make the VMM's command executable")?;
+        fs::write(&script, format!("#!/bin/sh\nexec {}\n", words.join(" ")))
+            .context("cannot write the VMM's command")?;
+        fs::set_permissions(&script, Permissions::from_mode(0o755))
+            .context("cannot make the VMM's command executable")?;
         Ok(script)
     }
 
-    /// Notes that it is started, and makes what it needs in `dir`: its VMM's command, the file for its console, and a Carom's socket.
+    /// Records the start, and creates what the guest needs in `dir`. Returns the VMM's command, the console file, and the API
+    /// socket if the VMM is Carom.
     pub(crate) fn command(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf, Option<PathBuf>)> {
         tally::note_started(&site.out, &self.name)?;
         let console = self.console(site, 0)?;
@@ -379,12 +384,12 @@ impl Guest {
         Ok((finished, Seen { events: events::read(&machine.events)?, probes, executed_at_start, begun }))
     }
 
-    /// Whether a triple fault reset a guest of Carom, which began anew then, though its kernel was not told to restart by one.
+    /// True if a triple fault reset a guest of Carom although its kernel does not use triple faults to restart.
     fn fell_over(&self, finished: &Finished) -> bool {
         finished.stderr.contains("triple fault; the guest is reset") && !self.machine.cmdline.contains("reboot=t")
     }
 
-    /// Writes the guest's files, but the console, to `dir`; returns the VMM's command and what it says.
+    /// Writes the guest's files, except the console, to `dir`. Returns the VMM's command and its description.
     fn prepare(&self, site: &Site, dir: &Path, console: &Path) -> Result<(Command, Machine)> {
         let (kernel, base) = self.kernel.files(site)?;
         let mitigations = if has_mitigations(kernel) { " mitigations=off" } else { "" };
@@ -394,14 +399,15 @@ impl Guest {
         initramfs::append(base, &extras, &initramfs)?;
         let (mut kernel, mut program) = (kernel.to_path_buf(), None);
         if let Some(id) = self.machine.user {
-            // The originals may be where the user has no way to.
+            // The user may lack access to the original files.
             let copies = [(&mut kernel, dir.join("kernel")), (program.insert(site.carom.clone()), dir.join("carom"))];
             for (file, copy) in copies {
                 fs::copy(&*file, &copy).with_context(|| format!("cannot copy {} for the user", file.display()))?;
                 *file = copy;
             }
             for path in [dir, &initramfs] {
-                chown(path, Some(id), Some(id)).with_context(|| format!("cannot give {} to the user", path.display()))?;
+                chown(path, Some(id), Some(id))
+                    .with_context(|| format!("cannot give {} to the user", path.display()))?;
             }
         }
         let machine = Machine {
@@ -440,14 +446,15 @@ impl Guest {
     }
 }
 
-/// Whether a kernel can keep what runs from what CPUs let out, which costs speed. One that cannot says so, in hundreds of exits, if it
-/// is told not to. Kernels that are built here have their configuration beside them.
+/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without them reports
+/// `mitigations=off` as unknown, which takes hundreds of exits. Kernels that are built here have their configuration next to
+/// them.
 fn has_mitigations(kernel: &Path) -> bool {
     let config = fs::read_to_string(kernel.with_file_name("config"));
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
 }
 
-/// What a run showed beside what came of its process.
+/// Observations of a run, in addition to the process's result.
 struct Seen {
     events: Vec<Event>,
     probes: Vec<Probe>,
@@ -456,44 +463,43 @@ struct Seen {
 }
 
 impl Outcome {
-    /// The values of the console's lines `KEY VALUE`, in order.
+    /// Returns the values of the console's lines `KEY VALUE`, in order.
     pub fn values<'console>(&'console self, key: &'console str) -> impl Iterator<Item = &'console str> {
         self.console.lines().filter_map(move |line| line.trim().strip_prefix(key)?.strip_prefix(' ')).map(str::trim)
     }
 
-    /// The value of the last line `KEY VALUE` of the console.
+    /// Returns the value of the last line `KEY VALUE` of the console.
     ///
     /// # Errors
-    /// When there is no such line.
+    /// Fails if there is no such line.
     pub fn value<'console>(&'console self, key: &'console str) -> Result<&'console str> {
         self.values(key).last().with_context(|| format!("no line {key:?} on the console:\n{}", self.console))
     }
 }
 
-/// Whether the guest's kernel was ended by what no kernel or VMM can do: an interrupt at the first instruction of the entry for
-/// system calls or for interrupts, where interrupts are off. QEMU's emulation of nested guests does so now and then, where it is not
-/// mended (`xtask/src/emulator.rs`).
+/// True if the guest's kernel was ended by an impossible event: an interrupt at the first instruction of the entry for system
+/// calls or interrupts, where interrupts are off. QEMU's emulation of nested guests sometimes does so if it lacks our fixes
+/// (`xtask/src/emulator.rs`).
 ///
-/// At the entry for interrupts this holds for the stack on which interrupts of user space begin: a task's own stack, if it is full,
-/// ends there too.
+/// At the entry for interrupts, this only counts on the entry stack: an overflow of a task's own stack also ends there.
 fn emulator_failed(console: &str) -> bool {
     let interrupt = || console.contains("<ENTRY_TRAMPOLINE>") && console.contains("RIP: 0010:irq_entries_start+0x");
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())
 }
 
-/// Whether QEMU, which runs a guest until it powers off or is reset, ended in the midst of the job: the same as
-/// [`emulator_failed`], where not even the double fault could be handled.
+/// True if QEMU ended with status 0 before the end of the job. QEMU runs a guest until it powers off or is reset. The cause is
+/// the same as for [`emulator_failed`], but the guest could not even handle the double fault.
 fn reset_without_a_word(finished: &Finished) -> bool {
     matches!(finished.ended, Ended::Exited(status) if status.success()) && job_status(&finished.stdout).is_none()
 }
 
-/// What the job said of its end.
+/// Returns the exit status that the job reported.
 fn job_status(console: &str) -> Option<i32> {
     let status = console.lines().filter_map(|line| line.trim().strip_prefix(JOB_EXIT)).next_back()?;
     status.trim().parse().ok()
 }
 
-/// The end of console and stderr, for an error.
+/// Returns the end of console and stderr, for an error.
 fn tail(finished: &Finished) -> String {
     let last = |text: &str, count: usize| -> String {
         let lines: Vec<&str> = text.lines().collect();
@@ -555,7 +561,7 @@ mod tests {
         assert!(!reset(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n"));
     }
 
-    /// A site that says how the machine is run and nothing else.
+    /// Returns a site that only has the way in which the machine is run.
     fn site(rig: &str) -> Site {
         Site { rig: rig.into(), ..Site::default() }
     }

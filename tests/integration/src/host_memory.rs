@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a host does with the memory of VMMs: it limits it, and swaps it.
+//! Limits on VMMs' memory by the host, and swapping.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-/// A block device to which the host swaps as long as this value lives.
+/// Block device that the host uses as swap as long as this value lives.
 #[derive(Debug)]
 pub struct Swap(PathBuf);
 
 impl Swap {
-    /// Has it swap. What is on the device is lost.
+    /// Enables swap on a device. All data on the device is lost.
     ///
     /// # Errors
-    /// When the host does not take the device.
+    /// Fails if the host rejects the device.
     pub fn on(device: &Path) -> Result<Self> {
         succeed(Command::new("mkswap").arg(device))?;
         succeed(Command::new("swapon").arg(device))?;
@@ -34,27 +34,27 @@ impl Drop for Swap {
     }
 }
 
-/// Runs a command that must end well.
+/// Runs a command and fails unless its exit status is 0.
 fn succeed(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {}", command.get_program().display()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// A control group of processes whose memory is counted, and limited on request (Linux Documentation/admin-guide/cgroup-v2.rst). The
-/// processes have to be gone before this value is.
+/// Control group of processes, with accounting and an optional limit of memory (Linux Documentation/admin-guide/cgroup-v2.rst).
+/// The processes must end before this value is dropped.
 #[derive(Debug)]
 pub struct MemoryGroup {
     dir: PathBuf,
-    /// Where the file system of groups was mounted, if it was not before.
+    /// Mount point of the cgroup file system, if this value mounted it.
     mounted: Option<TempDir>,
 }
 
 impl MemoryGroup {
-    /// A group of this name that has no processes yet.
+    /// Creates an empty group.
     ///
     /// # Errors
-    /// When the host has no such groups, or has one of the name.
+    /// Fails if the host has no memory control groups, or if the group exists.
     pub fn new(name: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/mounts").context("cannot read /proc/mounts")?;
         let known = mounts.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
@@ -75,57 +75,57 @@ impl MemoryGroup {
         Ok(Self { dir, mounted })
     }
 
-    /// Its directory.
+    /// Returns the group's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Adds a process. What it has of memory already stays with the group it comes from.
+    /// Adds a process. Memory that it uses already stays charged to its previous group.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// Fails if there is no such process.
     pub fn add(&self, pid: u32) -> Result<()> {
         write(&self.dir.join("cgroup.procs"), &pid.to_string())
     }
 
-    /// Limits the memory of all its processes, in bytes. What they have above is taken from them now.
+    /// Limits the memory of all processes in the group, in bytes. The host immediately reclaims memory above the limit.
     ///
     /// # Errors
-    /// When the host does not take the limit.
+    /// Fails if the host rejects the limit.
     pub fn limit(&self, bytes: u64) -> Result<()> {
         write(&self.dir.join("memory.max"), &bytes.to_string())
     }
 
-    /// Bytes of memory of its processes that no file has, and that of memfds.
+    /// Returns the bytes of anonymous memory and of memfds of the group's processes.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the value cannot be read.
     pub fn without_a_file(&self) -> Result<u64> {
         let stat = self.read("memory.stat")?;
         Ok(number_after(&stat, "anon ")? + number_after(&stat, "shmem ")?)
     }
 
-    /// Bytes of its processes that are on swap devices.
+    /// Returns the bytes of the group's processes on swap devices.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the value cannot be read.
     pub fn swapped(&self) -> Result<u64> {
         self.read("memory.swap.current")?.trim().parse().context("memory.swap.current")
     }
 
-    /// How many of its processes the kernel has killed because there was no memory within the limit.
+    /// Returns the number of processes that the kernel killed because the limit left no memory.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the value cannot be read.
     pub fn killed(&self) -> Result<u64> {
         number_after(&self.read("memory.events")?, "oom_kill ")
     }
 
-    /// How often its processes were about to go beyond the limit, and memory was taken from them first.
+    /// Returns how often the group was about to exceed the limit, so that the host reclaimed memory.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the value cannot be read.
     pub fn limited(&self) -> Result<u64> {
         number_after(&self.read("memory.events")?, "max ")
     }
@@ -138,17 +138,17 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // A process that has ended leaves its group a moment later.
+        // An ended process leaves its group after a moment.
         let start = Instant::now();
         while let Err(error) = fs::remove_dir(&self.dir) {
             if start.elapsed() > Duration::from_secs(60) {
-                eprintln!("{} cannot be removed: {error}", self.dir.display());
+                eprintln!("cannot remove {}: {error}", self.dir.display());
                 break;
             }
             thread::sleep(Duration::from_millis(50));
         }
         if let Some(Err(error)) = self.mounted.as_ref().map(|place| succeed(Command::new("umount").arg(place.path()))) {
-            eprintln!("control groups stay mounted: {error:#}");
+            eprintln!("cannot unmount the control groups: {error:#}");
         }
     }
 }
@@ -157,30 +157,30 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
 }
 
-/// Pages that the whole host has read back from swap devices, since it started (`pswpin` of proc_vmstat(5)).
+/// Returns the number of pages that the host has read back from swap since its start (`pswpin` of proc_vmstat(5)).
 ///
 /// # Errors
-/// When it cannot be read.
+/// Fails if the value cannot be read.
 pub fn pages_swapped_in() -> Result<u64> {
     number_after(&fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?, "pswpin ")
 }
 
-/// What the whole host's kernel keeps for devices' DMA.
+/// The host kernel's memory for devices' DMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMemory {
-    /// References to pages that are pinned (`nr_foll_pin_acquired` less `nr_foll_pin_released` of `/proc/vmstat`).
+    /// References to pinned pages (`nr_foll_pin_acquired` minus `nr_foll_pin_released` of `/proc/vmstat`).
     pub pins: u64,
-    /// Pages with tables of IOMMUs (`nr_iommu_pages`, Linux 6.11); none where the kernel does not count them.
+    /// Pages of IOMMU page tables (`nr_iommu_pages`, Linux 6.11). `None` if the kernel does not count them.
     pub table_pages: Option<u64>,
 }
 
 impl DmaMemory {
-    /// What there is now.
+    /// Reads the current values.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the values cannot be read.
     pub fn now() -> Result<Self> {
-        // Each CPU counts for itself for a while.
+        // Each CPU keeps its own counts for a while, so have the kernel sum them up.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
         let acquired = number_after(&text, "nr_foll_pin_acquired ")?;
@@ -188,10 +188,10 @@ impl DmaMemory {
         Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })
     }
 
-    /// Waits until there is no more than this was. The kernel gives tables back a moment later.
+    /// Waits until the values are at most these again. The kernel frees page tables after a moment.
     ///
     /// # Errors
-    /// When there is more still after a minute.
+    /// Fails if a value is still larger after a minute.
     pub fn wait_until_back(self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -199,13 +199,16 @@ impl DmaMemory {
             if now.pins <= self.pins && now.table_pages <= self.table_pages {
                 return Ok(());
             }
-            ensure!(start.elapsed() < Duration::from_secs(60), "there were {self:?}, and now there are {now:?}");
+            ensure!(
+                start.elapsed() < Duration::from_secs(60),
+                "the host still uses more memory for DMA: {self:?} before, {now:?} now"
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// The number behind the first line's `key`.
+/// Returns the number after `key` in the first line that begins with `key`.
 fn number_after(text: &str, key: &str) -> Result<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("no {key}in {text}"))?;
     value.trim().parse().with_context(|| format!("{key}{value}"))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Gives a guest its job: a second cpio archive behind the base initramfs, which the kernel unpacks over the first.
+//! Gives a guest its job: appends a second cpio archive to the base initramfs, which the kernel unpacks over the first.
 //!
-//! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst` (several archives in a row, each compressed
-//! or not, the uncompressed ones aligned to four bytes).
+//! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`. Several archives may follow each other. Each may
+//! be compressed; uncompressed archives are aligned to four bytes.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use carom_tools::archive::Archive;
 
-/// A file added to the guest's initramfs.
+/// File to add to the guest's initramfs.
 #[derive(Debug, Clone)]
 pub(crate) struct Extra {
     /// Path in the guest without the leading slash.
@@ -19,7 +19,7 @@ pub(crate) struct Extra {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Writes `base` followed by an archive of `extras`, all of them executable, to `target`.
+/// Writes `base` followed by an archive of `extras` to `target`. All extras are executable.
 pub(crate) fn append(base: &Path, extras: &[Extra], target: &Path) -> Result<()> {
     let mut bytes = fs::read(base).with_context(|| format!("cannot read the initramfs {}", base.display()))?;
     bytes.resize(bytes.len().next_multiple_of(4), 0);

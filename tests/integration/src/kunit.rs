@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest patch's KUnit tests, which the kernel runs while it boots, and what it says of them.
+//! Results of the guest patch's KUnit tests, which the kernel runs at boot.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,14 +10,14 @@ use carom_tools::kunit::{CASES, cases, suites};
 
 use crate::{Guest, Kernel, Outcome, Site};
 
-/// Kernel parameters with which the tests run.
+/// Kernel parameters that run the tests.
 const CMDLINE: &str = "kunit.enable=1 kunit.autorun=1 kunit.filter_glob=dma-bounce*";
 
-/// Lines of a job that print the results, which [`check`] reads, and of which kernel they are. Some kernels have the time ahead of them.
+/// Lines of a job that print the results and the kernel's release, for [`check`]. Some kernels print the time before each line.
 pub const JOB: &str = "dmesg | sed 's/^\\[[^]]*\\] //' | sed -n 's/^ *\\(ok\\|not ok\\) /CAROM-KUNIT \\1 /p'\necho \"CAROM-RELEASE $(uname -r)\"\n";
 
-/// Has the kernel of a guest run the tests, on two nodes that have so many MiB each, of which one has both CPUs (Carom only): CPUs
-/// of one package, as the guest sees them, are on one node.
+/// Configures a guest to run the tests on two nodes with `mib` MiB each (Carom only). One node has both CPUs, because the guest
+/// sees them in one package, and a package belongs to one node.
 #[must_use]
 pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     let zone = |id: u8| format!("id=zone{id},size={mib}M");
@@ -26,7 +26,7 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
 }
 
-/// The files that have the cases: what is in them must have run. The last is of kernels whose block layer maps requests as a
+/// Files with the test cases. All their cases must have run. The last file is for kernels whose block layer maps requests as a
 /// whole, which 6.12 does not.
 static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
@@ -39,7 +39,7 @@ static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-request.c"),
 ];
 
-/// What the kernel says of one case or suite.
+/// Result of one case or suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Passed,
@@ -47,11 +47,11 @@ enum Verdict {
     Failed,
 }
 
-/// Checks that each suite and each case of the patch passed in a guest with this kernel, but for the cases `skipped`, which must have
-/// been skipped because the kernel's configuration leaves nothing to test.
+/// Checks that each suite and each case of the patch passed in a guest with this kernel. The cases in `skipped` must have been
+/// skipped, because the kernel's configuration leaves nothing to test.
 ///
 /// # Errors
-/// Names what failed, was skipped or is missing.
+/// The error names what failed, was skipped or is missing.
 pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -> Result<()> {
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
     let (image, _) = kernel.files(site)?;
@@ -62,8 +62,8 @@ pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -
     Ok(())
 }
 
-/// Names of all suites and cases of a kernel: those in `list` where it has a part of the patch, or those that all of it has in a
-/// kernel of this release.
+/// Returns the names of all suites and cases that a kernel has. If `list` exists, the kernel has a part of the patch, and `list`
+/// names them. Otherwise they depend on the kernel's release.
 fn expected(list: &Path, release: &str) -> Result<Vec<String>> {
     if list.exists() {
         let names = fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
@@ -73,7 +73,7 @@ fn expected(list: &Path, release: &str) -> Result<Vec<String>> {
     Ok(sources.iter().flat_map(|source| cases(source).chain(suites(source))).map(String::from).collect())
 }
 
-/// What is wrong with the results in `lines`, which are to be of all that is `expected`.
+/// Returns the differences between the results in `lines` and the `expected` names.
 fn wrong(lines: &[&str], expected: &[String], skipped: &[&str]) -> Vec<String> {
     let verdicts: BTreeMap<&str, Verdict> = lines.iter().filter_map(|line| verdict(line)).collect();
     let mut wrong: Vec<String> = Vec::new();
@@ -94,7 +94,7 @@ fn wrong(lines: &[&str], expected: &[String], skipped: &[&str]) -> Vec<String> {
     wrong
 }
 
-/// Name and verdict of a line such as `ok 3 sync_test`, `ok 5 sync_elision_test # SKIP reason` or `not ok 1 dma-bounce`.
+/// Parses name and verdict of a line such as `ok 3 sync_test`, `ok 5 sync_elision_test # SKIP reason` or `not ok 1 dma-bounce`.
 fn verdict(line: &str) -> Option<(&str, Verdict)> {
     let (line, failed) = match line.strip_prefix("not ") {
         Some(line) => (line, true),

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What KVM counts of a process' VM: exits and their reasons among it.
+//! KVM's counters for a process's VM, such as exits and their reasons.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The counters by name (Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`). Those of the vCPUs are summed up. Empty
-/// where there is no such VM, or debugfs is not mounted.
+/// Returns the counters by name (Linux `arch/x86/kvm/x86.c`, `kvm_vm_stats_desc` and `kvm_vcpu_stats_desc`), with the sums over
+/// all vCPUs. Returns nothing if there is no such VM or if debugfs is not mounted.
 pub(crate) fn read(pid: u32) -> BTreeMap<String, u64> {
     read_below(Path::new("/sys/kernel/debug/kvm"), &Path::new("/proc").join(pid.to_string()).join("task"))
 }
 
-/// The same of VMs in `vms`, where each has a directory `TID-FD`: the number is that of the thread which made it, in `threads`.
+/// Reads the counters from `vms`, in which each VM has a directory `TID-FD`. TID is the thread that created the VM, which must be
+/// in `threads`.
 fn read_below(vms: &Path, threads: &Path) -> BTreeMap<String, u64> {
     let is_of_a_thread = |name: &str| name.split_once('-').is_some_and(|(number, _)| threads.join(number).is_dir());
     let Ok(vms) = fs::read_dir(vms) else { return BTreeMap::new() };

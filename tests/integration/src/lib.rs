@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs real guests on Carom, and on QEMU as its peer, and looks at what they did.
+//! Runs real guests on Carom, and on QEMU for comparison, and checks what they did.
 //!
-//! Everything here runs where KVM and devices bound to `vfio-pci` are: in the rig (`scripts/rig`) or on a host that has
-//! its own. [`Site`] says what is there, [`Guest`] describes one guest and runs it, [`Outcome`] is what came of it, and
-//! [`workload`] holds the jobs that more than one user gives to guests.
+//! The guests need KVM and devices bound to `vfio-pci`. Both exist in the rig (`scripts/rig`) or on a suitable host. [`Site`]
+//! says what is available. [`Guest`] describes one guest and runs it. [`Outcome`] is its result. [`workload`] contains jobs that
+//! several users give to guests.
 
 mod apart;
 pub mod api;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages over Unix sockets that may have files with them, for the servers of devices that tests start.
+//! Messages over Unix sockets, with attached files, for the device servers that tests start.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -10,11 +10,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Serves one client of `socket` after the other, until this process is killed. An error of a session is printed under the name
+/// Serves clients of `socket`, one after the other, until this process is killed. Prints a session's error after the name
 /// `program`.
 ///
 /// # Errors
-/// The socket cannot be made, or no session can.
+/// Fails if the socket or a session cannot be created.
 pub fn serve<S>(
     program: &str,
     socket: &Path,
@@ -30,19 +30,19 @@ pub fn serve<S>(
     }
 }
 
-/// A message, whose header a server reads.
+/// Message. The server has parsed its header.
 #[derive(Debug)]
 pub struct Message<Head> {
-    /// Contents of the header.
+    /// Header.
     pub head: Head,
     /// Bytes after the header.
     pub payload: Vec<u8>,
-    /// Files that came with the message.
+    /// Files attached to the message.
     pub files: Vec<File>,
 }
 
 impl<Head> Message<Head> {
-    /// The number of 32 bits at `offset` of the payload.
+    /// Returns the 32-bit number at `offset` of the payload.
     ///
     /// # Errors
     /// The message is too short.
@@ -50,7 +50,7 @@ impl<Head> Message<Head> {
         long(&self.payload, offset)
     }
 
-    /// The number of 64 bits at `offset` of the payload.
+    /// Returns the 64-bit number at `offset` of the payload.
     ///
     /// # Errors
     /// The message is too short.
@@ -60,7 +60,7 @@ impl<Head> Message<Head> {
     }
 }
 
-/// The number of 32 bits at `offset` of a message.
+/// Returns the 32-bit number at `offset` of a message.
 ///
 /// # Errors
 /// The message is too short.
@@ -69,7 +69,7 @@ pub fn long(bytes: &[u8], offset: usize) -> Result<u32> {
     Ok(u32::from_ne_bytes(*bytes))
 }
 
-/// Receives `len` bytes, and adds the files that came with them; `None` when the other side is gone.
+/// Receives `len` bytes and adds the attached files to `files`. Returns `None` if the other side has closed the socket.
 ///
 /// # Errors
 /// The socket fails.

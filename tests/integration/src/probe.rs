@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VMM has cost the host until a guest says so on its console.
+//! Probes: measurements of a VMM's cost for the host, at moments that the guest marks on its console.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,47 +11,47 @@ use serde_json::Value;
 use crate::api::exchange;
 use crate::{emulator_counts, kvm_counters};
 
-/// A line of the console that begins so has the host's side looked at. What the guest calls the moment follows.
+/// Start of a console line that requests a probe. The label of the probe follows.
 pub const PROBE: &str = "CAROM-PROBE ";
 
-/// Mappings of this size and more are the guest's RAM: a VMM has no other that large.
+/// Minimum size of a mapping that counts as guest RAM. The VMM itself has no mapping of this size.
 const RAM: u64 = 128 << 20;
 
-/// Clock ticks of proc_pid_stat(5): `USER_HZ`, 100 a second on x86-64.
+/// Clock tick of proc_pid_stat(5): `USER_HZ` is 100 per second on x86-64.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What was seen at one moment.
+/// Measurement at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Probe {
-    /// What the guest calls it.
+    /// Label that the guest gives the moment.
     pub label: String,
     /// Time since the VMM's start.
     pub at: Duration,
-    /// Time that its threads ran the guest.
+    /// CPU time of the VMM's threads in the guest.
     pub guest_cpu: Duration,
-    /// Time that its threads ran otherwise, in user space and in the kernel.
+    /// CPU time of the VMM's threads outside the guest, in user space and in the kernel.
     pub vmm_cpu: Duration,
-    /// KVM's counters, by their names there.
+    /// KVM's counters by name.
     pub kvm: BTreeMap<String, u64>,
-    /// Carom's counters of its virtio-iommu (`_iommu` of `vm.counters`); null where there are none.
+    /// Carom's counters of its virtio-iommu (`_iommu` of `vm.counters`), or null.
     pub iommu: Value,
-    /// Instructions that all CPUs of the emulated machine have executed, where the rig counts them.
+    /// Instructions that all CPUs of the emulated machine have executed, if the rig counts them.
     pub executed: Option<u64>,
-    /// Memory that it has of the host, in bytes.
+    /// Resident memory, in bytes.
     pub resident_bytes: u64,
-    /// The same without the guest's RAM.
+    /// Resident memory without guest RAM, in bytes.
     pub own_bytes: u64,
 }
 
-/// Watches a console for such lines.
+/// Watches a console for lines that request probes.
 #[derive(Debug)]
 pub(crate) struct Prober<'a> {
     start: Instant,
-    /// Socket of a Carom's API.
+    /// Socket of Carom's API.
     api: Option<&'a Path>,
-    /// File to which the rig's emulator adds its counts.
+    /// File to which the rig's emulator appends its counts.
     counts: Option<&'a Path>,
-    /// Bytes of the console that have been looked at.
+    /// Bytes of the console that have been checked.
     seen: usize,
     /// [`Probe::executed`] at the start.
     pub(crate) executed_at_start: Option<u64>,
@@ -59,13 +59,13 @@ pub(crate) struct Prober<'a> {
 }
 
 impl<'a> Prober<'a> {
-    /// For a VMM that starts now.
+    /// Creates a prober for a VMM that starts now.
     pub(crate) fn new(api: Option<&'a Path>, counts: Option<&'a Path>) -> Self {
         let executed_at_start = counts.and_then(emulator_counts::executed);
         Self { start: Instant::now(), api, counts, seen: 0, executed_at_start, probes: Vec::new() }
     }
 
-    /// Looks at what is new on the console of VMM `pid`. It has whole lines only.
+    /// Takes probes for new lines on the console of VMM `pid`. `console` contains only complete lines.
     pub(crate) fn look(&mut self, pid: u32, console: &str) {
         let new = console.get(self.seen..).unwrap_or_default();
         let labels: Vec<&str> = new.lines().filter_map(|line| line.trim().strip_prefix(PROBE)).collect();
@@ -78,7 +78,7 @@ impl<'a> Prober<'a> {
     }
 }
 
-/// What cannot be read is 0, or null: the VMM may just have ended.
+/// Takes a probe. Values that cannot be read are 0 or null: the VMM may just have ended.
 fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let (guest_cpu, vmm_cpu) = cpu_times(&read("stat")).unwrap_or_default();
@@ -90,17 +90,17 @@ fn take(pid: u32, label: &str, at: Duration, api: Option<&Path>) -> Probe {
     Probe { label: label.into(), at, guest_cpu, vmm_cpu, kvm, iommu, resident_bytes, own_bytes, ..Probe::default() }
 }
 
-/// Time in the guest, and other time, of proc_pid_stat(5).
+/// Returns the CPU times in and outside the guest, from proc_pid_stat(5).
 fn cpu_times(stat: &str) -> Option<(Duration, Duration)> {
-    // The name may hold blanks and parentheses.
+    // The name may contain blanks and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // utime and stime, fields 14 and 15, have guest_time in them, field 43; the first here is field 3.
+    // utime and stime (fields 14 and 15) include guest_time (field 43). The first field here is field 3.
     let ticks = |number: usize| fields.get(number - 3)?.parse::<u32>().ok();
     let (all, guest) = (ticks(14)? + ticks(15)?, ticks(43)?);
     Some((TICK * guest, TICK * all.saturating_sub(guest)))
 }
 
-/// Resident memory of all mappings, and of all but RAM and the memory files of windows, of proc_pid_smaps(5).
+/// Returns the resident memory of all mappings, and of mappings other than guest RAM and window memfds, from proc_pid_smaps(5).
 fn resident_bytes(smaps: &str) -> (u64, u64) {
     let (mut is_ram, mut is_shared) = (false, false);
     let (mut all, mut own) = (0, 0);

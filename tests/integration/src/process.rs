@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a VMM with a time limit, watches its console file and the memory it has pinned, and never leaves it behind.
+//! Runs a VMM with a time limit, and watches its console file and its pinned memory. The VMM never outlives the run.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,69 +13,69 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::stuck;
 
-/// How often a process is looked at, unless said otherwise.
+/// Default interval between checks of a process.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
-/// How long a killed process may take to end: unpinning a guest's memory takes seconds under emulation.
+/// Maximum time that a killed process takes to end. Unpinning a guest's memory takes seconds under emulation.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
-/// What ends a process before it ends itself.
+/// Limits that end a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Longest run.
+    /// Maximum run time.
     pub time: Duration,
-    /// Whether a guest kernel's panic or oops on the console ends the run.
+    /// True if a panic or oops of the guest's kernel on the console ends the run.
     pub stop_on_panic: bool,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this status.
+    /// The process ended by itself, with this status.
     Exited(ExitStatus),
-    /// Killed, as its time was over.
+    /// The process was killed after its time limit.
     TimedOut,
-    /// Killed, as the guest's kernel had panicked.
+    /// The process was killed after a panic of the guest's kernel.
     GuestPanicked,
 }
 
-/// What came of a process.
+/// Result of a process.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// How the process ended.
     pub ended: Ended,
-    /// All it wrote to stdout: for a VMM the guest's console.
+    /// stdout. For a VMM, this is the guest's console.
     pub stdout: String,
-    /// All it wrote to stderr.
+    /// stderr.
     pub stderr: String,
-    /// Most memory it had locked or pinned at any look, in bytes (`VmLck` and `VmPin` of proc_pid_status(5); VFIO's type 1
-    /// back end accounts to the first, iommufd to the second).
+    /// Maximum memory that the process had locked or pinned at any check, in bytes (`VmLck` and `VmPin` of proc_pid_status(5)).
+    /// VFIO's type 1 back end accounts to `VmLck`, iommufd to `VmPin`.
     pub peak_pinned_bytes: u64,
     /// Time from start to end.
     pub elapsed: Duration,
-    /// Where its time was over: what it was at.
+    /// Report on a process that reached its time limit.
     pub stuck: Option<String>,
 }
 
-/// Text on the console that makes it poll the process' counters.
+/// Console text that requests a report of the VMM's counters.
 const MARK: &str = "CAROM-MARK ";
 
-/// Runs `command` with stdout going to the file `console`.
+/// Runs `command` with its stdout in the file `console`.
 ///
-/// `api` is the socket of a Carom's API; of any other program it is `None`. Each line with `CAROM-MARK` on a Carom's console
-/// sends it SIGUSR1.
+/// `api` is the socket of Carom's API, or `None` for other programs. For each `CAROM-MARK` line on the console, Carom gets
+/// SIGUSR1.
 ///
 /// # Errors
-/// When the program cannot be started or watched; how it ended is no error.
+/// Fails if the program cannot be started or watched. A bad end of the program is not an error.
 pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: Option<&Path>) -> Result<Finished> {
     run_watched(command, console, limits, api, POLL, |_, _| {})
 }
 
-/// The same as [`run_limited`], with a look at the process each time that `poll` is over: `look` is called with its number and the whole
+/// Like [`run_limited`], with a check of the process every `poll`. Each check calls `look` with the process ID and the complete
 /// lines on the console.
 ///
 /// # Errors
-/// As there.
+/// Fails like [`run_limited`].
 pub(crate) fn run_watched(
     command: &mut Command,
     console: &Path,
@@ -100,7 +100,7 @@ pub(crate) fn run_watched(
             child.signal(Signal::USR1)?;
         }
         if limits.stop_on_panic && watch.panicked() {
-            // The rest of the message is worth having.
+            // Wait for the rest of the message.
             thread::sleep(Duration::from_secs(1));
             break Ended::GuestPanicked;
         }
@@ -123,7 +123,7 @@ pub(crate) fn run_watched(
     })
 }
 
-/// A VMM that runs, with its console in a file and its stderr in one beside that. It does not outlive this value.
+/// Running VMM. Its console and its stderr are in two files in the same directory. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Guarded,
@@ -133,54 +133,55 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts the VMM.
     ///
     /// # Errors
-    /// When it cannot be started, or a file not be made.
+    /// Fails if the VMM cannot be started or a file cannot be created.
     pub(crate) fn start(command: &mut Command, console: &Path) -> Result<Self> {
         let stderr = console.with_extension("stderr");
         let create = |path: &Path| File::create(path).with_context(|| format!("cannot create {}", path.display()));
         command.stdin(Stdio::null()).stdout(create(console)?).stderr(create(&stderr)?);
         let start = Instant::now();
-        let child = Guarded(command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?);
+        let child =
+            Guarded(command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?);
         let watch = Watch { file: File::open(console)?, text: String::new(), rest: Vec::new(), marks: 0 };
         Ok(Self { child, watch, stderr, start })
     }
 
-    /// Its process' number.
+    /// Returns the process ID.
     pub(crate) fn pid(&self) -> u32 {
         self.child.0.id()
     }
 
-    /// Time since its start.
+    /// Returns the time since the start.
     pub(crate) fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// The whole lines on its console.
+    /// Returns the complete lines on the console.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// Fails if the console cannot be read.
     pub(crate) fn console(&mut self) -> Result<&str> {
         self.watch.read()?;
         Ok(&self.watch.text)
     }
 
-    /// What it has written to stderr.
+    /// Returns the VMM's stderr.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.stderr).unwrap_or_default()).into_owned()
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status if the VMM has ended.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// Fails if the status cannot be queried.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.0.try_wait()?)
     }
 }
 
-/// A child that does not outlive this value.
+/// Child process that ends when this value is dropped.
 #[derive(Debug)]
 struct Guarded(Child);
 
@@ -191,15 +192,15 @@ impl Guarded {
 }
 
 impl Drop for Guarded {
-    /// Kills the child and waits for it; not for ever, as a process that hangs in the kernel cannot be killed.
+    /// Kills the child and waits for its end. The wait is limited, because a process that hangs in the kernel cannot be killed.
     fn drop(&mut self) {
-        // Fails only where the child has ended already.
+        // Killing fails only if the child has ended already.
         let _ = self.0.kill();
         let start = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
             if start.elapsed() > KILL_TIME {
                 let stack = fs::read_to_string(format!("/proc/{}/stack", self.0.id())).unwrap_or_default();
-                eprintln!("process {} cannot be killed; it is at:\n{stack}", self.0.id());
+                eprintln!("process {} does not end after SIGKILL; its kernel stack is:\n{stack}", self.0.id());
                 return;
             }
             thread::sleep(POLL);
@@ -207,12 +208,12 @@ impl Drop for Guarded {
     }
 }
 
-/// A console file that grows while it is read.
+/// Growing console file.
 #[derive(Debug)]
 struct Watch {
     file: File,
     text: String,
-    /// Bytes that do not make a whole line yet.
+    /// Bytes of an incomplete line.
     rest: Vec<u8>,
     marks: usize,
 }
@@ -222,7 +223,7 @@ impl Watch {
         let mut bytes = Vec::new();
         self.file.read_to_end(&mut bytes).context("cannot read the console")?;
         self.rest.append(&mut bytes);
-        // A multi-byte character may be cut at the end of what is there so far: only whole lines are decoded.
+        // A multi-byte character may be incomplete at the end of the file, so only complete lines are decoded.
         let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let line: Vec<u8> = self.rest.drain(..whole).filter(|&byte| byte != b'\r').collect();
         self.text.push_str(&String::from_utf8_lossy(&line));
@@ -239,7 +240,7 @@ impl Watch {
     }
 }
 
-/// Memory that a process has locked or pinned now, in bytes; 0 when it is gone.
+/// Returns the memory that a process has locked or pinned now, in bytes. Returns 0 if the process is gone.
 pub(crate) fn pinned_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     parse_pinned(&status)

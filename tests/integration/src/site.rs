@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where guests run: the programs, kernels and devices at hand, as the scripts export them.
+//! Environment of guests: programs, kernels and devices, as the scripts export them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,98 +7,98 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use carom_tools::peers::{self, OtherVmm};
 
-/// Programs, kernels and devices for running guests, read from the environment by [`Site::from_env`].
+/// Programs, kernels and devices for running guests. [`Site::from_env`] reads them from the environment.
 #[derive(Debug, Clone, Default)]
 pub struct Site {
-    /// The VMM under test (`CAROM_BIN`).
+    /// VMM under test (`CAROM_BIN`).
     pub carom: PathBuf,
-    /// Its command-line client (`CAROM_REMOTE`); the demo does without.
+    /// Command-line client of the VMM (`CAROM_REMOTE`). The demo does not need it.
     pub remote: Option<PathBuf>,
-    /// The patched guest kernel as a bzImage (`CAROM_GUEST_KERNEL`/bzImage).
+    /// Patched guest kernel as a bzImage (`CAROM_GUEST_KERNEL`/bzImage).
     pub kernel: PathBuf,
-    /// The same kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
+    /// Patched guest kernel as an ELF file with a PVH entry (`CAROM_GUEST_KERNEL`/vmlinux).
     pub kernel_elf: PathBuf,
-    /// An earlier one that measurements compare it with, as a bzImage (`CAROM_BASE_KERNEL`).
+    /// Other guest kernel for comparison, as a bzImage (`CAROM_BASE_KERNEL`).
     pub base_kernel: Option<PathBuf>,
-    /// The patched kernel with the function profiler, and so with trace points, as a bzImage (`CAROM_PROFILE_KERNEL`).
+    /// Patched kernel with the function profiler and trace points, as a bzImage (`CAROM_PROFILE_KERNEL`).
     pub profile_kernel: Option<PathBuf>,
-    /// The same of a newer series (`CAROM_NEWER_PROFILE_KERNEL`).
+    /// Patched kernel of a newer series with the function profiler (`CAROM_NEWER_PROFILE_KERNEL`).
     pub newer_profile_kernel: Option<PathBuf>,
-    /// The patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`); the demo does without.
+    /// Patched kernel of a newer series as a bzImage (`CAROM_NEWER_KERNEL`). The demo does not need it.
     pub newer_kernel: Option<PathBuf>,
-    /// The patched kernel with modules as a bzImage, beside which are those of `guest/bench` (`CAROM_MODULAR_KERNEL`), for
-    /// `scripts/bench`.
+    /// Patched kernel with module support as a bzImage, for `scripts/bench` (`CAROM_MODULAR_KERNEL`). The modules of
+    /// `guest/bench` are in the same directory.
     pub modular: Option<PathBuf>,
-    /// The same without the patch (`CAROM_MODULAR_STOCK_KERNEL`).
+    /// The modular kernel without the patch (`CAROM_MODULAR_STOCK_KERNEL`).
     pub modular_stock: Option<PathBuf>,
     /// Initramfs for these kernels (`CAROM_GUEST_INITRAMFS`).
     pub initramfs: PathBuf,
-    /// Debian's own kernel (`CAROM_STOCK_KERNEL`); the demo does without.
+    /// Debian's unmodified kernel (`CAROM_STOCK_KERNEL`). The demo does not need it.
     pub stock_kernel: Option<PathBuf>,
-    /// Initramfs with that kernel's modules (`CAROM_STOCK_INITRAMFS`).
+    /// Initramfs with the modules of Debian's kernel (`CAROM_STOCK_INITRAMFS`).
     pub stock_initramfs: Option<PathBuf>,
-    /// Directory of a Debian of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
+    /// Directory of a Debian system made of packages (`CAROM_DISTRIBUTION`), see `carom_tools::distribution`.
     pub distribution: Option<PathBuf>,
-    /// The patched kernel with what its services take, as an ELF file with a PVH entry (`CAROM_DISTRIBUTION_KERNEL`).
+    /// Patched kernel with the options that Debian's services need, as an ELF file with a PVH entry
+    /// (`CAROM_DISTRIBUTION_KERNEL`).
     pub distribution_kernel: Option<PathBuf>,
-    /// Directory of firmware with a disk (`CAROM_FIRMWARE`), see `carom_tools::firmware`.
+    /// Directory with firmware and a disk (`CAROM_FIRMWARE`), see `carom_tools::firmware`.
     pub firmware: Option<PathBuf>,
     /// Carom as a Debian package (`CAROM_PACKAGE`).
     pub package: Option<PathBuf>,
-    /// Static program that runs in guests and steers the edu device (`CAROM_EDU_DMA`).
+    /// Static guest program that drives the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
-    /// Static program that works in guests and tells what of it went wrong (`CAROM_WITNESS`).
+    /// Static guest program that does work and reports errors and lost data (`CAROM_WITNESS`).
     pub witness: Option<PathBuf>,
-    /// Static program that is at the other end of sockets to guests (`CAROM_VSOCK`).
+    /// Static guest program that opens vsock connections (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
-    /// Kernel that reads an I/O port by a string instruction, and no more (`CAROM_STRING_IO`).
+    /// Kernel that only reads an I/O port by a string instruction (`CAROM_STRING_IO`).
     pub string_io: Option<PathBuf>,
-    /// Static program that works in guests of which a host has many (`CAROM_TENANT`).
+    /// Static guest program for measurements with many guests (`CAROM_TENANT`).
     pub tenant: Option<PathBuf>,
-    /// The test with a guest that means harm (`CAROM_HOSTILE_GUEST`), of `vmm`.
+    /// Test program of `vmm` with a malicious guest (`CAROM_HOSTILE_GUEST`).
     pub hostile_guest: Option<PathBuf>,
-    /// iperf3, which runs here and in guests (`CAROM_IPERF3`); only the suite needs it.
+    /// iperf3, for this machine and for guests (`CAROM_IPERF3`). Only `scripts/bench` needs it.
     pub iperf: Option<PathBuf>,
-    /// QEMU, where it is not the one of the `PATH` (`CAROM_QEMU`).
+    /// QEMU, if not the QEMU of the `PATH` (`CAROM_QEMU`).
     pub qemu: Option<PathBuf>,
-    /// Cloud Hypervisor, a further peer of the demo (`CAROM_CLOUD_HYPERVISOR`).
+    /// Cloud Hypervisor, for comparison (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,
-    /// Another build of Carom, which measurements compare it with (`CAROM_BASE_VMM`).
+    /// Another build of Carom for comparison (`CAROM_BASE_VMM`).
     pub base_vmm: Option<PathBuf>,
-    /// A further peer, of which there is a template (`CAROM_OTHER_VMM`).
+    /// Another VMM for comparison, started by a template.
     pub other_vmm: Option<OtherVmm>,
-    /// PCI addresses of the NVMe drives that guests get, at least one (`CAROM_NVME`, `CAROM_NVME2`).
+    /// PCI addresses of the guests' NVMe drives, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,
-    /// Further ones (`CAROM_MORE_NVME`, with blanks between), where there are any.
+    /// PCI addresses of additional NVMe drives, separated by blanks (`CAROM_MORE_NVME`).
     pub more_nvme: Vec<String>,
-    /// One that keeps nothing (`CAROM_NULL_NVME`), where there is one.
+    /// PCI address of an NVMe drive that discards writes (`CAROM_NULL_NVME`).
     pub null_nvme: Option<String>,
-    /// Byte of the second of `nvme` of which each read fails (`CAROM_NVME2_BAD`).
+    /// Byte of the second drive of `nvme` at which all reads fail (`CAROM_NVME2_BAD`).
     pub nvme2_bad: Option<String>,
-    /// PCI address of QEMU's edu device, where there is one (`CAROM_EDU`).
+    /// PCI address of QEMU's edu device (`CAROM_EDU`).
     pub edu: Option<String>,
-    /// PCI address of another one (`CAROM_EDU2`).
+    /// PCI address of a second edu device (`CAROM_EDU2`).
     pub edu2: Option<String>,
-    /// PCI address of one that has 28 address bits (`CAROM_EDU_NARROW`).
+    /// PCI address of an edu device with 28 address bits (`CAROM_EDU_NARROW`).
     pub edu_narrow: Option<String>,
-    /// PCI address of a network card whose network has a server that sends back what it gets, at 10.0.2.100 port 7
-    /// (`CAROM_NET`).
+    /// PCI address of a network card (`CAROM_NET`). Its network has an echo server at 10.0.2.100 port 7.
     pub net: Option<String>,
     /// PCI address of a device below a root port, whose errors the kernel handles (`CAROM_AER`).
     pub aer: Option<String>,
-    /// PCI address of an xHCI host controller that has a drive (`CAROM_USB`).
+    /// PCI address of an xHCI host controller with a drive (`CAROM_USB`).
     pub usb: Option<String>,
-    /// PCI address of a network card of igb's, with a network like that of `net` (`CAROM_IGB`).
+    /// PCI address of an igb network card with a network like that of `net` (`CAROM_IGB`).
     pub igb: Option<String>,
-    /// PCI address of an AHCI controller that has a drive (`CAROM_AHCI`).
+    /// PCI address of an AHCI controller with a drive (`CAROM_AHCI`).
     pub ahci: Option<String>,
-    /// Block device to which the host may swap; what is on it is lost (`CAROM_SWAP`).
+    /// Block device that the host may use as swap (`CAROM_SWAP`). All its data is lost.
     pub swap: Option<PathBuf>,
     /// Directory for consoles and results (`CAROM_OUT`).
     pub out: PathBuf,
-    /// File to which counts of instructions are added (`CAROM_INSTRUCTIONS`), where the rig counts them.
+    /// File to which counts of instructions are appended, if the rig counts them (`CAROM_INSTRUCTIONS`).
     pub instructions: Option<PathBuf>,
-    /// Whether devices are reached by IOMMUFD (`CAROM_IOMMUFD` is `on`).
+    /// True if devices use IOMMUFD (`CAROM_IOMMUFD` is `on`).
     pub iommufd: bool,
     /// How the machine is run: `tcg` or `kvm` in the rig, `direct` outside (`CAROM_RIG`).
     pub rig: String,
@@ -108,7 +108,7 @@ impl Site {
     /// Reads the site from the environment.
     ///
     /// # Errors
-    /// Names the variable that is missing or the file that does not exist.
+    /// The error names the missing variable or file.
     pub fn from_env() -> Result<Self> {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
         let site = Self {
@@ -154,7 +154,7 @@ impl Site {
             ahci: env::var("CAROM_AHCI").ok(),
             swap: optional("CAROM_SWAP")?,
             out: existing("CAROM_OUT")?,
-            // Not there before the first count.
+            // This file does not exist before the first count.
             instructions: env::var_os("CAROM_INSTRUCTIONS").map(PathBuf::from),
             iommufd: env::var("CAROM_IOMMUFD").is_ok_and(|value| value == "on"),
             rig: env::var("CAROM_RIG").unwrap_or_else(|_| "direct".into()),
@@ -165,13 +165,13 @@ impl Site {
         Ok(site)
     }
 
-    /// QEMU's program.
+    /// Returns QEMU's program.
     #[must_use]
     pub fn qemu(&self) -> &Path {
         self.qemu.as_deref().unwrap_or(Path::new("qemu-system-x86_64"))
     }
 
-    /// The sysfs directory of a PCI device.
+    /// Returns the sysfs directory of a PCI device.
     #[must_use]
     pub fn sysfs(address: &str) -> PathBuf {
         Path::new("/sys/bus/pci/devices").join(address)
@@ -182,7 +182,7 @@ fn variable(name: &str) -> Result<String> {
     env::var(name).with_context(|| format!("{name} is not set; start this by scripts/demo or scripts/test"))
 }
 
-/// The words of a variable that may be missing.
+/// Returns the words of a variable, or nothing if it is not set.
 fn words(name: &str) -> Vec<String> {
     env::var(name).unwrap_or_default().split_whitespace().map(String::from).collect()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VMM and its guest are at that do not end: the VMM's threads and KVM's counters over a while, and where the guest's
-//! kernel is, by an NMI that it panics of.
+//! Report on a VMM and a guest that hang: the VMM's threads and KVM's counters over a second, and the position of the guest's
+//! kernel, which panics on an NMI.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,16 +12,16 @@ use std::time::Duration;
 use crate::api::exchange;
 use crate::kvm_counters;
 
-/// How long threads and counters are watched.
+/// Time over which threads and counters are observed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long the guest's kernel may take to print where it was.
+/// Time for the guest's kernel to print its position.
 const PANIC_TIME: Duration = Duration::from_secs(5);
 
-/// What is seen of process `pid`, a line each, and, if it is a Carom with an API at `api`, has its guest told an NMI, of which
-/// a kernel booted with `unknown_nmi_panic` tells on its console.
+/// Returns a report on process `pid`, one line per thread. If `api` is the socket of Carom's API, also sends the guest an NMI. A
+/// kernel booted with `unknown_nmi_panic` then prints its position on the console.
 ///
-/// It is no error where something cannot be read: what can be is worth having.
+/// Information that cannot be read is left out without an error.
 pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
     let (threads, counters) = (threads(pid), kvm_counters::read(pid));
     thread::sleep(LOOK);
@@ -51,12 +51,12 @@ pub(crate) fn report(pid: u32, api: Option<&Path>) -> String {
 struct Thread {
     name: String,
     state: String,
-    /// Time on a CPU, in clock ticks (USER_HZ, 1/100 s).
+    /// CPU time, in clock ticks (USER_HZ, 1/100 s).
     ticks: u64,
     place: String,
 }
 
-/// The process' threads by their numbers (proc_pid_stat(5)).
+/// Returns the process's threads by ID (proc_pid_stat(5)).
 fn threads(pid: u32) -> BTreeMap<String, Thread> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
     tasks
@@ -72,9 +72,9 @@ fn threads(pid: u32) -> BTreeMap<String, Thread> {
         .collect()
 }
 
-/// Name, state and ticks on a CPU.
+/// Parses name, state and CPU time in ticks.
 fn parse_stat(stat: &str) -> Option<(String, String, u64)> {
-    // The name may hold blanks and parentheses.
+    // The name may contain blanks and parentheses.
     let (head, rest) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many guests a run has started, and which of them it had to start again.
+//! Counts of guests that a run has started, and of guests that it had to start again.
 //!
-//! Both are noted in a file as they happen, as the machine that runs the guests may die before it can tell.
+//! The counts are written to a file immediately, because the machine that runs the guests may die.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -10,29 +10,29 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The file, in the directory of a run's results.
+/// Name of the file in the results directory.
 const FILE: &str = "started";
 
-/// So many guests that were started again are never too many.
+/// Number of restarted guests that always pass.
 const FEW: usize = 2;
 
-/// More than this share of all guests, in percent, is too many.
+/// Maximum percentage of restarted guests.
 const PERCENT: usize = 2;
 
-/// The guests of a run.
+/// Guests of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many were started, each counted once.
+    /// Number of guests, without restarts.
     pub started: usize,
-    /// For each that was started again: its name and why.
+    /// Name and reason of each restart.
     pub again: Vec<String>,
 }
 
 impl Tally {
-    /// Reads what was noted in `out`, the directory of a run's results.
+    /// Reads the tally of the results directory `out`.
     ///
     /// # Errors
-    /// The file cannot be read; that there is none is no error.
+    /// Fails if the file cannot be read. A missing file is not an error.
     pub fn read(out: &Path) -> Result<Self> {
         let path = out.join(FILE);
         match fs::read_to_string(&path) {
@@ -42,7 +42,7 @@ impl Tally {
         }
     }
 
-    /// A line that was cut off as the machine died is left out.
+    /// Parses the file. A line that was cut off when the machine died is ignored.
     fn parse(text: &str) -> Self {
         let mut tally = Self::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
@@ -55,7 +55,7 @@ impl Tally {
         tally
     }
 
-    /// Whether so many guests were started again that the run fails: more than two that are also more than 2 % of all.
+    /// True if too many guests were restarted: more than two, and more than 2 % of all.
     #[must_use]
     pub fn too_many_again(&self) -> bool {
         self.again.len() > FEW && self.again.len() * 100 > self.started * PERCENT
@@ -63,7 +63,7 @@ impl Tally {
 }
 
 impl fmt::Display for Tally {
-    /// One line, the last of a run.
+    /// Formats the last line of a run.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "guests: {} started, {} of them started again", self.started, self.again.len())?;
         if self.too_many_again() {
@@ -73,12 +73,12 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Notes that the guest `name` is started.
+/// Records that the guest `name` is started.
 pub(crate) fn note_started(out: &Path, name: &str) -> Result<()> {
     note(out, &format!("started {name}\n"))
 }
 
-/// Notes that it is started again, and why.
+/// Records that the guest is started again, and why.
 pub(crate) fn note_again(out: &Path, name: &str, why: &str) -> Result<()> {
     note(out, &format!("again {name}: {why}\n"))
 }
@@ -86,7 +86,8 @@ pub(crate) fn note_again(out: &Path, name: &str, why: &str) -> Result<()> {
 fn note(out: &Path, line: &str) -> Result<()> {
     let path = out.join(FILE);
     let file = OpenOptions::new().create(true).append(true).open(&path);
-    file.and_then(|mut file| file.write_all(line.as_bytes())).with_context(|| format!("cannot write {}", path.display()))
+    file.and_then(|mut file| file.write_all(line.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

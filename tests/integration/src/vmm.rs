@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Command lines of the VMMs that guests run on.
+//! Command lines of the VMMs that run guests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,25 +9,25 @@ use carom_tools::peers::Placeholder;
 
 use crate::Site;
 
-/// The VMM a guest runs on.
+/// VMM of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vmm {
     /// The VMM under test.
     Carom,
-    /// Another build of it, which it is compared with, where there is one.
+    /// Another build of Carom, for comparison.
     Base,
-    /// QEMU, the peer that guests are compared with.
+    /// QEMU, for comparison.
     Qemu,
     /// QEMU with an emulated Intel IOMMU instead of a virtio-iommu.
     QemuIntel,
-    /// Cloud Hypervisor, the peer that is compared with where there is one.
+    /// Cloud Hypervisor, for comparison.
     CloudHypervisor,
-    /// The one of the site's template, where there is one.
+    /// VMM of the site's template, for comparison.
     Other,
 }
 
 impl Vmm {
-    /// Its name in results.
+    /// Returns the VMM's name in results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Vmm {
         matches!(self, Self::Carom | Self::Base)
     }
 
-    /// Whether the site has it. QEMU is always there, as the rig is made of it.
+    /// True if the site has the VMM. QEMU always exists, because the rig runs on it.
     #[must_use]
     pub fn is_at(self, site: &Site) -> bool {
         match self {
@@ -57,31 +57,31 @@ impl Vmm {
     }
 }
 
-/// The kernel a guest boots.
+/// Kernel of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
     /// The patched kernel as a bzImage.
     Patched,
     /// The patched kernel as a PVH ELF file.
     PatchedElf,
-    /// Another patched kernel, which it is compared with, as a bzImage.
+    /// Another patched kernel for comparison, as a bzImage.
     Base,
     /// The patched kernel with the function profiler, as a bzImage.
     Profile,
     /// The patched kernel of the newer series, as a bzImage.
     Newer,
-    /// The same with the function profiler.
+    /// The patched kernel of the newer series with the function profiler, as a bzImage.
     NewerProfile,
-    /// The patched kernel with modules, as a bzImage.
+    /// The patched kernel with module support, as a bzImage.
     Modular,
-    /// The same without the patch.
+    /// The modular kernel without the patch, as a bzImage.
     ModularStock,
-    /// Debian's kernel as packaged, with its modules in the initramfs.
+    /// Debian's packaged kernel. Its modules are in the initramfs.
     Stock,
 }
 
 impl Kernel {
-    /// Kernel image and base initramfs.
+    /// Returns the kernel image and the base initramfs.
     pub(crate) fn files(self, site: &Site) -> Result<(&Path, &Path)> {
         let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set";
         Ok(match self {
@@ -108,32 +108,32 @@ impl Kernel {
     }
 }
 
-/// A host device given to the guest.
+/// Host device of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// PCI address on the host.
     pub(crate) address: String,
-    /// Whether it sits behind the guest's IOMMU.
+    /// True if the device is behind the guest's IOMMU.
     pub(crate) iommu: bool,
 }
 
-/// An NVMe drive that QEMU emulates.
+/// NVMe drive that QEMU emulates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Drive {
-    /// The file with its content.
+    /// File with the drive's contents.
     pub(crate) image: PathBuf,
-    /// Whether each block has 8 bytes of metadata, with protection information (type 1).
+    /// True if each block has 8 bytes of metadata, with protection information (type 1).
     pub(crate) metadata: bool,
 }
 
-/// A virtio device that the VMM emulates: a disk on a raw image, or a network card on a tap interface.
+/// Virtio device that the VMM emulates: a disk on a raw image, or a network card on a tap interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Emulated {
     Disk { image: PathBuf, iommu: bool },
     Card { tap: String, iommu: bool },
 }
 
-/// What a VMM is told about a guest.
+/// Description of a guest for a VMM.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     pub(crate) kernel: PathBuf,
@@ -141,12 +141,12 @@ pub(crate) struct Machine {
     pub(crate) cmdline: String,
     pub(crate) cpus: u8,
     pub(crate) memory_mib: u32,
-    /// Whether it is shared with other processes.
+    /// True if the memory is shared with other processes.
     pub(crate) shared_memory: bool,
     pub(crate) devices: Vec<Device>,
-    /// Emulated NVMe drives, which are one IOMMU group.
+    /// Emulated NVMe drives. All are in one IOMMU group.
     pub(crate) drives: Vec<Drive>,
-    /// What each VMM has.
+    /// Emulated devices that all VMMs support.
     pub(crate) emulated: Vec<Emulated>,
     /// Values of Carom's `--user-device`.
     pub(crate) user_devices: Vec<String>,
@@ -154,39 +154,39 @@ pub(crate) struct Machine {
     pub(crate) disks: Vec<String>,
     /// Values of Carom's `--net`.
     pub(crate) cards: Vec<String>,
-    /// The values of `--rate-limit-group`.
+    /// Values of `--rate-limit-group`.
     pub(crate) rate_limit_groups: Vec<String>,
     /// Value of Carom's `--rng`.
     pub(crate) rng: Option<String>,
     pub(crate) bounce: Option<String>,
     /// Value of Carom's `--balloon`.
     pub(crate) balloon: Option<String>,
-    /// Further arguments of Carom and Cloud Hypervisor.
+    /// Additional arguments for Carom and Cloud Hypervisor.
     pub(crate) arguments: Vec<String>,
-    /// Directory of the control group in which the VMM runs.
+    /// Directory of the VMM's control group.
     pub(crate) group: Option<PathBuf>,
     pub(crate) events: PathBuf,
     /// Socket for the API (Carom only).
     pub(crate) api: PathBuf,
-    /// Most memory that the VMM may lock, in bytes, whoever runs it (Carom only).
+    /// Maximum memory that the VMM may lock, in bytes, even if root runs it (Carom only).
     pub(crate) locked_memory: Option<u64>,
-    /// The user that the VMM runs as, with that group and no rights of root's (Carom only).
+    /// User and group ID of the VMM, which has no capabilities then (Carom only).
     pub(crate) user: Option<u32>,
-    /// Whether the VMM reaches only the files that it is given (Carom only).
+    /// True if Landlock restricts the VMM to the files that it is given (Carom only).
     pub(crate) landlock: bool,
-    /// Whether system calls are filtered.
+    /// True if seccomp filters are on.
     pub(crate) seccomp: bool,
-    /// A copy of the VMM that the user may run.
+    /// Copy of the VMM that the user may execute.
     pub(crate) program: Option<PathBuf>,
-    /// File that is read as the guest's console, to which the VMM's stdout goes.
+    /// File that is read as the guest's console. The VMM's stdout goes to this file.
     pub(crate) console: PathBuf,
 }
 
-/// The command that boots a system from a raw image of a disk on `vmm`, with one vCPU, nothing else, and the guest's serial console on
-/// stdout. Kernel and initramfs first.
+/// Returns a command that boots a system from a raw disk image on `vmm`, with one vCPU and no other device. The guest's serial
+/// console is on stdout. The array contains kernel and initramfs.
 ///
 /// # Errors
-/// As [`command`].
+/// Fails like [`command`].
 pub fn boot_command(
     site: &Site,
     vmm: Vmm,
@@ -206,25 +206,26 @@ pub fn boot_command(
         ..Machine::default()
     };
     match vmm {
-        // Without the events and the API that tests look at.
+        // Boot without the event monitor and the API that tests use.
         Vmm::Carom => Ok(cloud_hypervisor(&site.carom, &machine)),
         Vmm::Base | Vmm::Qemu | Vmm::QemuIntel | Vmm::CloudHypervisor | Vmm::Other => command(site, vmm, &machine),
     }
 }
 
-/// The command that runs `machine` on `vmm`, with the guest's serial console on stdout or in its file.
+/// Returns a command that runs `machine` on `vmm`. The guest's serial console is on stdout or in its file.
 ///
 /// # Errors
-/// The site has no such VMM.
+/// Fails if the site lacks this VMM.
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Command> {
     let command = match vmm {
         Vmm::Carom => carom(site, machine.program.as_ref().unwrap_or(&site.carom), machine),
         Vmm::Base => carom(site, site.base_vmm.as_deref().context("CAROM_BASE_VMM is not set")?, machine),
-        // This one does not know DMA by the address of a bridge: the guest cannot attach the devices behind it.
+        // QEMU's virtio-iommu ignores that DMA behind this bridge carries the bridge's address: the guest cannot attach the
+        // devices behind the bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
-        // Without its caching mode, VFIO would not learn of new mappings.
+        // Without caching mode, VFIO is not notified of new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
-        // Where the site names none, one that the shell finds.
+        // If the site names no program, use the one of the PATH.
         Vmm::CloudHypervisor => {
             cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
         }
@@ -236,7 +237,7 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
     })
 }
 
-/// What Carom and Cloud Hypervisor are told alike.
+/// Returns a command with the arguments that Carom and Cloud Hypervisor have in common.
 fn cloud_hypervisor(program: &Path, machine: &Machine) -> Command {
     let mut command = Command::new(program);
     command
@@ -312,8 +313,8 @@ fn carom(site: &Site, program: &Path, machine: &Machine) -> Command {
     }
 }
 
-/// The same command with a limit on locked memory and without the right to go beyond it, and as a user with that group and without
-/// any right beyond those of users.
+/// Returns the same command with a limit on locked memory, without the capability to exceed it, and as a user and group without
+/// capabilities if `user` is set.
 fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command {
     let mut limited = Command::new("prlimit");
     limited.args(bytes.map(|bytes| format!("--memlock={bytes}"))).arg("setpriv");
@@ -329,7 +330,7 @@ fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command 
     limited
 }
 
-/// The command of the site's template.
+/// Returns the command of the site's template.
 fn other(site: &Site, machine: &Machine) -> Result<Command> {
     let vmm = site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?;
     let drive = machine.devices.first().map(|device| &device.address);
@@ -346,7 +347,7 @@ fn other(site: &Site, machine: &Machine) -> Result<Command> {
     });
     let mut command = Command::new(&vmm.program);
     if vmm.has(Placeholder::Console) {
-        // What it says itself would be written over the console.
+        // The VMM's own messages on stdout would overwrite the console.
         command = Command::new("sh");
         command.args(["-c", r#"exec "$0" "$@" >&2"#]).arg(&vmm.program);
     }
@@ -354,7 +355,7 @@ fn other(site: &Site, machine: &Machine) -> Result<Command> {
     Ok(command)
 }
 
-/// The same command in a control group, from its first page of memory on.
+/// Returns the same command in a control group, so that all of its memory is accounted there.
 fn grouped(command: &Command, group: &Path) -> Command {
     let mut grouped = Command::new("sh");
     grouped.args(["-c", r#"echo $$ >"$0" && exec "$@""#]).arg(group.join("cgroup.procs"));
@@ -362,20 +363,20 @@ fn grouped(command: &Command, group: &Path) -> Command {
     grouped
 }
 
-/// How emulated drives come to be one IOMMU group.
+/// Method that puts emulated drives into one IOMMU group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
-    /// As functions of one device, which does not say that it keeps them apart.
+    /// Functions of one device, which does not report isolation between them (ACS).
     Functions,
-    /// Behind a conventional PCI bridge, whose address the DMA of all of them has.
+    /// Behind a conventional PCI bridge: the DMA of all drives carries the bridge's address.
     Bridge,
 }
 
-/// QEMU has one switch for the whole machine: the IOMMU is there, and all devices are behind it, if one asks for it.
+/// Returns QEMU's command. QEMU has one IOMMU for the whole machine: if one device needs it, all devices are behind it.
 fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
     let mut command = Command::new(site.qemu());
     command
-        // The machine's own AHCI controller has no drive, which the guest's driver would look for while the guest starts.
+        // The machine's built-in AHCI controller has no drive, and the guest's driver would search for one at boot.
         .args(["-accel", "kvm", "-cpu", "host", "-machine", "q35,sata=off", "-nodefaults", "-no-user-config"])
         .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
         .args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)])
@@ -384,7 +385,7 @@ fn qemu(site: &Site, machine: &Machine, iommu: &str, group: Group) -> Command {
         .arg("-initrd")
         .arg(&machine.initramfs)
         .args(["-append", &machine.cmdline]);
-    // Before the devices: those that are made earlier are not behind it.
+    // The IOMMU comes first: devices that are created earlier are not behind it.
     let emulated = machine.emulated.iter().any(Emulated::is_behind_the_iommu);
     if emulated || machine.devices.iter().any(|device| device.iommu) || !machine.drives.is_empty() {
         command.args(["-device", iommu]);
@@ -421,7 +422,8 @@ impl Emulated {
         *iommu
     }
 
-    /// QEMU's arguments: a disk has a thread of its own and io_uring, as Carom's has, and a card has no vhost-net, as nobody else has it.
+    /// Returns QEMU's arguments. A disk has its own thread and io_uring, like Carom's. A card has no vhost-net, because the other
+    /// VMMs have none.
     fn qemu(&self, number: usize) -> Vec<String> {
         let platform = if self.is_behind_the_iommu() { "on" } else { "off" };
         let driver = format!("disable-legacy=on,iommu_platform={platform}");
@@ -448,7 +450,7 @@ mod tests {
 
     use super::*;
 
-    /// Program and arguments.
+    /// Returns the program and its arguments.
     fn words(command: &Command) -> Vec<String> {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| word.to_string_lossy().into_owned()).collect()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Jobs for guests, and the reading of what they print: fio on the NVMe drive, and the kernel's `dma_map_benchmark`.
+//! Jobs for guests and parsers of their output: fio on the NVMe drive, and the kernel's `dma_map_benchmark`.
 //!
-//! A job is a shell script that runs as root with busybox' applets, `fio` and `dma_map_benchmark` in its path. It prints its
+//! A job is a shell script. It runs as root with busybox's applets, `fio` and `dma_map_benchmark` in its path, and prints its
 //! results as lines `CAROM-…`, which [`Outcome::values`] finds.
 
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
-/// Block sizes that are measured, as fio and the report write them.
+/// Measured block sizes, in the format of fio and of the report.
 pub const BLOCK_SIZES: [&str; 4] = ["4k", "16k", "64k", "128k"];
 
-/// First lines of a job that uses the NVMe drive: they wait for the drive, and end the job when there is none. `wait_for_nvme` does
-/// so again, once the drive has been away.
+/// First lines of a job that uses the NVMe drive. They wait for the drive, and end the job if it does not appear. The function
+/// `wait_for_nvme` can wait again after the drive was removed.
 pub const WAIT_FOR_NVME: &str = r#"
 wait_for_nvme() {
     i=0
@@ -30,16 +30,16 @@ wait_for_nvme
 NVME=$(basename "$(readlink -f /sys/class/nvme/nvme0/device)")
 "#;
 
-/// Lines of a job that print the versions of what runs in the guest; [`guest_versions`] reads them.
+/// Lines of a job that print the versions of the guest's programs, for [`guest_versions`].
 pub const PRINT_VERSIONS: &str = r#"
 echo "CAROM-KERNEL $(uname -r)"
 echo "CAROM-FIO-VERSION $(fio --version)"
 "#;
 
-/// Reads what [`PRINT_VERSIONS`] printed, by name.
+/// Reads the output of [`PRINT_VERSIONS`], by name.
 ///
 /// # Errors
-/// When one is missing.
+/// Fails if a version is missing.
 pub fn guest_versions(outcome: &Outcome) -> Result<BTreeMap<String, String>> {
     let named = [("guest_kernel", "CAROM-KERNEL"), ("fio", "CAROM-FIO-VERSION")];
     named.map(|(name, key)| Ok((name.into(), outcome.value(key)?.into()))).into_iter().collect()
@@ -48,9 +48,9 @@ pub fn guest_versions(outcome: &Outcome) -> Result<BTreeMap<String, String>> {
 /// Result of fio at one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fio {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: f64,
-    /// MiB a second.
+    /// MiB per second.
     pub mib_s: f64,
 }
 
@@ -63,73 +63,75 @@ pub struct DmaMap {
     pub unmap_us: f64,
 }
 
-/// What is measured beyond reads in sequence, by fio's names: random writes, and random reads and writes, half of each.
+/// Patterns other than sequential reads, by fio's names: random writes, and random reads and writes, half of each.
 pub const PATTERNS: [&str; 2] = ["randwrite", "randrw"];
 
 /// Results of [`fio_patterns`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Patterns {
-    /// Operations a second, reads and writes together, by pattern and block size.
+    /// Operations per second, reads and writes together, by pattern and block size.
     pub iops: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Mean time from submission to completion of a random 4 KiB read that is alone in flight, in µs.
+    /// Mean latency from submission to completion of a random 4 KiB read at depth 1, in µs.
     pub read_latency_us: f64,
 }
 
-/// What the kernel's function profiler says of mapping and unmapping at one block size, in seconds for each GiB that is read.
+/// Time of mapping and unmapping at one block size, by the kernel's function profiler, in seconds per GiB read.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MapTime {
-    /// In the functions that map, as the profiler sees them.
+    /// Time in the functions that map, including the profiler's overhead.
     pub map_s: f64,
-    /// In those that unmap.
+    /// Time in the functions that unmap, including the profiler's overhead.
     pub unmap_s: f64,
-    /// What of it is the profiler's own, if that was measured.
+    /// Overhead of the profiler, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiler: Option<ProfilerTime>,
 }
 
-/// What the function profiler sees of a function that does nothing, for as many calls: in seconds for each GiB that is read. That
-/// one is called in a tight loop, so its code is at hand, as that of mapping is not always: a lower bound.
+/// Overhead of the function profiler: its time for the same number of calls to an empty function, in seconds per GiB read. This
+/// is a lower bound: the empty function is called in a tight loop, so its code is always in the caches, unlike the code that
+/// maps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProfilerTime {
-    /// As many as map.
+    /// For the number of calls that map.
     pub map_s: f64,
-    /// As many as unmap.
+    /// For the number of calls that unmap.
     pub unmap_s: f64,
 }
 
 impl MapTime {
-    /// In the functions that map, without the profiler's own.
+    /// Returns the time in the functions that map, without the profiler's overhead.
     #[must_use]
     pub fn net_map_s(&self) -> f64 {
         self.map_s - self.profiler.map_or(0.0, |profiler| profiler.map_s)
     }
 
-    /// In those that unmap, without the profiler's own.
+    /// Returns the time in the functions that unmap, without the profiler's overhead.
     #[must_use]
     pub fn net_unmap_s(&self) -> f64 {
         self.unmap_s - self.profiler.map_or(0.0, |profiler| profiler.unmap_s)
     }
 }
 
-/// The functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
+/// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
 
-/// Who calls those. They are profiled too, so that the profiler's own code and data have just been used when the others are
-/// entered: after a guest's exit each of its pages has to be looked up again.
+/// Callers of [`PROFILED`]. They are profiled, too, so that the profiler's own code and data are in use shortly before the other
+/// functions are entered. After a guest's exit, the CPU must translate each of their pages again.
 const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs dma_unmap_sg_attrs";
 
-/// What interrupts run in (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`). Without the profiler's
-/// option `graph-time` what these take is not counted for the function that was interrupted: with drives this fast that is now
-/// and then the completion of other requests, copies included. The exit that an interrupt begins with is counted, and so is an
-/// interrupt that comes before the profiler has noted who called.
+/// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
+///
+/// Without the profiler's option `graph-time`, the time in these functions is not counted for the interrupted function. With fast
+/// drives, an interrupt sometimes completes other requests, including their copies. Two parts are still counted: the exit at the
+/// start of an interrupt, and interrupts that come before the profiler has recorded the caller.
 const INTERRUPTS: &str = "irq_enter_rcu __common_interrupt __sysvec_apic_timer_interrupt irq_exit_rcu";
 
-/// The function that is called for each write to `/dev/null` (`drivers/char/mem.c`). It returns and does nothing else, so what
-/// the profiler sees of it is the profiler.
+/// Function that is called for each write to `/dev/null` (`drivers/char/mem.c`). It returns immediately, so its profile shows the
+/// profiler's overhead.
 const EMPTY: &str = "write_null";
 
-/// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a second of warming
-/// up, in `jobs` threads; [`fio_results`] reads the results.
+/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`] for `seconds` after a
+/// warm-up of one second, in `jobs` threads. [`fio_results`] reads the results.
 #[must_use]
 pub fn fio_reads(seconds: u32, jobs: u8) -> String {
     BLOCK_SIZES
@@ -147,7 +149,7 @@ pub fn fio_reads(seconds: u32, jobs: u8) -> String {
 /// Reads the results of [`fio_reads`].
 ///
 /// # Errors
-/// When a block size is missing, fio saw errors or nothing was read.
+/// Fails if a block size is missing, fio reported errors or nothing was read.
 pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     let mut results = BTreeMap::new();
     for line in outcome.values("CAROM-FIO") {
@@ -165,9 +167,10 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     Ok(results)
 }
 
-/// Runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and 4 KiB random reads at
-/// depth 1, for `seconds` each after a second of warming up; [`pattern_results`] reads the results. The part of the drive that
-/// is used is written first, so that no write has to find room in the drive's image on the host.
+/// Returns a job that runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and 4
+/// KiB random reads at depth 1. Each runs for `seconds` after a warm-up of one second. [`pattern_results`] reads the results.
+///
+/// The used area of the drive is written first, so that no later write must allocate space in the drive's image on the host.
 #[must_use]
 pub fn fio_patterns(seconds: u32) -> String {
     let fio = "fio --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --thread --size=128M";
@@ -182,7 +185,7 @@ pub fn fio_patterns(seconds: u32) -> String {
     };
     for pattern in PATTERNS {
         for size in BLOCK_SIZES {
-            // Of the reads, and of the writes.
+            // Add the IOPS of reads and of writes.
             measure(pattern, size, 64, &format!("\"CAROM-PATTERN\", \"{pattern}\", \"{size}\", $8 + $49"));
         }
     }
@@ -193,7 +196,7 @@ pub fn fio_patterns(seconds: u32) -> String {
 /// Reads the results of [`fio_patterns`].
 ///
 /// # Errors
-/// When one is missing, fio saw errors or did nothing.
+/// Fails if a result is missing, or if fio reported errors or did nothing.
 pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     let figure = |text: &str, errors: &str| {
         ensure!(errors == "0", "fio ended with error {errors}");
@@ -217,13 +220,15 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
-/// Reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], `mib` MiB at the smallest and twice as much at
-/// each next one, each twice, of which the second counts, with the kernel's function profiler on the functions that map and unmap,
-/// without most of what interrupts take in them, and on one that does nothing before; [`map_times`] reads the results. The kernel
-/// needs `guest/config/profile.config`.
+/// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], with the function
+/// profiler on the functions that map and unmap. [`map_times`] reads the results.
+///
+/// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the second
+/// run counts. Most of the time in interrupts is excluded. Before that, the profiler's overhead is measured with an empty
+/// function. The kernel needs `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
-    // A line of the profiler's: function, calls, time in µs, and so on.
+    // A line of the profiler: function, calls, time in µs, and more.
     let mut job = format!(
         "cd /sys/kernel/tracing || exit 95\necho {PROFILED} {CALLERS} {INTERRUPTS} {EMPTY} >set_ftrace_filter || exit 95\n\
          echo 0 >options/graph-time || exit 95\n\
@@ -234,11 +239,11 @@ pub fn fio_profiled(mib: u32) -> String {
          echo \"CAROM-PROFILER $(total {EMPTY})\"\n"
     );
     for (step, size) in BLOCK_SIZES.iter().enumerate() {
-        // Large blocks are few: each buffer has to be used many times, or its first use, at which the host gives the guest
-        // the memory, is what is measured.
+        // Large blocks are few, and each buffer must be used many times. Otherwise the result is dominated by the first use of a
+        // buffer, when the host allocates its memory.
         let mib = mib << step;
-        // The first round is not counted: it gets the pool what it needs, and an emulator translates the functions, which
-        // turning the profiler on has changed. That is why it stays on.
+        // The first round does not count. In this round the pool grows, and an emulator translates the functions, whose code
+        // changes when the profiler is turned on. For this reason the profiler stays on.
         job += &format!(
             "for round in 1 2; do\n\
              BEFORE=\"$(total iommu_dma_map) $(total iommu_dma_unmap)\"\n\
@@ -255,7 +260,7 @@ pub fn fio_profiled(mib: u32) -> String {
 /// Reads the results of [`fio_profiled`], by block size.
 ///
 /// # Errors
-/// When one is missing, nothing was read or nothing was mapped.
+/// Fails if a result is missing, or if nothing was read or mapped.
 pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     let [calls, us] = positive(outcome.value("CAROM-PROFILER")?)?;
     let profiler_us = us / calls;
@@ -275,7 +280,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
         let time = MapTime { map_s: map_us * each_gib, unmap_s: unmap_us * each_gib, profiler: Some(profiler) };
         ensure!(
             time.net_map_s() > 0.0 && time.net_unmap_s() > 0.0,
-            "profile {line:?}: all of it is the profiler's own"
+            "profile {line:?}: the profiler's overhead is all of it"
         );
         times.insert(size.to_owned(), time);
     }
@@ -285,7 +290,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     Ok(times)
 }
 
-/// The numbers of a line, all above 0.
+/// Parses the numbers of a line. All must be above 0.
 fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     let numbers: Vec<f64> =
         line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| format!("profile {line:?}"))?;
@@ -293,14 +298,14 @@ fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     numbers.try_into().ok().with_context(|| format!("profile {line:?}: {N} numbers wanted"))
 }
 
-/// Writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all of it (crc32c), with `depth`
-/// requests in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
+/// Returns a job that writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all data
+/// (crc32c), with `depth` requests in flight. Prints `CAROM-VERIFY <fio's status> <bytes checked>`.
 #[must_use]
 pub fn fio_verify(mib: u32, depth: u32) -> String {
     fio_verify_on("/dev/nvme0n1", mib, depth)
 }
 
-/// The same as [`fio_verify`] on any block device.
+/// Like [`fio_verify`], on any block device.
 #[must_use]
 pub fn fio_verify_on(device: &str, mib: u32, depth: u32) -> String {
     format!(
@@ -313,10 +318,10 @@ pub fn fio_verify_on(device: &str, mib: u32, depth: u32) -> String {
     )
 }
 
-/// Checks that [`fio_verify`] ended well each time it ran, `times` in all.
+/// Checks that [`fio_verify`] ran `times` times and succeeded each time.
 ///
 /// # Errors
-/// When it did not run, found an error or checked nothing.
+/// Fails if it did not run, found an error or checked nothing.
 pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     let results: Vec<&str> = outcome.values("CAROM-VERIFY").collect();
     ensure!(
@@ -332,40 +337,41 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     Ok(())
 }
 
-/// How the kernel's `dma_map_benchmark` maps.
+/// Parameters of the kernel's `dma_map_benchmark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// Whether the device reads what is mapped, rather than writing it.
+    /// True if the device reads the mapped memory, false if it writes it.
     pub to_device: bool,
-    /// Threads that map at the same time, each for itself.
+    /// Threads that map concurrently, each for itself.
     pub threads: u8,
-    /// Pages of 4 KiB that each mapping has.
+    /// Number of 4 KiB pages of each mapping.
     pub pages: u16,
 }
 
-/// One page for the device to write, by one thread.
+/// One page for the device to write, in one thread.
 pub const FROM_DEVICE: Mapping = Mapping { to_device: false, threads: 1, pages: 1 };
-/// One page for the device to read, by one thread.
+/// One page for the device to read, in one thread.
 pub const TO_DEVICE: Mapping = Mapping { to_device: true, ..FROM_DEVICE };
-/// One page for the device to write, by each of two threads.
+/// One page for the device to write, in two threads.
 pub const FROM_DEVICE_TWO_THREADS: Mapping = Mapping { threads: 2, ..FROM_DEVICE };
 
 impl Mapping {
-    /// Its name on the console.
+    /// Returns the name of the parameters on the console.
     fn key(self) -> String {
         format!("{}-{}-{}", if self.to_device { "TO" } else { "FROM" }, self.threads, self.pages)
     }
 
-    /// Direction, number of threads and size, as the program takes them.
+    /// Returns the program's options for direction, threads and size.
     fn options(self) -> String {
         let Self { to_device, threads, pages } = self;
         format!("-d {} -t {threads} -g {pages}", if to_device { 1 } else { 2 })
     }
 }
 
-/// Gives the NVMe drive to the kernel's `dma_map_benchmark` and lets it map and unmap for `seconds` in each of these
-/// ways; [`dma_map_result`] reads the results. The drive is not usable afterwards. Where there are windows, they are switched on
-/// for the device, as that driver does not ask for them by itself.
+/// Returns a job that binds the NVMe drive to the kernel's `dma_map_benchmark`, and maps and unmaps for `seconds` with each of
+/// these parameters. [`dma_map_result`] reads the results. The drive is not usable afterwards.
+///
+/// If there are windows, the job enables them for the device, because this driver does not request them.
 #[must_use]
 pub fn dma_map_benchmark(seconds: u32, mappings: &[Mapping]) -> String {
     let mut job = r#"
@@ -394,7 +400,7 @@ SWITCH="/sys/bus/pci/devices/$NVME/iommu_bounce"
 /// Reads the result of [`dma_map_benchmark`].
 ///
 /// # Errors
-/// When it is missing.
+/// Fails if the result is missing.
 pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
     let number = |what| {
         let key = format!("CAROM-{what}-US-{}", mapping.key());
@@ -407,9 +413,9 @@ pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
 mod tests {
     use super::*;
 
-    /// What a guest prints of which each call took 3 µs, 2 of them the profiler's own, for half a GiB at each size.
+    /// Returns the output of a guest in which each call took 3 µs, including 2 µs of overhead, for half a GiB at each size.
     fn profile(profiler: &str) -> Outcome {
-        // The round before it had as many calls, which took twice as long.
+        // The previous round had the same number of calls and took twice as long.
         let line = |size| {
             let before = "1000000 6000000.0 1000000 12000000";
             format!("CAROM-MAP-TIME {size} 536870912 {before} 2000000 9000000 2000000 18000000.0\n")

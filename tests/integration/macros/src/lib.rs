@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The attribute of a test with a real guest.
+//! Attribute for tests with real guests.
 
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
@@ -9,11 +9,11 @@ use syn::meta::ParseNestedMeta;
 use syn::parse::Parser;
 use syn::{Ident, ItemFn, LitStr, Result};
 
-/// Makes a function a test of `carom_integration::harness`. The attribute says when the test runs:
+/// Registers a function as a test of `carom_integration::harness`. The attribute's arguments say when the test runs:
 ///
-/// - `needs(Usb, Edu)`: only where all these are, variants of `carom_integration::harness::Need`;
-/// - `slow = "reason"`: only when asked for, as what another test covers for the most part;
-/// - `by_iommufd`: once more, with devices reached by IOMMUFD, after all tests have run the other way.
+/// - `needs(Usb, Edu)`: only if all these requirements are met. They are variants of `carom_integration::harness::Need`.
+/// - `slow = "reason"`: only on request, for example because other tests mostly cover it.
+/// - `by_iommufd`: once more by IOMMUFD, after all tests have run without it.
 #[proc_macro_attribute]
 pub fn guest_test(attributes: TokenStream, item: TokenStream) -> TokenStream {
     expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Keeps what a test, its threads and its programs write to stdout and stderr.
+//! Captures what a test, its threads and its programs write to stdout and stderr.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::{dup, fcntl_dupfd_cloexec};
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
-/// Until it ends, stdout and stderr of this process go to a file.
+/// Redirects stdout and stderr of this process to a file until it ends.
 pub(super) struct Capture {
     file: File,
     stdout: OwnedFd,
@@ -17,19 +17,19 @@ pub(super) struct Capture {
 
 impl Capture {
     pub(super) fn start() -> io::Result<Self> {
-        // What was printed before belongs to the real one.
+        // Earlier output belongs to the real stdout.
         io::stdout().flush()?;
         let file = tempfile::tempfile()?;
         let stdout = fcntl_dupfd_cloexec(io::stdout(), 3)?;
         let stderr = fcntl_dupfd_cloexec(io::stderr(), 3)?;
-        // One offset for both: lines stay in order.
+        // Both share one file offset, so that lines stay in order.
         let shared = dup(&file)?;
         dup2_stdout(&shared)?;
         dup2_stderr(&shared)?;
         Ok(Self { file, stdout, stderr })
     }
 
-    /// All that was written. What cannot be read is lost.
+    /// Restores stdout and stderr, and returns the captured text. Text that cannot be read is lost.
     pub(super) fn end(mut self) -> String {
         let _ = io::stdout().flush();
         self.restore();
@@ -39,7 +39,7 @@ impl Capture {
     }
 
     fn restore(&self) {
-        // These are open, so it does not fail.
+        // All descriptors are open, so this does not fail.
         let _ = dup2_stdout(&self.stdout);
         let _ = dup2_stderr(&self.stderr);
     }

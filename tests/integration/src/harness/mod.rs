@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs tests with real guests: those whose needs are met, one after the other, and notes each that is finished.
+//! Runs tests with real guests. Tests whose needs are met run one after the other, and each result is recorded.
 //!
-//! A test is a function with the attribute [`guest_test`]. A program of such tests has [`main`] for its main function, and takes
-//! the options of Rust's own tests (`--list`, `--skip`, `--exact`, `--nocapture`, `--include-ignored`, …).
+//! A test is a function with the attribute [`guest_test`]. A program of such tests uses [`main`] as its main function, and
+//! accepts the options of Rust's own tests (`--list`, `--skip`, `--exact`, `--nocapture`, `--include-ignored`, …).
 
 mod capture;
 mod need;
@@ -26,33 +26,33 @@ pub use record::{Done, Outcome, Record};
 
 use capture::Capture;
 
-/// Set to `by_iommufd`, has only the tests run that have this attribute.
+/// Variable that selects tests. With the value `by_iommufd`, only tests with this attribute run.
 pub const SELECTION: &str = "CAROM_TESTS";
 
-/// The program's own stderr, also while a test runs.
+/// The program's own stderr. It stays usable while a test's output is captured.
 static STDERR: OnceLock<File> = OnceLock::new();
 
-/// A test, as [`guest_test`] registers it.
+/// Test, as [`guest_test`] registers it.
 #[derive(Debug)]
 pub struct GuestTest {
-    /// Path of the module, which begins with the program's name.
+    /// Path of the module, including the name of the program.
     pub module: &'static str,
     /// Name of the function.
     pub function: &'static str,
-    /// What it cannot do without.
+    /// Needs of the test.
     pub needs: &'static [Need],
-    /// Why it is left out of a plain run, if it is.
+    /// Reason why a plain run skips the test, if it does.
     pub slow: Option<&'static str>,
-    /// Whether it runs once more by IOMMUFD.
+    /// True if the test runs again by IOMMUFD.
     pub by_iommufd: bool,
-    /// The test. It fails by a panic.
+    /// Test function. It panics if the test fails.
     pub run: fn(),
 }
 
 inventory::collect!(GuestTest);
 
 impl GuestTest {
-    /// The name as Rust's own tests have it: modules and function, without the program.
+    /// Returns the name as Rust's own tests have it: modules and function, without the program.
     #[must_use]
     pub fn name(&self) -> String {
         match self.module.split_once("::") {
@@ -61,32 +61,32 @@ impl GuestTest {
         }
     }
 
-    /// Why it does not run here, if it does not.
+    /// Returns the reason why the test is skipped here, if it is.
     fn left_out(&self, slow_too: bool) -> Option<String> {
         let lacking = self.needs.iter().find_map(|need| need.lacking());
         lacking.or_else(|| self.slow.filter(|_| !slow_too).map(|reason| format!("slow: {reason}")))
     }
 }
 
-/// Tells at once how far a long test is; all else that a test writes is shown when it fails. A machine whose tests say nothing for
-/// minutes is taken for dead.
+/// Prints a text immediately, for the progress of a long test. Other output of a test is only shown if the test fails. The rig
+/// treats a machine whose tests print nothing for minutes as dead.
 pub fn tell(text: &str) {
-    // Nothing is lost where stderr cannot be written.
+    // A failed write to stderr does no harm.
     let _ = match STDERR.get() {
         Some(mut own) => writeln!(own, "{text}"),
         None => writeln!(stderr(), "{text}"),
     };
 }
 
-/// Runs the registered tests as the command line says. With a [`Record`] in the environment, those that it has are left out, and
-/// the others are noted there.
+/// Runs the registered tests that the command line selects. With a [`Record`] in the environment, skips the tests that the record
+/// contains, and records the others.
 pub fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     if let Ok(own) = fcntl_dupfd_cloexec(stderr(), 3) {
-        // Set here only.
+        // This is the only place that sets it.
         let _ = STDERR.set(own.into());
     }
-    // They share devices.
+    // Tests share devices, so they run one at a time.
     arguments.test_threads = Some(1);
     let record = match Record::from_env() {
         Ok(record) => Arc::new(record),
@@ -111,11 +111,11 @@ fn trial(name: String, test: &'static GuestTest, arguments: &Arguments, record: 
         Some(reason) => Ok(Completion::ignored_with(reason)),
         None => run(&own_name, test.run, nocapture, record.as_ref().as_ref()),
     };
-    // With `--ignored` the others are left out by this mark.
+    // With `--ignored`, this flag makes the library skip the other tests.
     Trial::ignorable_test(name, runner).with_ignored_flag(arguments.ignored && test.slow.is_some())
 }
 
-/// Runs a test in a thread of its name, as Rust's own tests do. What it says is shown if it fails.
+/// Runs a test in a thread with its name, as Rust's own tests do. Shows the test's output if it fails.
 fn run(name: &str, test: fn(), nocapture: bool, record: Option<&Record>) -> Result<Completion, Failed> {
     let start = Instant::now();
     let note = |outcome: Outcome, text: &str| match record {
@@ -163,7 +163,7 @@ mod tests {
         assert!(lacking.left_out(true).unwrap().contains("CAROM_USB"));
     }
 
-    /// A function with Rust's own attribute would be compiled out of a program that has this main function.
+    /// A program with our main function would not compile functions with Rust's own attribute.
     #[test]
     fn no_guest_test_has_the_attribute_of_other_tests() {
         let mut rest = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")];

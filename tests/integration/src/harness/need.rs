@@ -1,93 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a test cannot do without.
+//! Requirements of tests.
 
 use std::env;
 use std::path::Path;
 
-/// By its character device the kernel's module `aer_inject` takes errors that a device is to have.
+/// Character device of the kernel's module `aer_inject`, which injects device errors.
 const AER_INJECT: &str = "/dev/aer_inject";
 
-/// Where Debian 12's `qemu-system-common` has its virtiofsd.
+/// virtiofsd of Debian 12's `qemu-system-common`.
 pub const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 
-/// QEMU's storage daemon, of the same package.
+/// QEMU's storage daemon, from the same package.
 pub const STORAGE_DAEMON: &str = "/usr/bin/qemu-storage-daemon";
 
-/// QEMU's program for images, of Debian's `qemu-utils`.
+/// QEMU's program for images, from Debian's `qemu-utils`.
 pub const QEMU_IMG: &str = "/usr/bin/qemu-img";
 
-/// The program that makes devices of the kernel's device mapper, of Debian's `dmsetup`.
+/// Program that creates device-mapper devices, from Debian's `dmsetup`.
 pub const DMSETUP: &str = "/usr/sbin/dmsetup";
 
-/// The service manager, of Debian's `systemd`.
+/// Service manager, from Debian's `systemd`.
 pub const SYSTEMD: &str = "/lib/systemd/systemd";
 
-/// Where a kernel that has allocations fail when asked has the settings of the slab allocator's (`CONFIG_FAILSLAB`).
+/// Settings for injected failures of slab allocations (`CONFIG_FAILSLAB`).
 pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
 
-/// How a test finds what it needs.
+/// Place of a requirement.
 enum Place {
-    /// A variable names it.
+    /// Environment variable that is set if the requirement is met.
     Variable(&'static str),
-    /// A program of a Debian package, or what a kernel has that was built so.
+    /// File that exists if the requirement is met: a program of a Debian package, or a directory of a kernel with a certain
+    /// option.
     Program(&'static str),
 }
 
-/// Devices, programs and services of the host that the rig has and another host may lack. See [`crate::Site`] for the devices.
+/// Devices, programs and services that the rig has and another host may lack. [`crate::Site`] describes the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// QEMU's edu device.
     Edu,
-    /// Another one.
+    /// A second edu device.
     Edu2,
-    /// One that has 28 address bits.
+    /// An edu device with 28 address bits.
     EduNarrow,
     /// A second NVMe drive.
     SecondDrive,
-    /// A second NVMe drive on which reads fail at a known place.
+    /// A second NVMe drive whose reads fail at a known place.
     FailingDrive,
     /// A network card with a server that echoes.
     Net,
-    /// A device below a root port, and the module `aer_inject` to make errors of it.
+    /// A device below a root port, and the module `aer_inject`, which injects errors of the device.
     ErrorInjection,
     /// A USB controller with a drive.
     Usb,
-    /// A network card of igb's with a server that echoes.
+    /// An igb network card with a server that echoes.
     Igb,
     /// An AHCI controller with a drive.
     Ahci,
-    /// A device of vfio-pci whose group has a device of another driver.
+    /// A vfio-pci device whose IOMMU group contains a device of another driver.
     NotViable,
-    /// A Debian made of packages.
+    /// A Debian system made of packages.
     Distribution,
     /// Firmware, and a disk that it boots.
     Firmware,
     /// Carom as a Debian package.
     Package,
-    /// A kernel for guests that has trace points.
+    /// A guest kernel with trace points.
     TracePoints,
-    /// The same of the newer series.
+    /// A guest kernel of the newer series with trace points.
     NewerTracePoints,
-    /// A server of directories of the host.
+    /// A server that exports host directories.
     Virtiofsd,
-    /// A server of disks.
+    /// A server that exports disks.
     StorageDaemon,
     /// The program that makes and checks qcow2 images.
     QemuImg,
     /// A block device to which the host may swap.
     Swap,
-    /// A directory with the programs of Kata Containers' runtime, which is built by hand.
+    /// A directory with the programs of Kata Containers' runtime, which must be built by hand.
     KataRuntime,
-    /// The program that makes devices of the kernel's device mapper.
+    /// The program that creates device-mapper devices.
     Dmsetup,
     /// A service manager that can be started in namespaces.
     Systemd,
-    /// A kernel whose allocations fail when a test asks for it: that of the rig with IOMMUFD.
+    /// A kernel that can inject allocation failures, such as the rig's kernel with IOMMUFD.
     FailingAllocations,
 }
 
 impl Need {
-    /// What must be there for it.
+    /// Returns the place of the requirement.
     fn place(self) -> Place {
         Place::Variable(match self {
             Self::Edu => "CAROM_EDU",
@@ -117,7 +118,7 @@ impl Need {
         })
     }
 
-    /// What is not there, if it is not.
+    /// Returns what is missing, or `None` if the requirement is met.
     #[must_use]
     pub fn lacking(self) -> Option<String> {
         self.lacking_of(|variable| env::var_os(variable).is_some(), |path| path.exists())

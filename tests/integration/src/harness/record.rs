@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which tests are finished, noted at once, so that another machine can go on where one has died.
+//! Record of finished tests. Each result is written immediately, so that another machine can continue if this one dies.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// What became of a test.
+/// Result of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has begun.
+    /// The test has begun.
     Started,
-    /// It is finished and passed.
+    /// The test has passed.
     Passed,
-    /// It is finished and failed.
+    /// The test has failed.
     Failed,
 }
 
@@ -31,31 +31,31 @@ impl Outcome {
     }
 }
 
-/// A file of lines `OUTCOME TEST MILLISECONDS`, the last of which holds for a test; beside it, in `FILE.failures`, what failed
-/// tests said.
+/// File of lines `OUTCOME TEST MILLISECONDS`. The last line of a test is valid. The file `FILE.failures` contains the output of
+/// failed tests.
 #[derive(Debug, Clone)]
 pub struct Record {
     path: PathBuf,
 }
 
-/// What a record says: the tests that it has, with what was noted last.
+/// Contents of a record: tests with their last results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Done(BTreeMap<String, (Outcome, Duration)>);
 
 impl Record {
-    /// The variable that names the file.
+    /// Variable that names the file.
     pub const VARIABLE: &'static str = "CAROM_TEST_RECORD";
 
-    /// A record in this file, which need not exist.
+    /// Returns a record in this file, which need not exist.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self { path: path.into() }
     }
 
-    /// The record that the environment names.
+    /// Returns the record that the environment names.
     ///
     /// # Errors
-    /// It names a file that cannot be written.
+    /// Fails if the file cannot be written.
     pub(super) fn from_env() -> Result<Option<Self>> {
         let Some(path) = env::var_os(Self::VARIABLE) else { return Ok(None) };
         let record = Self { path: path.into() };
@@ -63,13 +63,14 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What has been noted. A file that cannot be read has nothing; of a line that was cut off as the machine died nothing is known.
+    /// Returns the recorded results. A file that cannot be read has none. A line that was cut off when the machine died is
+    /// ignored.
     #[must_use]
     pub fn done(&self) -> Done {
         let text = fs::read_to_string(&self.path).unwrap_or_default();
@@ -82,13 +83,13 @@ impl Record {
         Done(whole.filter_map(known).collect())
     }
 
-    /// What the failed tests said.
+    /// Returns the output of failed tests.
     #[must_use]
     pub fn failures(&self) -> String {
         fs::read_to_string(self.failures_path()).unwrap_or_default()
     }
 
-    /// Notes what became of a test, after this time, and what it said if it failed.
+    /// Records the result of a test after this time, and its output if it failed.
     pub(super) fn note(&self, test: &str, outcome: Outcome, time: Duration, said: &str) -> Result<()> {
         if outcome == Outcome::Failed {
             append(&self.failures_path(), &format!("---- {test} ----\n{said}\n"))?;
@@ -104,25 +105,25 @@ impl Record {
 }
 
 impl Done {
-    /// How many tests ended like this.
+    /// Returns the number of tests with this result.
     #[must_use]
     pub fn count(&self, outcome: Outcome) -> usize {
         self.0.values().filter(|(known, _)| *known == outcome).count()
     }
 
-    /// How many are finished.
+    /// Returns the number of finished tests.
     #[must_use]
     pub fn finished(&self) -> usize {
         self.count(Outcome::Passed) + self.count(Outcome::Failed)
     }
 
-    /// The test that has begun and is not finished.
+    /// Returns the test that has begun and is not finished.
     #[must_use]
     pub fn at_hand(&self) -> Option<&str> {
         self.0.iter().find(|(_, (outcome, _))| *outcome == Outcome::Started).map(|(test, _)| test.as_str())
     }
 
-    /// The tests that took longest, `count` of them, the longest first.
+    /// Returns the `count` slowest tests, the slowest first.
     #[must_use]
     pub fn longest(&self, count: usize) -> Vec<(&str, Duration)> {
         let mut tests: Vec<_> = self.0.iter().map(|(test, &(_, time))| (test.as_str(), time)).collect();
@@ -131,7 +132,7 @@ impl Done {
         tests
     }
 
-    /// Whether this test is finished.
+    /// True if this test is finished.
     pub(super) fn has(&self, test: &str) -> bool {
         self.0.get(test).is_some_and(|&(outcome, _)| outcome != Outcome::Started)
     }
@@ -139,7 +140,8 @@ impl Done {
 
 fn append(path: &Path, text: &str) -> Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("cannot write {}", path.display()))
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

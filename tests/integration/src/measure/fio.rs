@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! fio's work on a guest's drive in cells, each with what it cost guest and host.
+//! Cells: runs of fio on a guest's drive, with their cost for guest and host.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,93 +8,93 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{Outcome, Probe};
 
-/// What fio does: its name, and its options.
+/// Access pattern of fio: its name and options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
-    /// As tables have it.
+    /// Name in tables.
     pub name: &'static str,
     options: &'static str,
 }
 
-/// Reads in sequence.
+/// Sequential reads.
 pub const READ: Pattern = Pattern { name: "read", options: "--rw=read" };
-/// Writes in sequence.
+/// Sequential writes.
 pub const WRITE: Pattern = Pattern { name: "write", options: "--rw=write" };
-/// Reads at random places.
+/// Random reads.
 pub const RANDREAD: Pattern = Pattern { name: "randread", options: "--rw=randread" };
-/// Writes at random places.
+/// Random writes.
 pub const RANDWRITE: Pattern = Pattern { name: "randwrite", options: "--rw=randwrite" };
-/// Reads and writes at random places, 70 to 30.
+/// Random reads and writes, 70 to 30.
 pub const RANDRW: Pattern = Pattern { name: "randrw", options: "--rw=randrw --rwmixread=70" };
 
-/// All of them.
+/// All patterns.
 pub const PATTERNS: [Pattern; 5] = [READ, WRITE, RANDREAD, RANDWRITE, RANDRW];
 
-/// When a cell ends.
+/// End of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// After this time, in seconds.
     Seconds(u32),
-    /// After so many operations, or after 30 seconds.
+    /// After this number of operations, or after 30 seconds.
     Operations(u32),
 }
 
-/// What fio does in one cell: direct I/O by libaio.
+/// Work of fio in one cell: direct I/O by libaio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
-    /// What it does.
+    /// Access pattern.
     pub pattern: Pattern,
-    /// KiB of one operation.
+    /// Size of an operation, in KiB.
     pub kib: u32,
-    /// Operations in flight for each job.
+    /// Operations in flight per job.
     pub depth: u32,
-    /// Processes that do so, each in a place of its own.
+    /// Number of jobs. Each uses its own area of the drive.
     pub jobs: u8,
-    /// When it ends.
+    /// End of the cell.
     pub extent: Extent,
 }
 
-/// Seconds after which fio is ended that does not end by itself.
+/// Time after which a hanging fio is killed, in seconds.
 const HARD_LIMIT: u32 = 60;
 
-/// Part of the drive that a job uses, in MiB.
+/// Area of the drive that a job uses, in MiB.
 pub const AREA_MIB: u32 = 128;
 
-/// What came of a cell.
+/// Result of a cell.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Done {
-    /// Operations.
+    /// Number of operations.
     pub operations: f64,
-    /// Operations a second.
+    /// Operations per second.
     pub iops: f64,
-    /// MiB a second.
+    /// MiB per second.
     pub mib_s: f64,
-    /// Latency from submission to completion in µs: mean, and of reads, or of writes where there are no reads, the percentiles 50, 99
-    /// and 99.9 from the moment of submission's end.
+    /// Mean latency from submission to completion, in µs.
     pub latency_us: f64,
-    /// See there.
+    /// Percentiles 50, 99 and 99.9 of the latency from the end of submission to completion, in µs. They are of reads, or of
+    /// writes if the cell has no reads.
     pub percentiles_us: [f64; 3],
-    /// Bytes that the guest copied for bouncing, in and out.
+    /// Bytes that the guest copied for bouncing, in both directions.
     pub copied_bytes: f64,
-    /// What host and VMM had counted before.
+    /// Counters of host and VMM before the cell.
     pub before: Probe,
-    /// And afterwards.
+    /// Counters of host and VMM after the cell.
     pub after: Probe,
 }
 
 impl Cell {
-    /// A block size as fio's users write it.
+    /// Returns the block size as fio's users write it.
     #[must_use]
     pub fn size(&self) -> String {
         if self.kib.is_multiple_of(1024) { format!("{}M", self.kib / 1024) } else { format!("{}k", self.kib) }
     }
 
-    /// How long it takes, in all.
+    /// Returns the estimated duration of the whole cell.
     #[must_use]
     pub fn estimate(&self) -> Duration {
         let seconds = match self.extent {
             Extent::Seconds(seconds) => f64::from(seconds),
-            // At some 800 operations a second, as a strict guest does in the rig.
+            // A strict guest does some 800 operations per second in the rig.
             Extent::Operations(operations) => f64::from(operations) / 800.0,
         };
         Duration::from_secs_f64(seconds + 1.5)
@@ -113,36 +113,38 @@ impl Cell {
     }
 }
 
-/// The job of a guest that does these cells on its NVMe drive, one after the other, once that is there. The parts of the drive that are
-/// used are written before, so that no write has to find room in the drive's image on the host.
+/// Returns the job of a guest that runs these cells on its NVMe drive, one after the other. The used areas of the drive are
+/// written first, so that no later write must allocate space in the drive's image on the host.
 ///
-/// Jobs are threads of fio's first process, which wakes 95 times a second. If they were processes, with page tables of their own, each
-/// of these wakes would empty the guest's TLB twice on a CPU without PCID, as the rig's is.
+/// Jobs are threads of fio's first process, which wakes 95 times per second. If they were processes with their own page tables,
+/// each wake would flush the guest's TLB twice on a CPU without PCID, such as the rig's.
+///
 #[must_use]
 pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)
 }
 
-/// The same by io_uring with registered buffers.
+/// Like [`job`], by io_uring with registered buffers.
 #[must_use]
 pub fn job_of_registered(cells: &[Cell]) -> String {
     job_with("/dev/nvme0n1", cells, |_| "engine=io_uring memory=--fixedbufs=1")
 }
 
-/// The same with registered buffers in memory that the kernel lends for the drive. fio removes the file that it maps: it has a link.
+/// Like [`job_of_registered`], with the registered buffers in memory that the kernel lends for the drive. fio removes the file
+/// that it maps, so it gets a link.
 #[must_use]
 pub fn job_of_lent(cells: &[Cell]) -> String {
     let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; engine=io_uring memory="--fixedbufs=1 --mem=mmapshared:/tmp/lent""#;
     job_with("/dev/nvme0n1", cells, |_| link)
 }
 
-/// The same on another block device.
+/// Like [`job`], on another block device.
 #[must_use]
 pub fn job_on(device: &str, cells: &[Cell]) -> String {
     job_with(device, cells, |_| "")
 }
 
-/// The same, with the lines of `before` ahead of each cell, by its place among the cells.
+/// Like [`job_on`], with lines before each cell. `before` returns the lines for the index of a cell.
 #[must_use]
 pub fn job_with(device: &str, cells: &[Cell], before: impl Fn(usize) -> &'static str) -> String {
     let jobs = cells.iter().map(|cell| cell.jobs).max().unwrap_or(1);
@@ -185,7 +187,7 @@ work --rw=write --bs=1M --iodepth=8 --numjobs={jobs} --offset_increment={AREA_MI
     job
 }
 
-/// What came of each cell of [`job`], or why nothing did.
+/// Returns the results of the cells of [`job`], or the reasons for missing results.
 #[must_use]
 pub fn results(outcome: &Outcome, cells: &[Cell]) -> Vec<Result<Done>> {
     (0..cells.len()).map(|number| result(outcome, number)).collect()
@@ -196,31 +198,32 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
         let mut lines = outcome.values(key).filter_map(|line| line.split_once(' '));
         lines.find(|(cell, _)| cell.parse() == Ok(number)).map(|(_, rest)| rest)
     };
-    let cell = of("CAROM-CELL").context("the guest did not come to it")?;
-    // One that was ended has no line.
+    let cell = of("CAROM-CELL").context("the guest did not reach this cell")?;
+    // A killed fio prints no line.
     let (status, line) = cell.split_once(' ').unwrap_or((cell, ""));
     ensure!(status == "0", "fio ended with status {status}");
     let label = number.to_string();
     let mut probes = outcome.probes.iter().filter(|probe| probe.label == label).cloned();
     let (before, after) = (probes.next(), probes.next());
-    let (before, after) = (before.context("no look before")?, after.context("no look afterwards")?);
-    let copied = of("CAROM-COPIED").and_then(|rest| rest.split_once(' ')).context("bytes copied")?;
+    let (before, after) = (before.context("no probe before the cell")?, after.context("no probe after the cell")?);
+    let copied = of("CAROM-COPIED").and_then(|rest| rest.split_once(' ')).context("no line with copied bytes")?;
     let copied_bytes = copied.1.parse::<f64>()? - copied.0.parse::<f64>()?;
-    ensure!(copied_bytes >= 0.0, "bytes copied went from {} to {}", copied.0, copied.1);
+    ensure!(copied_bytes >= 0.0, "the count of copied bytes fell from {} to {}", copied.0, copied.1);
     parse(line, copied_bytes, before, after).with_context(|| format!("fio's result {line:?}"))
 }
 
-/// Reads a line of fio's terse form, version 3 (fio's HOWTO, "Terse output"): fields from 1 on, those of reads before those of writes.
+/// Parses a line of fio's terse form, version 3 (fio's HOWTO, "Terse output"). Fields are numbered from 1. Fields of reads come
+/// before those of writes.
 fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<Done> {
     let fields: Vec<&str> = line.split(';').collect();
     let field = |number: usize| fields.get(number - 1).copied().with_context(|| format!("no field {number}"));
     let number = |at: usize| field(at)?.parse::<f64>().with_context(|| format!("field {at}"));
     ensure!(field(5)? == "0", "error {}", field(5)?);
-    // IOPS and runtime in ms.
+    // IOPS times runtime in ms.
     let operations = |first: usize| Ok::<_, anyhow::Error>(number(first + 2)? * number(first + 3)? / 1000.0);
     let [reads, writes] = [6, 47].map(operations);
     let (reads, writes) = (reads?, writes?);
-    ensure!(reads + writes > 0.0, "nothing was done");
+    ensure!(reads + writes > 0.0, "fio did nothing");
     let first = if reads > 0.0 { 6 } else { 47 };
     let percentile = |at: usize| {
         let text = field(first + 12 + at)?;
@@ -243,7 +246,7 @@ fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<D
 mod tests {
     use super::*;
 
-    /// A result of fio 3.33 with 686 reads and 294 writes a second, for 1020 ms.
+    /// Returns a result of fio 3.33 with 686 reads and 294 writes per second, over 1020 ms.
     fn mixed(error: u32) -> String {
         let none = "0%=0;".repeat(17);
         let side = |start: &str, percentiles: &str, mean: u32| {
@@ -275,7 +278,7 @@ mod tests {
     fn cell_that_failed_or_was_never_begun_has_no_result() {
         for (cell, reason) in [
             ("1 137 ".to_owned(), "status 137"),
-            (format!("2 0 {}", mixed(0)), "did not come to it"),
+            (format!("2 0 {}", mixed(0)), "did not reach this cell"),
             (format!("1 0 {}", mixed(5)), "error 5"),
             ("1 0 3;fio".into(), "no field"),
         ] {

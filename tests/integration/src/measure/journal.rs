@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What was measured, step by step, in a file that outlives the machine: should that die, the next one goes on.
+//! Journal of measurements, in a file that survives the machine. If the machine dies, the next machine continues from this file.
 
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
@@ -11,56 +11,56 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How often a step is begun at most: the machine dies for reasons of its own, but not always.
+/// Maximum number of attempts of a step. The machine sometimes dies for reasons of its own.
 const TRIES: usize = 3;
 
-/// What came of a step.
+/// Result of a step.
 pub trait Sample: Clone + Serialize + DeserializeOwned {
-    /// What tells a step from the others of a run.
+    /// Key that identifies a step within a run.
     type Key: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
-    /// The step's.
+    /// Returns the step's key.
     fn key(&self) -> Self::Key;
 
-    /// A step of which nothing came, for this reason.
+    /// Creates the sample of a step that failed for this reason.
     fn failed(key: Self::Key, reason: String) -> Self;
 }
 
-/// A step to be measured.
+/// Step of a measurement.
 pub trait Step {
-    /// What comes of it.
+    /// Result of the step.
     type Sample: Sample;
 
-    /// What it is noted under.
+    /// Returns the key of the step.
     fn key(&self) -> <Self::Sample as Sample>::Key;
 
-    /// A line for those who wait.
+    /// Returns a line for the user.
     fn label(&self) -> String;
 
-    /// How long it may take, roughly. Only how the steps compare counts, once some are done.
+    /// Returns the estimated duration. After the first steps, only the ratio between estimates matters.
     fn estimate(&self) -> Duration;
 }
 
-/// A line of the file.
+/// Line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 enum Line<K, S> {
     Begin(K),
     End(S),
 }
 
-/// All samples, and the file that each is noted in at once.
+/// All samples, and the file in which each new sample is saved.
 #[derive(Debug)]
 pub struct Journal<S> {
     file: File,
-    /// The samples, in the order in which they were taken.
+    /// Samples, in the order of measurement.
     pub all: Vec<S>,
 }
 
 impl<S: Sample> Journal<S> {
-    /// Opens the file, or makes it.
+    /// Opens or creates the file.
     ///
     /// # Errors
-    /// It can be neither read nor made.
+    /// Fails if the file can be neither read nor created.
     pub fn open(path: &Path) -> Result<Self> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
@@ -69,18 +69,18 @@ impl<S: Sample> Journal<S> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if !text.is_empty() && !text.ends_with('\n') {
-            // What was cut off must not spoil the next line.
-            file.write_all(b"\n").context("cannot end a line that was cut off")?;
+            // An incomplete last line must not spoil the next one.
+            file.write_all(b"\n").context("cannot write to the file of samples")?;
         }
         Ok(Self { file, all: ended(&text) })
     }
 
-    /// Whether this step has ended before, or is not to be tried again.
+    /// True if this step has ended, or must not be tried again.
     pub fn has(&self, key: &S::Key) -> bool {
         self.all.iter().any(|sample| sample.key() == *key)
     }
 
-    /// Notes that a step begins.
+    /// Records that a step begins.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -88,7 +88,7 @@ impl<S: Sample> Journal<S> {
         self.write(&Line::<_, S>::Begin(key.clone()))
     }
 
-    /// Notes what came of it.
+    /// Records the result of a step.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -98,8 +98,8 @@ impl<S: Sample> Journal<S> {
         Ok(())
     }
 
-    /// Measures each step but those that are in the file, and notes it there. One that fails is noted as such, and the others go on.
-    /// On stderr it is told what is at hand and how long the rest will take, by how long the steps took so far.
+    /// Measures each step that is not in the file, and records its result. A failed step is recorded as failed, and the next
+    /// steps run. Prints each step to stderr with the estimated remaining time, based on the duration of the steps so far.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -124,13 +124,13 @@ impl<S: Sample> Journal<S> {
 
     fn write(&mut self, line: &Line<S::Key, S>) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
-        self.file.write_all(text.as_bytes()).context("cannot note a sample")
+        self.file.write_all(text.as_bytes()).context("cannot save a sample")
     }
 }
 
-/// The samples in a file's `text`. A step that was begun too often without an end failed.
+/// Returns the samples in a file's `text`. A step that began [`TRIES`] times without an end has failed.
 fn ended<S: Sample>(text: &str) -> Vec<S> {
-    // The machine may have died while it wrote: a line that is cut counts for nothing.
+    // The machine may have died while writing: ignore incomplete lines.
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line<S::Key, S>>(line).ok());
     let mut samples: Vec<S> = Vec::new();
     let mut begun: Vec<(S::Key, usize)> = Vec::new();
@@ -152,11 +152,11 @@ fn ended<S: Sample>(text: &str) -> Vec<S> {
     samples
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug)]
 struct Pace {
     start: Instant,
-    /// Estimates of what is done, and how long it took.
+    /// Sum of the estimates of finished steps, and of their actual durations.
     done: (Duration, Duration),
     left: Duration,
 }
@@ -192,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// A sample that is its own key.
+    /// Sample that is its own key.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     struct Plain {
         name: String,
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// A step that is its name.
+    /// Step that consists of its name.
     struct Named(&'static str);
 
     impl Step for Named {
@@ -246,7 +246,7 @@ mod tests {
         let again: Journal<Plain> = Journal::open(&path).unwrap();
         assert_eq!(again.all, [sample("a")]);
         assert!(again.has(&"a".into()));
-        assert!(!again.has(&"b".into()), "it has not ended: it is tried again");
+        assert!(!again.has(&"b".into()), "this step has not ended, so it must run again");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine that figures are of, and the versions of what ran there.
+//! Description of the machine, and versions of the programs.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,34 +12,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::Site;
 
-/// Where it ran.
+/// Machine of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The physical machine.
+    /// Physical machine.
     pub host: String,
-    /// `tcg` or `kvm`: how the rig's machine was run; `direct`: no rig; `native`: no guests.
+    /// `tcg` or `kvm` for the rig, by its accelerator; `direct` without the rig; `native` without guests.
     pub rig: String,
-    /// Kernel that KVM and VFIO are of.
+    /// Kernel with KVM and VFIO.
     pub kernel: String,
     /// RAM of each guest.
     pub guest_ram_bytes: u64,
 }
 
 impl Machine {
-    /// The one that this runs on; `host` is what to say of the physical machine.
+    /// Describes this machine. `host` describes the physical machine.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// Fails if the kernel's release cannot be queried.
     pub fn here(site: &Site, host: String, guest_ram_bytes: u64) -> Result<Self> {
         let kernel = first_line(Command::new("uname").args(["-s", "-r", "-v"]))?;
         Ok(Self { host, rig: site.rig.clone(), kernel, guest_ram_bytes })
     }
 }
 
-/// The version of Carom's program, and of which commit it is where that is known.
+/// Returns the version of Carom's program, with its commit if that is known.
 ///
 /// # Errors
-/// It does not say.
+/// Fails if the program does not print its version.
 pub fn carom(program: &Path) -> Result<String> {
     let version = first_line(Command::new(program).arg("--version"))?;
     Ok(match env::var("CAROM_COMMIT") {
@@ -48,10 +48,10 @@ pub fn carom(program: &Path) -> Result<String> {
     })
 }
 
-/// Versions of what runs here, by name.
+/// Returns the versions of all programs, by name.
 ///
 /// # Errors
-/// A program does not say its own.
+/// Fails if a program does not print its version.
 pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
     let carom = carom(&site.carom)?;
     let qemu = first_line(Command::new(site.qemu()).arg("--version"))?;
@@ -70,7 +70,7 @@ pub fn versions(site: &Site) -> Result<BTreeMap<String, String>> {
         versions.push(("base", first_line(Command::new(program).arg("--version"))?));
     }
     if let Some(other) = &site.other_vmm {
-        // Not all have the option, and a script may start a guest whatever it is told.
+        // Not all programs have this option, and a script may ignore it and start a guest.
         let version = first_line(Command::new("timeout").args(["-k", "1", "5"]).arg(&other.program).arg("--version"));
         let version = version.unwrap_or_else(|_| other.program.display().to_string());
         versions.push(("other", format!("{}: {version}", other.name)));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables in Markdown.
+//! Markdown tables.
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Shown where there is no figure.
+/// Text for a missing figure.
 pub const NONE: &str = "–";
 
-/// A table whose columns but the first are numbers.
+/// Creates a table in which the first column is text, and the others are numbers.
 pub fn new_table<'name>(header: impl IntoIterator<Item = &'name str>) -> Table {
     new_table_of(1, header)
 }
 
-/// A table whose first `words` columns are words, and the others numbers.
+/// Creates a table in which the first `words` columns are text, and the others are numbers.
 pub fn new_table_of<'name>(words: usize, header: impl IntoIterator<Item = &'name str>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
@@ -21,13 +21,13 @@ pub fn new_table_of<'name>(words: usize, header: impl IntoIterator<Item = &'name
     table
 }
 
-/// The text of a table.
+/// Returns the text of a table.
 #[must_use]
 pub fn finish(table: &Table) -> String {
     format!("{table}\n")
 }
 
-/// How many times `base` the figure is.
+/// Returns the ratio of the figure to `base`.
 #[must_use]
 pub fn ratio(figure: f64, base: Option<f64>) -> String {
     base.filter(|base| *base > 0.0).map_or(NONE.into(), |base| format!("{:.2}", figure / base))

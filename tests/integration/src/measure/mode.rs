@@ -1,58 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The modes that are compared: a VMM, its virtual IOMMU, and how the guest maps.
+//! Compared modes: a VMM, its virtual IOMMU, and the way in which the guest maps memory.
 
 use carom_tools::peers::OtherVmm;
 
 use crate::{Guest, Kernel, Site, Vmm};
 
-/// Budget of the windows in the mode that has them.
+/// Budget of the windows in modes with windows.
 const WINDOWS: &str = "size=64M";
 
-/// A balloon that stays empty.
+/// Balloon that stays empty and reports free pages.
 const REPORTING: &str = "size=0,free_page_reporting=on";
 
-/// One configuration of VMM and guest kernel.
+/// Configuration of VMM and guest kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
-    /// What it is called in results.
+    /// Name in results.
     pub name: &'static str,
-    /// The VMM.
+    /// VMM.
     pub vmm: Vmm,
-    /// Whether the drive is behind a virtual IOMMU.
+    /// True if the drive is behind a virtual IOMMU.
     pub iommu: bool,
-    /// Whether there are bounce windows.
+    /// True if the VMM has bounce windows.
     pub windows: bool,
-    /// Whether the guest tells the host of pages that it has freed.
+    /// True if the guest reports free pages to the host.
     pub reporting: bool,
-    /// The guest's kernel.
+    /// Kernel of the guest.
     pub kernel: Kernel,
-    /// Its parameters.
+    /// Kernel parameters.
     pub cmdline: &'static str,
 }
 
-/// Without an IOMMU: all RAM is mapped and pinned, in each VMM.
+/// Without an IOMMU. Each VMM maps and pins all RAM.
 pub const NO_VIOMMU: Mode = beside("no-viommu", Vmm::Carom);
-/// The same by QEMU, where it is compared by what is pinned.
+/// Without an IOMMU, on QEMU, to compare pinned memory.
 pub const QEMU_NO_VIOMMU: Mode = beside("qemu-no-viommu", Vmm::Qemu);
-/// The same by Cloud Hypervisor.
+/// Without an IOMMU, on Cloud Hypervisor.
 pub const CH_NO_VIOMMU: Mode = beside("ch-no-viommu", Vmm::CloudHypervisor);
-/// The same by the VMM of the site's template.
+/// Without an IOMMU, on the VMM of the site's template.
 pub const OTHER_NO_VIOMMU: Mode = beside("other-no-viommu", Vmm::Other);
-/// Mappings that end with each operation.
+/// Each mapping ends with its operation.
 pub const STRICT: Mode = behind("strict", Vmm::Carom, "iommu.strict=1");
-/// Windows.
+/// With bounce windows.
 pub const BOUNCE: Mode = Mode { name: "bounce", windows: true, ..STRICT };
-/// Windows, with the kernel that the guest's is compared with.
+/// With bounce windows, and the other kernel for comparison.
 pub const BOUNCE_BASE: Mode = Mode { name: "bounce-base", kernel: Kernel::Base, ..BOUNCE };
-/// Windows, by the build of Carom that it is compared with.
+/// With bounce windows, on the other build of Carom for comparison.
 pub const BOUNCE_BASE_VMM: Mode = Mode { name: "bounce-base-vmm", vmm: Vmm::Base, ..BOUNCE };
-/// Mappings that end with each operation, by that build.
+/// Each mapping ends with its operation, on the other build of Carom.
 pub const STRICT_BASE_VMM: Mode = Mode { name: "strict-base-vmm", vmm: Vmm::Base, ..STRICT };
-/// No IOMMU, by that build.
+/// Without an IOMMU, on the other build of Carom.
 pub const NO_VIOMMU_BASE_VMM: Mode = beside("no-viommu-base-vmm", Vmm::Base);
-/// Windows, of which fio has its buffers ([`crate::measure::fio::job_of_lent`]).
+/// With bounce windows from which fio gets its buffers ([`crate::measure::fio::job_of_lent`]).
 pub const LENT: Mode = Mode { name: "lent", ..BOUNCE };
-/// Windows, and a balloon by which free pages go back to the host, blocks of 128 KiB too.
+/// With bounce windows, and a balloon that reports free pages in blocks of 128 KiB and more.
 pub const BOUNCE_REPORTING: Mode = Mode {
     name: "bounce-reporting",
     reporting: true,
@@ -60,16 +60,16 @@ pub const BOUNCE_REPORTING: Mode = Mode {
     ..BOUNCE
 };
 
-/// The guest bounces through pages of its own, which stay mapped as windows do.
+/// The guest bounces through its own pages, which stay mapped like windows.
 pub const GUEST_PAGES: Mode = behind("guest-pages", Vmm::Carom, "iommu.strict=1 iommu.bounce=auto");
-/// Mappings that end some time after each operation.
+/// Each mapping ends some time after its operation.
 pub const LAZY: Mode = behind("lazy", Vmm::Carom, "iommu.strict=0");
-/// The peer's mappings that end with each operation.
+/// Each mapping ends with its operation, on QEMU.
 pub const QEMU_STRICT: Mode = behind("qemu-strict", Vmm::Qemu, "iommu.strict=1");
-/// Those of the other peer.
+/// Each mapping ends with its operation, on Cloud Hypervisor.
 pub const CH_STRICT: Mode = behind("ch-strict", Vmm::CloudHypervisor, "iommu.strict=1");
 
-/// Those that are compared with each other are neighbours, as the machine's speed drifts.
+/// All modes. Modes to compare are next to each other, because the machine's speed drifts.
 pub static MODES: [Mode; 14] = [
     NO_VIOMMU,
     NO_VIOMMU_BASE_VMM,
@@ -87,17 +87,17 @@ pub static MODES: [Mode; 14] = [
     behind("ch-lazy", Vmm::CloudHypervisor, "iommu.strict=0"),
 ];
 
-/// Behind the IOMMU, without windows.
+/// Returns a mode behind the IOMMU, without windows.
 const fn behind(name: &'static str, vmm: Vmm, cmdline: &'static str) -> Mode {
     Mode { name, vmm, iommu: true, windows: false, reporting: false, kernel: Kernel::Patched, cmdline }
 }
 
-/// Without an IOMMU.
+/// Returns a mode without an IOMMU.
 const fn beside(name: &'static str, vmm: Vmm) -> Mode {
     Mode { name, vmm, iommu: false, windows: false, reporting: false, kernel: Kernel::Patched, cmdline: "" }
 }
 
-/// Modes of guests with devices that the VMMs emulate: without a virtual IOMMU, and behind one in strict mode.
+/// Modes of guests with emulated devices: without a virtual IOMMU, and behind one in strict mode.
 pub static EMULATED_MODES: [Mode; 10] = [
     NO_VIOMMU,
     NO_VIOMMU_BASE_VMM,
@@ -112,20 +112,20 @@ pub static EMULATED_MODES: [Mode; 10] = [
 ];
 
 impl Mode {
-    /// A guest in this mode, with the site's first drive and no job. `name` as for [`Guest::new`].
+    /// Returns a guest in this mode, with the site's first drive and no job. `name` is as in [`Guest::new`].
     #[must_use]
     pub fn guest(&self, site: &Site, name: &str) -> Guest {
         self.guest_with(&site.nvme[0], name)
     }
 
-    /// The same with the drive at this address.
+    /// Like [`Mode::guest`], with the drive at this address.
     #[must_use]
     pub fn guest_with(&self, drive: &str, name: &str) -> Guest {
         let guest = self.bare_guest(name);
         if self.iommu { guest.iommu_device(drive) } else { guest.device(drive) }
     }
 
-    /// The same without a drive.
+    /// Like [`Mode::guest`], without a drive.
     #[must_use]
     pub fn bare_guest(&self, name: &str) -> Guest {
         let guest = Guest::new(name).vmm(self.vmm).kernel(self.kernel).cmdline(self.cmdline);
@@ -133,7 +133,7 @@ impl Mode {
         if self.reporting { guest.balloon(REPORTING) } else { guest }
     }
 
-    /// Whether the site has its VMM, and that can be given a drive, and its kernel.
+    /// True if the site has the mode's kernel and a VMM that accepts a drive.
     #[must_use]
     pub fn is_at(&self, site: &Site) -> bool {
         let takes_drive = self.vmm != Vmm::Other || site.other_vmm.as_ref().is_some_and(OtherVmm::takes_drive);
@@ -157,7 +157,7 @@ mod tests {
             OtherVmm::parse(&text).ok()
         };
         site.other_vmm = template("");
-        assert_eq!(there(&site), without, "it takes no drive");
+        assert_eq!(there(&site), without, "the VMM accepts no drive");
         site.other_vmm = template("{address}");
         site.base_kernel = Some("bzImage".into());
         assert!(there(&site).contains(&"bounce-base"));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What comes of a figure that was measured several times.
+//! Statistics of repeated measurements.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle one; of an even number, the mean of the two in the middle. `None` of none.
+/// Returns the median: the middle figure, or the mean of the two middle ones. Returns `None` without figures.
 #[must_use]
 pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.collect();
@@ -12,13 +12,13 @@ pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(*low, *high))
 }
 
-/// Between which two of the figures the median of all that could be measured lies, with a probability of 95 % at least, whatever their
-/// distribution. `None` of fewer than six, of which not even the ends say so.
+/// Returns the confidence interval of the median, with a probability of at least 95 % for any distribution. Returns `None` for
+/// fewer than six figures: even their whole range has a lower probability.
 #[must_use]
 pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
-    // Each figure is below the median or above it with the same probability. So many below are as many heads of a coin.
+    // Each figure is below the median with probability 1/2, so the number of figures below it has a binomial distribution.
     let count = sorted.len();
     let (mut heads, mut below, mut outside) = (0.5f64.powi(i32::try_from(count).ok()?), 0.0, None);
     for (rank, left) in (0..count).zip((0..=count).rev()) {
@@ -35,19 +35,19 @@ pub fn interval(figures: &[f64]) -> Option<(f64, f64)> {
     Some((*sorted.get(rank)?, *sorted.get(count.checked_sub(rank + 1)?)?))
 }
 
-/// How far a figure's repetitions are apart.
+/// Spread of a figure's repetitions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The smallest.
+    /// Minimum.
     pub min: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
-    /// Coefficient of variation: the standard deviation of the sample, as a part of the mean. 0 where the mean is.
+    /// Coefficient of variation: the sample's standard deviation divided by the mean. 0 if the mean is 0.
     pub cv: f64,
 }
 
 impl Spread {
-    /// Of one figure or more. `None` of none.
+    /// Calculates the spread. Returns `None` without figures.
     #[must_use]
     pub fn of(figures: &[f64]) -> Option<Self> {
         let (first, rest) = figures.split_first()?;
@@ -77,7 +77,7 @@ mod tests {
     fn interval_has_the_ranks_of_the_tables() {
         let ranks = |count: u32| interval(&(1..=count).rev().map(f64::from).collect::<Vec<_>>());
         assert_eq!(ranks(5), None);
-        // Ranks for 95 %, as tables of the sign test have them.
+        // Ranks for 95 %, as in tables of the sign test.
         for (count, low, high) in [(6, 1.0, 6.0), (8, 1.0, 8.0), (9, 2.0, 8.0), (20, 6.0, 15.0), (30, 10.0, 21.0)] {
             assert_eq!(ranks(count), Some((low, high)), "{count}");
         }

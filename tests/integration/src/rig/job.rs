@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bash script that the emulated machine runs: environment, devices, directory, command.
+//! The bash script that the emulated machine runs: it sets the environment, binds devices, changes the directory and starts the
+//! command.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -13,7 +14,7 @@ use super::options::Options;
 /// Byte of the second NVMe drive at which reads fail.
 pub(super) const BAD_PLACE: u64 = 300 << 20;
 
-/// Where the devices are that are given to vfio-pci, by the variables that name them; see `qemu.rs`.
+/// PCI addresses of the devices for vfio-pci, by their variables; see `qemu.rs`.
 const DEVICES: [(&str, &str); 11] = [
     ("CAROM_NVME", "0000:00:05.0"),
     ("CAROM_NVME2", "0000:00:06.0"),
@@ -28,41 +29,41 @@ const DEVICES: [(&str, &str); 11] = [
     ("CAROM_NOT_VIABLE", "0000:00:08.0"),
 ];
 
-/// The one that emulators older than QEMU 8.0 lack.
+/// Device that emulators older than QEMU 8.0 lack.
 const IGB: (&str, &str) = ("CAROM_IGB", "0000:03:00.0");
 
-/// File, in the directory that the command can write to, with what was counted between marks.
+/// File in the writable directory with the counts between marks.
 pub(super) const INSTRUCTIONS: &str = "instructions";
 
-/// Slot of the first of the drives that `--more-nvme` asks for; the others follow.
+/// Slot of the first drive of `--more-nvme`. The other drives follow.
 pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
-/// Slot of the drive of `--null-drive`, behind all of those.
+/// Slot of the drive of `--null-drive`, after those of `--more-nvme`.
 pub(super) const NULL_SLOT: u8 = 0x1c;
 
-/// What surrounds the command.
+/// Environment of the command.
 pub(super) struct Surroundings<'a> {
     /// Top of the checkout.
     pub(super) checkout: &'a Path,
-    /// Where the command starts.
+    /// Directory in which the command starts.
     pub(super) directory: &'a Path,
-    /// This process' variables.
+    /// Variables of this process.
     pub(super) environment: &'a [(OsString, OsString)],
-    /// How the machine is run: `tcg` or `kvm`.
+    /// Accelerator of the machine: `tcg` or `kvm`.
     pub(super) accelerator: &'a str,
-    /// Version of the emulator, as it says it.
+    /// Version that the emulator reports.
     pub(super) emulator: &'a str,
-    /// Whether the machine has a card of igb's.
+    /// True if the machine has an igb card.
     pub(super) igb: bool,
-    /// The directory that it can write to.
+    /// Directory that the command can write to.
     pub(super) out: Option<&'a Path>,
-    /// Rows and columns of the command's terminal, where they are known.
+    /// Rows and columns of the command's terminal, if they are known.
     pub(super) window: Option<(u16, u16)>,
 }
 
-/// The script for `options`.
+/// Returns the script for `options`.
 ///
 /// # Errors
-/// A word that holds a NUL.
+/// Fails if a word contains a NUL.
 pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>> {
     let mut script = b"ulimit -l unlimited 2>/dev/null\n".to_vec();
     if let Some((rows, columns)) = around.window {
@@ -92,7 +93,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
         export(&mut script, "CAROM_NULL_NVME".as_ref(), address(NULL_SLOT).as_ref())?;
         more.push(address(NULL_SLOT));
     }
-    // As Linux names virtio disks: by their addresses, see `qemu.rs`.
+    // Linux names virtio disks by the order of their addresses, see `qemu.rs`.
     let swap = if options.disk.is_some() { "/dev/vdb" } else { "/dev/vda" };
     export(&mut script, "CAROM_SWAP".as_ref(), swap.as_ref())?;
     if let Some(out) = around.out {
@@ -120,7 +121,7 @@ pub(super) fn script(options: &Options, around: &Surroundings) -> Result<Vec<u8>
     Ok(script)
 }
 
-/// Whether the command gets this variable without being asked.
+/// True if the command always gets this variable.
 fn is_passed(name: &OsStr) -> bool {
     match name.to_str() {
         Some("PATH" | "HOME" | "LANG" | "TERM") => true,
@@ -161,7 +162,7 @@ mod tests {
         output_of(options, environment, true)
     }
 
-    /// Runs the script for `options` as the machine does, in a checkout with a blank, a quote and a comma in its name whose
+    /// Runs the script for `options` as the machine does. The checkout's name contains a blank, a quote and a comma, and its
     /// `vfio-bind` prints its arguments.
     fn output_of(options: &Options, environment: &[(&str, &str)], igb: bool) -> String {
         let dir = tempfile::tempdir().unwrap();

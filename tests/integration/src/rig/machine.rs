@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Starts the emulated machine and watches it to its end.
+//! Starts the emulated machine and watches it until its end.
 
 use std::env;
 use std::ffi::OsString;
@@ -29,47 +29,47 @@ use super::qemu::{self, Files};
 use super::terminal::{self, Terminal};
 use crate::initramfs::{self, Extra};
 
-/// How often the machine is looked at.
+/// Interval between checks of the machine.
 const POLL: Duration = Duration::from_millis(200);
 
-/// How often it is started, where it dies before it has come up. QEMU's emulation of CPUs crashes there once in some hundred starts,
-/// as it looks addresses up in a table of devices that is gone.
+/// Maximum number of starts if the machine dies before the command begins. During boot, QEMU's CPU emulation crashes about once
+/// in some hundred starts, because it looks up addresses in a freed table of devices.
 const STARTS: usize = 3;
 
-/// How long it may take to come up.
+/// Maximum time for the machine's boot.
 const COMING_UP: Duration = Duration::from_secs(120);
 
-/// The emulated CPUs sometimes wait for each other for ever. The kernel's own watchdogs panic after a minute, where a CPU still
-/// takes interrupts; after this time without a sign the machine is dead.
+/// Time without a sign of life after which the machine counts as dead. The emulated CPUs sometimes wait for each other forever.
+/// If a CPU still takes interrupts, the kernel's own watchdogs panic after a minute.
 const DEAD_AFTER: Duration = Duration::from_secs(100);
 
-/// The signal that stands for the keys which end the machine.
+/// Signal that stands for the keys which end the machine.
 const SIGINT: u8 = 2;
 
-/// Size of the drive at the USB controller, and of that at the AHCI controller.
+/// Size of the USB drive and of the AHCI drive.
 const STICK_BYTES: u64 = 64 << 20;
 
-/// Size of the device for swapping.
+/// Size of the swap device.
 const SWAP_BYTES: u64 = 1 << 30;
 
-/// Lines of the console that are shown of a machine that ended badly.
+/// Number of console lines that are shown if the machine failed.
 const TAIL: usize = 30;
 
-/// How a run ended.
+/// End of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The command ended with this status.
     Exited(u8),
-    /// Its time was over.
+    /// The time limit was reached.
     TimeLimit,
     /// The machine did not start or died.
     Died,
-    /// A signal came, of this number.
+    /// This signal was received.
     Interrupted(u8),
 }
 
 impl End {
-    /// The exit status that says so.
+    /// Returns the exit status for this end.
     #[must_use]
     pub fn status(self) -> u8 {
         match self {
@@ -81,10 +81,10 @@ impl End {
     }
 }
 
-/// Runs the command of `options` in a machine of its own. What the command writes appears on stdout and stderr as it comes.
+/// Runs the command of `options` in its own machine. The command's output appears on stdout and stderr immediately.
 ///
 /// # Errors
-/// The machine cannot be made. How the run ended is no error.
+/// Fails if the machine cannot be prepared. The end of the run is not an error.
 pub fn run(options: &Options, signals: &Signals, progress: &Progress) -> Result<End> {
     for left in (0..STARTS).rev() {
         match Machine::start(options, signals, progress) {
@@ -101,19 +101,19 @@ pub fn run(options: &Options, signals: &Signals, progress: &Progress) -> Result<
     Ok(End::Died)
 }
 
-/// A machine that runs. It ends with this value.
+/// Running machine. It ends when this value is dropped.
 struct Machine {
     qemu: Child,
-    /// The command's terminal, if it has one.
+    /// Terminal of the command, if it has one.
     terminal: Option<Terminal>,
-    /// Threads that hand on what the command writes.
+    /// Threads that forward the command's output.
     forwards: Vec<JoinHandle<()>>,
-    /// When it wrote last.
+    /// Time of the last output.
     written: Arc<Mutex<Instant>>,
-    /// How it is run: `tcg` or `kvm`.
+    /// Accelerator: `tcg` or `kvm`.
     accelerator: &'static str,
     keep_console: Option<PathBuf>,
-    /// The emulator ended with a status of its own: it will not do better another time.
+    /// True if the emulator exited by itself. Another start would end the same way.
     refused: bool,
     dir: TempDir,
 }
@@ -123,7 +123,7 @@ impl Machine {
         let checkout = checkout();
         let directory = match &options.directory {
             Some(directory) => directory.clone(),
-            None => env::current_dir().context("the current directory")?,
+            None => env::current_dir().context("cannot get the current directory")?,
         };
         let dir = work_dir::create(&env::temp_dir(), "carom-rig")?;
         let places = places(options, &checkout, &directory);
@@ -133,7 +133,7 @@ impl Machine {
             Kernel::Debian => tools.rig_debian(),
             Kernel::Iommufd => tools.rig_iommufd(),
         };
-        let boot = boot.context("what the emulated machine starts from could not be made")?;
+        let boot = boot.context("cannot prepare the emulated machine's kernel and initramfs")?;
         let out = options.out.as_ref().map(|out| made(out)).transpose()?;
         let accelerator = accelerator(options.accel, dir.path())?;
         let emulator = match accelerator {
@@ -159,7 +159,7 @@ impl Machine {
             extras.push(Extra { path: "out-dir".into(), bytes: [out.as_os_str().as_bytes(), b"\n"].concat() });
         }
         if options.terminal {
-            // The command is to be in the foreground of the console.
+            // The command runs in the foreground of this console.
             extras.push(Extra { path: "terminal".into(), bytes: b"hvc0\n".to_vec() });
         }
         if !binds.is_empty() {
@@ -214,12 +214,12 @@ impl Machine {
         Files(self.dir.path())
     }
 
-    /// Whether it has begun to run the command.
+    /// True if the machine has begun to run the command.
     fn came_up(&self) -> bool {
         fs::metadata(self.files().control()).is_ok_and(|meta| meta.len() > 0)
     }
 
-    /// Waits for its end.
+    /// Waits for the machine's end.
     fn watch(&mut self, options: &Options, signals: &Signals, progress: &Progress) -> End {
         let start = Instant::now();
         let mut shown = options.verbose.then(|| File::open(self.files().console())).and_then(Result::ok);
@@ -232,7 +232,7 @@ impl Machine {
                 return End::Interrupted(SIGINT);
             }
             if let Some(console) = &mut shown {
-                // What cannot be shown is lost.
+                // A failed write to stderr does no harm.
                 let _ = io::copy(console, &mut io::stderr());
             }
             if let Ok(Some(status)) = self.qemu.try_wait() {
@@ -269,7 +269,7 @@ impl Machine {
         self.ended(status, signals, progress)
     }
 
-    /// What came of a machine that ended by itself.
+    /// Returns the end of a machine that ended by itself.
     fn ended(&self, status: ExitStatus, signals: &Signals, progress: &Progress) -> End {
         if let Some(signal) = signals.caught() {
             return End::Interrupted(signal);
@@ -285,19 +285,20 @@ impl Machine {
         }
     }
 
-    /// Waits until all that the command wrote has been handed on.
+    /// Waits until the whole output of the command has been forwarded.
     fn drain(&mut self) {
         for path in [self.files().out(), self.files().err()] {
-            // An emulator that failed early has not opened it, and the reader waits for a writer: this is one, for a moment.
+            // If the emulator failed early, it never opened the FIFO, and the reader waits for a writer. Opening it here ends the
+            // wait.
             let _ = OpenOptions::new().write(true).custom_flags(nonblocking()).open(path);
         }
         for forward in self.forwards.drain(..) {
-            // It does not panic.
+            // The thread does not panic.
             let _ = forward.join();
         }
     }
 
-    /// What there is to see of a machine that ended badly.
+    /// Shows the reason, the end of the console and QEMU's messages.
     fn show_end(&self, progress: &Progress, reason: &str) {
         progress.say(reason);
         progress.say("the end of its console:");
@@ -308,26 +309,26 @@ impl Machine {
         let log = read_lossy(&self.files().log());
         let text: String =
             panic.into_iter().chain(tail).chain(log.lines().map(|line| format!("  qemu: {line}\n"))).collect();
-        // Nothing else can be done with it where stderr is gone.
+        // If stderr is closed, the text is lost.
         let _ = io::stderr().write_all(text.as_bytes());
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Fails only where it has ended.
+        // Killing fails only if the emulator has ended.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         if let Some(kept) = &self.keep_console
             && let Err(error) = fs::copy(self.files().console(), kept)
         {
-            eprintln!("the console could not be copied to {}: {error}", kept.display());
+            eprintln!("cannot copy the console to {}: {error}", kept.display());
         }
     }
 }
 
-/// What the run needs and the machine may have nothing in place of: checkout, working directory, target directory, cache, the
-/// command and what the variables of this project name.
+/// Returns the host paths that the run needs: checkout, working directory, target directory, cache, the command, and paths in
+/// variables of this project.
 fn places(options: &Options, checkout: &Path, directory: &Path) -> Vec<PathBuf> {
     let mut places = vec![checkout.to_path_buf(), directory.to_path_buf()];
     // This program is PROFILE/rig in the target directory.
@@ -342,15 +343,19 @@ fn places(options: &Options, checkout: &Path, directory: &Path) -> Vec<PathBuf> 
     places
 }
 
-/// The directory `out`, made where it is missing, as an absolute path.
+/// Creates the directory `out` if it is missing, and returns its absolute path.
 fn made(out: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(out).with_context(|| format!("--out: making {}", out.display()))?;
+    fs::create_dir_all(out).with_context(|| format!("--out: cannot create {}", out.display()))?;
     let out = fs::canonicalize(out).with_context(|| format!("--out: {}", out.display()))?;
-    ensure!(!out.as_os_str().as_bytes().contains(&b'\n'), "--out: {}: a line break in the name", out.display());
+    ensure!(
+        !out.as_os_str().as_bytes().contains(&b'\n'),
+        "--out: {}: the name must not contain a line break",
+        out.display()
+    );
     Ok(out)
 }
 
-/// How to run the machine.
+/// Chooses the accelerator.
 fn accelerator(wanted: Accelerator, dir: &Path) -> Result<&'static str> {
     match wanted {
         Accelerator::Tcg => Ok("tcg"),
@@ -365,7 +370,7 @@ fn accelerator(wanted: Accelerator, dir: &Path) -> Result<&'static str> {
     }
 }
 
-/// Whether KVM here can run a machine that itself runs KVM.
+/// True if this host's KVM supports nested KVM.
 fn nested_kvm_works(dir: &Path) -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flag| flags.split_whitespace().any(|word| word == flag);
@@ -374,21 +379,21 @@ fn nested_kvm_works(dir: &Path) -> bool {
     (has("svm") || has("vmx")) && ["Y", "1"].contains(&nested.trim()) && kvm::works(dir)
 }
 
-/// What is started.
+/// Inputs of the emulator's start.
 struct Start<'a> {
-    /// The emulator with its first arguments.
+    /// Emulator with its first arguments.
     emulator: &'a [OsString],
     accelerator: &'static str,
-    /// Arguments for its plug-in.
+    /// Arguments for the plug-in.
     plugin: &'a [String],
     boot: &'a Boot,
-    /// Whether it has a card of igb's.
+    /// True if the emulator has an igb card.
     igb: bool,
 }
 
 fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>) -> Result<Child> {
     let log = File::create(files.log()).context("cannot create QEMU's log")?;
-    // The kernel ends the emulator should this program be killed.
+    // The kernel kills the emulator if this program is killed.
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "KILL"])
@@ -397,15 +402,15 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         .args(start.plugin)
         .args(qemu::arguments(files, start.boot, options, out, start.igb)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
-        // What the terminal sends is for this program, which takes the emulator down.
+        // Signals of the terminal are for this program only. It then ends the emulator itself.
         .process_group(0)
         .stdin(Stdio::null())
-        .stdout(log.try_clone().context("QEMU's log")?)
+        .stdout(log.try_clone().context("cannot share QEMU's log")?)
         .stderr(log);
     command.spawn().context("cannot start QEMU by setpriv")
 }
 
-/// Has a thread hand on to `target` what comes out of a new FIFO.
+/// Creates a FIFO and a thread that forwards its data to `target`.
 fn forward(
     path: &Path,
     mut target: impl Write + Send + 'static,
@@ -423,7 +428,7 @@ fn forward(
                 Ok(0) => return,
                 Ok(count) => {
                     *written.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                    // Who reads this may have gone: the command goes on all the same.
+                    // The reader of our output may have gone. The command continues anyway.
                     wanted = wanted && target.write_all(&bytes[..count]).and_then(|()| target.flush()).is_ok();
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -437,8 +442,8 @@ fn nonblocking() -> i32 {
     OFlags::NONBLOCK.bits().cast_signed()
 }
 
-/// What the emulator says of itself, and of which build it is where that was made of patches: such a build's directory has the name of
-/// its key.
+/// Returns the version that the emulator reports. If the emulator is our own build, adds its key: such a build is in a directory
+/// with its key as the name.
 fn version(emulator: &[OsString]) -> Result<String> {
     let [program, arguments @ ..] = emulator else { return Ok(String::new()) };
     let output = Command::new(program).args(arguments).arg("--version").output();
@@ -460,9 +465,9 @@ fn coming_up(accelerator: &str, time: Duration) -> String {
 /// Signs of life of a machine.
 struct Vital {
     start: Instant,
-    /// Bytes that it had written about itself at the last look, and since when it is so many.
+    /// Length of the machine's status file at the last check, and the time of its last change.
     signs: (u64, Instant),
-    /// When it was up.
+    /// Time when the machine had booted.
     up: Option<Instant>,
 }
 
@@ -471,7 +476,7 @@ impl Vital {
         Self { start, signs: (0, start), up: None }
     }
 
-    /// Why the machine is dead, if it is.
+    /// Returns the reason why the machine counts as dead, if it does.
     fn look(&mut self, now: Instant, signs: u64, written: Instant, silence_limit: Duration) -> Option<String> {
         if signs != self.signs.0 {
             self.signs = (signs, now);
@@ -488,17 +493,17 @@ impl Vital {
         let silent = !silence_limit.is_zero() && now.saturating_duration_since(written.max(up)) >= silence_limit;
         silent.then(|| {
             let seconds = silence_limit.as_secs();
-            format!("the command has written nothing for {seconds} s; the emulated machine is taken for dead")
+            format!("the command has written nothing for {seconds} s; the emulated machine counts as dead")
         })
     }
 
-    /// For how long it has been coming up, if it has not.
+    /// Returns the time since the start while the machine is still booting.
     fn comes_up_for(&self, now: Instant) -> Option<Duration> {
         self.up.is_none().then(|| now.duration_since(self.start))
     }
 }
 
-/// The command's status, or else why the machine gave up, if it said.
+/// Returns the command's exit status. Otherwise returns the reason that the machine gave for its failure, if any.
 fn said_of_itself(control: &str) -> Result<u8, Option<String>> {
     let status = control.lines().rev().find_map(|line| line.strip_prefix("EXIT ")?.parse().ok());
     status.ok_or_else(|| control.lines().find_map(|line| line.strip_prefix("FAIL ")).map(String::from))
@@ -506,7 +511,7 @@ fn said_of_itself(control: &str) -> Result<u8, Option<String>> {
 
 fn read_lossy(path: &Path) -> String {
     let mut bytes = Vec::new();
-    // What cannot be read is not there to be shown.
+    // If the file cannot be read, there is nothing to show.
     let _ = File::open(path).and_then(|mut file| {
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut bytes)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a command in an emulated machine that has KVM, an IOMMU and devices to pass through: the rig, see `docs/rig.md`.
+//! The rig: runs a command in an emulated machine that has KVM, an IOMMU and devices to pass through, see `docs/rig.md`.
 //!
-//! [`Options`] say what is wanted; [`run`] gets kernel, initramfs and emulator ready (`carom_tools::rig`), writes what the machine is to do
-//! ([`job`], [`places`]), starts it ([`qemu`]) and watches it to its end ([`machine`]).
+//! [`Options`] describe the machine and the command. [`run`] prepares kernel, initramfs and emulator (`carom_tools::rig`), writes
+//! the machine's script ([`job`], [`places`]), starts the machine ([`qemu`]) and watches it until its end ([`machine`]).
 
 mod job;
 mod machine;
@@ -14,5 +14,5 @@ mod terminal;
 pub use machine::{End, run};
 pub use options::{Accelerator, Kernel, Options};
 
-/// The help of `scripts/rig`.
+/// Help text of `scripts/rig`.
 pub const HELP: &str = include_str!("help.txt");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of `scripts/rig`. Its help is `help.txt`, which the script shows without building anything.
+//! Options of `scripts/rig`. The help text is in `help.txt`, which the script shows without building anything.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 
-/// The emulated machine's kernel.
+/// Kernel of the emulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kernel {
     /// The stock kernel of Debian 12.
@@ -16,24 +16,24 @@ pub enum Kernel {
     Iommufd,
 }
 
-/// How the machine is run.
+/// Accelerator of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Accelerator {
-    /// By KVM where that can run a machine which itself runs KVM, else emulated.
+    /// KVM if it supports nested KVM, otherwise emulation.
     Auto,
-    /// By KVM.
+    /// KVM.
     Kvm,
-    /// Emulated.
+    /// Emulation.
     Tcg,
 }
 
-/// What is to run, and how the machine is made.
+/// The command to run, and the machine's configuration.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Seconds after which the machine is ended, 1 to 999999.
+    /// Time limit of the machine, in seconds, 1 to 999999.
     #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = seconds(1))]
     pub time_limit: Duration,
-    /// Seconds without output after which it is taken for dead, up to 999999; 0 is no limit.
+    /// Seconds without output after which the machine counts as dead, up to 999999; 0 for no limit.
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds(0))]
     pub silence_limit: Duration,
     /// Memory of the machine.
@@ -42,28 +42,28 @@ pub struct Options {
     /// Host directory that the command can write to.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Variables for the command; one without a value has that of this process.
+    /// Variables for the command. A variable without a value gets its value from this process.
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     pub env: Vec<String>,
     /// Size of each NVMe drive.
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
     pub nvme_size: String,
-    /// How many NVMe drives the machine has besides, 0 to 12.
+    /// Number of additional NVMe drives, 0 to 12.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=12))]
     pub more_nvme: u8,
-    /// Add an NVMe drive that keeps nothing.
+    /// Add an NVMe drive that discards writes.
     #[arg(long)]
     pub null_drive: bool,
-    /// Image that the machine has as its disk.
+    /// Image of the machine's disk.
     #[arg(long, value_name = "FILE")]
     pub disk: Option<PathBuf>,
     /// Give the command a terminal.
     #[arg(long, short)]
     pub terminal: bool,
-    /// Count instructions between marks, for the command to read; not with KVM.
+    /// Count instructions between marks, for the command to read. Not with KVM.
     #[arg(long, requires = "out")]
     pub count_instructions: bool,
-    /// Have the machine's clock go by what it executes; not with KVM.
+    /// Let the machine's clock follow the executed instructions. Not with KVM.
     #[arg(long)]
     pub icount: bool,
     /// Leave the devices without a driver.
@@ -72,19 +72,19 @@ pub struct Options {
     /// Kernel of the machine.
     #[arg(long, value_name = "NAME", default_value = "debian")]
     pub kernel: Kernel,
-    /// Further arguments of QEMU, split at blanks.
+    /// Additional arguments of QEMU, split at blanks.
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     pub qemu_args: Vec<String>,
-    /// How the machine is run.
+    /// Accelerator of the machine.
     #[arg(long, value_name = "auto|kvm|tcg", default_value = "auto")]
     pub accel: Accelerator,
-    /// File to which the machine's console is copied.
+    /// File for a copy of the machine's console.
     #[arg(long, value_name = "FILE")]
     pub keep_console: Option<PathBuf>,
     /// Show the machine's console on stderr.
     #[arg(long, short)]
     pub verbose: bool,
-    /// Where the command starts; from the command line always the current directory.
+    /// Directory in which the command starts. On the command line, this is always the current directory.
     #[arg(skip)]
     pub directory: Option<PathBuf>,
     /// The command.
@@ -93,7 +93,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The defaults, without a command.
+    /// Returns the defaults, without a command.
     #[must_use]
     pub fn plain() -> Self {
         let words = Self::augment_args(Command::new("rig")).get_matches_from(["rig", "--", ""]);
@@ -102,7 +102,7 @@ impl Options {
     }
 }
 
-/// Parses whole seconds.
+/// Returns a parser of whole seconds.
 fn seconds(least: u64) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |text| match text.parse::<u64>() {
         Ok(number) if (least..=999_999).contains(&number) => Ok(Duration::from_secs(number)),
@@ -110,7 +110,7 @@ fn seconds(least: u64) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     }
 }
 
-/// Checks a size in the form that QEMU and truncate(1) understand alike.
+/// Checks that a size has a format that both QEMU and truncate(1) accept.
 fn size(text: &str) -> Result<String, String> {
     let digits = text.strip_suffix(['K', 'M', 'G']).unwrap_or_default();
     if digits.parse::<u64>().is_ok_and(|number| number > 0) && digits.starts_with(|first| first != '+') {
@@ -131,7 +131,7 @@ fn variable(text: &str) -> Result<String, String> {
     }
 }
 
-/// The size of [`size`] in bytes.
+/// Converts a size to bytes.
 pub(super) fn bytes(size: &str) -> Option<u64> {
     let (digits, unit) = size.split_at_checked(size.len().checked_sub(1)?)?;
     let shift = match unit {

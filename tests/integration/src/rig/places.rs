@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Directories of the host that the emulated machine must see though it has an empty directory in their place.
+//! Host directories that are hidden in the emulated machine and must be bind-mounted there.
 //!
-//! The machine's root is the host's, but `/tmp`, `/run` and `/dev/shm` are file systems of its own (`scripts/lib/rig-init`). A
-//! checkout, a target directory or a cache below these is bound to its place there.
+//! The machine's root is the host's, but it has its own file systems on `/tmp`, `/run` and `/dev/shm` (`scripts/lib/rig-init`). A
+//! checkout, a target directory or a cache in these directories is bound to the same path in the machine.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,20 +11,20 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-/// Where the machine has file systems of its own.
+/// Directories on which the machine has its own file systems.
 const OWN: [&str; 3] = ["/tmp", "/run", "/dev/shm"];
 
-/// A place of the host and where the machine is to have it.
+/// Bind mount of a host path in the machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Bind {
-    /// Where it is to appear.
+    /// Path in the machine.
     pub(super) target: PathBuf,
-    /// Where it is, without symbolic links.
+    /// Path on the host, without symbolic links.
     pub(super) source: PathBuf,
 }
 
-/// What has to be bound so that `paths` are seen, as they are written and without symbolic links. Those that do not exist are
-/// left out, and so is what another bind brings along.
+/// Returns the bind mounts that make `paths` visible, both as written and without symbolic links. Leaves out missing paths, and
+/// paths that another bind mount contains.
 pub(super) fn binds(paths: &[PathBuf]) -> Vec<Bind> {
     let mut binds = Vec::new();
     for path in paths {
@@ -50,18 +50,18 @@ pub(super) fn binds(paths: &[PathBuf]) -> Vec<Bind> {
 }
 
 impl Bind {
-    /// Whether `inner` is where it has to be when this one is.
+    /// True if this bind mount already puts `inner` to its target.
     fn covers(&self, inner: &Self) -> bool {
         inner.target.strip_prefix(&self.target).is_ok_and(|rest| self.source.join(rest) == inner.source)
     }
 }
 
-/// Whether the machine has something else in the place of `path`. A whole `/tmp` is not bound: programs may count on an empty one.
+/// True if the machine has something else at `path`. The whole `/tmp` is never bound, because programs may expect an empty one.
 fn is_hidden(path: &Path) -> bool {
     OWN.iter().any(|own| path.strip_prefix(own).is_ok_and(|rest| rest != Path::new("")))
 }
 
-/// The path with `..` resolved by its letters.
+/// Resolves `..` lexically.
 fn without_dots(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for component in path.components() {
@@ -75,16 +75,16 @@ fn without_dots(path: &Path) -> PathBuf {
     plain
 }
 
-/// The list that `rig-init` reads: source and target, a line each.
+/// Returns the list that `rig-init` reads: source and target, one per line.
 ///
 /// # Errors
-/// A name with a line break.
+/// Fails if a name contains a line break.
 pub(super) fn list(binds: &[Bind]) -> Result<Vec<u8>> {
     let mut list = OsString::new();
     for path in binds.iter().flat_map(|bind| [&bind.source, &bind.target]) {
         ensure!(
             !path.as_os_str().as_bytes().contains(&b'\n'),
-            "{}: the rig cannot do with a line break in a name",
+            "{}: the rig does not support line breaks in names",
             path.display()
         );
         list.push(path);
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs the scripts' `check_places` in a checkout of this name; its status and what it says.
+    /// Runs the scripts' `check_places` in a checkout with this name. Returns true on success, and stderr.
     fn checked(checkout: &str, variables: &[(&str, &str)]) -> (bool, String) {
         let dir = tempfile::tempdir().unwrap();
         let lib = dir.path().join(checkout).join("scripts/lib");
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// A directory that exists below `/tmp`.
+    /// Creates a directory below `/tmp`.
     fn place() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir_in("/tmp").unwrap();
         let path = fs::canonicalize(dir.path()).unwrap();

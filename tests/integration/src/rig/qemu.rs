@@ -11,30 +11,30 @@ use carom_tools::rig::Boot;
 use super::job::{BAD_PLACE, FIRST_MORE_SLOT, NULL_SLOT};
 use super::options::Options;
 
-/// Files of a run, all in its directory.
+/// Files of a run. All are in one directory.
 pub(super) struct Files<'a>(pub(super) &'a Path);
 
 impl Files<'_> {
     pub(super) fn console(&self) -> PathBuf {
         self.0.join("console")
     }
-    /// FIFO with what the command writes to stdout.
+    /// FIFO for the command's stdout.
     pub(super) fn out(&self) -> PathBuf {
         self.0.join("out")
     }
-    /// The same of stderr.
+    /// FIFO for the command's stderr.
     pub(super) fn err(&self) -> PathBuf {
         self.0.join("err")
     }
-    /// What the machine says of itself, see `scripts/lib/rig-init`.
+    /// Status file that the machine writes, see `scripts/lib/rig-init`.
     pub(super) fn control(&self) -> PathBuf {
         self.0.join("ctl")
     }
-    /// The initramfs with the job.
+    /// Initramfs with the job.
     pub(super) fn initramfs(&self) -> PathBuf {
         self.0.join("initramfs")
     }
-    /// What QEMU itself says.
+    /// QEMU's own messages.
     pub(super) fn log(&self) -> PathBuf {
         self.0.join("qemu.log")
     }
@@ -45,7 +45,7 @@ impl Files<'_> {
     pub(super) fn drives(&self) -> [PathBuf; 2] {
         ["nvme1.img", "nvme2.img"].map(|name| self.0.join(name))
     }
-    /// Those of `--more-nvme`.
+    /// Drives of `--more-nvme`.
     pub(super) fn more_drives(&self, count: u8) -> impl Iterator<Item = PathBuf> {
         (0..count).map(|number| self.0.join(format!("nvme-more{number}.img")))
     }
@@ -55,19 +55,19 @@ impl Files<'_> {
     pub(super) fn sata(&self) -> PathBuf {
         self.0.join("sata.img")
     }
-    /// Where the machine's memory goes that it swaps.
+    /// Image of the swap device.
     pub(super) fn swap(&self) -> PathBuf {
         self.0.join("swap.img")
     }
 }
 
-/// The arguments that choose how the machine is run. With `icount` its clock is what it executes, 2 ns for each instruction, and what it
-/// sleeps takes no time.
+/// Returns the arguments for the accelerator. With `icount`, the machine's clock advances 2 ns per instruction, and sleeping
+/// takes no time.
 pub(super) fn accelerator(name: &str, icount: bool) -> Vec<&'static str> {
     if name == "kvm" {
         return vec!["-accel", "kvm", "-cpu", "host"];
     }
-    // -fsrm,-erms: emulated `rep movsb` goes byte by byte, which would make copying ten times dearer than it is on hardware.
+    // -fsrm,-erms: emulated `rep movsb` copies byte by byte, so copying would cost ten times as much as on hardware.
     let mut all = vec!["-cpu", "max,+svm,+npt,-fsrm,-erms", "-accel"];
     if icount {
         all.extend(["tcg,thread=single,tb-size=1024", "-icount", "shift=1,sleep=off"]);
@@ -77,28 +77,28 @@ pub(super) fn accelerator(name: &str, icount: bool) -> Vec<&'static str> {
     all
 }
 
-/// The arguments for a plug-in that writes to `out`.
+/// Returns the arguments for a plug-in that writes to `out`.
 ///
 /// # Errors
-/// A path that is no UTF-8.
+/// Fails if a path is not UTF-8.
 pub(super) fn plugin(file: &Path, out: &Path) -> Result<Vec<String>> {
     Ok(vec!["-plugin".into(), format!("file={},out={}", value(file)?, value(out)?)])
 }
 
-/// Whether an emulator, of which these are the program and its first arguments, has network cards of igb's, as QEMU has since 8.0.
+/// True if an emulator, given by its program and first arguments, has igb network cards. QEMU has them since 8.0.
 ///
 /// # Errors
-/// It does not start.
+/// Fails if the emulator does not start.
 pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
     let [program, arguments @ ..] = emulator else { return Ok(false) };
     let output = Command::new(program).args(arguments).args(["-device", "igb,help"]).output();
     Ok(output.with_context(|| format!("cannot start {}", program.display()))?.status.success())
 }
 
-/// All arguments but those of [`accelerator`] and [`plugin`]. With `igb`, the machine has a card that older emulators lack.
+/// Returns all other arguments. With `igb`, the machine has an igb card, which older emulators lack.
 ///
 /// # Errors
-/// A path that is no UTF-8.
+/// Fails if a path is not UTF-8.
 pub(super) fn arguments(
     files: &Files,
     boot: &Boot,
@@ -111,7 +111,7 @@ pub(super) fn arguments(
     let mut all = Arguments::default();
     all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
-    // 48 bits: with QEMU 7.2's default of 39, mapping a device BAR above that fails.
+    // 48 bits: with the default of QEMU 7.2, which is 39, mapping a device BAR above that fails.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
     all.add(&["-append", &command_line(boot.parameters)]);
@@ -124,7 +124,7 @@ pub(super) fn arguments(
     }
     all.add(&["-drive", &format!("file={},if=none,id=nvme1,format=raw,cache=unsafe", file(first)?)]);
     all.add(&["-device", "nvme,drive=nvme1,serial=carom1,addr=0x5"]);
-    // Of the second drive, reads of one place fail.
+    // Reads of one place of the second drive fail.
     let backing = format!("driver=file,node-name=nvme2-file,filename={},cache.no-flush=on", file(second)?);
     let failing = format!(
         "driver=blkdebug,node-name=nvme2,image=nvme2-file,inject-error.0.event=none,inject-error.0.iotype=read,\
@@ -134,12 +134,13 @@ pub(super) fn arguments(
     all.add(&["-blockdev", &backing, "-blockdev", &failing, "-device", "nvme,drive=nvme2,serial=carom2,addr=0x6"]);
     for ((path, slot), number) in files.more_drives(options.more_nvme).zip(FIRST_MORE_SLOT..).zip(0..) {
         all.add(&["-drive", &format!("file={},if=none,id=more{number},format=raw,cache=unsafe", file(path)?)]);
-        // Few interrupts each, as the machine's two CPUs have some 400 in all, and a VMM may ask for all that a device has.
+        // Each drive has few interrupts: the machine's two CPUs have about 400 in total, and a VMM may request all interrupts of
+        // a device.
         let interrupts = "max_ioqpairs=4,msix_qsize=5";
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
     }
     if options.null_drive {
-        // What is read leaves the memory as it is: no byte is copied, and no thread of the emulator has work besides the device's.
+        // Reads leave the memory unchanged: no byte is copied, and only the emulator's thread of the device has work.
         let size = super::options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
         all.add(&["-blockdev", &format!("driver=null-co,node-name=null,size={size},read-zeroes=off")]);
         all.add(&["-device", &format!("nvme,drive=null,serial=null,addr={NULL_SLOT:#x}")]);
@@ -149,23 +150,23 @@ pub(super) fn arguments(
     }
     all.network("net");
     all.add(&["-device", "e1000e,netdev=net,addr=0xb,romfile="]);
-    // Errors are reported by a root port: devices without one have none to report them.
+    // A root port reports errors. Errors of devices without a root port are not reported.
     all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
     all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
-    // Nothing but its port can reset it.
+    // Only its port can reset this device.
     all.add(&["-device", "pcie-root-port,id=ahci_port,chassis=2,addr=0xe"]);
     all.add(&["-drive", &format!("file={},if=none,id=sata,format=raw,cache=unsafe", file(files.sata())?)]);
     all.add(&["-device", "ich9-ahci,id=ahci,bus=ahci_port", "-device", "ide-hd,bus=ahci.0,drive=sata"]);
     if igb {
-        // The numbers of its virtual functions would be those of other devices on the first bus.
+        // On the first bus, its virtual functions would have the numbers of other devices.
         all.add(&["-device", "pcie-root-port,id=igb_port,chassis=3,addr=0xf"]);
         all.network("igb_net");
         all.add(&["-device", "igb,netdev=igb_net,bus=igb_port,romfile="]);
     }
-    // Two functions of one device share an IOMMU group: with a driver on the second, the first cannot be passed through.
+    // Two functions of one device share an IOMMU group. If the second has a driver, the first cannot be passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
-    // The last slot but two: Linux names such disks by the order of their addresses, and that of `--disk` is to be the first.
+    // Slot 0x1d comes after that of `--disk`: Linux names disks by the order of their addresses, and `--disk` must be the first.
     all.add(&["-drive", &format!("file={},if=none,id=swap,format=raw,cache=unsafe", file(files.swap())?)]);
     all.add(&["-device", "virtio-blk-pci,drive=swap,addr=0x1d"]);
     if let Some(out) = out {
@@ -182,11 +183,11 @@ pub(super) fn arguments(
     Ok(all.0)
 }
 
-/// The kernel's parameters.
+/// Returns the kernel's parameters.
 fn command_line(parameters: &str) -> String {
-    // no_timer_check: on a busy host the emulated timer can be too late for the kernel's boot-time check, which panics.
-    // tsc=unstable: where the kernel trusts the emulated TSC, the timers of its guests stop now and then.
-    // softlockup_panic: the emulated CPUs sometimes wait for each other for ever; better to end then than at the time limit.
+    // no_timer_check: on a busy host, the emulated timer can be too late for the kernel's check at boot, which panics.
+    // tsc=unstable: if the kernel trusts the emulated TSC, timers of its guests sometimes stop.
+    // softlockup_panic: the emulated CPUs sometimes wait for each other forever; a panic ends the machine before the time limit.
     format!(
         "console=ttyS0 panic=-1 oops=panic softlockup_panic=1 hung_task_panic=1 watchdog_thresh=30 no_timer_check tsc=unstable \
          intel_iommu=on,sm_off mitigations=off quiet loglevel=4 {parameters}"
@@ -201,24 +202,24 @@ impl Arguments {
         self.0.extend(words.iter().copied().map(String::from));
     }
 
-    /// A network that has nothing but a server that sends back what it gets, at 10.0.2.100 port 7.
+    /// Adds a network that contains only an echo server, at 10.0.2.100 port 7.
     fn network(&mut self, name: &str) {
         self.add(&["-netdev", &format!("user,id={name},restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat")]);
     }
 
-    /// A directory of the host by 9p; `path` as [`value`] gives it.
+    /// Shares a host directory by 9p. `path` is a result of [`value`].
     fn share(&mut self, name: &str, path: &str, more: &str) {
         self.add(&["-fsdev", &format!("local,id={name},path={path},security_model=none,multidevs=remap{more}")]);
         self.add(&["-device", &format!("virtio-9p-pci,fsdev={name},mount_tag={name}")]);
     }
 }
 
-/// A path as it is, where QEMU takes a whole word.
+/// Returns a path as a whole argument.
 fn plain(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is no UTF-8", path.display()))
 }
 
-/// A path as the value of an option, where a comma would end it.
+/// Returns a path as the value of an option. Commas are doubled, because a single comma would end the value.
 fn value(path: &Path) -> Result<String> {
     Ok(plain(path)?.replace(',', ",,"))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The command's terminal: the emulated machine's virtual console, with this program's standard input and output at its other end.
+//! Terminal of the command: connects the emulated machine's virtual console to this program's standard input and output.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// How often the end is looked for.
+/// Interval between checks for the end.
 const POLL: Duration = Duration::from_millis(100);
 
 /// This key (Ctrl-]), pressed [`PRESSES`] times within [`PRESS_TIME`], ends the machine.
@@ -21,11 +21,11 @@ const ESCAPE: u8 = 0x1d;
 const PRESSES: usize = 3;
 const PRESS_TIME: Duration = Duration::from_secs(1);
 
-/// A terminal that is handed on, until this value is dropped.
+/// Terminal that is forwarded until this value is dropped.
 pub(super) struct Terminal {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// How the user's terminal was.
+    /// Previous modes of the user's terminal.
     modes: Option<Termios>,
 }
 
@@ -36,15 +36,15 @@ struct Shared {
 }
 
 impl Terminal {
-    /// Hands on what comes from standard input to the console's socket, and what comes from there to standard output. The user's
-    /// terminal is raw from now on: keys that send signals are for the command.
+    /// Forwards standard input to the console's socket, and the console's output to standard output. The user's terminal becomes
+    /// raw, so that keys which send signals reach the command.
     pub(super) fn start(socket: &Path) -> Self {
         let shared = Arc::<Shared>::default();
         let stdin = io::stdin();
         let modes = isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten();
         if let Some(mut raw) = modes.clone() {
             raw.make_raw();
-            // A terminal that refuses stays as it is.
+            // If the terminal rejects raw mode, it stays unchanged.
             let _ = tcsetattr(&stdin, OptionalActions::Now, &raw);
         }
         let (path, own) = (PathBuf::from(socket), shared.clone());
@@ -52,20 +52,20 @@ impl Terminal {
         Self { shared, threads: vec![thread], modes }
     }
 
-    /// Whether the user asked for the machine's end.
+    /// True if the user pressed the keys that end the machine.
     pub(super) fn is_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that came from the console is shown, where the emulator has ended.
+    /// Waits until the whole output of the console is shown, after the emulator has ended. Then restores the user's terminal.
     pub(super) fn finish(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It does not panic.
+            // The thread does not panic.
             let _ = thread.join();
         }
         if let Some(modes) = self.modes.take() {
-            // Nothing else can be done with a terminal that refuses.
+            // If the terminal rejects its modes, nothing more can be done.
             let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &modes);
         }
     }
@@ -77,13 +77,14 @@ impl Drop for Terminal {
     }
 }
 
-/// Rows and columns of the user's terminal, if it is one and knows.
+/// Returns rows and columns of the user's terminal, if standard input is a terminal and its size is known.
 pub(super) fn window() -> Option<(u16, u16)> {
     let size = tcgetwinsize(io::stdin()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Connects to the socket as soon as there is one, and copies both ways until the socket's other end has gone or it is to stop.
+/// Connects to the socket as soon as it exists. Then copies both ways until the other end closes the socket, or until a stop is
+/// requested.
 fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: impl Write) {
     let mut socket = loop {
         match UnixStream::connect(path) {
@@ -100,7 +101,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
         if from_console {
             match socket.read(&mut bytes) {
                 Ok(count) if count > 0 => {
-                    // Who reads this may have gone: the command goes on all the same.
+                    // The reader of our output may have gone. The command continues anyway.
                     let _ = output.write_all(&bytes[..count]).and_then(|()| output.flush());
                 }
                 _ => return,
@@ -114,7 +115,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
                     if keys.ask_for_the_end(&bytes[..count], Instant::now()) {
                         shared.ended.store(true, Ordering::Relaxed);
                     }
-                    // The machine may just be going.
+                    // The machine may be ending.
                     let _ = socket.write_all(&bytes[..count]);
                 }
                 _ => input = None,
@@ -123,7 +124,7 @@ fn hand_on(path: &Path, shared: &Shared, input: impl AsFd + Read, mut output: im
     }
 }
 
-/// What there is to read: of the console, of the input.
+/// Returns two flags: data from the console, and data from the input.
 fn ready(socket: &UnixStream, input: Option<&impl AsFd>) -> (bool, bool) {
     let readable = PollFlags::IN;
     let mut files = vec![PollFd::new(socket, readable)];
@@ -136,7 +137,7 @@ fn ready(socket: &UnixStream, input: Option<&impl AsFd>) -> (bool, bool) {
     (is(0), is(1))
 }
 
-/// When the last keys in a row were pressed that end the machine.
+/// Times of the last consecutive presses of [`ESCAPE`].
 #[derive(Default)]
 struct Keys(Vec<Instant>);
 
