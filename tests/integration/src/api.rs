@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn body_of_an_answer_ends_where_its_head_says_so() {
+    fn answer_body_ends_where_its_header_says() {
         let answer = |text: &str| answer_body(&mut text.as_bytes());
         assert_eq!(answer("Server: s\r\nContent-length: 3\r\n\r\nabcdef").unwrap(), "abc");
         assert_eq!(answer("Server: s\r\n\r\n").unwrap(), "");

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_vm_info_tells_of_a_configuration_is_in_the_document() {
+    fn vm_info_configuration_matches_the_document() {
         let full = json!({
             "payload": {"kernel": "/k", "initramfs": "/i", "cmdline": "c"},
             "cpus": {"boot_vcpus": 1, "max_vcpus": 1, "max_phys_bits": 46,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_differ_are_named() {
+    fn differing_answers_are_reported() {
         assert!(wrong(201, "").contains("status 201 is not in the document"));
         assert!(wrong(204, "{}").contains("no body for status 204"));
         assert!(wrong(200, "").contains("not JSON"));

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_is_that_of_the_line_which_begins_with_the_key() {
+    fn number_follows_the_key_at_the_start_of_a_line() {
         let text = "low 1\noom 2\noom_kill 3\noom_group_kill 4\n";
         assert_eq!(number_after(text, "oom_kill ").unwrap(), 3);
         assert!(number_after(text, "high ").is_err() && number_after("oom_kill x", "oom_kill ").is_err());

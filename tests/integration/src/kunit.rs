@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_with_a_part_of_the_patch_is_to_run_what_that_has() {
+    fn kernel_with_a_part_runs_the_tests_of_that_part() {
         let dir = tempfile::tempdir().unwrap();
         let list = dir.path().join(CASES);
         fs::write(&list, "a_test\ndma-bounce\n").unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_case_is_no_passed_one() {
+    fn skipped_case_does_not_count_as_passed() {
         let mut lines = passed();
         for line in lines.iter_mut().filter(|line| line.ends_with(" sync_elision_test")) {
             *line += " # SKIP DMA API debugging never elides them";

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_of_a_vm_that_any_thread_of_the_process_has_made() {
+    fn counters_of_vms_created_by_any_thread_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let (vms, threads) = (dir.path().join("kvm"), dir.path().join("task"));
         for thread in ["100", "104"] {

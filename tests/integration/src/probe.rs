@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_in_the_guest_is_told_from_other_time() {
+    fn guest_time_is_separated_from_other_time() {
         let mut fields: Vec<String> = (3..=52).map(|_| "0".into()).collect();
         for (number, value) in [(14, "300"), (15, "50"), (43, "280")] {
             fields[number - 3] = value.into();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn two_guests_started_again_pass_however_few_there_were() {
+    fn two_restarted_guests_always_pass() {
         assert!(!tally(2, 2).too_many_again());
         assert!(tally(3, 3).too_many_again());
     }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_is_counted_and_the_line_says_a_failure() {
+    fn recorded_guests_are_counted_and_failure_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Tally::read(dir.path()).unwrap(), Tally::default());
         for name in ["a", "b", "c"] {

@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn other_vmm_that_nobody_named_is_an_error() {
+    fn unnamed_other_vmm_is_an_error() {
         let error = command(&Site::default(), Vmm::Other, &machine()).unwrap_err().to_string();
         assert_eq!(error, "CAROM_OTHER_VMM is not set");
     }

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_is_read_with_what_of_it_is_the_profilers() {
+    fn profile_contains_the_profilers_overhead() {
         let times = map_times(&profile("CAROM-PROFILER 20000 40000.0")).unwrap();
         for size in BLOCK_SIZES {
             let time = times[size];

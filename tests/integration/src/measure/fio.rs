@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_told_to_fio() {
+    fn cells_become_fio_options() {
         let cell = Cell { pattern: RANDRW, kib: 1024, depth: 16, jobs: 2, extent: Extent::Operations(10) };
         let job = job(&[cell]);
         let line = "cell 0 --rw=randrw --rwmixread=70 --bs=1024k --iodepth=16 --numjobs=2 --offset_increment=128M --io_size=10240k --runtime=30\n";

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_there_when_the_file_is_opened_again() {
+    fn samples_survive_reopening_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("samples");
         let mut journal = Journal::open(&path).unwrap();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_device_is_bound_where_none_is_to_be() {
+    fn no_bind_leaves_devices_unbound() {
         let options = Options { no_bind: true, ..options(&["/bin/echo", "hi"]) };
         assert_eq!(output(&options, &[]), "hi\n");
     }
@@ -227,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn device_for_swapping_is_behind_the_disk_that_is_asked_for() {
+    fn swap_device_follows_the_requested_disk() {
         let options = Options { no_bind: true, ..options(&["/bin/sh", "-c", "echo $CAROM_SWAP"]) };
         assert_eq!(output(&options, &[]), "/dev/vda\n");
         assert_eq!(output(&Options { disk: Some("/srv/a.raw".into()), ..options }, &[]), "/dev/vdb\n");
     }
 
     #[test]
-    fn own_variables_pass_and_others_where_they_are_named() {
+    fn own_variables_pass_and_others_only_if_named() {
         let environment = [
             ("HOME", "/a b"),
             ("CAROM_X", "x y"),

@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_what_the_machine_says_last_of_itself() {
+    fn last_status_line_of_the_machine_counts() {
         assert_eq!(said_of_itself("UP\n.\n.\nEXIT 3\n"), Ok(3));
         assert_eq!(said_of_itself("FAIL cannot mount /x\n"), Err(Some("cannot mount /x".into())));
         assert_eq!(said_of_itself("UP\n.\n"), Err(None));
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn end_is_told_by_the_exit_status() {
+    fn exit_status_shows_the_end() {
         let ends = [End::Exited(7), End::TimeLimit, End::Died, End::Interrupted(15)];
         assert_eq!(ends.map(End::status), [7, 124, 125, 143]);
     }

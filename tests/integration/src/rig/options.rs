@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_refused() {
+    fn invalid_values_are_rejected() {
         for wrong in [
             ["--time-limit", "0"],
             ["--time-limit", "1000000"],
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn command_is_needed_and_stands_behind_two_dashes() {
+    fn command_is_required_after_two_dashes() {
         assert!(parse(&[]).is_err());
         assert!(parse(&["true"]).is_err());
         assert!(parse(&["--"]).is_err());

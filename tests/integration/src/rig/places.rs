@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inside_another_is_not_bound_again() {
+    fn nested_directory_is_not_bound_again() {
         let (_dir, path) = place();
         let inner = path.join("a clone/target");
         fs::create_dir_all(&inner).unwrap();

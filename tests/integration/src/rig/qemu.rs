@@ -264,19 +264,19 @@ mod tests {
     }
 
     #[test]
-    fn plugin_is_told_where_to_write() {
+    fn plugin_gets_its_output_file() {
         let words = plugin(Path::new("/c/a,b.so"), Path::new("/o/instructions")).unwrap();
         assert_eq!(words, ["-plugin", "file=/c/a,,b.so,out=/o/instructions"]);
     }
 
     #[test]
-    fn directory_to_write_to_is_shared_only_where_there_is_one() {
+    fn writable_directory_is_shared_only_if_given() {
         let words = arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None, true).unwrap();
         assert!(!words.iter().any(|word| word.contains("id=out,path=/srv") || word.contains("mount_tag=out")));
     }
 
     #[test]
-    fn disk_and_terminal_are_there_only_where_they_are_asked_for() {
+    fn disk_and_terminal_exist_only_on_request() {
         let files = Files(Path::new("/tmp/a"));
         let plain = arguments(&files, &boot(), &Options::plain(), None, true).unwrap();
         assert!(!plain.iter().any(|word| word.contains("id=disk") || word.contains("id=tty")));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn drives_that_are_asked_for_have_slots_of_their_own() {
+    fn requested_drives_have_their_own_slots() {
         let files = Files(Path::new("/tmp/a"));
         let options = Options { more_nvme: 12, ..Options::plain() };
 
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn path_that_is_no_utf8_is_refused() {
+    fn path_without_utf8_is_rejected() {
         let path = Path::new(OsStr::from_bytes(b"/tmp/\xff"));
         assert!(arguments(&Files(path), &boot(), &Options::plain(), None, true).is_err());
     }

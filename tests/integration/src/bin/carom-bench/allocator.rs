@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How the guest patch's allocator of bounce slots scales with threads, natively: `guest/tests/allocator/bench.c`.
+//! Scaling of the guest patch's allocator of bounce slots with threads, natively: `guest/tests/allocator/bench.c`.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -30,7 +30,8 @@ fn measure() -> Result<Measured> {
     Ok(Measured { rows: rows(&String::from_utf8_lossy(&output.stdout))?, ..Measured::default() })
 }
 
-/// The rows of what the benchmark prints: threads, operations of all, operations of each thread that has a core.
+/// Parses the benchmark's output. Each line has the number of threads, the operations of all threads, and the operations of each
+/// thread that has a core.
 fn rows(text: &str) -> Result<Vec<Row>> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let rows: Vec<Row> = lines

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a change made better or worse, by the counts of two runs: the one at hand, and one before the change. Less of each is better.
+//! Comparison of the counts of two runs, for example before and after a change. For each count, less is better.
 
 use std::fmt::Write;
 
@@ -11,47 +11,48 @@ use serde_json::Value;
 use crate::results::{Merged, Results};
 use crate::{counts, io_instructions, map_counts, start_instructions, sync};
 
-/// When a count differs by more than it does by itself.
+/// Rule that decides when the difference of a count is significant.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
-    /// By how much of the base it must differ,
+    /// Minimum difference, relative to the base.
     part: f64,
-    /// and by how much in itself.
+    /// Minimum absolute difference.
     least: f64,
     moves: Moves,
 }
 
-/// How a count moves without a change.
+/// Variation of a count between runs without a change.
 #[derive(Debug, Clone, Copy)]
 enum Moves {
-    /// Not, or by less than what is asked for.
+    /// No variation, or less than the rule's minimum difference.
     Not,
-    /// With the host's load, so that rounds tell how far. In fewer than [`ROUNDS`] it must differ by this much of the base; without
-    /// such a part it is not told of them.
+    /// Variation with the host's load, so the spread of the rounds matters. With fewer than [`ROUNDS`] rounds, the difference
+    /// must reach this part of the base. `None` means that it is then never reported.
     WithLoad(Option<f64>),
 }
 
-/// What the guest asks for in an operation. How many chunks a pool takes depends on how many reads are in flight together.
+/// Requests of the guest per operation. The number of chunks of a pool depends on how many reads are in flight at the same time.
 const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 
-/// Exits. Five rounds vary by a third to two thirds where most are interrupts, so one or two say nothing.
+/// Exits. If most of them are interrupts, five rounds vary by a third to two thirds, so one or two rounds are not enough.
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
-/// What a call in the guest's kernel takes: the median of a thousand that are the same, so one more is a change. Half of one is where
-/// two rounds do not agree.
+/// Cost of a call in the guest's kernel: the median of a thousand equal calls, so a difference of one is significant. A
+/// difference of half means that two rounds differ.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// What the whole machine executes. Interrupts merge differently, and threads poll for longer or less long: a cell of 4k moves by a
-/// twelfth from run to run, and of eight rounds of a start the ends were up to a ninth apart.
+/// Instructions of the whole machine. They vary, because interrupts merge differently and threads poll for different times. A
+/// cell of 4k varies by a twelfth between runs. Eight rounds of a start had a range of up to a ninth.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
-/// Of fewer rounds it is not known how far a count moves.
+/// With fewer rounds, the variation of a count is unknown.
 const ROUNDS: usize = 3;
 
-/// So many rounds of one run are all above as many of the other by chance in one of 924 comparisons; three are in one of 20.
+/// If all of these rounds of one run are above as many rounds of the other, this is chance in one of 924 comparisons. With three
+/// rounds, it is chance in one of 20.
 const MANY_ROUNDS: usize = 6;
 
-/// The tables that are compared, with their counts. What else they have is a time, or how many operations were done.
+/// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
 const COMPARED: [(&str, &[(&str, Rule)]); 5] = [
     (
         counts::TABLE.name,
@@ -75,7 +76,7 @@ const COMPARED: [(&str, &[(&str, Rule)]); 5] = [
     (start_instructions::TABLE.name, &[("instructions", MACHINE), ("exits", EXITS)]),
 ];
 
-/// What became of a count.
+/// Result of the comparison of a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     None,
@@ -83,26 +84,26 @@ enum Change {
     Worse,
 }
 
-/// One count in both runs.
+/// Count in both runs.
 struct Pair<'row> {
     table: &'static str,
     row: &'row Merged,
     figure: &'static str,
     before: f64,
     after: f64,
-    /// Of the run with fewer.
+    /// Smaller number of rounds of both runs.
     rounds: usize,
 }
 
-/// The names of the tables that are compared.
+/// Returns the names of the compared tables.
 pub(crate) fn tables() -> [&'static str; 5] {
     COMPARED.map(|(table, _)| table)
 }
 
-/// What the counts of `results` say beside those of `base`, as text.
+/// Compares the counts of `results` with those of `base`, and returns the result as text.
 ///
 /// # Errors
-/// The two have no cell in common.
+/// Fails if the two have no cell in common.
 pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
     let (mut same, mut changed) = (0, Vec::new());
     for (table, counts) in COMPARED {
@@ -124,7 +125,7 @@ pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
     if !changed.is_empty() {
         let mut table = markdown::new_table_of(3, ["table", "cell", "count", "before", "after", ""]);
         for (pair, change) in &changed {
-            // Of millions no parts are told.
+            // Millions have no decimals.
             let places = if pair.before.max(pair.after) < 1000.0 { 3 } else { 0 };
             let figures = [pair.before, pair.after].map(|figure| format!("{figure:.places$}"));
             let word = if *change == Change::Better { "better" } else { "worse" };
@@ -144,18 +145,18 @@ fn rows<'run>(results: &'run Results, table: &str) -> impl Iterator<Item = &'run
     results.tables.get(table).into_iter().flatten()
 }
 
-/// The keys of a row, by which it is found in another run.
+/// Returns the keys of a row, which identify it in another run.
 fn keys(row: &Merged) -> Vec<(&String, &Value)> {
     row.fields.iter().filter(|(key, _)| !row.spread.contains_key(*key)).collect()
 }
 
-/// A row's keys as words.
+/// Returns a row's keys as text.
 fn cell(row: &Merged) -> String {
     let word = |(key, value): (&String, &Value)| value.as_str().map_or_else(|| format!("{key} {value}"), str::to_owned);
     keys(row).into_iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// `None` where one of the runs did not count it.
+/// Returns a count of both runs, or `None` if one of them lacks it.
 fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &'static str) -> Option<Pair<'row>> {
     let of = |row: &Merged| row.fields.get(figure).and_then(Value::as_f64);
     let rounds = row.rounds.min(before.rounds);
@@ -164,7 +165,7 @@ fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &
 
 fn change(pair: &Pair<'_>, rule: Rule, after: &Spread, before: &Spread) -> Change {
     let difference = pair.after - pair.before;
-    // How much lies between the nearest rounds of the two runs, and between those of one that are farthest apart.
+    // Distance between the nearest rounds of both runs, and the larger range of one run's rounds.
     let apart = (after.min - before.max).max(before.min - after.max);
     let within = (after.max - after.min).max(before.max - before.min);
     let part = match rule.moves {
@@ -199,7 +200,7 @@ mod tests {
     use crate::table::Row;
     use crate::tables::TABLES;
 
-    /// Of a run with a round for each of these.
+    /// Returns a run with these rounds.
     fn run<const N: usize>(size: &str, rounds: [[f64; 3]; N]) -> Results {
         results(&rounds.map(|[exits, maps, copied]| {
             let figures = [("exits", exits), ("map_requests", maps), ("copied_bytes", copied), ("operations", 4000.0)];
@@ -207,7 +208,7 @@ mod tests {
         }))
     }
 
-    /// Of a run that has only this table, and in it one cell with a figure beside a time.
+    /// Returns a run with only this table. Its only cell has a count and a time.
     fn run_of<const N: usize>(table: &str, figure: &str, rounds: [f64; N]) -> Results {
         results(&rounds.map(|count| {
             let of = [("mode", "bounce".into()), ("size", "64k".into())];
@@ -215,13 +216,13 @@ mod tests {
         }))
     }
 
-    /// The line of a figure that changed.
+    /// Returns the line of a changed figure.
     fn line(text: &str, figure: &str) -> String {
         text.lines().find(|line| line.contains(figure)).unwrap_or_default().to_owned()
     }
 
     #[test]
-    fn requests_and_copies_that_changed_are_told_as_better_or_worse() {
+    fn changed_requests_and_copies_are_reported() {
         let base = run("4k", [[1.0, 0.0, 4096.0]]);
         let text = text(&run("4k", [[9.0, 1.0, 2048.0]]), &base).unwrap();
         let line = |figure| line(&text, figure);
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn exits_are_told_where_they_moved_by_more_than_between_rounds() {
+    fn exits_are_reported_if_they_exceed_the_spread() {
         let exits = |exits: [f64; 3]| run("4k", exits.map(|exits| [exits, 0.0, 0.0]));
         let base = exits([1.0, 1.1, 1.2]);
         for (after, worse) in [([1.1, 1.3, 1.5], 0), ([1.3, 1.35, 1.45], 0), ([1.5, 1.6, 1.65], 1)] {
@@ -246,7 +247,7 @@ mod tests {
         let text = text(&of([45_000.0, 45_200.0, 45_100.0]), &of([43_000.0, 43_100.0, 43_200.0])).unwrap();
         let line = line(&text, "io_instructions");
         assert!(line.contains("bounce, 64k") && line.contains("45100 ") && line.contains("worse"), "{text}");
-        // Neither a time nor how many operations were done is a count that could be better.
+        // Times and numbers of operations are not compared.
         assert!(text.ends_with("0 better, 1 worse, 0 as before\n"), "{text}");
     }
 
@@ -257,13 +258,13 @@ mod tests {
             let text = text(&of(after), &of(196e6)).unwrap();
             assert!(text.contains(&format!("{better} better, {worse} worse")), "{after}: {text}");
         }
-        // Rounds that meet those of the other run say nothing.
+        // Overlapping rounds are not significant.
         let of = |rounds: [f64; 2]| run_of("start_instructions", "instructions", rounds);
         assert!(text(&of([190e6, 270e6]), &of([185e6, 210e6])).unwrap().contains("0 better, 0 worse"));
     }
 
     #[test]
-    fn many_rounds_of_which_none_meets_the_other_run_are_told() {
+    fn many_disjoint_rounds_are_reported() {
         let of = |least: f64| {
             run_of("start_instructions", "instructions", [0.0, 0.0, 0.0, 0.0, 9e6, 9e6].map(|more| least + more))
         };
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_or_instruction_more_in_a_call_is_told() {
+    fn one_more_line_or_instruction_per_call_is_reported() {
         for (table, figure) in [("map_counts", "lines"), ("map_counts", "instructions"), ("sync", "instructions")] {
             let of = |count| run_of(table, figure, [count]);
             let told = text(&of(297.0), &of(296.0)).unwrap();
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_these_tables_is_compared_but_for_times() {
+    fn all_shown_figures_except_times_are_compared() {
         for (name, counts) in &COMPARED {
             let table = TABLES.iter().find(|table| table.name == *name).unwrap();
             for shown in table.shown.iter().filter(|shown| shown.figure != "ns") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest whose kernel has a module of `guest/bench` make calls on the edu device, and what the rig's emulator counts between the module's
-//! marks meanwhile.
+//! Guests whose kernel has a module of `guest/bench`. The module makes calls on the edu device, and the rig's emulator counts
+//! events between the module's marks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,28 +15,28 @@ use carom_integration::{Outcome, Site};
 use crate::table::{self, LITTLE_RAM_MIB, Measured, Work, figure};
 use crate::throughput::job;
 
-/// Number of the first mark of a module that ends something.
+/// Number of a module's first mark that ends a call.
 pub(crate) const FIRST_END: usize = 16;
 
-/// Medians by the number of their mark and what is counted.
+/// Medians by the number of the mark and the kind of count.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// Guests of a table. Each gives the edu device to a module.
+/// Guests of a table. Each binds the edu device to a module.
 pub(crate) struct Guests {
-    /// The modes, each with its kernel.
+    /// Modes with their kernels.
     pub(crate) modes: [(Mode, Kernel); 3],
     pub(crate) cpus: u8,
     pub(crate) module: &'static str,
-    /// Shell commands before the module gets the device, and those afterwards. The device is at `$edu` in both.
+    /// Shell commands before and after the module gets the device. `$edu` is the device in both.
     pub(crate) jobs: [&'static str; 2],
-    /// How long a guest takes. All of it is counted.
+    /// Duration of a guest. All of it is counted.
     pub(crate) estimate: Duration,
-    /// Makes rows of what a guest printed, and of what was counted unless the rig does not count.
+    /// Makes rows from the guest's output, and from the counts if the rig counts.
     pub(crate) measured: fn(&Outcome, &Mode, Option<&Counts>) -> Result<Measured>,
 }
 
 impl Guests {
-    /// The work, where the site has the edu device.
+    /// Returns the work if the site has the edu device.
     pub(crate) fn work(&'static self, site: &Site) -> Vec<Work> {
         let modes = self.modes.iter().filter(|_| site.edu.is_some());
         modes
@@ -76,7 +76,7 @@ done
 [ -n "$edu" ] || exit 93
 "#;
 
-/// Gives the device to the module, whose driver has its name with dashes, and prints what it found.
+/// Binds the device to the module and prints the module's results. The name of the driver is that of the module, with dashes.
 fn bind(module: &str) -> String {
     let driver = module.replace('_', "-");
     format!(
@@ -90,12 +90,12 @@ dmesg | sed -n 's/.*{driver}: CAROM-/CAROM-/p'
     )
 }
 
-/// What the emulator has written; nothing before it has counted something.
+/// Reads the emulator's output. Before the first count, there is none.
 fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_default()
 }
 
-/// The medians, of the lines of `tests/integration/plugin/counts.c`.
+/// Parses the medians in the output of `tests/integration/plugin/counts.c`.
 pub(crate) fn parse(text: &str) -> Result<Counts> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -105,7 +105,7 @@ pub(crate) fn parse(text: &str) -> Result<Counts> {
     text.lines().map(|text| line(text).with_context(|| format!("counts of the emulator: {text:?}"))).collect()
 }
 
-/// The median of what was counted up to a mark.
+/// Returns the median of the counts up to a mark.
 pub(crate) fn median(counts: &Counts, number: usize, what: &str) -> Result<f64> {
     let count = counts.get(&(number, what.into())).copied().map(figure);
     count.with_context(|| format!("no count of {what} of mark {number}"))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counters of KVM and of Carom's virtio-iommu, and the figures that they are.
+//! Counters of KVM and of Carom's virtio-iommu, and their names as figures.
 
 use carom_integration::Probe;
 use carom_integration::measure::fio::Done;
 
 use crate::table::figure;
 
-/// The counters of KVM that are told, and the figures that they are.
+/// Shown counters of KVM, and their names as figures.
 pub(crate) const OF_KVM: [(&str, &str); 6] = [
     ("exits", "exits"),
     ("mmio_exits", "mmio_exits"),
@@ -16,7 +16,7 @@ pub(crate) const OF_KVM: [(&str, &str); 6] = [
     ("irq_window_exits", "irq_window_exits"),
 ];
 
-/// Counters of Carom's virtio-iommu, and the figures that they are.
+/// Counters of Carom's virtio-iommu, and their names as figures.
 pub(crate) const OF_IOMMU: [(&str, &str); 4] = [
     ("requests_map", "map_requests"),
     ("requests_unmap", "unmap_requests"),
@@ -24,7 +24,7 @@ pub(crate) const OF_IOMMU: [(&str, &str); 4] = [
     ("host_maps", "host_maps"),
 ];
 
-/// Exits and requests of a whole cell, those that are counted for its VMM.
+/// Returns the exits and requests in a whole cell that its VMM counts.
 pub(crate) fn in_cell(done: &Done) -> impl Iterator<Item = (&'static str, f64)> {
     let exits = OF_KVM.iter().filter_map(|(counter, name)| {
         let of = |probe: &Probe| probe.kvm.get(*counter).copied().map(figure);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an operation takes in exits, requests and copies. Other than times, these move little with the host's load, or not at all.
+//! Exits, requests and copies per operation. Unlike times, these depend little or not at all on the host's load.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("counts", "mode", SHOWN, work).once();
 
-/// The figure that is no count of what an operation takes.
+/// The only figure of the table that is not a count per operation.
 pub(crate) const OPERATIONS: &str = "operations";
 
 /// Modes of a quick run.
 const QUICK: [&str; 4] = ["no-viommu", "bounce", "strict", "lazy"];
 
-/// The cell that is done before each other one, to see what beginning and ending fio takes: a single operation.
+/// Cell with a single operation. It runs before the other cells and measures the cost of starting and ending fio.
 pub(crate) const EMPTY: Cell = Cell { pattern: READ, kib: 4, depth: 1, jobs: 1, extent: Extent::Operations(1) };
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -45,7 +45,8 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-/// Returns the work of a guest that does [`EMPTY`] and then other cells. `row` gets each other cell's figures and the empty one's.
+/// Returns the work of a guest that runs [`EMPTY`] and then other cells. `row` gets the results of another cell and of the empty
+/// cell.
 pub(crate) fn against_empty(
     mode: &'static Mode,
     cells: Vec<Cell>,
@@ -63,14 +64,14 @@ pub(crate) fn against_empty(
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Whether a row is of the cell that does next to nothing.
+/// True if a row belongs to the cell with a single operation.
 fn is_empty(row: &Row) -> bool {
     row.key("depth").is_some_and(|depth| *depth == EMPTY.depth)
 }
 
 fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
     let mut row = Row::new(of(mode, cell), [(OPERATIONS, done.operations)]);
-    // Without what a cell takes that does next to nothing.
+    // Subtract the cost of the cell with a single operation.
     let operations = (done.operations - empty.operations).max(1.0);
     let mut add = |figure: &str, counter: &dyn Fn(&Probe) -> Option<f64>| {
         let in_cell = |done: &Done| Some(counter(&done.after)? - counter(&done.before)?);
@@ -111,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_empty_cell_takes_is_not_counted() {
+    fn cost_of_an_empty_cell_is_subtracted() {
         let strict = MODES.iter().find(|mode| mode.name == "strict").unwrap();
         let row = row(strict, &EMPTY, &done(1001.0, 3300, 1002), &done(1.0, 300, 2)).unwrap();
         let figure = |name: &str| row.figures[name];
         assert!((figure("exits") - 3.0).abs() < 1e-9 && (figure("map_requests") - 1.0).abs() < 1e-9, "{row:?}");
         assert_eq!((figure("window_add_requests"), figure("copied_bytes")), (0.0, 0.0));
-        // Its row is told by what it is of, as cells that fail have none.
+        // Its row is recognized by its keys, because failed cells have no rows.
         assert!(is_empty(&row));
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many guests with a drive each a host of fixed memory bears: guests are added until there is no more room.
+//! Maximum number of guests, each with a drive, on a host of fixed memory. Guests are added until the memory is exhausted.
 
 use std::fs;
 use std::thread;
@@ -29,38 +29,39 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
 
-/// Where a mode's guests are added.
+/// Host on which a mode's guests are added.
 struct Host {
     /// Memory for all VMMs, in MiB.
     memory_mib: u64,
-    /// How many guests are added at a time.
+    /// Number of guests added at a time.
     step: usize,
-    /// Most guests.
+    /// Maximum number of guests.
     most: usize,
 }
 
 /// Lines of each guest that are measured.
 const LINES: usize = 2;
 
-/// Longest time in which guests come to work.
+/// Maximum time for guests to become ready.
 const READY_TIME: Duration = Duration::from_secs(60);
 
-/// The same while memory is at its limit: what has to be taken from other guests first.
+/// Maximum time for guests to become ready while memory is at its limit, because the host must first reclaim memory from other
+/// guests.
 const READY_TIME_AT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Longest time that the lines may take.
+/// Maximum time for the measured lines.
 const LINES_TIME: Duration = Duration::from_secs(40);
 
-/// Swapping in is what is read back beyond this, in MiB.
+/// Swap-in above this value counts as swapping, in MiB.
 const SWAP_IN_MIB: f64 = 1.0;
 
-/// How many times the latency of the first guests is too much.
+/// Maximum latency, as a multiple of the first guests' latency.
 const LATENCY_RATIO: f64 = 2.0;
 
-/// Latency in µs that is never too much: what a busy machine adds that emulates this one is of that order, however few guests there are.
+/// Latency that is always accepted, in µs. A busy host that emulates this machine adds about as much, even with few guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
-/// How often guests are measured that were too slow, before that is taken for theirs.
+/// Number of measurements of slow guests before the result counts.
 const TRIES: usize = 3;
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -74,7 +75,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     modes.iter().filter(|mode| mode.is_at(site)).map(|mode| of_mode(*mode, scope)).collect()
 }
 
-/// The drives that guests get. The second one stays away, as some of its reads fail.
+/// Returns the drives for guests. The second drive is not among them, because some of its reads fail.
 fn drives(site: &Site) -> Vec<String> {
     site.nvme.iter().take(1).chain(&site.more_nvme).cloned().collect()
 }
@@ -96,9 +97,10 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// The rows of a mode: one for each number of guests, the last of which is not borne unless there are no more drives.
+/// Returns the rows of a mode, one for each number of guests. The last row is not borne unless the drives are used up.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
-    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set")?).context("cannot read CAROM_TENANT")?;
+    let program =
+        fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set")?).context("cannot read CAROM_TENANT")?;
     let swap = site.swap.as_deref().context("CAROM_SWAP is not set")?;
     let _swap = Swap::on(swap)?;
     let group = MemoryGroup::new("carom-density")?;
@@ -121,11 +123,11 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         let mut row = Row::new([("mode", mode.name.into()), ("guests", wanted.into())], []);
         let mut come = ready(&mut tenants, begun, &group);
         if let Err(Stop::Hung(number, why)) = &come {
-            // As for a guest that is run by itself: an emulated one hangs now and then.
+            // As in single runs, an emulated guest sometimes hangs.
             eprintln!("guest {number} of {} hung and is started again; {why}", mode.name);
             measured.retries += 1;
             let number = *number;
-            // The drive is free when the former has ended.
+            // Dropping the previous guest frees the drive.
             drop(tenants.remove(number));
             tenants.insert(number, Background::start(&guest(&drives[number], number, 1), site)?);
             come = ready(&mut tenants, begun, &group);
@@ -160,13 +162,13 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
     Ok(measured)
 }
 
-/// Why no window was measured.
+/// Reason why no window was measured.
 enum Stop {
-    /// A guest was refused memory, or ended by the kernel for want of it.
+    /// A guest could not get memory, or the kernel killed it for lack of memory.
     NoRoom(String),
-    /// The guest of this number does not come to work, though there is memory; and what its VMM is at.
+    /// The guest with this number does not become ready although there is memory. The text describes what its VMM is doing.
     Hung(usize, String),
-    /// Anything else.
+    /// Any other error.
     Other(anyhow::Error),
 }
 
@@ -176,17 +178,17 @@ impl From<anyhow::Error> for Stop {
     }
 }
 
-/// Fails if a guest has ended, or the kernel killed a VMM.
+/// Fails if a guest has ended or the kernel has killed a VMM.
 fn all_run(tenants: &mut [Background], group: &MemoryGroup) -> Result<(), Stop> {
     let killed = group.killed()?;
     if killed > 0 {
-        return Err(Stop::NoRoom(format!("{killed} VMMs were killed for want of memory")));
+        return Err(Stop::NoRoom(format!("the kernel killed {killed} VMMs for lack of memory")));
     }
     for (number, tenant) in tenants.iter_mut().enumerate() {
         if let Some(status) = tenant.ended()? {
             let said = tenant.stderr();
             if said.contains("memory") {
-                return Err(Stop::NoRoom(format!("guest {number} was refused memory: {said}")));
+                return Err(Stop::NoRoom(format!("guest {number} could not get memory: {said}")));
             }
             return Err(Stop::Other(anyhow!("guest {number} ended: {status}; {said}")));
         }
@@ -194,7 +196,8 @@ fn all_run(tenants: &mut [Background], group: &MemoryGroup) -> Result<(), Stop> 
     Ok(())
 }
 
-/// Waits until the guests from `begun` on work; the median of the times from their VMMs' start to their first program, in ms.
+/// Waits until all guests from `begun` on are ready. Returns the median of the times from a VMM's start to its guest's first
+/// program, in ms.
 fn ready(tenants: &mut [Background], begun: usize, group: &MemoryGroup) -> Result<f64, Stop> {
     let mut started: Vec<Option<Duration>> = vec![None; tenants.len()];
     let (limited, start) = (group.limited()?, Instant::now());
@@ -226,7 +229,7 @@ fn ready(tenants: &mut [Background], begun: usize, group: &MemoryGroup) -> Resul
     }
 }
 
-/// Measures, and again where the guests were slower than `limit_us`.
+/// Measures a window. If the guests were slower than `limit_us`, measures again and returns the best window.
 fn best_window(tenants: &mut [Background], group: &MemoryGroup, limit_us: f64) -> Result<Window, Stop> {
     let mut best = window(tenants, group)?;
     for _ in 1..TRIES {
@@ -241,9 +244,9 @@ fn best_window(tenants: &mut [Background], group: &MemoryGroup, limit_us: f64) -
     Ok(best)
 }
 
-/// What the guests did in a time.
+/// Work of the guests over some time.
 struct Window {
-    /// Of all guests.
+    /// Lines of all guests.
     lines: Vec<Line>,
     guests: u32,
     swapped_in_mib: f64,
@@ -251,11 +254,11 @@ struct Window {
     wrong: u64,
 }
 
-/// Measures until each guest has told of itself [`LINES`] times.
+/// Measures until each guest has printed [`LINES`] new lines.
 fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Stop> {
     let seen =
         tenants.iter_mut().map(|tenant| Ok(tenant::lines(tenant.console()?).len())).collect::<Result<Vec<_>>>()?;
-    // The line that is under way may be of the time before.
+    // The first new line may include earlier time.
     let wanted = |before: usize| before + 1 + LINES;
     let (swapped, cpu, start) = (pages_swapped_in()?, cpu_times()?, Instant::now());
     loop {
@@ -268,7 +271,7 @@ fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Sto
             break;
         }
         if start.elapsed() > LINES_TIME {
-            return Err(Stop::Other(anyhow!("a guest has nothing to tell for {LINES_TIME:?}")));
+            return Err(Stop::Other(anyhow!("a guest has printed nothing for {LINES_TIME:?}")));
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -286,17 +289,17 @@ fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Sto
 }
 
 impl Window {
-    /// The median of the lines' own.
+    /// Returns the median of the lines' 99th percentiles.
     fn p99_us(&self) -> f64 {
         median(self.lines.iter().map(|line| line.p99_us)).unwrap_or_default()
     }
 
-    /// Whether the host bears the guests.
+    /// True if the host bears the guests.
     fn is_borne(&self, limit_us: f64) -> bool {
         self.swapped_in_mib <= SWAP_IN_MIB && self.p99_us() <= limit_us && self.wrong == 0
     }
 
-    /// Operations a second of all guests.
+    /// Returns the operations per second of all guests.
     fn iops(&self) -> f64 {
         let (operations, seconds) =
             self.lines.iter().fold((0.0, 0.0), |sum, line| (sum.0 + line.operations, sum.1 + line.ms / 1e3));
@@ -319,7 +322,7 @@ impl Window {
     }
 }
 
-/// Time that the host's CPUs were busy, and all time, in ticks (first line of proc_stat(5)).
+/// Returns the busy time and the total time of the host's CPUs, in ticks (first line of proc_stat(5)).
 fn cpu_times() -> Result<(u64, u64)> {
     let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     parse_cpu_times(&stat).context("the first line of /proc/stat")
@@ -328,7 +331,7 @@ fn cpu_times() -> Result<(u64, u64)> {
 fn parse_cpu_times(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> = line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    // user, nice, system, idle, iowait, irq, softirq, steal; the guests' time that follows is in user and nice.
+    // Fields: user, nice, system, idle, iowait, irq, softirq, steal. The guest times that follow are included in user and nice.
     let all: u64 = ticks.get(..8)?.iter().sum();
     Some((all - ticks[3] - ticks[4], all))
 }
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_to_do_without_drives_for_several_guests() {
+    fn density_needs_drives_for_several_guests() {
         let mut site = Site { nvme: vec!["a".into(), "b".into()], ..Site::default() };
         assert!(work(Scope::Quick, &site).is_empty());
         site.more_nvme = vec!["c".into(), "d".into()];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! fio on disks that the VMMs emulate: a raw image in the host's RAM, so that nothing but the VMM takes time.
+//! fio on disks that the VMMs emulate. The raw image is in the host's RAM, so that only the VMM takes time.
 
 use std::fs::File;
 
@@ -14,7 +14,7 @@ use crate::throughput::{self, IOPS, LATENCY};
 
 pub(crate) const TABLE: Table = Table::new("disk", "mode", &[IOPS, LATENCY], work);
 
-/// Where images are: a file system in RAM.
+/// Directory for images: a file system in RAM.
 const IN_RAM: &str = "/dev/shm";
 
 /// Waits for the disk.
@@ -26,7 +26,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     modes.map(|mode| in_a_guest(mode, cells.clone())).collect()
 }
 
-/// The cells of one round in each mode.
+/// Returns the cells of one round in each mode.
 fn cells(scope: Scope) -> Vec<Cell> {
     let cell = |pattern, kib, depth| Cell { pattern, kib, depth, jobs: 1, extent: Extent::Seconds(1) };
     let (patterns, sizes, depths): (&[_], &[u32], &[u32]) = match scope {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What requests cost in the virtio-iommu's engine alone, natively: `iommu_bounce/benches/map_unmap.rs`.
+//! Cost of requests in the virtio-iommu's engine alone, natively: `iommu_bounce/benches/map_unmap.rs`.
 
 use std::env;
 use std::fs;
@@ -17,7 +17,7 @@ const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine for a request, or
 
 pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 
-/// What is measured: the request, how many come at a time, how many mappings there are, and where the benchmark leaves its estimate.
+/// Cases: the request, the number of requests at a time, the number of mappings, and the directory of the benchmark's estimate.
 const CASES: [(&str, u32, u32, &str); 8] = [
     ("MAP and UNMAP", 1, 100, "map_unmap/100"),
     ("UNMAP, one by one", 1, 10_000, "unmap_batch/alone/1"),
@@ -45,12 +45,13 @@ fn measure() -> Result<Measured> {
     Ok(Measured { rows: rows(dir.path())?, ..Measured::default() })
 }
 
-/// The rows of the estimates in a directory of criterion's.
+/// Reads the rows from criterion's directory of estimates.
 fn rows(dir: &Path) -> Result<Vec<Row>> {
     let row = |&(request, together, mappings, place): &(&str, u32, u32, &str)| {
         let file = dir.join(place).join("new/estimates.json");
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let estimates: Value = serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
+        let estimates: Value =
+            serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
         let ns = estimates["median"]["point_estimate"].as_f64();
         let ns = ns.with_context(|| format!("{}: there is no median", file.display()))?;
         let of = [("request", request.into()), ("at_once", together.into()), ("mappings", mappings.into())];

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The first use of an emulated machine's memory, of which the emulator's host has no pages before: it takes several times as long as any
-//! later one, and the guests that happened to come first would pay for it.
+//! First use of an emulated machine's memory. At first, the emulator's host has not allocated this memory, so the first use takes
+//! several times as long as later ones. Without this module, the first guests would pay for it.
 
 use std::fs;
 use std::hint::black_box;
 
 use anyhow::{Context, Result};
 
-/// Uses nearly all memory that is free, once.
+/// Writes to nearly all free memory once.
 ///
 /// # Errors
-/// The kernel does not say how much that is.
+/// Fails if the amount of free memory cannot be read.
 pub(crate) fn use_free_memory() -> Result<()> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let free = free_bytes(&text).context("/proc/meminfo has no MemFree")?;
@@ -20,7 +20,7 @@ pub(crate) fn use_free_memory() -> Result<()> {
     Ok(())
 }
 
-/// The line `MemFree: 123 kB`.
+/// Parses the line `MemFree: 123 kB`.
 fn free_bytes(text: &str) -> Option<usize> {
     let words = text.lines().find_map(|line| line.strip_prefix("MemFree:"))?;
     Some(words.trim().strip_suffix(" kB")?.parse::<usize>().ok()? << 10)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the counts of a run come to on a machine that is not emulated: a model. Counts are measured in the rig, which changes them
-//! little; what each of them costs is measured here (copies) or taken from between two bounds.
+//! Model that predicts results on hardware from the counts of a run. The counts are measured in the rig, which changes them
+//! little. The cost of copies is measured here. All other costs are estimated by a lower and an upper bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::counts;
 use crate::results::{Merged, Results};
 
-/// Two bounds of a time in ns.
+/// Bounds of a time in ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     low: f64,
@@ -31,7 +31,7 @@ impl Range {
         range(self.low * count, self.high * count)
     }
 
-    /// The time that is as many times the low bound as the high one is of it.
+    /// Returns the geometric mean of the bounds.
     fn middle(self) -> f64 {
         (self.low * self.high).sqrt()
     }
@@ -41,14 +41,14 @@ impl Range {
     }
 }
 
-/// What something costs a CPU.
+/// CPU cost of an event.
 struct Cost {
     what: &'static str,
     time: Range,
     why: &'static str,
 }
 
-/// An operation without a virtual IOMMU, exits apart.
+/// An operation without a virtual IOMMU, excluding exits.
 const OPERATION: Cost = Cost {
     what: "operation, in the guest",
     time: range(2500.0, 5000.0),
@@ -86,16 +86,16 @@ const SLOT: Cost = Cost {
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
-/// A drive of a data centre: operations a second, and bytes a second.
+/// Drive of a data centre: operations per second, and bytes per second.
 const DRIVE: (f64, f64) = (1_000_000.0, 7_000.0 * 1_048_576.0);
 
-/// Slots and buffers that copies go through in turn: as many as there are operations in flight. They may be in the CPU's caches.
+/// Slots and buffers that copies use in turn: one for each operation in flight. They may be in the CPU's caches.
 const IN_FLIGHT: usize = 64;
 
-/// Bytes of slots that are in no cache, as if the device's bytes and the buffers had both to come from memory.
+/// Bytes of slots that do not fit into any cache, so that slots and buffers must come from memory.
 const COLD_BYTES: usize = 256 << 20;
 
-/// What one operation of a cell takes.
+/// Counts of one operation of a cell.
 #[derive(Debug, Clone, PartialEq)]
 struct Cell {
     mode: String,
@@ -109,7 +109,7 @@ struct Cell {
 }
 
 impl Cell {
-    /// `None` of a cell whose virtio-iommu tells no counts, of another VMM for instance, though it has one.
+    /// Parses a row. Returns `None` if the mode has a virtio-iommu but the row lacks its counts, for example for another VMM.
     fn of(row: &Merged) -> Option<Self> {
         let word = |key: &str| row.fields.get(key).and_then(Value::as_str).map(str::to_owned);
         let count = |key: &str| row.fields.get(key).and_then(Value::as_f64);
@@ -127,14 +127,15 @@ impl Cell {
         })
     }
 
-    /// Bytes of the operation.
+    /// Returns the bytes of the operation.
     fn bytes(&self) -> f64 {
         f64::from(self.kib) * 1024.0
     }
 
-    /// What the operation takes beyond one without a virtual IOMMU that has the same exits.
+    /// Returns the additional cost compared with an operation without a virtual IOMMU that has the same exits.
     fn added(&self, copy: Range) -> Range {
-        // The requests of a mapping, and those of its end, are waited for once. In lazy mode the latter are not.
+        // The driver waits once for the requests of a mapping and once for the requests of its end. In lazy mode it does not wait
+        // for the latter.
         let ended = if self.mode == LAZY.name { 0.0 } else { self.unmap_requests.min(1.0) };
         let waits = self.map_requests.min(1.0) + ended;
         let pages = self.bytes() / 4096.0 * self.map_requests.min(1.0);
@@ -148,18 +149,19 @@ impl Cell {
             .plus(copy.times(self.copied_bytes))
     }
 
-    /// Time of a CPU for the operation, if that is what a copied byte takes.
+    /// Returns the CPU time of the operation if each copied byte takes `copy`.
     fn cpu(&self, copy: Range) -> Range {
         OPERATION.time.plus(EXIT.time.times(self.exits)).plus(self.added(copy))
     }
 
-    /// Operations a second of the drive with one CPU that has nothing else to do.
+    /// Returns the operations per second of the drive with one CPU that does nothing else.
     fn rate(&self, cpu_ns: f64) -> f64 {
         DRIVE.0.min(DRIVE.1 / self.bytes()).min(1e9 / cpu_ns)
     }
 
-    /// Bounds of the rate ÷ that of `base`, which does the same without a virtual IOMMU, and the ratio in the middle of all costs.
-    /// What both have in common costs both the same. The drive may hold up both, so that each corner may be the least or the most.
+    /// Returns the bounds of the ratio between this cell's rate and that of `base`, which does the same without a virtual IOMMU.
+    /// Also returns the ratio with all costs in the middle. Costs that both have in common are equal for both. The drive may
+    /// limit both rates, so any corner may be the minimum or the maximum.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
         let (own, other, added) = (common(self.exits), common(base.exits), self.added(copy));
@@ -172,15 +174,16 @@ impl Cell {
     }
 }
 
-/// The time in ns that a byte takes in copies of `bytes` from slots to buffers: where both may be cached, and where they are not.
+/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns: with both possibly cached, and with neither
+/// cached.
 fn copy_ns(bytes: usize) -> Result<Range> {
     let warm = turns_ns(bytes, bytes * IN_FLIGHT, 201)?;
     let cold = turns_ns(bytes, COLD_BYTES, 7)?;
     Ok(range(warm.min(cold), warm.max(cold)))
 }
 
-/// The time in ns that a byte takes in the quickest of some turns that go through slots of `span` bytes in all: what else runs on the
-/// machine only adds to it.
+/// Measures the time per byte of the fastest of some turns, in ns. A turn copies slots of `span` bytes in total. Other work on
+/// the machine only adds to the time.
 fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     let (slots, mut buffers) = (vec![1_u8; span], vec![0_u8; span]);
     let mut turn = || {
@@ -191,7 +194,7 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
         }
         start.elapsed()
     };
-    // The first one has the pages made.
+    // The first turn allocates the pages.
     turn();
     let quickest = (0..turns).map(|_| turn()).min().context("no copies")?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -199,20 +202,24 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     Ok(quickest.as_secs_f64() * 1e9 / copied)
 }
 
-/// What the counts of `results` come to, as text.
+/// Returns the prediction from the counts of `results`, as text.
 ///
 /// # Errors
-/// There are none.
+/// Fails if there are no counts.
 pub(crate) fn text(results: &Results) -> Result<String> {
     let rows = results.tables.get(counts::TABLE.name).into_iter().flatten();
     let cells: Vec<Cell> = rows.filter_map(Cell::of).collect();
-    ensure!(!cells.is_empty(), "no figures of the table {}", counts::TABLE.name);
+    ensure!(
+        !cells.is_empty(),
+        "the file has no figures of the table {}; it must come from --json of a run of that table",
+        counts::TABLE.name
+    );
     let sizes: BTreeSet<u32> = cells.iter().map(|cell| cell.kib).collect();
     let copies = sizes.into_iter().map(|kib| Ok((kib, copy_ns((kib as usize) << 10)?))).collect::<Result<_>>()?;
     show(&cells, &copies)
 }
 
-/// The tables, where a copied byte takes `copies` ns by KiB of the operation.
+/// Formats the tables. `copies` contains the time per copied byte by the operation's KiB, in ns.
 fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let mut text =
         String::from("Reckoned for a host that is not emulated: one CPU, 64 operations in flight, a drive of\n");
@@ -307,7 +314,7 @@ mod tests {
     fn drive_bounds_what_a_cpu_could_do() {
         let large = bounce(128);
         assert_eq!(large.rate(1.0), DRIVE.1 / (128.0 * 1024.0));
-        // Both wait for the drive: no ratio is below 1 then.
+        // Both wait for the drive, so no ratio is below 1.
         let base = cell("no-viommu", 128);
         assert_eq!(large.ratio(&base, range(0.01, 0.01)).0.high, 1.0);
         assert_eq!(cell("no-viommu", 4).rate(1.0), DRIVE.0);
@@ -327,7 +334,7 @@ mod tests {
     fn ratio_drops_below_one_where_only_one_mode_is_drive_bound() {
         let (base, large) = (cell("no-viommu", 64), bounce(64));
         let (bounds, _) = large.ratio(&base, range(0.07, 0.07));
-        // With the lower bounds both are.
+        // With the lower bounds, both are drive-bound.
         assert!(bounds.low < 1.0 && bounds.high == 1.0, "{bounds:?}");
     }
 

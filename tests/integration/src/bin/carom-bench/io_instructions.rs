@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Instructions that the emulated machine executes for an operation of fio: by the guest, the VMM and the host's kernel together.
+//! Instructions that the emulated machine executes per operation of fio, by the guest, the VMM and the host's kernel together.
 
 use std::time::Duration;
 
@@ -21,20 +21,22 @@ pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, wor
 /// How long a guest takes. All of it is counted: in strict mode some seven thousand million instructions, as reckoned by those of 64k.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
-/// Those that are compared.
+/// Compared modes.
 static COMPARED: [Mode; 8] =
     [NO_VIOMMU, BOUNCE, BOUNCE_BASE, BOUNCE_BASE_VMM, STRICT, STRICT_BASE_VMM, QEMU_STRICT, CH_STRICT];
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
-    // Where the emulated machine has no edu device, it does not count either.
+    // An emulated machine without an edu device does not count either.
     let modes = COMPARED.iter().filter(|mode| site.edu.is_some() && mode.is_at(site));
     modes.map(in_a_guest).collect()
 }
 
-/// Operations of a cell where each asks the host for mappings. The largest are fewer, so that each cell is done before fio ends it.
+/// Size in KiB and number of operations of a cell, in modes that request mappings from the host for each operation. The largest
+/// size has fewer operations, so that each cell is done before fio's time limit.
 const ASKING: [(u32, u32); 3] = [(4, 4000), (64, 4000), (128, 2000)];
 
-/// How many times as many there are where none asks: they are done sooner, and with more of them less is left to how interrupts merge.
+/// Factor for the number of operations in other modes. Their operations are faster, and with more operations, the merging of
+/// interrupts affects the result less.
 const MORE: u32 = 4;
 
 /// The cells of a mode.
@@ -51,7 +53,7 @@ fn in_a_guest(mode: &'static Mode) -> Work {
     let cells = [EMPTY].into_iter().chain(cells(mode)).collect();
     let Work { name, estimate, run } = against_empty(mode, cells, ESTIMATE, row);
     let run = move |site: &Site, name: &str| {
-        site.instructions.as_ref().context("only a rig that counts fills this table")?;
+        site.instructions.as_ref().context("this table needs a rig that counts instructions")?;
         run(site, name)
     };
     Work { name, estimate, run: Box::new(run) }
@@ -59,7 +61,7 @@ fn in_a_guest(mode: &'static Mode) -> Work {
 
 fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
     let executed = |done: &Done| {
-        let at = |probe: &Probe| probe.executed.context("the emulator told of no instructions");
+        let at = |probe: &Probe| probe.executed.context("the emulator reported no instructions");
         Ok::<_, anyhow::Error>(table::figure(at(&done.after)?) - table::figure(at(&done.before)?))
     };
     let operations = (done.operations - empty.operations).max(1.0);
@@ -93,20 +95,20 @@ mod tests {
             let of = |pattern| [4, 64, 128].map(|kib| (pattern, kib));
             assert_eq!(sizes, [of("read"), of("randwrite")].concat());
             assert!(cells.iter().all(|cell| bytes(cell) <= most), "{cells:?}");
-            // No cell is taken for the one that is taken off.
+            // No cell can be mistaken for the empty cell, whose cost is subtracted.
             assert!(cells.iter().all(|cell| cell.depth != EMPTY.depth));
         }
     }
 
     #[test]
-    fn what_a_single_operation_takes_is_taken_off() {
+    fn cost_of_a_single_operation_is_subtracted() {
         let row = row(&STRICT, &EMPTY, &done(1001.0, Some(5_002_000)), &done(1.0, Some(2000))).unwrap();
 
         assert!((row.figures["instructions"] - 5000.0).abs() < 1e-9, "{row:?}");
     }
 
     #[test]
-    fn emulator_that_tells_nothing_is_an_error() {
+    fn missing_instruction_counts_are_an_error() {
         assert!(row(&STRICT, &EMPTY, &done(1001.0, None), &done(1.0, Some(2000))).is_err());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long a Debian takes from the VMM's start to its login prompt, on a virtio disk that the VMM emulates.
+//! Time from the VMM's start to the login prompt of a Debian guest, whose virtio disk the VMM emulates.
 
 use std::fs;
 use std::io::Read;
@@ -21,7 +21,7 @@ const SHOWN: &[Shown] = &[Shown::new("login_ms", "from the VMM's start to Debian
 pub(crate) const TABLE: Table = Table::new("login", "vmm", SHOWN, work);
 
 const RAM_MIB: u32 = 768;
-/// A boot in the rig.
+/// Time of a boot in the rig.
 const ESTIMATE: Duration = Duration::from_secs(80);
 const PROMPT: &str = "debian login: ";
 
@@ -38,7 +38,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(|vmm| vmm.is_at(site)).map(of).collect()
 }
 
-/// Boots it from a copy of its disk in the host's RAM, which is made before, and ends it at the prompt.
+/// Boots the guest from a copy of its disk in the host's RAM, which is made before the start. Ends the guest at the prompt.
 fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let files = Distribution::in_directory(site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set")?);
     let dir = tempfile::tempdir_in("/dev/shm").context("cannot create a directory for a disk")?;
@@ -52,7 +52,7 @@ fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     wait_for_prompt(&console(&mut machine.0)?, start)
 }
 
-/// What the guest's console shows, as it comes.
+/// Returns a channel with the output of the guest's console.
 fn console(vmm: &mut Child) -> Result<Receiver<Vec<u8>>> {
     let mut output = vmm.stdout.take().context("the console is not piped")?;
     let (send, receive) = channel();
@@ -78,7 +78,7 @@ fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Durati
         if shown.windows(PROMPT.len()).any(|part| part == PROMPT.as_bytes()) {
             return Ok(start.elapsed());
         }
-        // The prompt may come in two parts.
+        // The prompt may arrive in two parts.
         let known = shown.len().saturating_sub(4096);
         shown.drain(..known);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of `scripts/bench` that runs where KVM and the NVMe drive are: starts the guests, measures, writes JSON; and the
-//! part that shows tables of it. The same of `scripts/demo` is the subcommand `demo`.
+//! The part of `scripts/bench` that runs on the machine with KVM and the NVMe drive: starts the guests, measures and writes JSON.
+//! Other subcommands show tables of the results. The subcommand `demo` does the same for `scripts/demo`.
 
 mod allocator;
 mod compare;
@@ -72,39 +72,39 @@ enum Action {
         measurement: Measurement,
         #[command(flatten)]
         files: Files,
-        /// Measure only what instructions are counted for.
+        /// Measure only tables with counted instructions.
         #[arg(long)]
         counting: bool,
-        /// Measure only what needs no guest, and nothing of the machine that guests run in.
+        /// Measure only tables that need no guest, and do not describe the guests' machine.
         #[arg(long, conflicts_with = "counting")]
         native: bool,
     },
-    /// Show tables of figures that `run` wrote.
+    /// Show tables of the figures that `run` wrote.
     Report {
-        /// The file.
+        /// File that `run` wrote.
         json: PathBuf,
         /// Directory for plots.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
-        /// File of an earlier run, whose counts are compared with these.
+        /// File of an earlier run. Its counts are compared with these.
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
-    /// Say whether a file has figures that those of a measurement can be compared with.
+    /// Check that a file has figures to compare a measurement with.
     Check {
-        /// The file.
+        /// File of an earlier run.
         base: PathBuf,
         #[command(flatten)]
         measurement: Measurement,
     },
-    /// Say what the counts of a run come to on a host that is not emulated.
+    /// Predict results on hardware from the counts of a run.
     Predict {
         /// The file that `run` wrote.
         json: PathBuf,
     },
-    /// Say how many guests were started, and how many of them again, by the notes in the directory of the results.
+    /// Show the number of guests and of restarted guests, from the results directory.
     Tally {
-        /// The directory.
+        /// Results directory.
         out: PathBuf,
     },
     /// Run the guests of scripts/demo, or show their figures.
@@ -121,9 +121,9 @@ enum Demo {
         #[command(flatten)]
         files: Files,
     },
-    /// Show a table of figures that `run` wrote.
+    /// Show a table of the figures that `run` wrote.
     Report {
-        /// The file.
+        /// File that `run` wrote.
         json: PathBuf,
     },
 }
@@ -134,10 +134,10 @@ struct Files {
     /// Description of the machine.
     #[arg(long, value_name = "TEXT", default_value = "")]
     machine: String,
-    /// File that notes each measurement at once. A later call continues from it.
+    /// File that saves each sample immediately. A later call continues from it.
     #[arg(long, value_name = "FILE")]
     samples: PathBuf,
-    /// File to write.
+    /// File for the results.
     #[arg(long, value_name = "FILE")]
     json: PathBuf,
 }
@@ -181,7 +181,7 @@ fn act(action: Action) -> Result<ExitCode> {
             let has_wanted = |base: Results| wanted.iter().any(|table| base.tables.contains_key(*table));
             ensure!(
                 read(&base).is_ok_and(has_wanted),
-                "--compare {}: must be what --json wrote of a run with one of the tables {}",
+                "--compare {}: must be the --json file of a run with one of the tables {}",
                 base.display(),
                 wanted.join(", ")
             );
@@ -195,28 +195,28 @@ fn act(action: Action) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes results to their file. The exit status says whether anything failed.
+/// Writes results to their file. The exit status is a failure if anything failed.
 fn write(json: &Path, results: &impl Serialize, failures: &[String]) -> Result<ExitCode> {
     let text = serde_json::to_string_pretty(results)?;
     fs::write(json, text + "\n").with_context(|| format!("cannot write {}", json.display()))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The results in a file.
+/// Reads the results in a file.
 fn read<R: DeserializeOwned>(json: &Path) -> Result<R> {
     let text = fs::read_to_string(json);
     let results = text.map_err(Error::new).and_then(|text| Ok(serde_json::from_str(&text)?));
     results.with_context(|| format!("cannot read {}", json.display()))
 }
 
-/// Which of the tables are measured.
+/// Part of the tables to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// All; what the other parts have measured is in the file of samples.
+    /// All tables. Samples of the other parts are already in the file of samples.
     All,
-    /// What instructions are counted for.
+    /// Tables with counted instructions.
     Counted,
-    /// What needs no guest.
+    /// Tables that need no guest.
     Native,
 }
 
@@ -251,13 +251,13 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    // Guests of another peer are not those of this run, though Carom is the same.
+    // Samples of other peers do not belong to this run, even if Carom is the same.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
     let steps = sample::steps(&run, rounds_of, &tables, |table| (table.work)(scope, &site));
     let mut steps = match part {
-        // Which modes there are is not known without a machine for guests.
+        // Without a machine for guests, the modes are unknown.
         Part::Native => steps,
         _ => sample::only(steps, &measurement.only)?,
     };
@@ -265,7 +265,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     steps.retain(|step| part.has(&step.key.table));
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     if site.rig == "tcg" && steps.iter().any(|step| !journal.has(&step.key)) {
-        eprintln!("using the emulated machine's memory once");
+        eprintln!("writing to the emulated machine's memory once");
         first_use::use_free_memory()?;
     }
     journal.measure(&steps, |step| measure(step, &site))?;
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_that_can_be_asked_for_are_those_that_there_are() {
+    fn all_tables_can_be_requested() {
         assert_eq!(TABLES.each_ref().map(|table| table.name), carom_tools::bench::TABLES);
         let (mut compared, mut names) = (compare::tables(), carom_tools::bench::COMPARED);
         compared.sort_unstable();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What mapping and unmapping take in the guest's kernel, in counts that the host's load does not move: a module of `guest/bench` maps for
-//! the edu device, and the rig's emulator counts.
+//! Cost of mapping and unmapping in the guest's kernel, in counts that do not depend on the host's load. A module of
+//! `guest/bench` maps for the edu device, and the rig's emulator counts.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
-/// What is mapped, which way, and how many pages it has; the first is nothing, and what that takes is taken off the others. In the order of
-/// the module's marks, of which each has one for mapping and one for unmapping.
+/// Mapped object, direction, and number of pages, in the order of the module's marks. Each has one mark for mapping and one for
+/// unmapping. The cost of the first call, which maps nothing, is subtracted from the others.
 const CALLS: [(&str, &str, u32); 5] = [
     ("nothing", "", 0),
     ("page", "to the device", 1),
@@ -31,17 +31,17 @@ const CALLS: [(&str, &str, u32); 5] = [
     ("list", "from the device", 4),
 ];
 
-/// How often each is mapped while it is counted.
+/// Number of counted calls of each kind.
 const COUNTED: u64 = 1000;
 
-/// What the emulator counts.
+/// Kinds of counts.
 const WHATS: [&str; 4] = ["instructions", "locked", "lines", "pages"];
 
 const PAGE: f64 = 4096.0;
 const LINE: f64 = 64.0;
 
-/// Strict mode is not among them: what it executes depends on the host's speed. The guests have two CPUs, because with one the kernel
-/// replaces the prefixes of locked instructions.
+/// Strict mode is left out, because its instruction count depends on the host's speed. The guests have two CPUs: with one, the
+/// kernel replaces the lock prefixes of instructions.
 static GUESTS: Guests = Guests {
     modes: [(NO_VIOMMU, Kernel::ModularStock), (BOUNCE, Kernel::Modular), (GUEST_PAGES, Kernel::Modular)],
     cpus: 2,
@@ -51,7 +51,7 @@ static GUESTS: Guests = Guests {
     measured,
 };
 
-/// Looks at what has bounced,
+/// Counts the mappings that have bounced before,
 const JOB: &str = r#"
 bounced() {
     cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }'
@@ -59,7 +59,7 @@ bounced() {
 before=$(bounced)
 "#;
 
-/// and says what has meanwhile.
+/// and prints the number of mappings that have bounced since then.
 const AFTER: &str = r#"
 echo "CAROM-BOUNCED $(($(bounced) - before))"
 "#;
@@ -69,14 +69,15 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 }
 
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
-    let counts = counts.context("only a rig that counts fills this table")?;
-    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
+    let counts = counts.context("this table needs a rig that counts instructions")?;
+    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
     let bounces = mode.iommu;
     ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced");
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
         for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {
-            // Copied at map if the device reads, at unmap if it writes: both the buffer and what it bounces through are touched.
+            // Data is copied at map if the device reads it, or at unmap if the device writes it. A copy touches both the buffer
+            // and the slot.
             let copied = bounces && (unmaps == 1) == (direction == "from the device");
             let data = if copied { 2.0 * f64::from(data) } else { 0.0 };
             let of: [(&str, serde_json::Value); 4] = [
@@ -110,7 +111,7 @@ mod tests {
         Outcome { console, ..Outcome::default() }
     }
 
-    /// Nothing takes 10, everything else a thousand.
+    /// Returns counts: 10 for the empty call, 1000 for each other call.
     fn counts() -> Counts {
         let of =
             |number: usize| WHATS.map(|what| ((number, what.into()), if number < FIRST_END + 2 { 10 } else { 1000 }));
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_takes_and_data_are_taken_off() {
+    fn cost_of_the_empty_call_and_of_data_is_subtracted() {
         let found = measured(&outcome(4000), &BOUNCE, Some(&counts())).unwrap();
 
         let lines: Vec<f64> = found.rows.iter().map(|row| row.figures["lines"]).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What mapping and unmapping takes: the kernel's `dma_map_benchmark` on the drive.
+//! Cost of mapping and unmapping, by the kernel's `dma_map_benchmark` on the drive.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_time", "mode", SHOWN, work);
 
-/// How long each is mapped and unmapped, again and again.
+/// Duration of each measurement, in seconds.
 const SECONDS: u32 = 1;
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
@@ -30,7 +30,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     guests.flat_map(|(vcpus, mappings)| modes.iter().map(|mode| in_a_guest(mode, *vcpus, mappings.clone()))).collect()
 }
 
-/// The mappings of one round in each mode.
+/// Returns the mappings of one round in each mode.
 fn mappings(scope: Scope) -> Vec<Mapping> {
     let sizes: &[(u16, &[u8])] = match scope {
         Scope::Quick => &[(1, &[1])],
@@ -47,9 +47,9 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
     mappings
 }
 
-/// One thread has the only vCPU, several share two.
+/// Returns the work of a guest. A single thread has the only vCPU; several threads share two vCPUs.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
-    // The program looks at how often it was done for a moment more.
+    // After that, the program needs some time to check its counts.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);
     let estimate = AROUND + each * u32::try_from(mappings.len()).unwrap_or(u32::MAX);
     let run = move |site: &Site, name: &str| {
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_by_what_was_mapped_and_what_is_missing_fails() {
+    fn times_are_read_per_mapping_and_missing_ones_fail() {
         let console = "CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\n\
                        CAROM-MAP-US-FROM-2-16 3.5\nCAROM-UNMAP-US-FROM-2-16 0.5\n";
         let outcome = Outcome { console: console.into(), ..Outcome::default() };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_hold_each_other() {
+    fn larger_scope_contains_the_smaller() {
         let [quick, plain, all] = [Scope::Quick, Scope::Plain, Scope::All].map(mappings);
         assert_eq!((quick.len(), plain.len(), all.len()), (2, 12, 32));
         assert!(quick.iter().all(|mapping| plain.contains(mapping)));

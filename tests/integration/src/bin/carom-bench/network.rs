@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! iperf3 between a guest and its host, by a network card that the VMM emulates on a tap interface.
+//! iperf3 between a guest and its host, over a network card that the VMM emulates on a tap interface.
 
 use std::fs;
 use std::iter;
@@ -22,19 +22,19 @@ const SHOWN: &[Shown] =
 
 pub(crate) const TABLE: Table = Table::new("network", "mode", SHOWN, work);
 
-/// The interface of the host, and its addresses.
+/// Interface of the host, and the addresses of both ends.
 const TAP: &str = "carombench";
 const HOST: &str = "10.78.1.1";
 const GUEST: &str = "10.78.1.2";
 
-/// One stream.
+/// Stream of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Traffic {
     /// `tcp`, or `udp` in packets of 64 bytes.
     kind: &'static str,
     /// `to-guest` or `from-guest`.
     direction: &'static str,
-    /// iperf3's words for it, at the guest.
+    /// Options of iperf3 in the guest.
     words: &'static str,
 }
 
@@ -67,7 +67,7 @@ fn in_a_guest(mode: &'static Mode, seconds: u32) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// A program and what the dynamic linker loads for it, itself among that, by the lines of ldd(1).
+/// Returns a program and the libraries that it loads, including the dynamic linker, from the output of ldd(1).
 fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
@@ -80,7 +80,8 @@ fn file_name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Streams one after the other, each with a line of iperf3's JSON. Guests have the libraries beside the program.
+/// Returns a job that runs the streams one after the other and prints iperf3's JSON for each. In the guest, the libraries are in
+/// the program's directory.
 fn job(program: &str, seconds: u32) -> String {
     let mut job = format!(
         r#"i=0
@@ -111,7 +112,7 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
     }
     for (number, traffic) in TRAFFIC.iter().enumerate() {
         let line = outcome.values("CAROM-STREAM").find_map(|line| line.strip_prefix(&format!("{number} ")));
-        let row = line.context("the guest did not come to it").and_then(|line| row(mode, traffic, line));
+        let row = line.context("the guest did not reach this stream").and_then(|line| row(mode, traffic, line));
         match row {
             Ok(row) => measured.rows.push(row),
             Err(error) => {
@@ -122,7 +123,7 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Reads iperf3's JSON: what arrived.
+/// Parses iperf3's JSON. Only received data counts.
 fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
     let report: Value = serde_json::from_str(line).with_context(|| format!("iperf3's report {line:?}"))?;
     ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
@@ -146,12 +147,12 @@ fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
     Ok(row)
 }
 
-/// A tap interface that is there until this is dropped.
+/// Tap interface that is removed when this value is dropped.
 struct Interface;
 
 impl Interface {
     fn make() -> Result<Self> {
-        // One that an earlier run left behind.
+        // Remove an interface that an earlier run left behind.
         drop(Self);
         ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))?;
         let made = Self;
@@ -164,7 +165,7 @@ impl Interface {
 impl Drop for Interface {
     fn drop(&mut self) {
         if Path::new("/sys/class/net").join(TAP).exists() {
-            // It says itself what it cannot do.
+            // The command itself reports errors.
             let _ = ip(&format!("link del dev {TAP}"));
         }
     }
@@ -176,14 +177,14 @@ fn ip(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts the host's iperf3.
+/// Starts iperf3 on the host.
 fn serve(program: &Path) -> Result<KilledOnDrop> {
     let mut command = Command::new(program);
     command.args(["--server", "--bind", HOST]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut server = KilledOnDrop(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
-    // One that cannot serve ends at once; the guest takes longer to start.
+    // If the server cannot start, it ends at once. The guest takes longer to start.
     thread::sleep(Duration::from_millis(200));
-    let ended = server.0.try_wait().context("cannot look at iperf3")?;
+    let ended = server.0.try_wait().context("cannot query iperf3's status")?;
     ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
     Ok(server)
 }
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrived_counts() {
+    fn received_data_counts() {
         let tcp = r#"{"end":{"sum_sent":{"bits_per_second":9e9},"sum_received":{"bits_per_second":83886080}}}"#;
         assert_eq!(of(0, tcp).unwrap().figures["mib_s"], 10.0);
         let udp = r#"{"end":{"sum":{"seconds":2,"packets":9000,"lost_packets":5000,"lost_percent":55.5}}}"#;
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_that_failed_is_told() {
+    fn failed_stream_is_reported() {
         for (line, reason) in [
             (r#"{"error":"unable to connect"}"#, "unable to connect"),
             ("iperf3: not found", "report"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long guests of several sizes take to start, and how much of their memory is pinned while their drive works.
+//! Start time of guests of several sizes, and their pinned memory while their drive works.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();
 
-/// The modes that differ in what is pinned. Without an IOMMU it is all, in each VMM.
+/// Modes with different pinned memory. Without an IOMMU, each VMM pins all memory.
 const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PAGES, QEMU_STRICT];
 
 /// Memory that a guest uses and frees, in MiB.
 const FREED_MIB: u32 = 256;
 
-/// Seconds in which it is to be with the host again.
+/// Time in which the host must get freed memory back, in seconds.
 const RETURN_TIME: u32 = 5;
 
-/// What the drive does meanwhile.
+/// Work of the drive.
 const CELL: Cell = Cell { pattern: RANDREAD, kib: 64, depth: 64, jobs: 1, extent: Extent::Seconds(2) };
 
 fn work(scope: Scope, _: &Site) -> Vec<Work> {
@@ -38,10 +38,10 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
     sizes.iter().flat_map(|gib| wanted.iter().map(|mode| in_a_guest(*mode, *gib))).collect()
 }
 
-/// Before what the guest says of its free memory, in KiB.
+/// Start of the lines with the guest's free memory, in KiB.
 const FREE: &str = "CAROM-FREE";
 
-/// A guest that uses memory and frees it, while its drive works and what is on it is verified.
+/// Returns a job that uses and frees memory. Meanwhile the drive works, and its data is verified.
 fn free_memory() -> String {
     let verify = workload::fio_verify(4, 8);
     let free = format!("awk '/^MemFree:/ {{ print \"{FREE}\", $2 }}' /proc/meminfo\n");
@@ -53,19 +53,19 @@ fn free_memory() -> String {
     )
 }
 
-/// Of the memory that the guest has free after it freed some, and had not before, the part that has gone back to the host, in %.
+/// Returns the percentage of newly freed guest memory that has gone back to the host.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
     ensure!(passes > 0, "nothing was verified meanwhile");
     workload::check_verified(outcome, passes)?;
     let resident = |label: &str| {
         let probe = outcome.probes.iter().find(|probe| probe.label == label);
-        probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("the VMM was not looked at: {label}"))
+        probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("there is no probe {label}"))
     };
     let returned = (resident("used")? - resident("freed")?) / 1024.0;
     let free: Vec<f64> = outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("free memory")?;
-    let [before, after] = free[..] else { bail!("{} looks at the guest's free memory", free.len()) };
-    // fio takes some and frees some, but little.
+    let [before, after] = free[..] else { bail!("expected two values of the guest's free memory, got {}", free.len()) };
+    // fio allocates and frees some memory, but little.
     let freed = after - before;
     ensure!(freed > f64::from(FREED_MIB) * 512.0, "the guest has freed {freed} KiB of {FREED_MIB} MiB");
     Ok(returned / freed * 100.0)
@@ -119,20 +119,20 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_came_back_is_told_as_a_part_of_what_was_freed() {
+    fn returned_memory_is_a_percentage_of_freed_memory() {
         let percent = returned_percent(&outcome("CAROM-VERIFY 0 4194304\n")).unwrap();
         assert!((percent - 240.0 * 1024.0 / 2500.0).abs() < 1e-9, "{percent}");
     }
 
     #[test]
-    fn memory_that_the_guest_did_not_free_is_no_figure() {
+    fn memory_that_was_not_freed_is_an_error() {
         let mut outcome = outcome("CAROM-VERIFY 0 4194304\n");
         outcome.console = outcome.console.replace("350000", "200000");
         assert!(returned_percent(&outcome).unwrap_err().to_string().contains("100000 KiB"));
     }
 
     #[test]
-    fn memory_that_came_back_counts_only_where_all_was_verified() {
+    fn returned_memory_needs_verified_data() {
         for wrong in ["", "CAROM-VERIFY 1 0\n", "CAROM-VERIFY 0 4194304\nCAROM-VERIFY 1 0\n"] {
             assert!(returned_percent(&outcome(wrong)).is_err(), "{wrong}");
         }

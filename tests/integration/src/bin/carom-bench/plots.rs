@@ -14,7 +14,7 @@ use crate::results::{Merged, Results};
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (860, 480);
 
-/// Colours that stay apart for most eyes (Okabe and Ito), and on paper.
+/// Colours that most people can distinguish (Okabe and Ito), in print, too.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(213, 94, 0),
@@ -26,31 +26,31 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Values of keys that are no numbers, in the order of the axis.
+/// Sizes in the order of the axis. They are not numbers, so they need an explicit order.
 const SIZES: [&str; 6] = ["4k", "16k", "64k", "128k", "256k", "1M"];
 
-/// What a plot is of: a figure of a table by a key, with a line for each mode.
+/// Plot of a figure of a table against a key, with one line per mode.
 struct Plot<'a> {
-    /// Its file, without the ending.
+    /// File name without its extension.
     name: String,
     title: String,
-    /// The rows.
+    /// Rows of the table.
     rows: Vec<&'a Merged>,
-    /// The key along the axis.
+    /// Key on the axis.
     along: &'static str,
     figure: &'static str,
 }
 
-/// A mode's figures: of each value of the key its place on the axis, the median, the least and the most.
+/// Line of a mode. Each point has its place on the axis, the median, the minimum and the maximum.
 struct Line<'a> {
     mode: &'a str,
     points: Vec<(f64, f64, f64, f64)>,
 }
 
-/// Writes plots to `dir` of what was measured at two places of the axis or more. Without an IOMMU is the limit in all of them.
+/// Writes plots to `dir` for figures that were measured at two or more places of the axis.
 ///
 /// # Errors
-/// A file cannot be written.
+/// Fails if a file cannot be written.
 pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for plot in plots(results) {
@@ -66,7 +66,7 @@ pub(crate) fn write(results: &Results, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// All plots that there may be, of all tables.
+/// Returns all possible plots of all tables.
 fn plots(results: &Results) -> Vec<Plot<'_>> {
     let mut plots = Vec::new();
     let usual = of(results, "throughput", |row| row.fields["depth"] == 64 && row.fields["jobs"] == 1);
@@ -100,12 +100,12 @@ fn plots(results: &Results) -> Vec<Plot<'_>> {
     plots
 }
 
-/// The rows of a table that are wanted.
+/// Returns the wanted rows of a table.
 fn of<'a>(results: &'a Results, table: &str, wanted: impl Fn(&Merged) -> bool) -> Vec<&'a Merged> {
     results.tables.get(table).into_iter().flatten().filter(|row| wanted(row)).collect()
 }
 
-/// Rows by the value of a key, in the order in which these come first.
+/// Groups rows by the value of a key, in order of the first occurrence.
 fn by<'a>(rows: &[&'a Merged], key: &str) -> Vec<(&'a str, Vec<&'a Merged>)> {
     let mut groups: Vec<(&str, Vec<&Merged>)> = Vec::new();
     for &row in rows {
@@ -123,7 +123,7 @@ fn word(value: &Value) -> String {
 }
 
 impl<'a> Plot<'a> {
-    /// The values along the axis.
+    /// Returns the values on the axis.
     fn axis(&self) -> Vec<&'a Value> {
         let mut values: Vec<&Value> = Vec::new();
         for value in
@@ -172,9 +172,9 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
         .margin(12)
         .x_label_area_size(10)
         .y_label_area_size(60)
-        // Room for the names beside the lines' ends.
+        // Space for the names at the ends of the lines.
         .build_cartesian_2d(-0.1..last + last * 0.25, -0.06 * top..top)?;
-    // The axis has names, which stand below 0.
+    // The axis has text labels below 0.
     let mut mesh = chart.configure_mesh();
     mesh.disable_x_mesh().x_labels(0).max_light_lines(0).y_label_formatter(&|figure| format!("{figure:.0}")).draw()?;
     let label = |colour: RGBColor| ("sans-serif", 14).into_font().color(&colour);
@@ -201,7 +201,7 @@ fn draw(file: &Path, title: &str, axis: &[String], lines: &[Line]) -> Result<(),
     Ok(())
 }
 
-/// The names of the lines with the places beside their ends, far enough apart to be read.
+/// Returns the names of the lines, placed at their ends with enough distance to be readable.
 fn names(lines: &[Line], top: f64) -> Vec<(String, f64, f64, RGBColor)> {
     let ends = lines.iter().zip(COLOURS.iter().cycle()).filter_map(|(line, colour)| {
         let (at, median, ..) = line.points.last()?;

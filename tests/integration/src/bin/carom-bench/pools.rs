@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What growing costs: pools that begin with nothing against pools that are there, swiotlb's among them; and buffers that are used once,
-//! or often, against static mapping.
+//! Cost of growing pools: empty pools against existing pools, including swiotlb's. Also measures buffers that are used once or
+//! often, against static mapping.
 
 use std::time::Duration;
 
@@ -21,21 +21,21 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("pools", "mode", SHOWN, work).once();
 
-/// Without an IOMMU, and with swiotlb's pool of 64 MiB, made as the kernel starts.
+/// Without an IOMMU, with swiotlb's pool of 64 MiB, which the kernel allocates at boot.
 const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIOMMU };
-/// The same with 1 MiB, to which the kernel adds while it runs (`CONFIG_SWIOTLB_DYNAMIC`).
+/// Without an IOMMU, with a swiotlb pool of 1 MiB, which the kernel enlarges at run time (`CONFIG_SWIOTLB_DYNAMIC`).
 const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=512,force", ..NO_VIOMMU };
 
-/// The modes with a pool, and one without.
+/// Modes with a pool, and one without.
 static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PAGES];
 
-/// Modes in which buffers are used; the first maps them statically.
+/// Modes in which buffers are used. The first mode maps them statically.
 static BUFFERS: [Mode; 4] = [NO_VIOMMU, BOUNCE, GUEST_PAGES, STRICT];
 
-/// How often a buffer is used for the first time; the median counts.
+/// Number of first uses of a buffer. Their median counts.
 const FIRST_USES: usize = 5;
 
-/// Has the bounce pools give back all that they have, if there are any.
+/// Makes the bounce pools return all their chunks, if there are pools.
 const EMPTY_POOLS: &str = r#"
 for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     [ -e "$pool/idle_ms" ] || continue
@@ -49,14 +49,14 @@ for pool in /sys/kernel/debug/iommu_bounce/domain*; do
     echo 10000 >"$pool/idle_ms"
 done"#;
 
-/// A cell, and what its row says besides the mode.
+/// Kind of a cell, which its row contains.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
-    /// Its pool is empty before, where it can be.
+    /// The pool is empty before the cell, if the mode has a pool that can be emptied.
     Empty,
-    /// The same was done just before.
+    /// The same cell has just run.
     Filled,
-    /// A buffer is used so many times; the pool is empty before.
+    /// A buffer is used this many times. The pool is empty before.
     Uses(u32),
 }
 
@@ -66,7 +66,7 @@ fn work(scope: Scope, _: &Site) -> Vec<Work> {
     pools.chain(buffers).collect()
 }
 
-/// Each cell twice: first with an empty pool.
+/// Returns each cell twice, first with an empty pool.
 fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     let seconds = if scope == Scope::Quick { 1 } else { 2 };
     let cell = |pattern: Pattern, kib, depth, jobs| {
@@ -77,7 +77,7 @@ fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     [READ, WRITE].into_iter().flat_map(of).collect()
 }
 
-/// Reads to one buffer each. What a strict guest would need minutes for is left out.
+/// Returns cells that each read to one buffer. Cells that would take minutes in strict mode are left out.
 fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     let slow = *mode == STRICT;
     let sizes: &[(u32, &[u32])] = match scope {
@@ -95,7 +95,7 @@ fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     cells
 }
 
-/// How long it takes, by some 100 MiB a second.
+/// Estimates the duration, at about 100 MiB per second.
 fn estimate(cell: &Cell, kind: Kind) -> Duration {
     match kind {
         Kind::Uses(uses) => Duration::from_secs_f64(1.5 + f64::from(uses * cell.kib) / 1024.0 / 100.0),
@@ -149,7 +149,7 @@ fn measured(outcome: &Outcome, mode: &Mode, cells: &[(Cell, Kind)], results: Vec
     Ok(measured)
 }
 
-/// Requests to map, unmap and add windows that the guest's virtio-iommu has had in a cell; there are none without it.
+/// Returns the number of MAP, UNMAP and WINDOW_ADD requests of the guest in a cell, or `None` without a virtio-iommu.
 fn requests(done: &Done) -> Option<f64> {
     let of = |probe: &Probe| {
         let kinds = ["requests_map", "requests_unmap", "requests_window_add"];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_that_a_strict_guest_needs_minutes_for_are_left_out() {
+    fn slow_buffers_of_strict_guests_are_left_out() {
         let most = |mode| buffers(Scope::All, mode).iter().filter(|(cell, _)| cell.kib == 10 << 10).count();
         assert_eq!((most(&STRICT), most(&BOUNCE)), (FIRST_USES + 1, FIRST_USES + 2));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The results as text: tables in Markdown, one for each figure that is shown, with the modes side by side.
+//! Results as text: Markdown tables, one for each shown figure, with the modes side by side.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use crate::results::{Merged, Results};
 use crate::table::{Shown, Table, word};
 use crate::tables::TABLES;
 
-/// The report on `results`.
+/// Returns the report on `results`.
 pub(crate) fn text(results: &Results) -> String {
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
@@ -25,7 +25,7 @@ pub(crate) fn text(results: &Results) -> String {
         let Some(rows) = results.tables.get(table.name) else { continue };
         for shown in table.shown {
             let of_it = rows.iter().filter(|row| row.spread.contains_key(shown.figure));
-            // Rows of other keys make a table of their own.
+            // Rows with other keys get their own table.
             for rows in by_keys(table, of_it) {
                 let _ = write!(text, "\n{}: {}\n\n{}", table.name, shown.title, side_by_side(table, shown, &rows));
             }
@@ -38,20 +38,20 @@ pub(crate) fn text(results: &Results) -> String {
     text + "\n" + &tail(results.retries, &results.failures)
 }
 
-/// The lines that say where figures are from.
+/// Returns the lines with the origin of the figures.
 pub(crate) fn head(machine: &Machine, versions: &BTreeMap<String, String>) -> String {
     let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let Machine { host, rig, kernel, .. } = machine;
     format!("Machine: {host}; rig: {rig}; {kernel}\nVersions: {}\n", versions.join("; "))
 }
 
-/// The lines that say what went wrong.
+/// Returns the lines with failures.
 pub(crate) fn tail(retries: u32, failures: &[String]) -> String {
     let failures: String = failures.iter().map(|failure| format!("FAILED: {failure}\n")).collect();
     format!("Guests that were started again: {retries}\n{failures}")
 }
 
-/// The rows, parted by which keys they have.
+/// Groups the rows by their sets of keys.
 fn by_keys<'row>(table: &Table, rows: impl Iterator<Item = &'row Merged>) -> Vec<Vec<&'row Merged>> {
     let names = |row: &'row Merged| -> Vec<&'row String> { keys(table, row).into_iter().map(|(key, _)| key).collect() };
     let mut parts: Vec<Vec<&Merged>> = Vec::new();
@@ -64,7 +64,8 @@ fn by_keys<'row>(table: &Table, rows: impl Iterator<Item = &'row Merged>) -> Vec
     parts
 }
 
-/// One figure: a row for each combination of the other keys, a column for each value of the key that is across.
+/// Returns a table of one figure: a row for each combination of the other keys, and a column for each value of the key
+/// `table.across`.
 fn side_by_side(table: &Table, shown: &Shown, rows: &[&Merged]) -> String {
     let mut columns: Vec<&Value> = Vec::new();
     let mut lines: Vec<Vec<(&String, &Value)>> = Vec::new();
@@ -91,7 +92,7 @@ fn side_by_side(table: &Table, shown: &Shown, rows: &[&Merged]) -> String {
     markdown::finish(&text)
 }
 
-/// The keys of a row but the one that is across: those fields that are no figures.
+/// Returns the keys of a row, except `table.across`: the fields that are not figures.
 fn keys<'row>(table: &Table, row: &'row Merged) -> Vec<(&'row String, &'row Value)> {
     row.fields.iter().filter(|(key, _)| *key != table.across && !row.spread.contains_key(*key)).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The results of a run, as `--json` writes them: rows with the medians over the rounds, and how far these lie apart.
+//! Results of a run, in the format of `--json`: rows with the medians and the spread over the rounds.
 
 use std::collections::BTreeMap;
 
@@ -13,41 +13,41 @@ use crate::summary::{self, Measured, Summary};
 use crate::table::Row;
 use crate::tables::TABLES;
 
-/// All results of one run.
+/// Results of one run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) versions: BTreeMap<String, String>,
-    /// Which cells were asked for: `quick`, `plain` or `all-cells`.
+    /// Selection of cells: `quick`, `plain` or `all-cells`.
     pub(crate) scope: String,
-    /// How often each was measured; the rounds are interleaved.
+    /// Number of rounds, which are interleaved.
     pub(crate) rounds: u32,
-    /// The tables by name.
+    /// Tables by name.
     pub(crate) tables: BTreeMap<String, Vec<Merged>>,
-    /// What the tables come to, by name: medians of the rounds.
+    /// Summary of the tables by name: medians over the rounds.
     pub(crate) summary: BTreeMap<String, f64>,
-    /// How each figure of the summary was measured.
+    /// Rounds and spread of each figure of the summary.
     pub(crate) summary_measured: BTreeMap<String, Measured>,
-    /// What went wrong, a line each.
+    /// Failures, one per line.
     pub(crate) failures: Vec<String>,
-    /// How many guests hung, or were ended by the emulator, and were started again.
+    /// Number of guests that hung, or that the emulator ended, and that were started again.
     pub(crate) retries: u32,
 }
 
-/// A row with what comes of its rounds.
+/// Row that combines its rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Merged {
-    /// Keys and the figures' medians.
+    /// Keys, and the medians of the figures.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
-    /// In how many rounds it was measured.
+    /// Number of rounds in which the row was measured.
     pub(crate) rounds: usize,
-    /// By figure.
+    /// Spread by figure.
     pub(crate) spread: BTreeMap<String, Spread>,
 }
 
 impl Results {
-    /// Puts samples together.
+    /// Combines samples.
     pub(crate) fn new(
         machine: Machine,
         mut versions: BTreeMap<String, String>,
@@ -81,7 +81,7 @@ impl Results {
     }
 }
 
-/// Puts rows together that are of the same, in the order in which they come first.
+/// Combines rows with equal keys, in order of the first occurrence.
 fn merge(rows: &[&Row]) -> Vec<Merged> {
     let mut groups: Vec<(&Row, Vec<&Row>)> = Vec::new();
     for &row in rows {
@@ -129,7 +129,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn failure_is_told_with_its_place_and_the_other_rounds_count() {
+    fn failure_has_its_place_and_other_rounds_count() {
         let mut samples = vec![sample(0, "strict", "4k", 1000.0), sample(1, "strict", "4k", 1.0)];
         samples[1].measured = Err("it hung".into());
         let results = results(&samples);

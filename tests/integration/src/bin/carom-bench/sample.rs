@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What came of a piece of work in one round, and where it is in a run.
+//! Sample: the result of a piece of work in one round.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::{Measured, Row, Table, Work};
 
-/// Which work it is.
+/// Key of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
-    /// What was asked for, and of which version: other runs with the same file have nothing to do with it.
+    /// Selection and version of the run. The file may contain samples of other runs, which are not used.
     pub(crate) run: String,
     pub(crate) table: String,
     pub(crate) work: String,
     pub(crate) round: u32,
 }
 
-/// What came of it, or why nothing did.
+/// Result of a piece of work, or the reason why there is none.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) key: Key,
@@ -60,7 +60,8 @@ impl journal::Step for Step {
     }
 }
 
-/// All work of a run. In each round comes all work of all tables that have so many, and what is compared stands together.
+/// Returns all work of a run. Each round contains the work of all tables that have this many rounds. Work to be compared is
+/// adjacent.
 pub(crate) fn steps(
     run: &str,
     rounds: impl Fn(&Table) -> u32,
@@ -80,12 +81,12 @@ pub(crate) fn steps(
     steps
 }
 
-/// Those steps whose guests are of one of these modes; all if none is named.
+/// Returns the steps whose guests have one of these modes, or all steps if `modes` is empty.
 ///
 /// # Errors
-/// No guest of the run is of a mode that is named.
+/// Fails if no guest of the run has a named mode.
 pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
-    // The mode is the first word of what names the work in its table.
+    // The name of the work begins with the mode.
     let is_of = |step: &Step, mode: &String| step.work.name.split([' ', ',']).next() == Some(mode.as_str());
     for mode in modes {
         ensure!(steps.iter().any(|step| is_of(step, mode)), "--only '{mode}': no guest of this run is of that mode");
@@ -94,13 +95,13 @@ pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
-/// The samples of what was asked for: of all parts of a run, as each finds those of the ones before in the file, and of no other run
-/// whose samples the file may have.
+/// Returns the samples with the requested keys. The file may contain samples of the run's other parts, which count, and of other
+/// runs, which do not.
 pub(crate) fn of<'a>(samples: &'a [Sample], asked: &[Key]) -> Vec<&'a Sample> {
     samples.iter().filter(|sample| asked.contains(&sample.key)).collect()
 }
 
-/// All rows of a table, with their rounds.
+/// Returns all rows of a table, with their rounds.
 pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<Item = (u32, &'a Row)> {
     let of_it = samples.iter().filter(move |sample| sample.key.table == table);
     of_it
@@ -112,7 +113,7 @@ pub(crate) fn rows<'a>(samples: &'a [&Sample], table: &'a str) -> impl Iterator<
 pub(crate) mod tests {
     use super::*;
 
-    /// Of reads at depth 64 by one job.
+    /// Returns a sample of reads at depth 64 by one job.
     pub(crate) fn sample(round: u32, mode: &str, size: &str, iops: f64) -> Sample {
         let of = [
             ("mode", mode.into()),
@@ -166,7 +167,7 @@ pub(crate) mod tests {
         assert_eq!(names, [("counts".into(), 0), ("disk".into(), 0), ("disk".into(), 1)]);
     }
 
-    /// Of the first round.
+    /// Returns a sample of the first round.
     pub(crate) fn sample_of(table: &str, rows: Vec<Row>) -> Sample {
         let key = Key { run: "r".into(), table: table.into(), work: "w".into(), round: 0 };
         Sample { key, measured: Ok(Measured { rows, retries: 1, ..Measured::default() }) }

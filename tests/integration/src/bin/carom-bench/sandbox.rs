@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What filters of system calls cost: operations of fio a second with and without them, guest beside guest.
+//! Cost of seccomp filters: fio's operations per second with and without filters, in adjacent guests.
 
 use carom_integration::Site;
 use carom_integration::measure::fio::{Cell, Done, Extent, READ};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a second job on a second vCPU adds: on a drive as it is, and on one that limits neither, as it keeps nothing.
+//! Gain of a second job on a second vCPU, on a real drive and on a drive that discards writes, which limits neither.
 
 use anyhow::Context;
 use carom_integration::Site;
@@ -11,16 +11,16 @@ use crate::throughput::{self, RAM_MIB, SHOWN};
 
 pub(crate) const TABLE: Table = Table::new("scaling", "mode", SHOWN, work);
 
-/// The drive of a guest.
+/// Drive of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Drive {
-    /// The site's first one.
+    /// First drive of the site.
     Real,
-    /// One that keeps nothing: the emulator has nothing to copy for it.
+    /// Drive that discards writes, so the emulator has nothing to copy for it.
     Null,
 }
 
-/// One job and two are neighbours, as it is they that are set against each other.
+/// Returns the work. One job and two jobs are adjacent, because they are compared.
 fn work(scope: Scope, site: &Site) -> Vec<Work> {
     let drives: &[Drive] = if site.null_nvme.is_some() { &[Drive::Real, Drive::Null] } else { &[Drive::Real] };
     let mut work = Vec::new();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn drive_that_keeps_nothing_is_measured_where_there_is_one() {
+    fn null_drive_is_measured_if_it_exists() {
         let mut site = Site { nvme: vec!["0000:01:00.0".into()], ..Site::default() };
         let names = |site: &Site| work(Scope::Plain, site).into_iter().map(|work| work.name).collect::<Vec<_>>();
         assert_eq!(names(&site)[..2], ["no-viommu with 1 jobs, real drive", "no-viommu with 2 jobs, real drive"]);

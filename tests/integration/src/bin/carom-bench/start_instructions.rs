@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Instructions that the emulated machine executes from a VMM's start to its guest's first program: by the VMM, the host's kernel and
-//! the guest together.
+//! Instructions that the emulated machine executes from a VMM's start to its guest's first program, by the VMM, the host's kernel
+//! and the guest together.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("start_instructions", "vmm", SHOWN, work);
 
-/// How long a guest takes. All of it is counted.
+/// Duration of a guest. All of it is counted.
 const ESTIMATE: Duration = Duration::from_secs(20);
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
@@ -27,13 +27,13 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
         estimate: ESTIMATE,
         run: Box::new(move |site, name| measure(started, site, name)),
     };
-    // Where the emulated machine has no edu device, it does not count either.
+    // An emulated machine without an edu device does not count either.
     let there = if site.edu.is_some() { Started::all(site) } else { Vec::new() };
     there.into_iter().map(of).collect()
 }
 
 fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
-    site.instructions.as_ref().context("only a rig that counts fills this table")?;
+    site.instructions.as_ref().context("this table needs a rig that counts instructions")?;
     let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome =
         table::run(started.guest(site, name, PRINT_VERSIONS, dir.path())?.cmdline("PROBE=begun"), ESTIMATE, site)?;
@@ -41,9 +41,9 @@ fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
 }
 
 fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
-    let begun = outcome.probes.first().context("the VMM was not looked at")?;
+    let begun = outcome.probes.first().context("there is no probe of the VMM")?;
     let told = outcome.executed_at_start.zip(begun.executed);
-    let (before, until) = told.context("the emulator told of no instructions")?;
+    let (before, until) = told.context("the emulator reported no instructions")?;
     let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
     Ok([("instructions", figure(until.saturating_sub(before))), ("exits", figure(*exits))])
 }
@@ -54,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    /// A start before which the emulator told of `before` instructions, and of `until` at the guest's first program.
+    /// Returns the outcome of a start with `before` executed instructions, and `until` at the guest's first program.
     fn outcome(before: Option<u64>, until: Option<u64>, exits: &[(&str, u64)]) -> Outcome {
         let kvm = exits.iter().map(|(name, count)| ((*name).into(), *count)).collect();
         let probe = Probe { executed: until, kvm, ..Probe::default() };
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_executed_before_the_start_does_not_count() {
+    fn instructions_before_the_start_do_not_count() {
         let [instructions, exits] = figures(&outcome(Some(1000), Some(5000), &[("exits", 7)])).unwrap();
         assert_eq!(instructions.0, "instructions");
         assert!((instructions.1 - 4000.0).abs() < 1e-9 && (exits.1 - 7.0).abs() < 1e-9, "{instructions:?}, {exits:?}");
@@ -75,6 +75,6 @@ mod tests {
         assert!(error(&outcome(None, Some(5000), &exits)).contains("emulator"));
         assert!(error(&outcome(Some(1000), None, &exits)).contains("emulator"));
         assert!(error(&outcome(Some(1000), Some(5000), &[])).contains("exits"));
-        assert!(error(&Outcome::default()).contains("not looked at"));
+        assert!(error(&Outcome::default()).contains("no probe"));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the tables come to: figures of each round, set against each other.
+//! Summary of the tables: ratios of figures, calculated in each round.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::sample::{Sample, rows};
 use crate::table::{self, Row};
 
-/// The modes whose operations a second are set against each other.
+/// Pairs of modes whose operations per second are compared.
 const PAIRS: [(&str, &str); 7] = [
     ("bounce", "no-viommu"),
     ("bounce", "bounce-base"),
@@ -20,13 +20,13 @@ const PAIRS: [(&str, &str); 7] = [
     ("bounce", "ch-lazy"),
 ];
 
-/// Those of guests whose fio has memory that is lent.
+/// Pairs of modes for the table with lent memory.
 const LENT_PAIRS: [(&str, &str); 2] = [("lent", "no-viommu"), ("lent", "bounce")];
 
-/// Ending of the modes of the build that Carom is compared with.
+/// Suffix of the modes of the other build of Carom.
 const BASE_VMM: &str = "-base-vmm";
 
-/// A table of that comparison, by its name: the keys of its rows, and its figures.
+/// Table for comparison with the other build: its name, the keys of its rows, and its figures.
 type OfBase = (&'static str, &'static [&'static str], &'static [&'static str]);
 const OF_BASE: [OfBase; 5] = [
     ("throughput", &["pattern", "size", "depth", "jobs"], &["iops"]),
@@ -36,33 +36,33 @@ const OF_BASE: [OfBase; 5] = [
     ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
 ];
 
-/// A mode with static pinning, to which the density of the others is compared.
+/// Mode with static pinning. The density of other modes is compared with it.
 const STATIC: &str = "no-viommu";
 
-/// The mode whose density is the first figure of all.
+/// Mode whose density ratio is the main figure.
 const DENSEST: &str = "bounce-reporting";
 
-/// In how many rounds a figure was measured, and between which values it lies.
+/// Rounds and spread of a figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) rounds: usize,
     #[serde(flatten)]
     pub(crate) spread: Spread,
-    /// Between which two the median lies with a probability of 95 %, of six rounds or more.
+    /// 95 % confidence interval of the median, for six rounds or more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<(f64, f64)>,
 }
 
-/// Figures by their names.
+/// Figures by name.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
-    /// The medians of the rounds.
+    /// Medians over the rounds.
     pub(crate) medians: BTreeMap<String, f64>,
-    /// How they were measured.
+    /// Rounds and spread of the figures.
     pub(crate) measured: BTreeMap<String, Measured>,
 }
 
-/// The summary of all that was measured.
+/// Summarizes all samples.
 pub(crate) fn of(samples: &[&Sample]) -> Summary {
     let mut figures = Figures::default();
     operations(samples, "throughput", &PAIRS, &mut figures);
@@ -80,7 +80,7 @@ pub(crate) fn of(samples: &[&Sample]) -> Summary {
     figures.summary()
 }
 
-/// Each figure of each round.
+/// Figures of all rounds.
 #[derive(Default)]
 struct Figures(BTreeMap<String, Vec<f64>>);
 
@@ -102,7 +102,8 @@ impl Figures {
     }
 }
 
-/// Two rows of a table and of a round, which are alike in all of `same`, by a figure that both have.
+/// Comparison of two rows of a table in the same round. The rows have equal values for all keys in `same`, and both have the
+/// figure.
 struct Against<'a> {
     table: &'a str,
     own: &'a dyn Fn(&Row) -> bool,
@@ -112,7 +113,7 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    /// Calls `each` with each row, its figure and the other's.
+    /// Calls `each` with each row, its figure, and the figure of the row that it is compared with.
     fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
         let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
         for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
@@ -125,7 +126,7 @@ impl Against<'_> {
     }
 }
 
-/// The ratios of operations a second at depth 64 with one job in a table, by `MODE_to_OTHER_PATTERN_SIZE`.
+/// Adds the ratios of operations per second at depth 64 with one job, as `MODE_to_OTHER_PATTERN_SIZE`.
 fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures: &mut Figures) {
     for (mode, other) in pairs {
         let of = |wanted| move |row: &Row| is_usual(row) && is(row, "mode", wanted);
@@ -137,10 +138,10 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
     }
 }
 
-/// Figures against those of the build that Carom is compared with, by `base_TABLE_MODE_KEYS_FIGURE`.
+/// Adds ratios to the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
 fn against_base(samples: &[&Sample], figures: &mut Figures) {
     for (table, keys, names) in OF_BASE {
-        // The table of VMMs names them, the others modes.
+        // The table of VMMs has VMMs as keys, the other tables have modes.
         let by = if table == "vmm" { "vmm" } else { "mode" };
         let all: Vec<(u32, &Row)> = rows(samples, table).collect();
         for (round, row) in &all {
@@ -161,7 +162,7 @@ fn against_base(samples: &[&Sample], figures: &mut Figures) {
     }
 }
 
-/// Operations a second of two jobs against one, by `scaling_MODE_PATTERN_SIZE_DRIVE`.
+/// Adds the ratios of operations per second between two jobs and one, as `scaling_MODE_PATTERN_SIZE_DRIVE`.
 fn scaling(samples: &[&Sample], figures: &mut Figures) {
     let with = |jobs: u8| move |row: &Row| row.key("jobs").is_some_and(|own| *own == jobs);
     let (own, base) = (with(2), with(1));
@@ -172,7 +173,7 @@ fn scaling(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// What is left of the operations a second with system calls filtered, by `sandbox_MODE_SIZE`.
+/// Adds the ratios of operations per second with and without seccomp filters, as `sandbox_MODE_SIZE`.
 fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     let with = |filter| move |row: &Row| is(row, "seccomp", filter);
     let (own, base) = (with("true"), with("false"));
@@ -182,8 +183,7 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// How much more slowly a buffer is used than with static mapping, by `slowdown_MODE_BUFFER_USES`: what is lost of the speed, as a part
-/// of 1.
+/// Adds the loss of speed of a buffer compared with static mapping, as a fraction of 1, as `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);
     let own = |row: &Row| !base(row);
@@ -194,14 +194,14 @@ fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// What a mode's curve of guests against operations a second comes to.
+/// Summary of a mode's curve of operations per second against guests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Curve {
-    /// Most guests that were borne: the knee.
+    /// Maximum number of borne guests: the knee.
     guests: f64,
-    /// Their operations a second, or those of fewer where they were more: the plateau.
+    /// Maximum operations per second of any borne number of guests: the plateau.
     iops: f64,
-    /// Operations a second that a guest adds, by the fewest guests.
+    /// Operations per second that each guest adds, from the smallest number of guests.
     slope: f64,
 }
 
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_came_back_is_a_part_of_1() {
+    fn returned_memory_is_a_fraction_of_one() {
         let sample = sample_of("pinning", vec![Row::new([("mode", "m".into())], [("returned_percent", 95.0)])]);
         assert!(is_near(of(&[&sample]).medians["free_page_reporting_returned"], 0.95));
     }

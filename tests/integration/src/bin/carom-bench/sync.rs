@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `dma_sync_*()` takes for a device that never bounces, in instructions of the guest's kernel with and without the patch: the module of
-//! `guest/bench`, and the rig's emulator, which counts what is executed between its marks.
+//! Cost of `dma_sync_*()` for a device that never bounces, in instructions of the guest's kernel with and without the patch. A
+//! module of `guest/bench` makes the calls, and the rig's emulator counts instructions between its marks.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();
 
-/// What is called, by the module's names; the first is nothing, and what that takes is taken off the others.
+/// Calls, by the module's names. The cost of the first, which does nothing, is subtracted from the others.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
 
-/// What is said of the device, by the module's names.
+/// States of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
 /// With windows, the drive of the same guest bounces.
@@ -39,7 +39,7 @@ static GUESTS: Guests = Guests {
     measured,
 };
 
-/// Has the drive work.
+/// Reads from the drive.
 const JOB: &str = r#"
 dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64 2>/dev/null || exit 91
 echo "CAROM-BOUNCED $(cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }')"
@@ -51,8 +51,8 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
-    ensure!(!lost, "the device takes part in synchronisation before it has bounced");
-    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("what has bounced")?;
+    ensure!(!lost, "the device needs sync calls before it has bounced");
+    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
     ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive have bounced");
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {
@@ -80,7 +80,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
 mod tests {
     use super::*;
 
-    /// Each call takes a nanosecond more than the one before.
+    /// Returns an outcome in which each call takes a nanosecond more than the previous one.
     fn outcome(bounced: u32) -> Outcome {
         let mut console = format!("CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\nCAROM-BOUNCED {bounced}\n");
         for device in DEVICES {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_takes_is_taken_off_and_medians_are_read() {
+    fn cost_of_the_empty_call_is_subtracted_from_medians() {
         let text: String =
             (16..26).map(|number| format!("{number} instructions 1000 1 {} 9999\n", number * 3)).collect();
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn device_whose_calls_are_not_left_out_is_an_error() {
+    fn device_that_needs_sync_calls_is_an_error() {
         let mut lost = outcome(0);
         lost.console += "CAROM-SYNC-LOST 1\n";
         assert!(measured(&lost, &STRICT, None).is_err());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a table is: the work that fills it, the rows that come of that, and how it is shown.
+//! Definition of a table: the work that fills it, its rows, and its presentation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use carom_integration::{Guest, Outcome, Site, workload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How much is measured.
+/// Amount of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// The fewest cells.
     Quick,
-    /// A choice for an hour.
+    /// A selection for about an hour.
     Plain,
-    /// All.
+    /// All cells.
     All,
 }
 
 impl Scope {
-    /// Its name in results.
+    /// Returns the name in results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Quick => "quick",
@@ -31,17 +31,17 @@ impl Scope {
     }
 }
 
-/// A table.
+/// Table of results.
 pub(crate) struct Table {
-    /// Its name.
+    /// Name of the table.
     pub(crate) name: &'static str,
-    /// The key whose values are the columns of what is shown; the other keys make the rows.
+    /// Key whose values are the columns. The other keys identify the rows.
     pub(crate) across: &'static str,
-    /// The figures that are shown, each in a table of its own.
+    /// Shown figures. Each has its own table.
     pub(crate) shown: &'static [Shown],
-    /// A plain run fills it once unless it is told how often: it takes long, or its figures move little.
+    /// True if a plain run fills the table once by default, because it takes long or its figures vary little.
     pub(crate) is_once_enough: bool,
-    /// The work of one round.
+    /// Returns the work of one round.
     pub(crate) work: fn(Scope, &Site) -> Vec<Work>,
 }
 
@@ -55,20 +55,20 @@ impl Table {
         Self { name, across, shown, is_once_enough: false, work }
     }
 
-    /// The same, which a plain run fills once.
+    /// Marks the table so that a plain run fills it once by default.
     pub(crate) const fn once(mut self) -> Self {
         self.is_once_enough = true;
         self
     }
 }
 
-/// How a figure is shown.
+/// Presentation of a figure.
 pub(crate) struct Shown {
-    /// Its key in rows.
+    /// Key of the figure in rows.
     pub(crate) figure: &'static str,
-    /// What it is, with its unit.
+    /// Description with its unit.
     pub(crate) title: &'static str,
-    /// Places behind the point.
+    /// Number of decimals.
     pub(crate) places: usize,
 }
 
@@ -78,12 +78,12 @@ impl Shown {
     }
 }
 
-/// One row as it was measured once.
+/// Row of a single measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// What the figures are of.
+    /// Keys: what the figures belong to.
     pub(crate) of: Vec<(String, Value)>,
-    /// The figures by their keys.
+    /// Figures by name.
     pub(crate) figures: BTreeMap<String, f64>,
 }
 
@@ -95,72 +95,72 @@ impl Row {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(crate) fn key(&self, key: &str) -> Option<&Value> {
         self.of.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 }
 
-/// Part of a table that is measured at a time: a guest for the most part.
+/// Part of a table that is measured at a time, usually one guest.
 pub(crate) struct Work {
-    /// What tells it from the others of its table.
+    /// Name, unique within the table.
     pub(crate) name: String,
-    /// How long it takes, roughly.
+    /// Estimated duration.
     pub(crate) estimate: Duration,
-    /// Does it.
+    /// Measures.
     pub(crate) run: Measure,
 }
 
-/// Measures at a site, under a name that no other guest of the run has.
+/// Function that measures at a site. The name is unique among the run's guests.
 pub(crate) type Measure = Box<dyn Fn(&Site, &str) -> Result<Measured>>;
 
-/// What came of it.
+/// Result of a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// The rows.
     pub(crate) rows: Vec<Row>,
-    /// What went wrong though the rest did not, a line each.
+    /// Failures of some rows, one per line.
     pub(crate) failures: Vec<String>,
-    /// Versions of what runs in the guest.
+    /// Versions of the programs in the guest.
     pub(crate) versions: BTreeMap<String, String>,
-    /// How often a guest was started again.
+    /// Number of restarts of a guest.
     pub(crate) retries: u32,
 }
 
 impl Measured {
-    /// These rows of a guest.
+    /// Returns these rows with the guest's versions and restarts.
     pub(crate) fn of(outcome: &Outcome, rows: Vec<Row>) -> Result<Self> {
         let versions = workload::guest_versions(outcome)?;
         Ok(Self { rows, versions, retries: outcome.retries, failures: Vec::new() })
     }
 }
 
-/// RAM in MiB of a guest that needs little.
+/// RAM of a guest that needs little, in MiB.
 pub(crate) const LITTLE_RAM_MIB: u32 = 512;
 
-/// Runs a guest that is ended when it takes three times as long as it should, and a minute more; its job must end well.
+/// Runs a guest with a time limit of three times its estimate plus a minute. Fails unless its job succeeds.
 pub(crate) fn run(guest: Guest, estimate: Duration, site: &Site) -> Result<Outcome> {
     let outcome = guest.time_limit(estimate * 3 + Duration::from_secs(60)).run(site)?;
     ensure!(outcome.job_status == 0, "the job ended with status {}; console:\n{}", outcome.job_status, outcome.console);
     Ok(outcome)
 }
 
-/// A time in ms.
+/// Converts a time to ms.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// From the VMM's start to the guest's first program, in ms.
+/// Returns the time from the VMM's start to the guest's first program, in ms.
 pub(crate) fn start_ms(outcome: &Outcome) -> Result<f64> {
     outcome.begun.map(ms).context("the guest's first program was not seen to begin")
 }
 
-/// A key's value as it is shown: text without its quotes.
+/// Returns a key's value as text, without quotes.
 pub(crate) fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// A count, or a number of bytes, as a figure.
+/// Converts a count or a number of bytes to a figure.
 #[expect(clippy::cast_precision_loss, reason = "figures are far below 2^52")]
 pub(crate) fn figure(count: u64) -> f64 {
     count as f64

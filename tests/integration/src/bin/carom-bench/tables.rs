@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! All tables, in the order in which they are shown.
+//! All tables, in the order of the report.
 
 use crate::table::Table;
 use crate::{

@@ -1,44 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest does of which a host has many: the job, and what it says of itself (`tests/integration/guest/tenant.c`).
+//! Work of a guest that shares its host with many others: its job, and the lines that it prints
+//! (`tests/integration/guest/tenant.c`).
 
 use carom_integration::workload::WAIT_FOR_NVME;
 
-/// Printed when the guest has had its working set once, and begins to work.
+/// Line that the guest prints after touching its working set once, before it starts to work.
 pub(crate) const READY: &str = "CAROM-TENANT-READY";
 
-/// Writes a second, each of which is read again.
+/// Writes per second. Each is read again.
 const RATE: u32 = 10;
 
-/// The working set, in MiB.
+/// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// How long a guest has it, and does without, in seconds: so long that all guests together leave half of the CPUs idle.
+/// Times with and without the working set, in seconds. They are so long that all guests together leave half of the CPUs idle.
 const HOLD: u32 = 8;
 const REST: u32 = 16;
 
-/// The job of guest `number`. Guests do not breathe in step.
+/// Returns the job of guest `number`. The phases of guests differ.
 pub(crate) fn job(number: usize) -> String {
     let phase = number * 10 % 24;
     format!("{WAIT_FOR_NVME}exec tenant /dev/nvme0n1 {RATE} {WORKING_SET_MIB} {HOLD} {REST} {phase}\n")
 }
 
-/// What a guest did in two seconds.
+/// Work of a guest over two seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Line {
     pub(crate) operations: f64,
-    /// How long that really took.
+    /// Actual duration, in ms.
     pub(crate) ms: f64,
     pub(crate) p99_us: f64,
-    /// Blocks and pages that were not as they should be, since the guest began.
+    /// Wrong blocks and pages since the guest's start.
     pub(crate) wrong: u64,
 }
 
-/// All lines on a console.
+/// Parses all lines on a console.
 pub(crate) fn lines(console: &str) -> Vec<Line> {
     console.lines().filter_map(|line| parse(line.trim().strip_prefix("CAROM-TENANT ")?)).collect()
 }
 
-/// Number, operations, ms, p99, late, wrong.
+/// Parses a line: number, operations, ms, p99, late, wrong.
 fn parse(line: &str) -> Option<Line> {
     let words: Vec<&str> = line.split(' ').collect();
     let [_, operations, ms, p99, _, wrong] = words[..] else { return None };
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_and_what_else_is_on_the_console_is_not() {
+    fn only_tenant_lines_of_the_console_are_read() {
         let console =
             "CAROM-TENANT-READY\nCAROM-TENANT 1 40 2001 1800 0 0\r\n[ 1.0] x\nCAROM-TENANT 2 39 2100 950 1 3\n";
         let line = |operations, ms, p99_us, wrong| Line { operations, ms, p99_us, wrong };

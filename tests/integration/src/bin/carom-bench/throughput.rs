@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Operations of fio a second, their latencies, and the CPU time that guest and VMM take for them.
+//! fio's operations per second, their latencies, and the CPU time of guest and VMM.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM besides, fo
 
 pub(crate) const TABLE: Table = Table::new("throughput", "mode", &[IOPS, LATENCY, GUEST_CPU, VMM_CPU], work);
 
-/// What tables show that are about operations a second and what they cost the guest.
+/// Figures of tables about operations per second and their cost for the guest.
 pub(crate) const SHOWN: &[Shown] = &[IOPS, GUEST_CPU];
 
 /// RAM of each guest.
 pub(crate) const RAM_MIB: u32 = 1024;
 
-/// From the VMM's start to the first cell, and from the last one to the VMM's end.
+/// Time from the VMM's start to the first cell, plus the time from the last cell to the VMM's end.
 pub(crate) const AROUND: Duration = Duration::from_secs(10);
 
-/// Most cells of one guest: what a hang costs, and what is lost with it.
+/// Maximum number of cells per guest. This limits the loss if a guest hangs.
 const AT_A_TIME: usize = 30;
 
 /// Modes of a quick run.
@@ -61,7 +61,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     work
 }
 
-/// The cells of one round in each mode.
+/// Returns the cells of one round in each mode.
 fn cells(scope: Scope) -> Vec<Cell> {
     let cell = |pattern, kib, depth, jobs| Cell { pattern, kib, depth, jobs, extent: Extent::Seconds(2) };
     match scope {
@@ -102,7 +102,7 @@ fn in_a_guest(mode: &'static Mode, jobs: u8, part: usize, cells: Vec<Cell>) -> W
     of_cells(name, mode, cells, guest, move |cell, done| row(mode, cell, done))
 }
 
-/// Returns the work of a guest whose drive does cells of fio. `row` makes a row of each.
+/// Returns the work of a guest whose drive runs cells of fio. `row` makes a row from each result.
 pub(crate) fn of_cells(
     name: String,
     mode: &'static Mode,
@@ -118,17 +118,17 @@ pub(crate) fn of_cells(
     Work { name, estimate, run: Box::new(run) }
 }
 
-/// The job of a guest that waits for its drive and then does `fio`.
+/// Returns the job of a guest that waits for its drive and then runs `fio`.
 pub(crate) fn job(fio: &str) -> String {
     format!("{WAIT_FOR_NVME}{PRINT_VERSIONS}{fio}")
 }
 
-/// How long a guest takes that does these cells.
+/// Estimates the duration of a guest with these cells.
 pub(crate) fn estimate(cells: &[Cell]) -> Duration {
     AROUND + cells.iter().map(Cell::estimate).sum::<Duration>()
 }
 
-/// The rows of a guest's cells, and those that failed.
+/// Returns the rows of a guest's cells, and the failures.
 pub(crate) fn measured(
     outcome: &Outcome,
     mode: &Mode,
@@ -148,7 +148,7 @@ pub(crate) fn measured(
     Ok(measured)
 }
 
-/// What a row of fio's cells is of.
+/// Returns the keys of a row of a fio cell.
 pub(crate) fn of(mode: &Mode, cell: &Cell) -> [(&'static str, Value); 5] {
     [
         ("mode", mode.name.into()),
@@ -159,7 +159,7 @@ pub(crate) fn of(mode: &Mode, cell: &Cell) -> [(&'static str, Value); 5] {
     ]
 }
 
-/// The row of one cell.
+/// Returns the row of one cell.
 pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
     let each = |of: fn(&Probe) -> Duration| {
         (of(&done.after).saturating_sub(of(&done.before))).as_secs_f64() * 1e6 / done.operations
@@ -177,7 +177,7 @@ pub(crate) fn row(mode: &Mode, cell: &Cell, done: &Done) -> Row {
         ("copied_bytes", done.copied_bytes / done.operations),
     ];
     let mut row = Row::new(of(mode, cell), figures);
-    // What beginning and ending fio takes is in these, other than in the table of counts.
+    // Unlike in the table of counts, the cost of starting and ending fio is included here.
     for (name, count) in counters::in_cell(done) {
         row.figures.insert(name.into(), count / done.operations);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMMs by themselves: start, memory, size, API.
+//! Figures of the VMMs themselves: start, memory, size, API.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("vmm", "vmm", SHOWN, work);
 
-/// Calls of an API of which the median counts.
+/// Number of API calls. Their median counts.
 const CALLS: usize = 200;
 
-/// How long an API may take to be there.
+/// Maximum time until the API answers.
 const API_TIME: Duration = Duration::from_secs(120);
 
-/// A guest that is started by each VMM.
+/// Guest that each VMM starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
     vmm: Vmm,
@@ -41,11 +41,11 @@ pub(crate) struct Started {
     form: Form,
 }
 
-/// What the guest has.
+/// Devices of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Devices {
     None,
-    /// A drive by VFIO behind the IOMMU, with windows where there are any, and one of each device that is emulated.
+    /// A drive by VFIO behind the IOMMU, with windows if the VMM has them, and one of each emulated device.
     Each,
 }
 
@@ -58,12 +58,12 @@ impl Devices {
     }
 }
 
-/// The file of the guest's kernel.
+/// File format of the guest's kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Unpacks itself in the guest.
+    /// Decompresses itself in the guest.
     BzImage,
-    /// Is unpacked, and started by the PVH protocol.
+    /// Is not compressed, and starts by the PVH protocol.
     Vmlinux,
 }
 
@@ -84,7 +84,7 @@ impl Form {
 }
 
 impl Started {
-    /// All that are compared at this site: the VMMs stand together.
+    /// Returns all guests to compare at this site. The VMMs with equal guests are adjacent.
     pub(crate) fn all(site: &Site) -> Vec<Self> {
         let vmms = [Vmm::Carom, Vmm::Base, Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Other];
         let forms = [Form::BzImage, Form::Vmlinux];
@@ -99,12 +99,12 @@ impl Started {
         guests.flat_map(of).collect()
     }
 
-    /// The name of the work.
+    /// Returns the name of the work.
     pub(crate) fn name(self) -> String {
         format!("{} with {}, {}", self.vmm.name(), self.devices.name(), self.form.name())
     }
 
-    /// The keys of its row.
+    /// Returns the keys of the row.
     pub(crate) fn keys(self) -> [(&'static str, Value); 4] {
         let Self { vmm, devices, form } = self;
         let name = |name: &str| Value::from(name);
@@ -116,13 +116,13 @@ impl Started {
         ]
     }
 
-    /// The guest, which does `job`. Files of its devices are in `dir`.
+    /// Returns the guest, which runs `job`. The files of its devices are in `dir`.
     pub(crate) fn guest(self, site: &Site, name: &str, job: &str, dir: &Path) -> Result<Guest> {
         let guest = Guest::new(name).vmm(self.vmm).kernel(self.form.kernel()).memory_mib(LITTLE_RAM_MIB).job(job);
         let mut guest = guest.look_every(Duration::from_millis(5));
         let mut arguments = Vec::new();
         if self.vmm == Vmm::CloudHypervisor {
-            // A Carom has both in all guests.
+            // Carom has both in all guests.
             for (option, file) in [("--api-socket", "api"), ("--event-monitor", "events")] {
                 arguments.extend([option.into(), format!("path={}", dir.join(file).display())]);
             }
@@ -148,7 +148,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     Started::all(site).into_iter().map(of).collect()
 }
 
-/// The arguments for one of each device, whose files are in `dir`.
+/// Returns the arguments for one of each device, whose files are in `dir`.
 fn one_of_each(dir: &Path) -> Result<Vec<String>> {
     let file = |name: &str, len: u64| -> Result<String> {
         let path = dir.join(name);
@@ -174,8 +174,8 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
     let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
-    let idle = outcome.probes.first().context("the VMM was not looked at")?;
-    ensure!(idle.own_bytes > 0, "the VMM's memory could not be read");
+    let idle = outcome.probes.first().context("there is no probe of the VMM")?;
+    ensure!(idle.own_bytes > 0, "cannot read the VMM's memory");
     let mib = f64::from(1 << 20);
     let program = program(started.vmm, site)?;
     let size = fs::metadata(&program).with_context(|| format!("cannot read {}", program.display()))?.len();
@@ -193,12 +193,12 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     Measured::of(&outcome, vec![row])
 }
 
-/// Whether a VMM has Carom's options and API.
+/// True if a VMM has Carom's options and API.
 fn is_told_alike(vmm: Vmm) -> bool {
     vmm.is_carom() || vmm == Vmm::CloudHypervisor
 }
 
-/// Whether there is another VMM whose template has this file of the kernel.
+/// True if there is another VMM whose template contains this file format.
 fn boots_other(site: &Site, form: Form) -> bool {
     let placeholder = match form {
         Form::BzImage => Placeholder::Kernel,
@@ -217,8 +217,8 @@ fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     }
 }
 
-/// The time from the start to the first answer, in ms, and the median time of `vmm.ping`, each by a connection of its own, in µs. Carom
-/// and Cloud Hypervisor have the same API.
+/// Measures the time from the start to the first answer, in ms, and the median time of `vmm.ping` over separate connections, in
+/// µs. Carom and Cloud Hypervisor have the same API.
 fn figures_of_api(program: &Path) -> Result<[(String, f64); 2]> {
     let dir = tempfile::tempdir().context("cannot create a directory for a socket")?;
     let socket = dir.path().join("api");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A network card: packets between the queues and a tap interface.
+//! Network card: moves packets between the queues and a tap interface.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -8,37 +8,37 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::memory::{Fault, Memory};
 use crate::ring::Ring;
 
-/// `VIRTIO_NET_F_CSUM`: the interface finishes checksums.
+/// `VIRTIO_NET_F_CSUM`: the interface completes checksums.
 pub(crate) const FEATURES: u64 = 1;
 
-/// Bytes before each packet of the guest, the number of buffers last.
+/// Bytes before each packet of the guest. The last field is the number of buffers.
 const HEADER: usize = 12;
-/// Bytes before each packet of the interface: the same without that number.
+/// Bytes before each packet of the interface: the guest's header without the number of buffers.
 const TAP_HEADER: usize = 10;
-/// Most bytes of a packet.
+/// Maximum bytes of a packet.
 const PACKET: usize = 65536;
-/// Packets of a queue at a time.
+/// Maximum packets of a queue per turn.
 const AT_ONCE: usize = 64;
 
-/// See the module.
+/// Network card on a tap interface.
 pub(crate) struct Card {
     tap: File,
-    /// A packet of the interface that has no buffer yet, with the guest's header.
+    /// Packet of the interface that waits for a buffer, with the guest's header.
     waiting: Option<Vec<u8>>,
 }
 
 impl Card {
-    /// On this interface, reads of which do not wait.
+    /// Creates a card on this interface, whose reads must not block.
     pub(crate) fn new(tap: File) -> Self {
         Self { tap, waiting: None }
     }
 
-    /// The interface, if packets of it are wanted.
+    /// Returns the interface if its packets are wanted.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         (self.waiting.is_none() && rings.first().is_some_and(Ring::runs)).then(|| self.tap.as_fd())
     }
 
-    /// Moves packets, each way.
+    /// Moves packets in both directions.
     pub(crate) fn work(&mut self, rings: &mut [Ring], memory: &Memory) -> Result<(), Fault> {
         for ring in rings.iter_mut().skip(1).step_by(2) {
             transmit(ring, memory, &self.tap)?;
@@ -47,7 +47,7 @@ impl Card {
     }
 }
 
-/// Takes packets of the guest to the interface.
+/// Moves packets from the guest to the interface.
 fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
@@ -59,16 +59,16 @@ fn transmit(ring: &mut Ring, memory: &Memory, mut tap: &File) -> Result<(), Faul
         }
         ring.put_used(memory, &chain, 0)?;
         if let (Some(header), Some(data)) = (packet.get(..TAP_HEADER), packet.get(HEADER..)) {
-            // What the interface does not take is lost, as on a wire.
+            // A packet that the interface rejects is lost, as on a wire.
             let _ = tap.write(&[header, data].concat());
         }
     }
-    // The rest as soon as messages had their turn.
+    // Handle messages before the remaining packets.
     ring.kick_again();
     Ok(())
 }
 
-/// Takes packets of the interface to the guest. One that finds no buffer waits, and others in the interface.
+/// Moves packets from the interface to the guest. A packet without a buffer waits here, and later packets wait in the interface.
 fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Option<Vec<u8>>) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         if !ring.runs() {
@@ -82,7 +82,7 @@ fn receive(ring: &mut Ring, memory: &Memory, mut tap: &File, waiting: &mut Optio
                 _ => return Ok(()),
             };
             packet.truncate(HEADER - TAP_HEADER + len);
-            // The header first, then one buffer.
+            // The guest's header comes first, then the number of buffers, which is 1.
             packet.copy_within(HEADER - TAP_HEADER..HEADER, 0);
             packet[TAP_HEADER..HEADER].copy_from_slice(&1u16.to_le_bytes());
             *waiting = Some(packet);

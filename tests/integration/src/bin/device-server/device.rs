@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is served.
+//! Devices that this server offers.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -11,15 +11,15 @@ use crate::disk;
 use crate::memory::{Fault, Memory};
 use crate::ring::Ring;
 
-/// A device, with what is behind it.
+/// Device with its back end.
 pub(crate) enum Device {
     Card(Card),
-    /// The image.
+    /// Disk on this image.
     Disk(File),
 }
 
 impl Device {
-    /// Features of virtio that are its own.
+    /// Returns the virtio features of the device type.
     pub(crate) fn features(&self) -> u64 {
         match self {
             Self::Card(_) => card::FEATURES,
@@ -27,7 +27,7 @@ impl Device {
         }
     }
 
-    /// Features of vhost-user that are its own.
+    /// Returns the vhost-user features of the device type.
     pub(crate) fn protocol_features(&self) -> u64 {
         match self {
             Self::Card(_) => 0,
@@ -35,15 +35,15 @@ impl Device {
         }
     }
 
-    /// Its configuration.
+    /// Returns the device's configuration.
     pub(crate) fn config(&self, queues: usize) -> Result<Vec<u8>> {
         match self {
-            Self::Card(_) => bail!("a card tells no configuration"),
+            Self::Card(_) => bail!("a card has no configuration"),
             Self::Disk(image) => disk::config(image, queues),
         }
     }
 
-    /// What it waits for, beside its queues.
+    /// Returns the file that the device waits for, in addition to its queues.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Card(card) => card.source(rings),
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// Does what there is to do.
+    /// Does all pending work.
     pub(crate) fn work(&mut self, rings: &mut [Ring], memory: &Memory) -> Result<(), Fault> {
         match self {
             Self::Card(card) => card.work(rings, memory),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A disk: requests of the queues on a file (virtio 1.4, section 5.2).
+//! Disk: serves requests of the queues from a file (virtio 1.4, section 5.2).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,19 +14,19 @@ pub(crate) const FEATURES: u64 = 1 << 2 | 1 << 9 | 1 << 12;
 /// `VHOST_USER_PROTOCOL_F_CONFIG`.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 9;
 
-/// Bytes of the configuration.
+/// Length of the configuration, in bytes.
 const CONFIG: usize = 60;
-/// Most parts of a request that have data.
+/// Maximum data buffers of a request.
 const SEGMENTS: u32 = 126;
 const SECTOR: u64 = 512;
 /// Bytes before the data.
 const HEADER: usize = 16;
-/// Most bytes of a request.
+/// Maximum bytes of a request.
 const MOST: usize = 8 << 20;
-/// Requests of a queue at a time.
+/// Maximum requests of a queue per turn.
 const AT_ONCE: usize = 64;
 
-/// Types of requests, and what is answered.
+/// Types of requests, and status values.
 const READ: u32 = 0;
 const WRITE: u32 = 1;
 const FLUSH: u32 = 4;
@@ -34,9 +34,9 @@ const OK: u8 = 0;
 const FAILED: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
-/// The configuration of a disk with this image and so many queues.
+/// Returns the configuration of a disk with this image and number of queues.
 pub(crate) fn config(image: &File, queues: usize) -> Result<Vec<u8>> {
-    let sectors = image.metadata().context("the size of the image")?.len() / SECTOR;
+    let sectors = image.metadata().context("cannot get the size of the image")?.len() / SECTOR;
     let mut bytes = vec![0; CONFIG];
     bytes[..8].copy_from_slice(&sectors.to_le_bytes());
     bytes[12..16].copy_from_slice(&SEGMENTS.to_le_bytes());
@@ -44,20 +44,20 @@ pub(crate) fn config(image: &File, queues: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Serves what is in a queue.
+/// Serves the requests of a queue.
 pub(crate) fn serve(image: &File, ring: &mut Ring, memory: &Memory) -> Result<(), Fault> {
     for _ in 0..AT_ONCE {
         let Some(chain) = ring.runs().then(|| ring.chain(memory)).transpose()?.flatten() else { return Ok(()) };
-        // A request of which a translation is missing is served anew, from its start.
+        // If a translation is missing, the whole request is served again later.
         let written = request(image, memory, &chain)?;
         ring.put_used(memory, &chain, written)?;
     }
-    // The rest as soon as messages had their turn.
+    // Handle messages before the remaining requests.
     ring.kick_again();
     Ok(())
 }
 
-/// Serves a request, and returns how many bytes of it were written.
+/// Serves a request and returns the number of bytes written to its buffers.
 fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
     let of = |is_writable: bool| chain.parts.iter().filter(move |part| part.is_writable == is_writable);
     let mut given = Vec::new();
@@ -86,7 +86,7 @@ fn request(image: &File, memory: &Memory, chain: &Chain) -> Result<u32, Fault> {
     give(memory, chain, &answer)
 }
 
-/// Writes the answer to a request where the driver wants it.
+/// Writes the answer to a request into its writable buffers.
 fn give(memory: &Memory, chain: &Chain, answer: &[u8]) -> Result<u32, Fault> {
     let mut done = 0;
     for part in chain.parts.iter().filter(|part| part.is_writable) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Translations that the front end has told, and those that it is asked for.
+//! IOTLB: translations from the front end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,34 +7,34 @@ use anyhow::{Result, bail};
 
 use crate::protocol::Message;
 
-/// The device reads.
+/// Access flag: the device reads.
 pub(crate) const READ: u8 = 1;
-/// The device writes.
+/// Access flag: the device writes.
 pub(crate) const WRITE: u8 = 2;
 
-/// The front end does not know a translation.
+/// Message to the front end: a translation is missing.
 pub(crate) const MISS: u8 = 1;
-/// It tells one.
+/// Message from the front end: a new translation.
 const UPDATE: u8 = 2;
-/// It takes them back.
+/// Message from the front end: translations are removed.
 const INVALIDATE: u8 = 3;
 
-/// A mapping.
+/// Mapping.
 struct Entry {
     last: u64,
     user: u64,
     access: u8,
 }
 
-/// What is told of IOVAs.
+/// Known translations.
 #[derive(Default)]
 pub(crate) struct Iotlb {
     entries: BTreeMap<u64, Entry>,
-    /// Pages and accesses that there are none of.
+    /// Pages and accesses that the front end has denied.
     denied: BTreeSet<(u64, u8)>,
 }
 
-/// What came of a message.
+/// Kind of a handled message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Update,
@@ -42,28 +42,28 @@ pub(crate) enum Told {
 }
 
 impl Iotlb {
-    /// What `access` to `iova` leads to: the front end's address, and bytes to the mapping's end.
+    /// Translates an access to `iova`. Returns the front end's address and the number of bytes to the mapping's end.
     pub(crate) fn find(&self, iova: u64, access: u8) -> Option<(u64, u64)> {
         let (start, entry) = self.entries.range(..=iova).next_back()?;
         let fits = entry.last >= iova && entry.access & access == access;
         fits.then(|| (entry.user + (iova - start), (entry.last - iova).saturating_add(1)))
     }
 
-    /// Whether the front end said that there is no such access.
+    /// True if the front end has denied this access.
     pub(crate) fn is_denied(&self, iova: u64, access: u8) -> bool {
         self.denied.contains(&(iova >> 12, access))
     }
 
-    /// The front end says so.
+    /// Records that the front end denies this access.
     pub(crate) fn deny(&mut self, iova: u64, access: u8) {
         self.denied.insert((iova >> 12, access));
     }
 
-    /// Takes a message of the front end.
+    /// Handles a message of the front end.
     pub(crate) fn take(&mut self, message: &Message) -> Result<Told> {
         let (iova, size, user) = (message.quad(0)?, message.quad(8)?, message.quad(16)?);
         let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
-            bail!("a range of no bytes")
+            bail!("the front end sent a translation of 0 bytes, or one that wraps around")
         };
         match message.payload.get(24..26) {
             Some(&[access @ 1..=3, UPDATE]) => {
@@ -75,12 +75,12 @@ impl Iotlb {
                 self.entries.retain(|start, entry| *start > last || entry.last < iova);
                 Ok(Told::Invalidate)
             }
-            other => bail!("a message about translations of {other:?}"),
+            other => bail!("the front end sent an invalid IOTLB message: {other:?}"),
         }
     }
 }
 
-/// A message to the front end.
+/// Creates a message to the front end.
 pub(crate) fn message(iova: u64, access: u8, kind: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&iova.to_ne_bytes());

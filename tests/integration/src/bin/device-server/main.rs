@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vhost-user server of a network card or a disk, for tests of the front end: between the queues and a tap interface of the host, or a
-//! file. One thread does it all, and nothing in it waits for the front end.
+//! vhost-user server of a network card or a disk, for tests of the front end. A card connects the queues to a tap interface of
+//! the host, a disk connects them to a file. One thread does all work and never blocks on the front end.
 
 mod card;
 mod device;
@@ -24,8 +24,8 @@ use crate::card::Card;
 use crate::device::Device;
 use crate::session::{Manner, Session};
 
-/// Serves a network card by vhost-user, to one client after the other, until it is killed. Standard input is the tap interface, which has
-/// headers of 10 bytes (IFF_VNET_HDR). With --disk it serves a disk.
+/// Serves a network card by vhost-user, to one client after the other, until it is killed. Standard input is the tap interface,
+/// whose packets have headers of 10 bytes (IFF_VNET_HDR). With --disk, it serves a disk instead.
 #[derive(Debug, Parser)]
 struct Options {
     /// Socket to listen on
@@ -34,16 +34,16 @@ struct Options {
     /// Image of the disk to serve
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
-    /// Queues that it has; packets for the guest go to the first pair
+    /// Number of queues; packets for the guest go to the first pair
     #[arg(long, value_name = "N", default_value_t = 2)]
     queues: u16,
-    /// Translate addresses: what the front end tells of them
+    /// Translate addresses, with the front end's IOTLB messages
     #[arg(long)]
     iommu: bool,
-    /// Ask for the translation of this address too, for reading, when the first queue starts
+    /// Also ask for the translation of this address, for reading, when the first queue starts
     #[arg(long, value_name = "ADDRESS", requires = "iommu")]
     probe: Option<u64>,
-    /// Do not confirm that translations are forgotten
+    /// Do not confirm that translations were removed
     #[arg(long, requires = "iommu")]
     never_confirm: bool,
 }

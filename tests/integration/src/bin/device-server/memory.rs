@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory that the front end has given, and the way of addresses to it.
+//! Memory that the front end shares, and the translation of addresses.
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
@@ -9,11 +9,11 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::iotlb::{Iotlb, READ, WRITE};
 
-/// A region.
+/// Memory region.
 struct Region {
     /// First guest-physical address.
     guest: u64,
-    /// First address by which the front end calls it.
+    /// First address in the front end's address space.
     user: u64,
     map: MmapRegion,
 }
@@ -24,16 +24,16 @@ impl Region {
     }
 }
 
-/// An access that leads nowhere.
+/// Failed access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// There is no such memory, or no such access to it.
+    /// There is no such memory, or this access to it is denied.
     Denied(u64),
-    /// The front end is to be asked for this access.
+    /// The translation for this access is unknown: ask the front end.
     Unknown(u64, u8),
 }
 
-/// All regions. Addresses of accesses are guest-physical ones, or IOVAs where there are translations.
+/// All memory regions. Accesses use guest-physical addresses, or IOVAs if addresses are translated.
 #[derive(Default)]
 pub(crate) struct Memory {
     regions: Vec<Region>,
@@ -41,36 +41,38 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Forgets the regions.
+    /// Removes all regions.
     pub(crate) fn clear(&mut self) {
         self.regions.clear();
     }
 
-    /// Takes one more: its guest-physical address, length, address of the front end, offset in its file, and the file.
+    /// Adds a region: guest-physical address, length, address in the front end, offset in the file, and the file.
     pub(crate) fn add(&mut self, [guest, len, user, offset]: [u64; 4], file: File) -> Result<()> {
-        let map = MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?).context("cannot map a region")?;
+        let map =
+            MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?).context("cannot map a region")?;
         self.regions.push(Region { guest, user, map });
         Ok(())
     }
 
-    /// Gives one back.
+    /// Removes a region.
     pub(crate) fn remove(&mut self, guest: u64, len: u64) -> Result<()> {
         let place = self.regions.iter().position(|region| (region.guest, region.len()) == (guest, len));
-        self.regions.remove(place.context("the region that is taken back is none")?);
+        self.regions.remove(place.context("the region to remove does not exist")?);
         Ok(())
     }
 
-    /// How the address of a ring is accessed, which the front end calls `user`; it is an IOVA where there are translations.
+    /// Converts the front end's address of a ring, `user`, to an address for accesses. If addresses are translated, `user` is an
+    /// IOVA already.
     pub(crate) fn ring_address(&self, user: u64) -> Result<u64> {
         if self.iotlb.is_some() {
             return Ok(user);
         }
         let inside = |region: &&Region| user.checked_sub(region.user).is_some_and(|offset| offset < region.len());
-        let region = self.regions.iter().find(inside).context("an address of a ring is in no region")?;
+        let region = self.regions.iter().find(inside).context("a ring's address is outside of all regions")?;
         Ok(region.guest + (user - region.user))
     }
 
-    /// Memory at `address`, up to `len` bytes, for `access`.
+    /// Returns memory at `address` for `access`, up to `len` bytes.
     fn slice(&self, address: u64, len: usize, access: u8) -> Result<VolatileSlice<'_>, Fault> {
         let denied = Fault::Denied(address);
         let (target, most) = match &self.iotlb {
@@ -87,7 +89,7 @@ impl Memory {
         region.map.as_volatile_slice().subslice(offset, len).map_err(|_| denied)
     }
 
-    /// Fills `data` from `address` on.
+    /// Reads `data` from `address`.
     pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Fault> {
         let mut done = 0;
         while done < data.len() {
@@ -99,7 +101,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes `data` from `address` on.
+    /// Writes `data` to `address`.
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> Result<(), Fault> {
         let mut done = 0;
         while done < data.len() {
@@ -111,13 +113,13 @@ impl Memory {
         Ok(())
     }
 
-    /// The 16-bit number at `address`, as the driver wrote it at last.
+    /// Atomically reads the 16-bit number at `address`.
     pub(crate) fn short(&self, address: u64) -> Result<u16, Fault> {
         let slice = self.slice(address, 2, READ)?;
         slice.load(0, Ordering::SeqCst).map(u16::from_le).map_err(|_| Fault::Denied(address))
     }
 
-    /// Writes the 16-bit number at `address`, after all that was written before.
+    /// Atomically writes the 16-bit number at `address`, after all earlier writes.
     pub(crate) fn set_short(&self, address: u64, value: u16) -> Result<(), Fault> {
         let slice = self.slice(address, 2, WRITE)?;
         slice.store(value.to_le(), 0, Ordering::SeqCst).map_err(|_| Fault::Denied(address))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of vhost-user, as far as this server needs them (QEMU, docs/interop/vhost-user.rst).
+//! Messages of vhost-user that this server needs (QEMU, docs/interop/vhost-user.rst).
 //!
-//! The numbers are the specification's, written down here a second time: were they the front end's, one that is wrong there would be
+//! The numbers are copied from the specification and not shared with the front end. With shared numbers, a wrong number would be
 //! wrong on both sides, and no test would notice.
 
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail};
 use carom_integration::messages;
 
-/// What the front end asks for.
+/// Requests of the front end.
 pub(crate) mod request {
     pub(crate) const GET_FEATURES: u32 = 1;
     pub(crate) const SET_FEATURES: u32 = 2;
@@ -35,14 +35,14 @@ pub(crate) mod request {
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
 
-/// What the front end is asked for about translations.
+/// Request to the front end about translations.
 pub(crate) const BACKEND_IOTLB_MSG: u32 = 1;
 
 const HEADER: usize = 12;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// More than any message that comes.
+/// Longer than any expected message.
 const LONGEST: usize = 4096;
 
 /// Header of a message.
@@ -54,16 +54,16 @@ pub(crate) struct Head {
 
 pub(crate) type Message = messages::Message<Head>;
 
-/// Receives a message; `None` when the front end is gone.
+/// Receives a message. Returns `None` if the front end has closed the socket.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let mut files = Vec::new();
     let Some(header) = messages::receive(socket, HEADER, &mut files)? else { return Ok(None) };
     let size = usize::try_from(messages::long(&header, 8)?)?;
     if size > LONGEST {
-        bail!("the front end sends a message of {size} bytes");
+        bail!("the front end sent a message of {size} bytes; at most {LONGEST} are allowed");
     }
-    let payload =
-        messages::receive(socket, size, &mut files)?.context("the front end ends in the middle of a message")?;
+    let payload = messages::receive(socket, size, &mut files)?
+        .context("the front end closed the socket in the middle of a message")?;
     Ok(Some(Message {
         head: Head { request: messages::long(&header, 0)?, needs_reply: messages::long(&header, 4)? & NEED_REPLY != 0 },
         payload,
@@ -82,7 +82,7 @@ pub(crate) fn answer(socket: &UnixStream, request: u32, payload: &[u8]) -> Resul
     send(socket, request, REPLY, payload).context("cannot answer")
 }
 
-/// Asks the front end for something, and wants to know whether it was done.
+/// Sends a request to the front end, and requests a confirmation.
 pub(crate) fn ask(channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
     send(channel, request, NEED_REPLY, payload).context("cannot ask")
 }

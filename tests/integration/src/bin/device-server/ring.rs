@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A split ring (virtio 1.3, section 2.7), without indirect descriptors, whose chains are used in order.
+//! Split virtqueue (virtio 1.3, section 2.7), without indirect descriptors. Its chains are used in order.
 
 use std::fs::File;
 use std::io::Write;
 
 use crate::memory::{Fault, Memory};
 
-/// The descriptor has another behind it.
+/// Flag of a descriptor: another descriptor follows.
 const NEXT: u16 = 1;
-/// The device writes to it.
+/// Flag of a descriptor: the device writes to the buffer.
 const WRITE: u16 = 2;
-/// The driver wants no interrupt.
+/// Flag of the available ring: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
 
-/// Part of a chain.
+/// Buffer of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) address: u64,
@@ -21,14 +21,14 @@ pub(crate) struct Part {
     pub(crate) is_writable: bool,
 }
 
-/// What the driver put into the ring at once.
+/// Descriptor chain.
 #[derive(Debug)]
 pub(crate) struct Chain {
     head: u16,
     pub(crate) parts: Vec<Part>,
 }
 
-/// A ring, as far as the front end has set it up.
+/// Virtqueue, as far as the front end has set it up.
 #[derive(Default)]
 pub(crate) struct Ring {
     pub(crate) size: u16,
@@ -37,34 +37,34 @@ pub(crate) struct Ring {
     pub(crate) used: u64,
     /// Index of the next chain.
     pub(crate) next: u16,
-    /// There while the ring is started.
+    /// Set while the ring is started.
     pub(crate) kick: Option<File>,
     pub(crate) call: Option<File>,
     pub(crate) is_enabled: bool,
 }
 
 impl Ring {
-    /// Whether chains may be taken.
+    /// True if chains may be taken.
     pub(crate) fn runs(&self) -> bool {
         self.is_enabled && self.kick.is_some() && self.size != 0
     }
 
-    /// Has the ring looked at again, as if the driver had kicked.
+    /// Makes the server check the ring again, as if the driver had kicked.
     pub(crate) fn kick_again(&mut self) {
         if let Some(kick) = &mut self.kick {
-            // It fails where the event is full, and then the ring is looked at.
+            // The write fails if the event counter is full. The ring is checked then anyway.
             let _ = kick.write(&1u64.to_ne_bytes());
         }
     }
 
-    /// The next chain, if there is one. It stays the next one until it is used.
+    /// Returns the next chain, if there is one. It stays the next chain until it is used.
     pub(crate) fn chain(&self, memory: &Memory) -> Result<Option<Chain>, Fault> {
         if memory.short(self.available + 2)? == self.next {
             return Ok(None);
         }
         let head = memory.short(self.available + 4 + 2 * u64::from(self.next % self.size))?;
         let (mut parts, mut index) = (Vec::new(), head);
-        // A chain that goes round in a circle ends too.
+        // A circular chain also ends.
         while parts.len() < self.size.into() {
             let mut descriptor = [0; 16];
             memory.read(self.descriptors + 16 * u64::from(index), &mut descriptor)?;
@@ -81,9 +81,9 @@ impl Ring {
         Ok(Some(Chain { head, parts }))
     }
 
-    /// Gives a chain back with so many bytes written, and tells the driver.
+    /// Returns a chain to the driver with the number of written bytes, and notifies the driver.
     pub(crate) fn put_used(&mut self, memory: &Memory, chain: &Chain, written: u32) -> Result<(), Fault> {
-        // Whatever cannot be accessed is found before anything changes.
+        // Access the rings before changing anything, so that a fault leaves no partial change.
         memory.short(self.available)?;
         memory.set_short(self.used + 2, self.next)?;
         let element = [u32::from(chain.head), written].map(u32::to_le_bytes);
@@ -94,7 +94,7 @@ impl Ring {
         if memory.short(self.available)? & NO_INTERRUPT == 0
             && let Some(call) = &mut self.call
         {
-            // It fails where the event is full, and then the driver has been told.
+            // The write fails if the event counter is full. The driver has been notified then anyway.
             let _ = call.write(&1u64.to_ne_bytes());
         }
         Ok(())

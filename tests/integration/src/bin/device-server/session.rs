@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection to a front end, and the device's work meanwhile.
+//! Connection to a front end. The device works while the connection exists.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,30 +18,31 @@ use crate::ring::Ring;
 const FEATURES: u64 = 1 << 32 | 1 << 30;
 /// `MQ`, `REPLY_ACK`, `CONFIGURE_MEM_SLOTS`.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 15;
-/// `VIRTIO_F_ACCESS_PLATFORM`, where addresses are translated, and `BACKEND_REQ`, by which it asks for them.
+/// `VIRTIO_F_ACCESS_PLATFORM`: addresses are translated. `BACKEND_REQ`: the server requests translations over a channel of its
+/// own.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 const BACKEND_REQ: u64 = 1 << 5;
-/// Most regions of memory.
+/// Maximum memory regions.
 const REGIONS: u64 = 64;
 
-/// What the server does.
+/// Behaviour of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
-    /// It translates addresses.
+    /// True if addresses are translated.
     pub(crate) iommu: bool,
-    /// What it asks for beside those that it needs.
+    /// Address whose translation is requested in addition to those that the server needs.
     pub(crate) probe: Option<u64>,
-    /// It confirms that translations are forgotten.
+    /// True if the server confirms that translations were removed.
     pub(crate) confirms: bool,
 }
 
-/// See the module.
+/// Connection to a front end.
 pub(crate) struct Session {
     manner: Manner,
     socket: UnixStream,
-    /// Where it asks for translations.
+    /// Channel for translation requests.
     channel: Option<UnixStream>,
-    /// What it has asked for, an address and an access. Until the answer comes, the device rests.
+    /// Pending translation request: address and access. The device pauses until the answer arrives.
     asked: Option<(u64, u8)>,
     device: Device,
     memory: Memory,
@@ -49,13 +50,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// With so many queues.
+    /// Creates a session with this number of queues.
     pub(crate) fn new(socket: UnixStream, device: Device, queues: u16, manner: Manner) -> Self {
         let rings = (0..queues).map(|_| Ring::default()).collect();
         Self { manner, socket, channel: None, asked: None, device, memory: Memory::default(), rings }
     }
 
-    /// Serves the front end until it goes.
+    /// Serves the front end until it closes the connection.
     pub(crate) fn serve(mut self) -> Result<()> {
         loop {
             let socket = self.socket.as_fd();
@@ -77,7 +78,7 @@ impl Session {
                 self.take_answer()?;
             }
             for kick in self.rings.iter_mut().filter_map(|ring| ring.kick.as_mut()) {
-                // Nothing is there where nobody kicked.
+                // Without a kick, the read finds nothing.
                 let _ = kick.read(&mut [0; 8]);
             }
             if self.asked.is_none() {
@@ -94,7 +95,7 @@ impl Session {
         Ok(())
     }
 
-    /// The front end has told the translation, or says that there is none.
+    /// Handles the front end's answer to a translation request: it is known now, or denied.
     fn take_answer(&mut self) -> Result<()> {
         let channel = self.channel.as_ref().context("there is no channel")?;
         let answer = protocol::receive(channel)?.context("the front end closes the channel")?;
@@ -149,7 +150,7 @@ impl Session {
         payload.map_or(Ok(()), |payload| protocol::answer(&self.socket, request, &payload))
     }
 
-    /// Does what wants no answer but that it is done.
+    /// Handles requests that need no answer except a confirmation.
     fn set(&mut self, mut message: Message) -> Result<()> {
         match message.head.request {
             request::SET_OWNER | request::SET_PROTOCOL_FEATURES => {}
@@ -198,7 +199,7 @@ impl Session {
     }
 }
 
-/// A region in a message.
+/// Parses a memory region in a message.
 fn region(message: &Message, place: usize) -> Result<[u64; 4]> {
     let mut fields = [0; 4];
     for (index, field) in fields.iter_mut().enumerate() {
@@ -207,7 +208,7 @@ fn region(message: &Message, place: usize) -> Result<[u64; 4]> {
     Ok(fields)
 }
 
-/// The answer to a question about the device's configuration: the question's place, length and flags, and the bytes.
+/// Answers a request for the device's configuration. The answer repeats the request's offset, length and flags before the bytes.
 fn config(message: &Message, all: &[u8]) -> Result<Vec<u8>> {
     let (from, len) = (usize::try_from(message.long(0)?)?, usize::try_from(message.long(4)?)?);
     let bytes = (from..from + len).map(|place| all.get(place).copied().unwrap_or_default());

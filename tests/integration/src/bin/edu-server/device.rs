@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The registers of the device (QEMU, docs/specs/edu.rst): those that the drivers of the tests use.
+//! Registers of the edu device (QEMU, docs/specs/edu.rst) that the tests' drivers use.
 
-/// Bytes of BAR 0.
+/// Size of BAR 0, in bytes.
 pub(crate) const BAR_SIZE: u64 = 1 << 20;
-/// Bytes of configuration space.
+/// Size of configuration space, in bytes.
 pub(crate) const CONFIG_SIZE: usize = 256;
-/// Where the device's buffer starts, as its DMA sees it, and how long it is.
+/// Start of the device's buffer, as its DMA sees it, and its length.
 const BUFFER: u64 = 0x4_0000;
 const BUFFER_SIZE: usize = 4096;
 
@@ -22,23 +22,23 @@ const DMA_COMMAND: u64 = 0x98;
 const START: u64 = 1;
 const TO_MEMORY: u64 = 2;
 const INTERRUPT_AFTERWARDS: u64 = 4;
-/// What the interrupt status shows after a transfer.
+/// Interrupt status after a transfer.
 const DMA_INTERRUPT: u32 = 0x100;
 
-/// A transfer that was started.
+/// Started transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// To memory, rather than from there.
+    /// True for a transfer to memory, false for one from memory.
     pub(crate) to_memory: bool,
     /// Address in memory.
     pub(crate) address: u64,
-    /// Where in the buffer.
+    /// Offset in the buffer.
     pub(crate) offset: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
 }
 
-/// The device.
+/// Edu device.
 pub(crate) struct Edu {
     pub(crate) config: [u8; CONFIG_SIZE],
     mask: u64,
@@ -52,11 +52,11 @@ pub(crate) struct Edu {
 }
 
 impl Edu {
-    /// The device at power-on, whose addresses have the bits of `mask`.
+    /// Creates the device in its power-on state. Its addresses have the bits of `mask`.
     pub(crate) fn new(mask: u64) -> Self {
         let mut config = [0; CONFIG_SIZE];
         let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        // Vendor and device; status: has capabilities; revision and class: other; head of the list; interrupt pin.
+        // Vendor and device; status: has capabilities; revision and class: other; head of the capability list; interrupt pin.
         set(0x00, &[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0, 0x10, 0, 0xff, 0]);
         set(0x34, &[0x40]);
         set(0x3d, &[1]);
@@ -66,7 +66,7 @@ impl Edu {
         Self { config, mask, liveness, interrupts, source, target, count, command, buffer: [0; BUFFER_SIZE] }
     }
 
-    /// Reads in BAR 0.
+    /// Reads from BAR 0.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         let (register, within) =
             if offset < DMA_SOURCE { (offset & !3, offset & 3) } else { (offset & !7, offset & 7) };
@@ -86,7 +86,7 @@ impl Edu {
         }
     }
 
-    /// Writes in BAR 0; `true` if an interrupt is to be raised.
+    /// Writes to BAR 0. Returns true if an interrupt must be raised.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> bool {
         let mut bytes = [0; 8];
         let len = data.len().min(8);
@@ -119,7 +119,7 @@ impl Edu {
         false
     }
 
-    /// The transfer that was started; one that leaves the buffer is none.
+    /// Returns the started transfer, if any. A transfer beyond the buffer is cancelled.
     pub(crate) fn started(&mut self) -> Option<Transfer> {
         if self.command & START == 0 {
             return None;
@@ -140,7 +140,7 @@ impl Edu {
         }
     }
 
-    /// The transfer has ended; `true` if an interrupt is to be raised.
+    /// Ends the transfer. Returns true if an interrupt must be raised.
     pub(crate) fn finish(&mut self) -> bool {
         let interrupt = self.command & INTERRUPT_AFTERWARDS != 0;
         self.command &= !START;

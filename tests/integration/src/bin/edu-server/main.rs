@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
+//! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
-//! It writes down what it is given and what it is refused, one line each: `map`, `unmap`, `dma` and `reset`. Where it is
-//! given a descriptor, it tries what a hostile server would: to resize the memory, and to write to what it may only read.
+//! It logs what the client gives and refuses, one line each: `map`, `unmap`, `dma` and `reset`. With each descriptor, it tries
+//! what a malicious server would try: resizing the memory, and writing to read-only memory.
 
 mod device;
 mod protocol;
@@ -24,13 +24,13 @@ struct Options {
     /// Socket to listen on
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
-    /// File to write down in what happens; standard output by default
+    /// Log file; standard output by default
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Address bits that the device has
+    /// Number of address bits of the device
     #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(12..=64))]
     address_bits: u32,
-    /// End the connection in the middle of the Nth transfer
+    /// Close the connection in the middle of the Nth transfer
     #[arg(long, value_name = "N")]
     die_at: Option<u64>,
 }

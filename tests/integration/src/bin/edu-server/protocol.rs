@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of vfio-user, as far as this server needs them (QEMU, docs/interop/vfio-user.rst).
+//! Messages of vfio-user that this server needs (QEMU, docs/interop/vfio-user.rst).
 //!
-//! The numbers are the specification's, written down here a second time: were they the client's, one that is wrong there would
-//! be wrong on both sides, and no test would notice.
+//! The numbers are copied from the specification and not shared with the client. With shared numbers, a wrong number would be
+//! wrong on both sides, and no test would notice.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -26,7 +26,7 @@ pub(crate) const RESET: u16 = 13;
 const HEADER: usize = 16;
 const REPLY: u32 = 1;
 const ERROR: u32 = 0x20;
-/// More than any message that comes.
+/// Longer than any expected message.
 const LONGEST: usize = 2 << 20;
 
 /// Header of a message.
@@ -40,17 +40,17 @@ pub(crate) struct Head {
 
 pub(crate) type Message = messages::Message<Head>;
 
-/// Receives a message; `None` when the client is gone.
+/// Receives a message. Returns `None` if the client has closed the socket.
 pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let mut files = Vec::new();
     let Some(header) = messages::receive(socket, HEADER, &mut files)? else { return Ok(None) };
     let short = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let size = usize::try_from(messages::long(&header, 4)?)?;
     if !(HEADER..=LONGEST).contains(&size) {
-        bail!("the client sends a message of {size} bytes");
+        bail!("the client sent a message of {size} bytes; at most {LONGEST} are allowed");
     }
-    let payload =
-        messages::receive(socket, size - HEADER, &mut files)?.context("the client ends in the middle of a message")?;
+    let payload = messages::receive(socket, size - HEADER, &mut files)?
+        .context("the client closed the socket in the middle of a message")?;
     let (is_reply, refused) = (messages::long(&header, 8)? & 0xf == REPLY, messages::long(&header, 8)? & ERROR != 0);
     Ok(Some(Message { head: Head { id: short(0), command: short(2), is_reply, refused }, payload, files }))
 }
@@ -64,7 +64,7 @@ fn send(mut socket: &UnixStream, id: u16, command: u16, flags: u32, error: u32, 
     socket.write_all(&message).context("cannot send")
 }
 
-/// Asks the client.
+/// Sends a request to the client.
 pub(crate) fn ask(socket: &UnixStream, id: u16, command: u16, payload: &[u8]) -> Result<()> {
     send(socket, id, command, 0, 0, payload)
 }
@@ -74,7 +74,7 @@ pub(crate) fn answer(socket: &UnixStream, message: &Message, payload: &[u8]) -> 
     send(socket, message.head.id, message.head.command, REPLY, 0, payload)
 }
 
-/// Refuses what the client asks for.
+/// Answers a request of the client with an error.
 pub(crate) fn refuse(socket: &UnixStream, message: &Message, error: rustix::io::Errno) -> Result<()> {
     let error = u32::try_from(error.raw_os_error())?;
     send(socket, message.head.id, message.head.command, REPLY | ERROR, error, &[])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One client: its messages, its memory, and the device's transfers.
+//! Connection to a client: its messages, its memory, and the device's transfers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -17,26 +17,26 @@ use crate::protocol::{self, Message, answer, refuse};
 
 const CONFIG_REGION: u32 = 7;
 const MSI: u32 = 1;
-/// Number of the questions that this side asks: there is one at a time.
+/// ID of this server's requests. At most one request is pending.
 const QUESTION: u16 = 1;
 
-/// What the server is to be like.
+/// Settings of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Bits of the device's addresses.
+    /// Mask of the device's address bits.
     pub(crate) mask: u64,
-    /// Which transfer to end the connection in.
+    /// Number of the transfer in which the connection is closed.
     pub(crate) die_at: Option<u64>,
 }
 
-/// Memory that the client announced.
+/// Memory that the client has mapped.
 struct Mapping {
     size: u64,
-    /// The descriptor that came with it, and where in its file the memory starts.
+    /// Descriptor of the memory, and the offset of the memory in its file.
     file: Option<(File, u64)>,
 }
 
-/// A client.
+/// Connection to a client.
 pub(crate) struct Session {
     socket: UnixStream,
     log: File,
@@ -44,7 +44,7 @@ pub(crate) struct Session {
     edu: Edu,
     memory: BTreeMap<u64, Mapping>,
     interrupt: Option<File>,
-    /// What came while this side waited for an answer.
+    /// Messages that arrived while this server waited for an answer.
     waiting: VecDeque<Message>,
     transfers: u64,
 }
@@ -55,7 +55,7 @@ impl Session {
         Self { socket, log, settings, edu, memory, interrupt: None, waiting, transfers: 0 }
     }
 
-    /// Serves the client until it is gone.
+    /// Serves the client until it closes the connection.
     pub(crate) fn serve(mut self) -> Result<()> {
         loop {
             let message = match self.waiting.pop_front() {
@@ -80,7 +80,10 @@ impl Session {
     }
 
     fn raise(&mut self) -> Result<()> {
-        self.interrupt.as_mut().map_or(Ok(()), |event| event.write_all(&1u64.to_ne_bytes())).context("an interrupt")
+        self.interrupt
+            .as_mut()
+            .map_or(Ok(()), |event| event.write_all(&1u64.to_ne_bytes()))
+            .context("cannot raise an interrupt")
     }
 
     fn handle(&mut self, mut message: Message) -> Result<()> {
@@ -91,7 +94,7 @@ impl Session {
                 payload.extend(b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0");
                 payload
             }
-            // It can be reset, and is a PCI device.
+            // Flags: PCI device, can be reset.
             protocol::GET_INFO => numbers(&[16, 3, 9, 5]),
             protocol::GET_REGION_INFO => {
                 let index = message.long(8)?;
@@ -138,7 +141,7 @@ impl Session {
         answer(&self.socket, &message, &payload)
     }
 
-    /// An access to a region; `None` if it is none that can be.
+    /// Handles an access to a region. Returns `None` if the access is invalid.
     fn access(&mut self, message: &Message) -> Result<Option<Vec<u8>>> {
         let (offset, region, count) = (message.quad(0)?, message.long(8)?, usize::try_from(message.long(12)?)?);
         let mut reply = message.payload[..16].to_vec();
@@ -167,11 +170,12 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Takes memory; `false` if something is there already. What could be done with the descriptor and must not goes to the
-    /// log.
+    /// Adds memory. Returns false if it overlaps other memory. Logs what the descriptor permits but must not permit.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
-        let last = address.checked_add(size.checked_sub(1).context("an empty mapping")?).context("it wraps")?;
+        let last = address
+            .checked_add(size.checked_sub(1).context("the client sent an empty mapping")?)
+            .context("the client sent a mapping that wraps around")?;
         let before = self.memory.range(..=last).next_back();
         if before.is_some_and(|(start, mapping)| start + (mapping.size - 1) >= address) {
             return Ok(false);
@@ -188,7 +192,7 @@ impl Session {
         let Transfer { to_memory, address, len, .. } = transfer;
         self.transfers += 1;
         if self.settings.die_at == Some(self.transfers) {
-            bail!("ends in transfer {}, as it was told", self.transfers);
+            bail!("closing the connection in transfer {}, as requested by --die-at", self.transfers);
         }
         let done = self.by_descriptor(transfer)?;
         let outcome = if done {
@@ -202,7 +206,7 @@ impl Session {
         self.note(&format!("dma {what} iova={address:#x} len={len} {outcome}"))
     }
 
-    /// By what the client gave a descriptor of; `false` if it gave none, or one that does not allow it.
+    /// Transfers with the client's descriptor. Returns false if there is no descriptor, or if it does not permit the transfer.
     fn by_descriptor(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let Some((start, mapping)) = self.memory.range(..=address).next_back() else { return Ok(false) };
@@ -215,7 +219,8 @@ impl Session {
         Ok(outcome.is_ok())
     }
 
-    /// By asking the client, whether it announced the memory or not; `false` if it refuses.
+    /// Transfers by a message to the client, whether the client has mapped the memory or not. Returns false if the client
+    /// refuses.
     fn by_message(&mut self, transfer: Transfer) -> Result<bool> {
         let Transfer { to_memory, address, offset, len } = transfer;
         let mut payload = [address.to_ne_bytes(), (len as u64).to_ne_bytes()].concat();
@@ -225,7 +230,8 @@ impl Session {
         }
         protocol::ask(&self.socket, QUESTION, command, &payload)?;
         let reply = loop {
-            let message = protocol::receive(&self.socket)?.context("the client goes in the middle of a transfer")?;
+            let message =
+                protocol::receive(&self.socket)?.context("the client closed the socket in the middle of a transfer")?;
             if message.head.is_reply && message.head.id == QUESTION {
                 break message;
             }
@@ -236,19 +242,20 @@ impl Session {
         }
         if !to_memory {
             let data = reply.payload.get(16..).filter(|data| data.len() == len);
-            self.edu.buffer[offset..offset + len].copy_from_slice(data.context("the client sends too little")?);
+            self.edu.buffer[offset..offset + len]
+                .copy_from_slice(data.context("the client's answer has the wrong length")?);
         }
         Ok(true)
     }
 }
 
-/// What the descriptor is, and what it lets a hostile server do.
+/// Describes a descriptor, and what it permits a malicious server to do.
 fn examine(file: &File) -> Result<String> {
     let size = file.metadata()?.len();
     let writable = fcntl_getfl(file)?.intersection(OFlags::ACCMODE) == OFlags::RDWR;
     let resizable = ftruncate(file, size + 4096).is_ok() || ftruncate(file, 0).is_ok();
     let mode = if writable { "rw" } else { "r" };
-    // A descriptor that is open for reading, opened anew for writing: writes back the first byte.
+    // Try to reopen a read-only descriptor for writing. If this works, write back the first byte.
     let mut first = [0];
     let again = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     file.read_exact_at(&mut first, 0)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stages `integration` and `debug` of `scripts/test`: runs programs of tests with real guests and devices in the rig, in a new
-//! machine where one has died, or on this host.
+//! Stages `integration` and `debug` of `scripts/test`: runs test programs with real guests and devices, in the rig or on this
+//! host. If the rig's machine dies, a new machine continues.
 
 mod program;
 mod suite;
@@ -29,50 +29,50 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// The tests of a plain run.
+    /// Run the tests of a plain run.
     Integration {
         #[command(flatten)]
         common: Common,
-        /// Tests that are left out for their time, too.
+        /// Also run slow tests.
         #[arg(long)]
         all: bool,
-        /// No tests whose name contains this.
+        /// Skip tests whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         skip: Option<OsString>,
-        /// All by IOMMUFD, in a rig whose kernel has it.
+        /// Run all tests by IOMMUFD, in a rig whose kernel supports it.
         #[arg(long)]
         iommufd: bool,
-        /// On this host in place of the rig.
+        /// Run on this host instead of the rig.
         #[arg(long)]
         direct: bool,
     },
-    /// The tests in a kernel that looks for mistakes.
+    /// Run the tests in a debug kernel.
     Debug {
         #[command(flatten)]
         common: Common,
     },
-    /// Say how many guests were started and how many of them again; fails if those are too many.
+    /// Show the number of guests and of restarted guests. Fails if there were too many restarts.
     Tally {
-        /// Directory of the results.
+        /// Results directory.
         out: PathBuf,
     },
 }
 
 #[derive(Debug, Args)]
 struct Common {
-    /// Directory of the results.
+    /// Results directory.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Only tests whose name contains this.
+    /// Run only tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// A program of tests: its name, the directory of its package, its file (repeatable).
+    /// Test program: its name, the directory of its package, its file (repeatable).
     #[arg(long, num_args = 3, value_names = ["NAME", "DIR", "FILE"])]
     program: Vec<PathBuf>,
 }
 
 impl Common {
-    /// The filter as an argument of the tests. At least one test must have a name with it.
+    /// Returns the filter as an argument of the tests. Fails if no test has a name with it.
     fn filter_for(&self, tests: &Program) -> Result<Option<OsString>> {
         let Some(filter) = &self.filter else { return Ok(None) };
         ensure!(tests.has_test(filter)?, "no test's name contains {filter:?}");
@@ -111,7 +111,7 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     }
 }
 
-/// The guests' tests, and before them those of VFIO itself; in a whole run in the rig some of both by IOMMUFD as well.
+/// Runs the VFIO tests and the guest tests. In a complete run in the rig, also runs some of both by IOMMUFD.
 fn integration(
     common: &Common,
     all: bool,
@@ -147,16 +147,17 @@ fn integration(
     Ok(suites.passed())
 }
 
-/// A silence longer than any guest's time limit, twice (each has a second chance), means that the machine hangs.
+/// Limits of a plain run. A silence longer than twice any guest's time limit means that the machine hangs, because each guest is
+/// tried twice.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
-/// Slow tests have time too, also on a machine that has other work.
+/// Limits with slow tests, which must also suffice on a busy machine.
 const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
-/// Some tests go on for as long as a variable says, and are run by their name.
+/// Limits of named tests. Some run as long as a variable says.
 const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };
 
-/// The same for guests that are ten times slower.
+/// Limits for guests that are ten times slower.
 const SLOW: Limits = Limits { time: Duration::from_secs(5400), silence: Duration::from_secs(1000) };
 
 fn debug(common: &Common, signals: &Signals, progress: &Progress) -> Result<bool> {

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs of tests, which `scripts/test` has built.
+//! Test programs that `scripts/test` has built.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// An executable file with tests.
+/// Test executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
     /// Name of the test target.
     pub(crate) name: String,
-    /// Directory of the package, in which cargo would run it.
+    /// Directory of the package. cargo would run the tests there.
     pub(crate) directory: PathBuf,
     pub(crate) executable: PathBuf,
 }
 
 impl Program {
-    /// The program `name` of a list that has three words for each.
+    /// Finds the program `name` in a list with three words per program.
     pub(crate) fn find(words: &[PathBuf], name: &str) -> Result<Self> {
         let found = words.chunks_exact(3).find(|program| program[0].as_os_str() == name);
-        let program = found.with_context(|| format!("--program: the tests {name} are missing"))?;
+        let program = found.with_context(|| format!("--program: the test program {name} is missing"))?;
         Ok(Self { name: name.into(), directory: program[1].clone(), executable: program[2].clone() })
     }
 
-    /// Whether there is a test whose name contains this.
+    /// True if there is a test whose name contains `filter`.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let output = Command::new(&self.executable).args(["--list", filter]).stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot start {}", self.executable.display()))?;

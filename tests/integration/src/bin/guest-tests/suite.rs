@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs programs of tests to their end, though machines die.
+//! Runs test programs to their end, even if machines die.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,40 +18,40 @@ use crate::program::Program;
 /// Memory of the emulated machine.
 const MEMORY: &str = "6G";
 
-/// How many of the longest tests are named.
+/// Number of slowest tests that are named.
 const LONGEST: usize = 12;
 
-/// Where tests run.
+/// Place of the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the emulated machine, with this kernel; with the one that has IOMMUFD, devices are reached by it.
+    /// In the emulated machine with this kernel. With the IOMMUFD kernel, devices use IOMMUFD.
     Rig(Kernel),
     /// On this host.
     Here,
 }
 
-/// What ends a machine.
+/// Limits that end a machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) time: Duration,
-    /// Time without output.
+    /// Maximum time without output.
     pub(crate) silence: Duration,
 }
 
 /// Runs a command in a machine to its end.
 pub(crate) type Machine<'a> = Box<dyn Fn(&Options) -> Result<End> + 'a>;
 
-/// A run of several programs.
+/// Run of several programs.
 pub(crate) struct Suites<'a> {
     machine: Machine<'a>,
     out: &'a Path,
     limits: Limits,
     signals: &'a Signals,
     progress: &'a Progress,
-    /// Machines that died.
+    /// Number of machines that died.
     died: usize,
     failed: bool,
-    /// Programs that have run, for the names of their records.
+    /// Number of programs that have run, for the names of their records.
     runs: usize,
 }
 
@@ -61,9 +61,10 @@ impl<'a> Suites<'a> {
         Self { machine, out, limits, signals, progress, died: 0, failed: false, runs: 0 }
     }
 
-    /// Runs a program that has the harness; with `by_iommufd`, only its tests that have this attribute. The emulated machine itself
-    /// hangs now and then, whatever runs in it: tests that are finished are done, the others, the one at hand among them, get a new
-    /// machine, unless that one has had its second chance.
+    /// Runs a program with the harness. With `by_iommufd`, runs only its tests with this attribute.
+    ///
+    /// The emulated machine itself sometimes hangs, whatever runs in it. Finished tests are not repeated. The other tests run in
+    /// a new machine, including the interrupted one. If two machines die without finishing another test, the run ends.
     pub(crate) fn run(
         &mut self,
         program: &Program,
@@ -93,8 +94,11 @@ impl<'a> Suites<'a> {
             let give_up = done.finished() == before.finished() && done.at_hand() == before.at_hand();
             print!("\n{}", untold(&record, &before, give_up, start.elapsed()));
             let at_hand = done.at_hand().map(|test| format!(" in {test}")).unwrap_or_default();
-            let goes_on =
-                if give_up { "no test was finished since the last one died" } else { "the others run in a new one" };
+            let goes_on = if give_up {
+                "no test has finished since the last machine died"
+            } else {
+                "the others run in a new machine"
+            };
             self.progress
                 .say(&format!("the emulated machine died{at_hand}; {} tests are done, {goes_on}", done.finished()));
             self.failed |= give_up || done.count(Outcome::Failed) > 0;
@@ -106,7 +110,7 @@ impl<'a> Suites<'a> {
         Ok(())
     }
 
-    /// A record that has nothing yet. Earlier runs, with another kernel for example, may have left theirs in the same directory.
+    /// Creates an empty record. Earlier runs, for example with another kernel, may have left records in the same directory.
     fn new_record(&mut self, program: &Program) -> Record {
         loop {
             self.runs += 1;
@@ -117,7 +121,7 @@ impl<'a> Suites<'a> {
         }
     }
 
-    /// Runs a program of Rust's own tests, which keeps no record: once more as a whole if the machine dies.
+    /// Runs a program of Rust's own tests, which keeps no record. If the machine dies, runs the whole program once more.
     pub(crate) fn run_whole(&mut self, program: &Program, place: Place) -> Result<()> {
         let arguments = [OsString::from("--test-threads=1")];
         let mut end = self.start(program, place, &arguments, &[])?;
@@ -130,7 +134,7 @@ impl<'a> Suites<'a> {
         Ok(())
     }
 
-    /// Whether all tests passed. Says how many machines died.
+    /// Prints the number of machines that died. True if all tests passed.
     pub(crate) fn passed(&self) -> bool {
         if self.died > 0 {
             println!("emulated machines that died: {}", self.died);
@@ -206,20 +210,20 @@ impl<'a> Suites<'a> {
     }
 }
 
-/// A line that names the tests that took longest, so that who wants a shorter run sees where the time goes.
+/// Returns a line with the slowest tests, for users who want a shorter run.
 fn longest(done: &Done) -> String {
     let tests = done.longest(LONGEST).into_iter();
     let words: Vec<_> = tests.map(|(test, time)| format!("{test} {:.0} s", time.as_secs_f64())).collect();
     if words.is_empty() { String::new() } else { format!("longest tests: {}\n\n", words.join(", ")) }
 }
 
-/// What a machine that died, or was stopped, could not say any more: its failures and its result.
+/// Returns the failures and the result of a machine that died or was stopped, and so could not print them.
 fn untold(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
     let result = result_line(before, &record.done(), gave_up, time);
     format!("{}{result}", new_part(&record.failures(), before))
 }
 
-/// The failures of the machine that has just died.
+/// Returns the failures of the machine that has just died.
 fn new_part(failures: &str, before: &Done) -> String {
     let sections = failures.split_inclusive('\n').filter(|line| line.starts_with("---- ")).count();
     let known = before.count(Outcome::Failed);
@@ -231,7 +235,8 @@ fn new_part(failures: &str, before: &Done) -> String {
     start.map(|(at, _)| format!("failures:\n\n{}\n", &failures[at..])).unwrap_or_default()
 }
 
-/// The result of a machine that died, in the form of the result of one that did not. `gave_up` counts the test at hand as failed.
+/// Returns the result line of a machine that died, in the format of a normal result. `gave_up` counts the interrupted test as
+/// failed.
 fn result_line(before: &Done, done: &Done, gave_up: bool, time: Duration) -> String {
     let of = |outcome| done.count(outcome).saturating_sub(before.count(outcome));
     let failed = of(Outcome::Failed) + usize::from(gave_up);
@@ -282,8 +287,8 @@ mod tests {
         }
     }
 
-    /// Runs tests in machines, each of which notes these lines and comes to this end; returns how many were started, how many died,
-    /// and whether all is well.
+    /// Runs tests in machines. Each machine records these lines and ends this way. Returns the number of started machines, the
+    /// number of dead machines, and true if all passed.
     fn run_in(machines: &[(&str, End)]) -> (usize, usize, bool) {
         let out = tempfile::tempdir().unwrap();
         let (signals, progress) = (Signals::default(), Progress::new("test"));
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn run_goes_on_in_a_new_machine_where_one_died() {
+    fn run_continues_in_a_new_machine_after_a_death() {
         let first = ("started a 0\npassed a 0\nstarted b 0\n", End::Died);
         assert_eq!(run_in(&[first, ("started b 0\npassed b 0\n", End::Exited(0))]), (2, 1, true));
         assert_eq!(run_in(&[first, ("started b 0\nfailed b 0\n", End::Exited(101))]), (2, 1, false));
@@ -317,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn run_ends_where_two_machines_died_in_the_same_test() {
+    fn run_ends_after_two_deaths_in_the_same_test() {
         let same = ("started b 0\n", End::Died);
         assert_eq!(run_in(&[("passed a 0\nstarted b 0\n", End::Died), same]), (2, 2, false));
         assert_eq!(run_in(&[("", End::Died)]), (1, 1, false));

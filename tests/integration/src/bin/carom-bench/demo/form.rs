@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the forms of the demo have in common: each runs guests of some configurations, reads figures from what they print,
-//! and shows them in tables.
+//! Common parts of the demo's forms. Each form runs guests of some configurations, parses their figures, and shows them in
+//! tables.
 
 use std::time::Duration;
 
@@ -14,38 +14,38 @@ use serde::de::DeserializeOwned;
 use crate::demo::config::Config;
 use crate::demo::plan::Step;
 
-/// A form of the demo, as the figures that it has of one guest.
+/// Form of the demo. An implementing value contains the figures of one guest.
 pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// Figures of one configuration.
     type Summary;
 
-    /// How long a guest takes, roughly.
+    /// Estimated duration of a guest.
     const ESTIMATE: Duration;
-    /// How long a guest may take.
+    /// Maximum duration of a guest.
     const TIME_LIMIT: Duration;
-    /// Whether some configurations are also measured with two jobs.
+    /// True if some configurations are also measured with two jobs.
     const TWO_JOBS: bool = false;
-    /// Whether guests get a CPU for themselves ([`carom_integration::Guest::vcpus_apart`]).
+    /// True if guests get their own CPU ([`carom_integration::Guest::vcpus_apart`]).
     const VCPUS_APART: bool = false;
-    /// What fio does, for the report.
+    /// Description of fio's work, for the report.
     const FIO: &'static str;
 
-    /// Whether the configuration is measured unless others are asked for.
+    /// True if the configuration is measured by default.
     fn is_usual(mode: &Mode, site: &Site) -> bool;
 
-    /// The guest's job, once its drive is there.
+    /// Returns the guest's job, which runs when the drive is available.
     fn job(step: &Step, quick: bool) -> String;
 
-    /// Reads what the job printed.
+    /// Parses the output of the job.
     ///
     /// # Errors
-    /// A figure is missing, or the guest did not do what its configuration says.
+    /// Fails if a figure is missing, or if the guest did not behave as its configuration says.
     fn read(step: &Step, outcome: &Outcome) -> Result<Self>;
 
-    /// Puts the figures of a configuration's guests together, which have one job each, or two. `None` where some are missing
-    /// that there must be.
+    /// Summarizes the figures of a configuration's guests with one job and with two jobs. Returns `None` if a required figure is
+    /// missing.
     fn summary(one_job: &[&Self], two_jobs: &[&Self]) -> Option<Self::Summary>;
 
-    /// The report's tables, and an empty line or more lines behind them.
+    /// Returns the report's tables, followed by one or more empty lines.
     fn tables(configs: &[Config<Self::Summary>], machine: &Machine) -> String;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo with `--map-time`: what mapping and unmapping cost in the guest, for each GiB that a drive reads, by its kernel's
-//! function profiler. Unlike `dma_map_benchmark` it sees what drivers map and how long that really takes them.
+//! The demo with `--map-time`: the guest's time for mapping and unmapping per GiB that a drive reads, by its kernel's function
+//! profiler. Unlike `dma_map_benchmark`, this measures the real mappings of drivers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::demo::form::Form;
 use crate::demo::plan::Step;
 use crate::demo::tables;
 
-/// Configurations that are measured unless others are asked for.
+/// Configurations that are measured by default.
 const CONFIGS: [&str; 3] = ["qemu-strict", "strict", "bounce"];
 
-/// What the others are compared with.
+/// Configuration that the others are compared with.
 const PEER: &str = "qemu-strict";
 
-/// Figures of one guest, and medians of those over the rounds, each figure's for itself.
+/// Figures of one guest, or medians over the rounds. Each median is calculated separately.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MapTimes {
-    /// By block size.
+    /// Times by block size.
     times: BTreeMap<String, MapTime>,
 }
 
@@ -58,7 +58,7 @@ impl Form for MapTimes {
         let of = |size: &str, figure: fn(&MapTime) -> f64| {
             median(guests.iter().filter_map(|one| one.times.get(size)).map(figure))
         };
-        // Each figure's for itself: what is left without the profiler's own is the difference of two medians.
+        // Medians are calculated separately, so the time without overhead is the difference of two medians.
         let profiler = |size: &str| {
             let of = |figure: fn(&ProfilerTime) -> f64| {
                 median(guests.iter().filter_map(|one| one.times.get(size)?.profiler.as_ref()).map(figure))
@@ -88,14 +88,14 @@ impl Form for MapTimes {
     }
 }
 
-/// A table of `figure`.
+/// Returns a table of `figure`.
 fn times_alone(configs: &[Config], figure: impl Fn(&MapTime) -> Option<f64>) -> String {
     tables::table_by_size(configs.iter().map(|config| (&config.name, config)), |config, size| {
         config.figures.times.get(size).and_then(&figure).map_or_else(|| NONE.into(), |time| format!("{time:.3}"))
     })
 }
 
-/// A table of `figure`, and what part of the peer's it is.
+/// Returns a table of `figure`, with the difference to the peer.
 fn times(configs: &[Config], figure: fn(&MapTime) -> f64) -> String {
     let of = |config: &Config, size: &str| config.figures.times.get(size).map(figure);
     let peer = find(configs, PEER);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of `scripts/demo` that runs where KVM and the NVMe drive are: starts the guests and measures; and the part that
-//! shows a table of it.
+//! The part of `scripts/demo` that runs on the machine with KVM and the NVMe drive: runs the guests and measures. Another part
+//! shows the results as a table.
 
 mod config;
 mod form;
@@ -27,7 +27,7 @@ use crate::demo::plan::Options;
 pub(crate) use report::table;
 pub(crate) use results::Results;
 
-/// Runs the guests of the form that is asked for.
+/// Runs the guests of the selected form.
 pub(crate) fn run(measurement: Measurement, host: String, samples: &Path) -> Result<Results> {
     let Measurement { quick, patterns, map_time, rounds, only } = measurement;
     let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });

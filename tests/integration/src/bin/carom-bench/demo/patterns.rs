@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo with `--patterns`: random writes, mixed reads and writes, and reads that are alone in flight. The plain form has
-//! only reads in sequence, which are what windows help most.
+//! The demo with `--patterns`: random writes, mixed reads and writes, and reads at depth 1. The plain form only has sequential
+//! reads, which benefit most from windows.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,8 +19,7 @@ use crate::demo::form::Form;
 use crate::demo::plan::Step;
 use crate::demo::tables;
 
-/// Configurations that are measured unless others are asked for: the two without windows that a guest would otherwise have,
-/// and the one with.
+/// Configurations that are measured by default: strict and lazy without windows, and bounce with windows.
 const CONFIGS: [&str; 3] = ["strict", "lazy", "bounce"];
 
 /// Figures of one guest.
@@ -32,9 +31,9 @@ pub(crate) struct PatternFigures {
 /// Figures of one configuration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// Medians over the rounds, each figure's for itself.
+    /// Medians over the rounds. Each median is calculated separately.
     fio: Patterns,
-    /// Round by round.
+    /// Figures of each round.
     fio_rounds: Vec<Patterns>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo's plain form: reads in sequence, what a single map and unmap cost, what is sent and pinned for it, and a verified
-//! pass under bounce.
+//! The demo's plain form: sequential reads, the cost of a single map and unmap, requests and pinned memory, and a verified pass
+//! with bouncing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,10 +23,10 @@ use crate::demo::form::Form;
 use crate::demo::plan::Step;
 use crate::demo::tables;
 
-/// Bytes written and verified under bounce, in MiB.
+/// Data written and verified with bouncing, in MiB.
 const VERIFY_MIB: u32 = 48;
 
-/// By block size.
+/// Figures by block size.
 type BySize = BTreeMap<String, Fio>;
 
 /// Figures of one guest.
@@ -34,7 +34,7 @@ type BySize = BTreeMap<String, Fio>;
 pub(crate) struct Plain {
     vmm: String,
     fio: BySize,
-    /// With two jobs: by two threads.
+    /// For two jobs: the result of two threads.
     dma_map: DmaMap,
     dma_map_to_device: Option<DmaMap>,
     requests: Option<Requests>,
@@ -42,17 +42,17 @@ pub(crate) struct Plain {
     verified_bytes: Option<u64>,
 }
 
-/// Figures of one configuration: medians over the rounds, each figure's for itself.
+/// Figures of one configuration: medians over the rounds. Each median is calculated separately.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// `carom` or `qemu`.
     vmm: String,
-    /// By block size: 1 job on 1 vCPU.
+    /// Figures by block size, for 1 job on 1 vCPU.
     fio: BySize,
-    /// `fio` round by round, where there were several.
+    /// `fio` of each round, if there were several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     fio_rounds: Vec<BySize>,
-    /// By block size: 2 jobs on 2 vCPUs; full run only.
+    /// Figures by block size, for 2 jobs on 2 vCPUs. Only in a full run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fio_2_jobs: Option<BySize>,
     /// One page from the device.
@@ -60,14 +60,15 @@ pub(crate) struct Summary {
     /// One page to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_to_device: Option<DmaMap>,
-    /// One page from the device by each of two threads on 2 vCPUs; full run only.
+    /// One page from the device in each of two threads on 2 vCPUs. Only in a full run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dma_map_2_threads: Option<DmaMap>,
-    /// Of the first round: requests from the guest's start to the end of fio's reads; null where there is no virtio-iommu or it does not count.
+    /// Requests of the first round, from the guest's start to the end of fio's reads. Null without a virtio-iommu, or if the
+    /// virtio-iommu does not count.
     requests: Option<Requests>,
-    /// Most memory that the VMM had pinned in any round, in bytes.
+    /// Maximum memory that the VMM had pinned in any round, in bytes.
     pinned_bytes: u64,
-    /// Bytes that were written and verified in each round; only where the configuration has that pass.
+    /// Bytes written and verified in each round. Only for configurations with a verified pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     verified_bytes: Option<u64>,
 }
@@ -82,7 +83,7 @@ impl Form for Plain {
     const TWO_JOBS: bool = true;
     const FIO: &'static str = "read, direct, libaio, depth 64, 1 job on 1 vCPU";
 
-    /// Cloud Hypervisor is left out where the site has none.
+    /// Includes Cloud Hypervisor only if the site has it.
     fn is_usual(mode: &Mode, site: &Site) -> bool {
         mode.is_at(site)
     }
@@ -103,7 +104,7 @@ impl Form for Plain {
         let requests = outcome.counters.first().map(|counters| counters.requests);
         ensure!(
             requests.is_some() == (mode.iommu && mode.vmm.is_carom()),
-            "the VMM's events hold counters where there is no virtio-iommu, or none where there is one"
+            "the VMM reports counters without a virtio-iommu, or no counters with one"
         );
         Ok(Self {
             vmm: mode.vmm.name().into(),
@@ -170,7 +171,7 @@ impl Form for Plain {
     }
 }
 
-/// What a guest maps in a single piece; the first is the one that it is known for.
+/// Returns the single mappings that a guest measures. The first is the well-known one.
 fn mappings(step: &Step) -> &'static [Mapping] {
     if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }

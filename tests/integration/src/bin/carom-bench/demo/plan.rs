@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which guests the demo runs.
+//! Guests that the demo runs.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use carom_integration::measure::mode::{MODES, Mode};
 use carom_integration::{Guest, Site};
 use carom_tools::demo::CONFIGURATIONS;
 
-/// RAM of each guest. The goal for pinned memory is stated for this size.
+/// RAM of each guest. The goal for pinned memory assumes this size.
 const GUEST_RAM_MIB: u32 = 2048;
 
-/// The same in bytes.
+/// RAM of each guest, in bytes.
 pub(crate) const GUEST_RAM_BYTES: u64 = (GUEST_RAM_MIB as u64) << 20;
 
 /// Modes that the full run also measures with two jobs on two vCPUs.
 const WITH_TWO_JOBS: [&str; 2] = ["bounce", "strict"];
 
-/// One guest to be measured.
+/// Guest to measure.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) mode: &'static Mode,
@@ -24,24 +24,24 @@ pub(crate) struct Step {
     pub(crate) two_jobs: bool,
 }
 
-/// What the command line says of a run.
+/// Options of a run.
 #[derive(Debug)]
 pub(crate) struct Options<'text> {
-    /// Shorter measurements.
+    /// True for shorter measurements.
     pub(crate) quick: bool,
-    /// How often each configuration is measured.
+    /// Rounds per configuration.
     pub(crate) rounds: u32,
-    /// Names of the only configurations that are wanted; empty for all.
+    /// Names of the wanted configurations, or nothing for all.
     pub(crate) only: &'text [String],
-    /// What to say of the machine.
+    /// Description of the machine.
     pub(crate) host: String,
     /// File of the samples.
     pub(crate) samples: &'text Path,
 }
 
-/// One guest of each configuration that is asked for, or else of each that is `usual`, in each round; with `two_jobs`, in a full run
-/// also one with two jobs where the configuration has that. The rounds are interleaved, so that each configuration meets the machine's
-/// good and bad minutes.
+/// Returns the guests of a run. Each round has one guest of each selected configuration, or of each `usual` configuration if none
+/// is selected. With `two_jobs`, a full run also has guests with two jobs for some configurations. The rounds are interleaved, so
+/// that changes of the machine's speed affect all configurations.
 pub(crate) fn steps(options: &Options<'_>, usual: impl Fn(&Mode) -> bool, two_jobs: bool) -> Vec<Step> {
     let Options { quick, rounds, only, .. } = *options;
     let wanted = |mode: &&Mode| if only.is_empty() { usual(mode) } else { only.iter().any(|name| name == mode.name) };
@@ -58,7 +58,7 @@ pub(crate) fn steps(options: &Options<'_>, usual: impl Fn(&Mode) -> bool, two_jo
 }
 
 impl Step {
-    /// The guest, without a job.
+    /// Returns the guest, without a job.
     pub(crate) fn guest(&self, site: &Site) -> Guest {
         let suffix = if self.two_jobs { "-2" } else { "" };
         let guest = self.mode.guest(site, &format!("demo-{}{suffix}-{}", self.mode.name, self.round));
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configurations_that_can_be_asked_for_are_modes() {
+    fn all_configurations_are_modes() {
         let modes: BTreeSet<&str> = MODES.iter().map(|mode| mode.name).collect();
         assert!(modes.is_superset(&CONFIGURATIONS.into()));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo's results as text: tables in Markdown, so that they can stand in a document as they are.
+//! The demo's results as text. Its Markdown tables can be copied into a document.
 
 use crate::demo::config::Config;
 use crate::demo::form::Form;
@@ -9,7 +9,7 @@ use crate::demo::plain::Plain;
 use crate::demo::results::{Configs, Results};
 use crate::report::{head, tail};
 
-/// The report on `results`.
+/// Returns the report on `results`.
 pub(crate) fn table(results: &Results) -> String {
     match &results.configs {
         Configs::Plain(configs) => table_of::<Plain>(results, configs),

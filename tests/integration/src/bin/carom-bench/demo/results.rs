@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The demo's results, as `--json` writes them.
+//! Results of the demo, in the format of `--json`.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use crate::demo::form::Form;
 use crate::demo::samples::{Measured, Sample};
 use crate::demo::{map_time, patterns, plain};
 
-/// All results of one run.
+/// Results of one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) versions: BTreeMap<String, String>,
-    /// Whether this was the short form; only the plain form says so.
+    /// True for a quick run. Only the plain form sets this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) quick: Option<bool>,
-    /// How often each configuration was measured; the rounds are interleaved.
+    /// Number of rounds, which are interleaved.
     pub(crate) rounds: u32,
     #[serde(flatten)]
     pub(crate) configs: Configs,
-    /// What went wrong: one line for each guest that failed.
+    /// Failures, one line per failed guest.
     pub(crate) failures: Vec<String>,
 }
 
-/// The configurations' figures. The name of their field tells which form of the demo they are of.
+/// Figures of the configurations. The name of the field identifies the form of the demo.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Configs {
     #[serde(rename = "configs")]
@@ -39,7 +39,7 @@ pub(crate) enum Configs {
 }
 
 impl Results {
-    /// Puts `samples` together.
+    /// Summarizes `samples`.
     pub(crate) fn new<F: Form>(
         machine: Machine,
         mut versions: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ impl Results {
     }
 }
 
-/// The figures of one configuration. `None` where no guest with one job ended well.
+/// Returns the figures of one configuration, or `None` if no guest with one job succeeded.
 fn summarize<F: Form>(name: &str, samples: &[Sample<F>]) -> Option<Config<F::Summary>> {
     let select = |two_jobs: bool| -> Vec<&Measured<F>> {
         let of_it = samples.iter().filter(|sample| sample.name == name && sample.two_jobs == two_jobs);
@@ -110,13 +110,13 @@ pub(crate) mod tests {
     use super::*;
     use crate::results::tests::machine;
 
-    /// A guest with one job that came to these figures, or failed; it was started again once.
+    /// Returns the sample of a guest with one job that has these figures or failed. It was restarted once.
     pub(crate) fn sample<F>(name: &str, round: u32, figures: Result<F, &str>) -> Sample<F> {
         let measured = figures.map(|figures| Measured { figures, versions: BTreeMap::new(), retries: 1 });
         Sample { name: name.into(), round, two_jobs: false, measured: measured.map_err(str::to_owned) }
     }
 
-    /// Of a full run.
+    /// Returns the results of a full run.
     pub(crate) fn results<F: Form>(rounds: u32, samples: &[Sample<F>]) -> Results
     where
         Configs: From<Vec<Config<F::Summary>>>,
@@ -124,7 +124,7 @@ pub(crate) mod tests {
         Results::new(machine(), BTreeMap::new(), false, rounds, samples)
     }
 
-    /// Files of each form that were written before must stay readable.
+    /// Existing files of each form must stay readable.
     #[test]
     fn stored_results_are_read_and_written_as_they_were() {
         let fio = r#"{"4k":{"iops":1.5,"mib_s":2.5}}"#;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! One run of a form of the demo: guest after guest, and their figures put together.
+//! A run of one form of the demo: runs the guests and collects their figures.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::demo::plan::{self, Options, Step};
 use crate::demo::results::{Configs, Results};
 use crate::demo::samples::{Key, Measured, Sample, Samples};
 
-/// Runs the configurations, or only those named, and collects their figures.
+/// Runs the selected configurations, or the default ones, and collects their figures.
 pub(crate) fn run<F: Form>(options: Options<'_>) -> Result<Results>
 where
     Configs: From<Vec<Config<F::Summary>>>,
@@ -33,7 +33,7 @@ where
     Ok(Results::new(machine, machine::versions(&site)?, options.quick, options.rounds, &samples.all))
 }
 
-/// A step of a form.
+/// Step of a form.
 struct StepOf<F> {
     step: Step,
     form: PhantomData<F>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What was measured, guest by guest.
+//! Samples of the demo, one per guest.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,30 @@ use carom_integration::measure::journal::{self, Journal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What is measured in one guest.
+/// Figures of one guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measured<F> {
     #[serde(flatten)]
     pub(crate) figures: F,
-    /// Of what runs in the guest.
+    /// Versions of the programs in the guest.
     pub(crate) versions: BTreeMap<String, String>,
     pub(crate) retries: u32,
 }
 
-/// One guest that ended, well or not.
+/// Sample of a guest that succeeded or failed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample<F> {
     pub(crate) name: String,
     pub(crate) round: u32,
     pub(crate) two_jobs: bool,
-    /// The figures, or why there are none.
+    /// The figures, or the reason why there are none.
     pub(crate) measured: Result<Measured<F>, String>,
 }
 
-/// All samples, and the file that each is noted in at once.
+/// All samples, and the file that keeps them.
 pub(crate) type Samples<F> = Journal<Sample<F>>;
 
-/// Which guest it is.
+/// Key that identifies a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) name: String,

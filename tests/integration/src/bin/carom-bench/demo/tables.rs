@@ -5,7 +5,7 @@
 use carom_integration::measure::markdown::{finish, new_table};
 use carom_integration::workload::BLOCK_SIZES;
 
-/// A table of configurations, each with its name and its figures, and a column for each block size.
+/// Returns a table with a row for each configuration and a column for each block size.
 pub(crate) fn table_by_size<'name, T>(
     configs: impl Iterator<Item = (&'name String, T)>,
     cell: impl Fn(&T, &str) -> String,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the form on results made up.
+//! Tests of the form with made-up results.
 
 use carom_integration::workload::BLOCK_SIZES;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the form on results made up.
+//! Tests of the form with made-up results.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn table_has_medians_ratios_and_failures() {
     let text = table(&two_rounds());
     assert_eq!(text.matches("4000 (4.00)").count(), 8, "two patterns at four sizes: {text}");
     let latency: Vec<&str> = text.lines().filter(|line| line.contains("| bounce") && line.contains("0.50")).collect();
-    // 200 µs of strict's 550 and of lazy's 400.
+    // 200 µs are 0.36 of strict's 550 µs and 0.50 of lazy's 400 µs.
     assert!(matches!(latency[..], [line] if line.contains(" 200 ") && line.contains("0.36")), "{text}");
     assert!(text.contains("started again: 5\nFAILED: lazy: it failed"), "{text}");
 }
