@@ -11,8 +11,8 @@ use carom_integration::Site;
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
 const SHOWN: &[Shown] = &[
-    Shown::new("million_s", "slots taken and given back a second, in millions", 1),
-    Shown::new("million_s_each", "the same for each thread that has a core, in millions", 1),
+    Shown::new("million_s", "slots allocated and freed per second, in millions", 1),
+    Shown::new("million_s_each", "slots per second of each thread with its own core, in millions", 1),
 ];
 
 pub(crate) const TABLE: Table = Table::new("allocator", "threads", SHOWN, work).once();

@@ -13,10 +13,10 @@ use crate::table::{self, Row, Scope, Shown, Table, Work, figure};
 use crate::throughput::{RAM_MIB, estimate, job, measured, of};
 
 const SHOWN: &[Shown] = &[
-    Shown::new("exits", "exits for an operation", 2),
-    Shown::new("map_requests", "MAP requests for an operation", 3),
-    Shown::new("unmap_requests", "UNMAP requests for an operation", 3),
-    Shown::new("copied_bytes", "bytes copied for an operation", 0),
+    Shown::new("exits", "exits per operation", 2),
+    Shown::new("map_requests", "MAP requests per operation", 3),
+    Shown::new("unmap_requests", "UNMAP requests per operation", 3),
+    Shown::new("copied_bytes", "bytes copied per operation", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("counts", "mode", SHOWN, work).once();

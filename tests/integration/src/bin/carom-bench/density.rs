@@ -18,13 +18,13 @@ use crate::tenant::{self, Line};
 use crate::throughput::LATENCY;
 
 const SHOWN: &[Shown] = &[
-    Shown::new("iops", "verified operations a second of all guests together", 0),
+    Shown::new("iops", "verified operations per second of all guests together", 0),
     LATENCY,
     Shown::new("memory_mib", "memory of all VMMs, in MiB", 0),
-    Shown::new("swapped_in_mib", "read back from swap while measured, in MiB", 1),
-    Shown::new("cpu_percent", "CPU time of the host that is used, in %", 0),
-    Shown::new("start_ms", "time from the start of the VMMs that were added to their guests' first program, in ms", 0),
-    Shown::new("borne", "whether so many guests are borne", 0),
+    Shown::new("swapped_in_mib", "memory read back from swap during the measurement, in MiB", 1),
+    Shown::new("cpu_percent", "CPU usage of the host, in %", 0),
+    Shown::new("start_ms", "time from the start of the added VMMs to their guests' first program, in ms", 0),
+    Shown::new("borne", "1 if the host bears this number of guests, otherwise 0", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
-const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine for a request, or for a MAP and its UNMAP, in ns", 0)];
+const SHOWN: &[Shown] = &[Shown::new("ns", "time in the engine per request, or per MAP and its UNMAP, in ns", 0)];
 
 pub(crate) const TABLE: Table = Table::new("engine", "mappings", SHOWN, work).once();
 

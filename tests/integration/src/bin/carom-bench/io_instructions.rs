@@ -14,7 +14,7 @@ use crate::counts::{EMPTY, OPERATIONS, against_empty};
 use crate::table::{self, Row, Scope, Shown, Table, Work};
 use crate::throughput::of;
 
-const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole machine for an operation", 0)];
+const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole machine per operation", 0)];
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 

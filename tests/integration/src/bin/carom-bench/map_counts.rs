@@ -13,10 +13,10 @@ use crate::counted::{self, Counts, FIRST_END, Guests};
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
 const SHOWN: &[Shown] = &[
-    Shown::new("instructions", "instructions of a call", 0),
-    Shown::new("locked", "locked operations of a call", 0),
-    Shown::new("lines", "cache lines that a call touches beside data and stack", 0),
-    Shown::new("pages", "pages that a call touches beside data and stack", 0),
+    Shown::new("instructions", "instructions per call", 0),
+    Shown::new("locked", "locked operations per call", 0),
+    Shown::new("lines", "cache lines that a call touches, except data and stack", 0),
+    Shown::new("pages", "pages that a call touches, except data and stack", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();

@@ -17,8 +17,10 @@ use serde_json::Value;
 use crate::table::{self, LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Work};
 use crate::throughput::AROUND;
 
-const SHOWN: &[Shown] =
-    &[Shown::new("mib_s", "MiB a second", 1), Shown::new("packets_s", "packets a second that arrive, in thousands", 2)];
+const SHOWN: &[Shown] = &[
+    Shown::new("mib_s", "MiB per second", 1),
+    Shown::new("packets_s", "packets received per second, in thousands", 2),
+];
 
 pub(crate) const TABLE: Table = Table::new("network", "mode", SHOWN, work);
 

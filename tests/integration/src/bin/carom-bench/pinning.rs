@@ -13,9 +13,9 @@ use crate::throughput::{self, AROUND};
 
 const SHOWN: &[Shown] = &[
     Shown::new("start_ms", "from the VMM's start to the guest's first program, in ms", 0),
-    Shown::new("pinned_mib", "most memory pinned, in MiB", 1),
-    Shown::new("pinned_percent", "of the guest's RAM, in %", 1),
-    Shown::new("returned_percent", "of what the guest has freed, with the host after 5 s, in %", 1),
+    Shown::new("pinned_mib", "maximum pinned memory, in MiB", 1),
+    Shown::new("pinned_percent", "maximum pinned memory, in % of the guest's RAM", 1),
+    Shown::new("returned_percent", "freed guest memory that the host has back after 5 s, in %", 1),
 ];
 
 pub(crate) const TABLE: Table = Table::new("pinning", "mode", SHOWN, work).once();

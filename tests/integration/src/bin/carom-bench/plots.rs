@@ -72,8 +72,8 @@ fn plots(results: &Results) -> Vec<Plot<'_>> {
     let usual = of(results, "throughput", |row| row.fields["depth"] == 64 && row.fields["jobs"] == 1);
     for (pattern, rows) in by(&usual, "pattern") {
         for (figure, file, what) in [
-            ("iops", "throughput", "operations a second, depth 64"),
-            ("latency_p99_us", "latency", "latency that 99 % keep, µs, depth 64"),
+            ("iops", "throughput", "operations per second, depth 64"),
+            ("latency_p99_us", "latency", "99th percentile of the latency, µs, depth 64"),
         ] {
             let (name, title) = (format!("{file}-{pattern}"), format!("{pattern}: {what}"));
             plots.push(Plot { name, title, rows: rows.clone(), along: "size", figure });
@@ -83,10 +83,10 @@ fn plots(results: &Results) -> Vec<Plot<'_>> {
     let title = "mapping 4 KiB from the device, µs, by threads".into();
     plots.push(Plot { name: "map-threads".into(), title, rows: mapped, along: "threads", figure: "map_us" });
     let borne = of(results, "density", |row| row.fields.get("borne").and_then(Value::as_f64) == Some(1.0));
-    let title = "operations a second of all guests, by their number".into();
+    let title = "operations per second of all guests, by number of guests".into();
     plots.push(Plot { name: "density".into(), title, rows: borne, along: "guests", figure: "iops" });
     for (ram, title, figure) in [
-        ("pinned", "memory pinned, MiB, by GiB of RAM", "pinned_mib"),
+        ("pinned", "pinned memory, MiB, by GiB of RAM", "pinned_mib"),
         ("start", "start to the first program, ms, by GiB of RAM", "start_ms"),
     ] {
         let rows = of(results, "pinning", |_| true);
@@ -235,7 +235,7 @@ mod tests {
         write(&results(&samples), dir.path()).unwrap();
 
         let svg = fs::read_to_string(dir.path().join("throughput-read.svg")).unwrap();
-        for word in ["strict", "no-viommu", "4k", "128k", "read: operations a second"] {
+        for word in ["strict", "no-viommu", "4k", "128k", "read: operations per second"] {
             assert!(svg.contains(word), "{word}: {svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 4, "{svg}");

@@ -14,7 +14,7 @@ use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
 use crate::throughput::{self, AROUND, RAM_MIB};
 
 const SHOWN: &[Shown] = &[
-    Shown::new("mib_s", "MiB a second", 1),
+    Shown::new("mib_s", "MiB per second", 1),
     Shown::new("requests", "requests to the virtio-iommu for all uses of a buffer", 0),
     Shown::new("use_us", "time of one use of a buffer, in µs", 0),
 ];

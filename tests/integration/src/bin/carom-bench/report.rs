@@ -16,7 +16,9 @@ use crate::tables::TABLES;
 pub(crate) fn text(results: &Results) -> String {
     let rounds = match results.rounds {
         1 => "one round".to_owned(),
-        rounds => format!("medians of {rounds} interleaved rounds (least to most), or of one where no range stands"),
+        rounds => {
+            format!("medians of {rounds} interleaved rounds (minimum to maximum), or of one round if there is no range")
+        }
     };
     let mut text = head(&results.machine, &results.versions);
     // Writing to a String does not fail.
@@ -32,7 +34,7 @@ pub(crate) fn text(results: &Results) -> String {
         }
     }
     if !results.summary.is_empty() {
-        text += "\nWhat that comes to, of each round its own:\n\n";
+        text += "\nSummary, calculated in each round:\n\n";
         text += &summary(results);
     }
     text + "\n" + &tail(results.retries, &results.failures)
@@ -107,7 +109,7 @@ fn cell(shown: &Shown, row: &Merged) -> String {
 }
 
 fn summary(results: &Results) -> String {
-    let mut table = markdown::new_table(["figure", "median", "least", "most", "95 %", "rounds"]);
+    let mut table = markdown::new_table(["figure", "median", "minimum", "maximum", "95 %", "rounds"]);
     for (name, median) in &results.summary {
         let Some(measured) = results.summary_measured.get(name) else { continue };
         let figures = [*median, measured.spread.min, measured.spread.max].map(|figure| format!("{figure:.2}"));

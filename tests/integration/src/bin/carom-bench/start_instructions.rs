@@ -13,7 +13,7 @@ use crate::vmm::Started;
 
 const SHOWN: &[Shown] = &[
     Shown::new("instructions", "instructions of the whole machine until the guest's first program", 0),
-    Shown::new("exits", "exits until then", 0),
+    Shown::new("exits", "exits until the guest's first program", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("start_instructions", "vmm", SHOWN, work);

@@ -13,8 +13,8 @@ use crate::counted::{self, Counts, FIRST_END, Guests};
 use crate::table::{Measured, Row, Scope, Shown, Table, Work};
 
 const SHOWN: &[Shown] = &[
-    Shown::new("instructions", "instructions of a call", 0),
-    Shown::new("ns", "time of a call while instructions are counted, in ns", 1),
+    Shown::new("instructions", "instructions per call", 0),
+    Shown::new("ns", "time per call while instructions are counted, in ns", 1),
 ];
 
 pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();

@@ -13,10 +13,10 @@ use serde_json::Value;
 use crate::counters;
 use crate::table::{self, Measured, Row, Scope, Shown, Table, Work};
 
-pub(crate) const IOPS: Shown = Shown::new("iops", "operations a second", 0);
-pub(crate) const LATENCY: Shown = Shown::new("latency_p99_us", "latency that 99 % of the operations keep, in µs", 0);
-const GUEST_CPU: Shown = Shown::new("guest_cpu_us", "CPU time of the guest for an operation, in µs", 0);
-const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM besides, for an operation, in µs", 0);
+pub(crate) const IOPS: Shown = Shown::new("iops", "operations per second", 0);
+pub(crate) const LATENCY: Shown = Shown::new("latency_p99_us", "99th percentile of the latency, in µs", 0);
+const GUEST_CPU: Shown = Shown::new("guest_cpu_us", "CPU time of the guest per operation, in µs", 0);
+const VMM_CPU: Shown = Shown::new("vmm_cpu_us", "CPU time of the VMM outside the guest per operation, in µs", 0);
 
 pub(crate) const TABLE: Table = Table::new("throughput", "mode", &[IOPS, LATENCY, GUEST_CPU, VMM_CPU], work);
 

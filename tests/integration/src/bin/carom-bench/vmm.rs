@@ -19,10 +19,10 @@ use crate::table::{self, LITTLE_RAM_MIB, Measured, Row, Scope, Shown, Table, Wor
 
 const SHOWN: &[Shown] = &[
     Shown::new("start_ms", "from the VMM's start to the guest's first program, in ms", 0),
-    Shown::new("own_mib", "memory beside the guest's RAM, in MiB", 1),
+    Shown::new("own_mib", "memory in addition to the guest's RAM, in MiB", 1),
     Shown::new("program_mib", "size of the program's file, in MiB", 1),
     Shown::new("api_ready_ms", "from the VMM's start to the first answer of its API, in ms", 1),
-    Shown::new("api_us", "a call of the API, in µs", 0),
+    Shown::new("api_us", "time of an API call, in µs", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("vmm", "vmm", SHOWN, work);

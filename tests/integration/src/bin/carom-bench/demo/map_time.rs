@@ -77,8 +77,8 @@ impl Form for MapTimes {
             let profiler = times_alone(configs, |time| time.profiler.as_ref().map(profiler));
             let net = times(configs, net);
             format!(
-                "\nSeconds of {what} for each GiB, by the kernel's function profiler (less than {PEER}):\n\n{net}\n\
-                 Of {what}, taken off above: what the profiler sees of as many calls of a function that does nothing:\n\n\
+                "\nSeconds of {what} per GiB, by the kernel's function profiler (difference to {PEER}):\n\n{net}\n\
+                 Profiler overhead of {what}, subtracted above: the same number of calls of an empty function:\n\n\
                  {profiler}"
             )
         };

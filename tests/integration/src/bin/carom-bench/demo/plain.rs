@@ -140,7 +140,7 @@ impl Form for Plain {
     fn tables(configs: &[Config], machine: &Machine) -> String {
         let mut text = "\nIOPS (ratio to strict, ratio to no-viommu):\n\n".to_owned();
         text += &speeds(configs, |figures| Some(&figures.fio));
-        text += "\nWhat it takes:\n\n";
+        text += "\nCost:\n\n";
         text += &costs(configs, machine);
         text += "\nMapping and unmapping one page, in µs:\n\n";
         text += &maps(configs);
