@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest patch in a kernel that looks for mistakes: KASAN, lockdep, DMA API debugging, kmemleak, memory that runs out on
-//! purpose. `scripts/test debug` builds that kernel and runs these; they take minutes each, and are no part of a plain
-//! `scripts/test`.
+//! Tests of the guest patch in a debug kernel: KASAN, lockdep, DMA API debugging, kmemleak, and injected allocation failures.
+//! `scripts/test debug` builds this kernel and runs the tests. They take minutes each, and a plain `scripts/test` leaves them
+//! out.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -20,10 +20,11 @@ use serde_json::{Value, json};
 
 static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
 
-/// A kernel with KASAN and lockdep is ten times slower, in an emulated machine within another; the longest took 350 s on a busy one.
+/// Time limit of a guest. A kernel with KASAN and lockdep is ten times slower, in an emulated machine within another. The longest
+/// guest took 350 s on a busy host.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Shell functions. `reports` prints what the kernel complained of, with what kmemleak found, and how many lines that is.
+/// Shell functions. `reports` prints the kernel's complaints, kmemleak's findings, and the number of their lines.
 const FUNCTIONS: &str = r#"
 POOLS=/sys/kernel/debug/iommu_bounce
 reports() {
@@ -101,7 +102,7 @@ fn verified(outcome: &Outcome, times: usize) {
     workload::check_verified(outcome, times).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-/// Nothing is mapped any more, and all memory has gone back.
+/// Asserts that nothing is mapped any more and that all memory was returned.
 fn settled(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-MAPPED"), 0, "console:\n{}", outcome.console);
     assert_eq!(number(outcome, "CAROM-CHUNKS"), 0, "console:\n{}", outcome.console);
@@ -128,13 +129,14 @@ fn io_is_verified() {
 /// Bytes that network cards send in large packets.
 const BYTES: u64 = 1 << 19;
 
-/// Jobs of devices, one after the other: the name of the class and of the driver of each, and its job.
+/// Jobs of devices, one after the other. Each has the names of its class and driver, and the job.
 type Jobs<'a> = &'a [(&'a str, &'a str, String)];
 
-/// Runs jobs of [`devices`] while all DMA bounces that may, and takes each device from its driver afterwards, when the kernel looks for
-/// mappings that are left.
+/// Runs jobs of [`devices`] with bouncing for all DMA that may bounce. Afterwards unbinds each device from its driver, and the
+/// kernel checks for remaining mappings.
 fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
-    // Not xHCI with PREEMPT_RT: usb_hcd_pci_remove() calls the interrupt's handler with interrupts off, which the kernel complains of.
+    // xHCI stays bound with PREEMPT_RT: usb_hcd_pci_remove() calls the interrupt handler with interrupts off, and the kernel
+    // complains.
     let unless = |driver: &str| if driver == "xhci_hcd" { "uname -v | grep -q PREEMPT_RT || " } else { "" };
     let unbind = |driver: &str| {
         let unless = unless(driver);
@@ -233,7 +235,7 @@ settle
 
 #[guest_test]
 fn driver_is_unbound_and_bound_under_load() {
-    // Each round takes the drive from its driver while I/O is in flight, every second one takes it out of its domain too.
+    // Each round unbinds the drive with I/O in flight. Every second round also takes the drive out of its domain.
     let verify = workload::fio_verify(2, 16);
     let work = format!(
         r#"
@@ -262,14 +264,14 @@ settle
     settled(&outcome);
     let busy = outcome.values("CAROM-IN-FLIGHT").filter(|slots| *slots != "0").count();
     assert!(busy >= 1, "the drive was idle when it was taken; console:\n{}", outcome.console);
-    // A domain that ends takes its chunks along.
+    // A domain that ends returns its chunks.
     assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
 }
 
 #[guest_test]
 fn memory_runs_out_while_io_runs() {
-    // Every third allocation below the patch's functions fails, of slabs and of pages, while chunks come and go. The files that
-    // the kernel is made of are next to each other, and this one is the last that matters.
+    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed. The patch's
+    // files are next to each other in the kernel image, and the file of dma_bounce_debugfs_del() is the last one of interest.
     let work = format!(
         r#"
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')
@@ -311,10 +313,11 @@ settle
     }
 }
 
-/// Shell functions. `inject TASKS LONG PERCENT` has that share of all allocations fail, of slabs and of pages, wherever they
-/// are made: with `Y N` those of tasks that are marked, but not of interrupts on top of them; with `N Y` everybody's, but only
-/// those that cannot wait for memory. `try_io TASKS LONG PERCENT` does I/O with verification three times, marks the process that
-/// does it, and has allocations fail meanwhile; what comes of it is printed.
+/// Shell functions.
+/// - `inject TASKS LONG PERCENT` makes that share of all allocations fail, both slabs and pages. With `Y N` this affects marked
+///   tasks, but not interrupts on top of them. With `N Y` it affects all tasks, but only allocations that cannot wait for memory.
+/// - `try_io TASKS LONG PERCENT` runs verified I/O three times in a marked process while allocations fail, and prints the
+///   results.
 const INJECT: &str = r#"
 inject() {
     for kind in failslab fail_page_alloc; do
@@ -361,8 +364,8 @@ fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats;
 
 #[guest_test]
 fn memory_runs_out_anywhere_while_io_runs() {
-    // All I/O bounces meanwhile, as a mapping of its own may fail: the pools take what they need first, and keep it.
-    // Known: what looks for mistakes gives up when it has no memory itself.
+    // All I/O bounces, because a mapping of its own may fail. The pools first allocate what they need, and keep it. It is known
+    // that the debugging checks turn themselves off when they get no memory.
     let verify = workload::fio_verify(4, 16);
     let work = format!(
         r#"
@@ -394,7 +397,7 @@ settle
         settled(&outcome);
         let tried: Vec<&str> = outcome.values("CAROM-TRIED").collect();
         assert_eq!(tried.len(), 6, "{tried:?}");
-        // fio may fail for want of memory, as anybody; what it read must be right.
+        // fio may fail for lack of memory. The data that it read must be correct.
         assert!(tried.iter().all(|one| one.ends_with(" 0")), "{tried:?}; console:\n{}", outcome.console);
         assert!(tried.iter().any(|one| one.starts_with("0 ")), "{tried:?}; console:\n{}", outcome.console);
         let failed: Vec<&str> = outcome.values("CAROM-FAILED").collect();
@@ -405,9 +408,10 @@ settle
 
 #[guest_test]
 fn memory_runs_out_while_mappings_are_removed() {
-    // Nothing bounces, so every transfer is mapped and its mapping removed, and of the memory for that every third allocation
-    // fails. A mapping that the host keeps is in the way of the next one there, whose refusal nobody notices: data goes to the
-    // memory of the old one. A mapping that only the guest keeps is in the way when the drive comes back to its domain.
+    // Nothing bounces, so every transfer is mapped and unmapped. Every third allocation for unmapping fails.
+    //
+    // If the host kept a mapping, it would reject the next one at the same address without notice, and data would go to the
+    // memory of the old mapping. If only the guest kept a mapping, the drive could not return to its domain.
     let work = format!(
         r#"
 START=$(sed -n 's/ t viommu_unmap_pages$//p' /proc/kallsyms)
@@ -442,8 +446,9 @@ bind_nvme
 
 #[guest_test]
 fn guest_sleeps_with_chunks_backed() {
-    // As far as the kernel's own test of sleep goes: all drivers suspend and resume, and the machine too. The NVMe driver of
-    // 6.12 freezes its queues in one work item and thaws them in another, of which lockdep complains: it is left alone here.
+    // Suspends as far as the kernel's own test of sleep does: all drivers and the platform suspend and resume. The NVMe driver of
+    // 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that. That complaint is
+    // ignored here.
     let verify = workload::fio_verify(4, 32);
     let work = format!(
         r#"
@@ -471,7 +476,7 @@ settle
 #[guest_test]
 fn budget_is_cut_under_load() {
     let verify = workload::fio_verify(6, 32);
-    // Of each size something is in flight at any time, so that idle chunks alone are never enough.
+    // Requests of each size are always in flight, so idle chunks alone are never enough.
     let job = format!(
         r#"{FUNCTIONS}{WAIT_FOR_NVME}
 fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bsrange=4k-256k --blockalign=4k \

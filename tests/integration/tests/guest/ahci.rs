@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A SATA drive on an AHCI controller that is passed through. Its driver has not opted in to bouncing.
+//! SATA drive on a passed-through AHCI controller. Its driver has not opted in to bouncing.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;
@@ -21,8 +21,8 @@ fn sata_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_sata_drive_is_right() {
     let figures = verified("on");
 
-    // Of 4 MiB in mixed sizes, written and read. The first ones may find no slot yet.
+    // 4 MiB in mixed sizes are written and read. The first requests may find no slot yet.
     assert!(figures.bounced > 200, "{figures:?}");
-    // A read is copied to its slot too, as nobody says that the drive writes all of it.
+    // Reads also copy to their slots first, because the driver does not promise that the drive overwrites the whole buffer.
     assert!(figures.copied_in > 6 * MIB && figures.copied_out > 3 * MIB, "{figures:?}");
 }

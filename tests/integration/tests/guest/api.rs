@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The API with a real guest: Cloud Hypervisor's client from crates.io as it is, and bounce windows tuned under load.
+//! API with a real guest: the unmodified Cloud Hypervisor client from crates.io, and bounce windows that are tuned under load.
 
 use carom_integration::harness::guest_test;
 use std::fs;
@@ -21,10 +21,10 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{MIB, SITE};
 
-/// Longest boot of a guest under emulation.
+/// Maximum boot time of a guest under emulation.
 pub(crate) const BOOT_TIME: Duration = Duration::from_secs(120);
 
-/// Says that it is there, then counts, and tells of NMIs and presses of the power button as it sees them.
+/// Job that reports its start, then counts, and reports NMIs and presses of the power button.
 pub(crate) const COUNT: &str = r#"
 irqs() { awk -v key="$1" 'index($0, key) { for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' /proc/interrupts; }
 echo "CAROM-READY $(nproc)"
@@ -42,7 +42,7 @@ pub(crate) fn command_line() -> String {
     "console=ttyS0 quiet panic=-1 oops=panic mitigations=off iommu.strict=1 nmi_watchdog=0".into()
 }
 
-/// Runs calls of the client to their end. Its connection lives from one to the next.
+/// Runs calls of the client to their end. The client's connection is kept between calls.
 pub(crate) struct Calls(Runtime);
 
 impl Calls {
@@ -81,7 +81,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let config = VmConfig {
         cpus: Some(CpusConfig { max_phys_bits: Some(46), ..CpusConfig::new(2, 2) }),
         memory: Some(MemoryConfig::new(512 << 20)),
-        // As Kata Containers does it. Nothing is on the second.
+        // As in Kata Containers. The second segment has no devices.
         platform: Some(PlatformConfig { num_pci_segments: Some(2), ..PlatformConfig::new() }),
         serial: Some(SerialConfig {
             file: Some(vmm.console_file().display().to_string()),
@@ -98,7 +98,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 500);
 
-    // The client wants an answer in any case, but a device that is added before the boot has no address yet.
+    // The client always expects an answer, but a device that is added before the boot has no address yet.
     let device = |id: &str| DeviceConfig {
         iommu: Some(true),
         id: Some(id.into()),
@@ -120,7 +120,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let counters = calls.make(client.vm_counters_get()).unwrap();
     assert!(counters["_iommu"]["requests_map"] > 0, "{counters:?}");
 
-    // Two vCPUs, each a thread with its name.
+    // Two vCPUs, each with a named thread.
     let threads = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
     let names: Vec<_> = threads.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect();
     assert!(["vcpu0\n", "vcpu1\n"].iter().all(|name| names.iter().any(|other| other == name)), "{names:?}");
@@ -144,7 +144,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     calls.make(client.reboot_vm()).unwrap();
     vmm.wait_for("CAROM-READY", 2, BOOT_TIME).unwrap();
 
-    // All of it is given back, and taken again: by the next boot, and by the next VM. The console's file is made anew.
+    // The next boot and the next VM use all resources again. The console's file is created again.
     calls.make(client.shutdown_vm()).unwrap();
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.vm_counters_get()).unwrap_err()), 500);
@@ -167,7 +167,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let expected = "starting booting booted pausing paused resuming resumed rebooting rebooted shutdown booting booted shutdown \
                     deleted booting booted shutdown deleted shutdown";
     assert_eq!(names_of(&["vm", "vmm"]), expected);
-    // Each kernel's driver sets the virtio-iommu up; what is reset is only what is not given back. The VMs have a console too.
+    // Each kernel's driver initializes the virtio-iommu. Only resources that were not returned are reset. The VMs also have a
+    // console.
     let of_devices = events.iter().filter(|event| event.source == "virtio-device");
     let (of_iommu, others): (Vec<_>, Vec<_>) =
         of_devices.partition(|event| event.properties == json!({"id": "_iommu"}));
@@ -178,7 +179,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
 #[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing has the load, and unit tests the change")]
 fn guest_follows_a_changed_budget_under_load() {
-    // Verified I/O all the while; between two runs, slots are idle.
+    // Verified I/O all the time. Between two runs, slots are idle.
     let verify = workload::fio_verify(16, 64);
     let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -209,8 +210,8 @@ fn guest_follows_a_changed_budget_under_load() {
     let start = Instant::now();
     put("/api/v1/vm.iommu-bounce", json!({"budget": 4 * MIB, "threshold": 16384}));
     while backed() > 4 * MIB {
-        // That it follows at all, in a machine that is emulated and as slow as that may be. How long it took is printed below:
-        // two seconds are wanted on real hardware.
+        // The limit is generous, because the emulated machine may be slow. The actual time is printed below; the goal on real
+        // hardware is two seconds.
         assert!(start.elapsed() < Duration::from_secs(120), "the guest keeps its chunks: {}", bounce());
         thread::sleep(Duration::from_millis(20));
     }
@@ -225,7 +226,7 @@ fn guest_follows_a_changed_budget_under_load() {
     let console = vmm.console();
     assert!(console.matches("CAROM-VERIFY 0 ").count() >= 6, "{console}");
     assert!(
-        // The last line may not be whole.
+        // The last line may be incomplete.
         console
             .rsplit_once('\n')
             .map_or("", |(whole, _)| whole)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RAM that a guest gives back to the host while its drive, behind the virtio-iommu or beside it, works.
+//! RAM that a guest returns to the host while its drive works, with and without the virtio-iommu.
 
 use std::fs;
 use std::thread;
@@ -15,7 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Uses memory once, frees it, and works with the drive from then on; when the drive has a mark, uses memory again.
+/// Returns a job that uses memory once, frees it, and then keeps working with the drive. When the drive has a mark, the job uses
+/// memory again.
 fn use_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -43,7 +44,7 @@ fn boot(balloon: &Value, iommu: bool) -> ApiVmm {
     vmm
 }
 
-/// Bytes of memory that the VMM has of the host.
+/// Returns the VMM's resident memory, in bytes.
 fn resident(vmm: &ApiVmm) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -68,13 +69,13 @@ fn counters(vmm: &ApiVmm) -> Value {
     vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_balloon"].take()
 }
 
-/// Has a balloon of this size in a guest of 512 MiB, and waits for it.
+/// Resizes the balloon of a guest of 512 MiB to `mib`, and waits until it has this size.
 pub(crate) fn resize(vmm: &ApiVmm, mib: u64) {
     put(vmm, "vm.resize", &json!({"desired_balloon": mib * MIB}));
     wait_until(vmm, "the balloon", || info(vmm)["memory_actual_size"] == (512 - mib) * MIB);
 }
 
-/// The drive has worked since without a mistake.
+/// Waits for more rounds of the drive and asserts that all were correct.
 fn drive_works(vmm: &ApiVmm) {
     let rounds = vmm.console().matches("CAROM-ROUND").count();
     vmm.wait_for("CAROM-ROUND", rounds + 2, BOOT_TIME).unwrap();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Both kernel formats, one and two vCPUs, memory below and above the PCI hole.
+//! Boot of both kernel formats, with one and two vCPUs, and with memory below and above the PCI hole.
 
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Kernel};
 
 use crate::support::{number, run};
 
-/// Reports what the kernel sees of the machine, and counts timer interrupts of each CPU while all of them work.
+/// Job that reports what the kernel sees of the machine, and counts timer interrupts of each CPU while all CPUs work.
 const LOOK: &str = r#"
 echo "CAROM-CPUS $(nproc)"
 echo "CAROM-MEMORY-KIB $(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
@@ -54,7 +54,7 @@ fn elf_on_two_vcpus() {
 
 #[guest_test]
 fn memory_above_the_pci_hole_is_usable() {
-    // 3.25 GiB: the part beyond 3 GiB lies above 4 GiB. The machine backs only what is touched.
+    // 3.25 GiB: the part beyond 3 GiB lies above 4 GiB. The host only allocates touched memory.
     let job = format!(
         "{LOOK}\necho \"CAROM-HIGH $(awk '/System RAM/ {{ split($1, r, \"-\"); if (length(r[1]) > 8) print \"0x\" r[1] }}' /proc/iomem)\"\n"
     );

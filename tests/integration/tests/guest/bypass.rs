@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that has the device reach all of its RAM, which the host maps in pieces.
+//! Guest whose device bypasses the virtio-iommu and can access all of its RAM. The host maps the RAM in pieces.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::hotplug::{create_and_boot, drive, payload, put};
 use crate::net::counter;
 use crate::support::{MIB, SITE};
 
-/// Three pieces of 1 GiB at most.
+/// RAM that is mapped in three pieces of at most 1 GiB.
 const RAM: u64 = 2560 * MIB;
 
 #[guest_test(slow = "unit tests interrupt mappings at will; small guests are mapped for bypass elsewhere")]
@@ -23,7 +23,7 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let payload = payload(&vmm, " iommu=pt");
     create_and_boot(&vmm, json!({"payload": payload, "memory": {"size": RAM}, "devices": [drive(0, "drive", true)]}));
-    // Whatever the guest has asked for meanwhile.
+    // Pause at any time, whatever requests the guest makes meanwhile.
     let (mut longest, mut pauses) = (0, 0);
     while counter(&vmm, "_iommu", "mapped_bytes") < RAM - 64 * MIB {
         let start = Instant::now();
@@ -37,7 +37,7 @@ fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     assert!(vmm.console().contains("identity"), "{}", vmm.console());
     tell(&format!("{pauses} pauses, of {longest} ms at most"));
     assert!(longest < 10_000, "a pause took {longest} ms");
-    // A driver whose ATTACH had been refused would have given up.
+    // If an ATTACH had been rejected, the driver would have given up.
     assert_eq!((counter(&vmm, "_iommu", "failed_attach"), counter(&vmm, "_iommu", "faults")), (0, 0));
-    assert!(counter(&vmm, "_iommu", "host_maps") >= 3, "it is mapped in pieces");
+    assert!(counter(&vmm, "_iommu", "host_maps") >= 3, "RAM is mapped in pieces");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The user's mistakes: each gets one line that names what is wrong, exit status 2, and nothing is left behind.
+//! User errors: each gives one line that names the mistake and exit status 2, and leaves nothing behind.
 
 use carom_integration::harness::guest_test;
 use std::fs;
@@ -10,7 +10,7 @@ use carom_integration::{Ended, Finished, Limits, Site, run_limited};
 
 use crate::support::{SITE, required};
 
-/// Runs `command` in an empty directory that must be empty afterwards.
+/// Runs `command` in an empty directory, which must still be empty afterwards.
 fn run(mut command: Command) -> Finished {
     let (cwd, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     command.current_dir(cwd.path()).env("TMPDIR", cwd.path());
@@ -23,7 +23,7 @@ fn run(mut command: Command) -> Finished {
     finished
 }
 
-/// Checks that `finished` is a mistake explained in one line with all of `words`.
+/// Asserts that the command failed with one line that contains all of `words`.
 fn assert_mistake(finished: &Finished, words: &[&str], what: &str) {
     let Ended::Exited(status) = finished.ended else { panic!("{what}: {:?}", finished.ended) };
     assert_eq!(status.code(), Some(2), "{what}: {status}; stderr:\n{}", finished.stderr);
@@ -36,7 +36,7 @@ fn assert_mistake(finished: &Finished, words: &[&str], what: &str) {
     }
 }
 
-/// `carom` with a kernel that is fine, an initramfs and `arguments`.
+/// Returns a `carom` command with a valid kernel, an initramfs and `arguments`.
 fn carom(arguments: &[&str]) -> Command {
     let mut command = Command::new(&SITE.carom);
     command.arg("--kernel").arg(&SITE.kernel).arg("--initramfs").arg(&SITE.initramfs).args(arguments);
@@ -108,7 +108,7 @@ fn kernel_that_is_none() {
         command.args(["--kernel", file]);
         assert_mistake(&run(command), &["--kernel", file], file);
     }
-    // A bzImage that ends too early.
+    // A truncated bzImage.
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut");
     fs::write(&cut, &fs::read(&SITE.kernel).unwrap()[..8192]).unwrap();
@@ -167,7 +167,7 @@ fn bounce_with_values_that_make_no_sense() {
     }
 }
 
-/// `command` where nothing is in `directory`, which is in `/dev`: the same as on a host without these devices.
+/// Returns `command` with an empty `directory` of `/dev`, as on a host without these devices.
 fn without(directory: &str, command: &Command) -> Command {
     let mut outer = Command::new("unshare");
     let script = format!("mount -t tmpfs tmpfs {directory} && exec \"$@\"");
@@ -185,7 +185,7 @@ fn no_access_to_kvm() {
     assert_mistake(&run_as_nobody(nobody), &["/dev/kvm"], "no right to /dev/kvm");
 }
 
-/// The working directory of [`run`] belongs to root: this one is run elsewhere.
+/// The working directory of [`run`] belongs to root, so this command runs elsewhere.
 fn run_as_nobody(mut command: Command) -> Finished {
     let logs = tempfile::tempdir().unwrap();
     command.current_dir("/");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-console: a real guest whose console it is prints to a pseudoterminal, reads what is typed there, and follows its size,
-//! beside the virtio-iommu, behind it through mappings, and through a window.
+//! virtio-console: the console of a real guest prints to a pseudoterminal, reads what is typed there, and follows its size. The
+//! device is without the virtio-iommu, behind it with mappings, and behind it with a window.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -18,7 +18,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{self, create_and_boot, info};
 use crate::support::SITE;
 
-/// Prints much, then does what is typed.
+/// Job that prints much text, then runs what is typed.
 const JOB: &str = r#"
 seq 1 2000 | sed 's/^/CAROM-LINE /'
 echo CAROM-READY
@@ -31,7 +31,7 @@ while read -r line; do
 done </dev/hvc0
 "#;
 
-/// The user's side of the console.
+/// The user's end of the console.
 struct User {
     terminal: File,
     seen: String,
@@ -47,7 +47,7 @@ impl User {
         Self { terminal, seen: String::new() }
     }
 
-    /// Reads until `text` came.
+    /// Reads until `text` has arrived.
     fn wait_for(&mut self, text: &str) {
         let start = Instant::now();
         while !self.seen.contains(text) {
@@ -77,7 +77,8 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
 }
 
-/// Boots a guest with `console=hvc0`, `parameters` and what `more` says; it prints, reads and is told of sizes.
+/// Boots a guest with `console=hvc0`, `parameters` and the configuration `more`. Checks its output, its input and its terminal
+/// sizes.
 fn converse(parameters: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, JOB).unwrap();
     let cmdline = format!("console=hvc0 quiet panic=-1 oops=panic mitigations=off nmi_watchdog=0 {parameters}");
@@ -96,7 +97,7 @@ fn converse(parameters: &str, more: Value) -> ApiVmm {
     user.type_line("size");
     user.wait_for("CAROM-SIZE 40 100\n");
     user.resize(132, 50);
-    // The device looks for a new size now and then.
+    // The device checks for a new size periodically.
     thread::sleep(Duration::from_secs(2));
     user.type_line("size");
     user.wait_for("CAROM-SIZE 50 132\n");
@@ -116,7 +117,7 @@ fn end(vmm: ApiVmm) {
 fn pty_console_behind_the_iommu_carries_text_and_sizes() {
     let vmm = converse("iommu.strict=1", json!({"console": {"mode": "Pty", "iommu": true}}));
 
-    assert!(count(&vmm, "_iommu", "requests_map") > 100, "what is printed is mapped");
+    assert!(count(&vmm, "_iommu", "requests_map") > 100, "printed text is mapped");
     assert_eq!(count(&vmm, "_iommu", "faults"), 0);
     end(vmm);
 }

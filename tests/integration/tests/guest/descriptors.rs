@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that has the VMM open as many descriptors as it will.
+//! Guest that makes the VMM open as many file descriptors as possible.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -15,16 +15,16 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// Clients at once, each with a descriptor.
+/// Simultaneous clients, each with a descriptor.
 const CLIENTS: usize = 8;
-/// Descriptors that a guest may still add.
+/// Descriptors that a guest may still open.
 const FOR_THE_GUEST: u64 = 3;
 
 fn open_descriptors(vmm: &ApiVmm) -> u64 {
     fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count() as u64
 }
 
-/// Lowers the limit such that what is beside the VMM's reserve of a quarter is nearly taken; the limit.
+/// Lowers the limit of descriptors so that, beyond the VMM's reserve of a quarter, only a few are free. Returns the limit.
 fn leave_few(vmm: &ApiVmm) -> u64 {
     let limit = (open_descriptors(vmm) + FOR_THE_GUEST) * 4 / 3;
     let pid = Pid::from_raw(i32::try_from(vmm.pid()).unwrap());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Errors of a device that the host's kernel finds and handles (AER), made by its module `aer_inject`.
+//! Device errors that the host's kernel detects and handles (AER). Its module `aer_inject` injects them.
 
 use carom_integration::harness::guest_test;
 use std::fs::{self, File, OpenOptions};
@@ -20,8 +20,8 @@ use crate::support::{SITE, required};
 /// Poisoned TLP received: an uncorrectable error that leaves the link intact (PCI Express 6.0, section 7.8.4.2, bit 12).
 const POISONED: u32 = 1 << 12;
 
-/// Has the host's kernel see an error of the device. What it reads is its `struct aer_error_inj`: bus, device and function, a byte
-/// each; at offset 4 the uncorrectable errors; in all 32 bytes, the rest of which is 0 here.
+/// Makes the host's kernel see an error of the device. It reads a `struct aer_error_inj` of 32 bytes: bus, device and function in
+/// one byte each, and the uncorrectable errors at offset 4. The rest is 0 here.
 fn inject(address: &str, errors: u32) {
     let hex = |text: &str| u8::from_str_radix(text, 16).unwrap();
     let mut request = [0; 32];
@@ -31,7 +31,7 @@ fn inject(address: &str, errors: u32) {
     file.write_all(&request).expect("the error is injected");
 }
 
-/// Waits until so many errors were told, and the VM has been paused for the last. It stays so.
+/// Waits until this number of errors was reported and the VM is paused after the last one. Checks that it stays paused.
 fn wait_paused(vmm: &ApiVmm, times: usize) {
     let start = Instant::now();
     let told = || {
@@ -55,11 +55,11 @@ fn wait_paused(vmm: &ApiVmm, times: usize) {
     assert!(figures.contains(&format!("\ncarom_device_errors_total {times}\n")), "{figures}");
 }
 
-/// Waits until the guest does something.
+/// Waits until the guest makes progress.
 fn wait_running(vmm: &ApiVmm) {
     let (start, count) = (Instant::now(), ticks(vmm));
     while ticks(vmm) < count + 2 {
-        assert!(start.elapsed() < BOOT_TIME, "the guest stands still: {}", info(vmm));
+        assert!(start.elapsed() < BOOT_TIME, "the guest makes no progress: {}", info(vmm));
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(info(vmm)["state"], "Running");
@@ -98,7 +98,7 @@ fn device_error_pauses_the_guest_until_the_client_decides() {
 #[guest_test(needs(ErrorInjection))]
 fn error_ends_a_guest_that_nobody_could_resume() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
-    // For its files.
+    // Only its files are used.
     let other = ApiVmm::start(&SITE, COUNT).unwrap();
     let (dir, path) = (tempfile::tempdir().unwrap(), |name: &str, file: &str| format!("{name}={file}"));
     let [console, events, log] = ["console", "events", "log"].map(|name| dir.path().join(name));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-blk: disks of raw images in a real guest, beside the virtio-iommu, behind it through mappings, and through a window.
+//! virtio-blk: disks of raw images in a real guest, without the virtio-iommu, behind it with mappings, and behind it with a
+//! window.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -18,23 +19,23 @@ use crate::hotplug::{create_and_boot, end, go_on_in_another_process, info, put, 
 use crate::support::block_device::LoopDevice;
 use crate::support::{MIB, SITE, number, run};
 
-/// Bytes of the images.
+/// Size of the images, in bytes.
 pub(crate) const SIZE: u64 = 64 * MIB;
 
-/// Where a guest writes the numbers from 1 on, a line each, in MiB.
+/// Offset in MiB at which a guest writes the numbers from 1 on, one per line.
 pub(crate) const NUMBERS_AT: u64 = 32;
 
-/// Up to which it does.
+/// Last of these numbers.
 pub(crate) const NUMBERS: u32 = 200_000;
 
-/// An image that holds nothing.
+/// Creates an empty image.
 pub(crate) fn image(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     File::create_new(&path).unwrap().set_len(SIZE).unwrap();
     path
 }
 
-/// The numbers that a guest writes.
+/// Returns the numbers that a guest writes.
 pub(crate) fn numbers() -> Vec<u8> {
     (1..=NUMBERS).flat_map(|number| format!("{number}\n").into_bytes()).collect()
 }
@@ -46,7 +47,7 @@ fn holds_the_numbers(image: &Path) {
     assert!(bytes == wanted, "what the guest wrote is not in the image");
 }
 
-/// Tells what the disk is, verifies I/O on it, and writes the numbers.
+/// Returns a job that prints properties of the disk, runs verified I/O, and writes the numbers.
 pub(crate) fn work() -> String {
     let verify = workload::fio_verify_on("/dev/vda", 16, 32);
     format!(
@@ -61,7 +62,7 @@ sleep 0.5
     )
 }
 
-/// Runs a guest that works with a disk of `image`, of whose options `more` are the rest.
+/// Runs a guest that works with a disk on `image`. `more` contains additional options of the disk.
 fn works(guest: Guest, image: &Path, more: &str) -> Outcome {
     let disk = format!("path={},serial=carom-17{more}", image.display());
     let outcome = run(&guest.cpus(2).disk(&disk).job(&work()));
@@ -141,14 +142,15 @@ dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=8192 conv=fsync,notrunc 2>/dev/nu
     assert!(fs::read(&image).unwrap() == before, "the image was changed");
 }
 
-/// The disk's counters.
+/// Returns the disk's counters.
 pub(crate) fn counters(vmm: &ApiVmm, id: &str) -> Value {
     let (status, counters) = vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
     assert_eq!(status, 200, "{counters}");
     counters[id].clone()
 }
 
-/// Each time the disk comes: verified I/O on it, then reads until it goes. Tells each new size that it gets meanwhile.
+/// Returns a job that uses the disk each time it is added: it runs verified I/O, and then reads until the disk is removed. It
+/// reports each new size meanwhile.
 fn use_whenever_there() -> String {
     let verify = workload::fio_verify_on("/dev/vda", 4, 16);
     format!(
@@ -193,7 +195,7 @@ fn disk_comes_works_and_goes_while_it_is_read() {
         assert!(counted["write_bytes"].as_u64().unwrap() >= 4 * MIB, "{counted}");
         assert_eq!(counted["errors"], 0, "{counted}");
 
-        // Longer, as long as its file has become, and as it was, while the guest reads it.
+        // Resizes the disk while the guest reads it: to a larger size, to the size of its enlarged file, and back.
         for (size, of_file) in [(SIZE + MIB, None), (SIZE + 2 * MIB, Some(SIZE + 2 * MIB)), (SIZE, None)] {
             let file = File::options().write(true).open(&image).unwrap();
             of_file.into_iter().for_each(|size| file.set_len(size).unwrap());

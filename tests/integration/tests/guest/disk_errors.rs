@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the host cannot read or write is an error of that request: others go on, and so do other disks.
+//! If the host cannot read or write, only this request fails. Other requests and other disks continue.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,13 +19,13 @@ use crate::support::block_device::FailingDevice;
 use crate::support::qemu_img::{self, Check};
 use crate::support::{MIB, SITE};
 
-/// MiB that the disks have, and that the guest writes.
+/// Size of the disks that the guest fills, in MiB.
 const WANTED: u64 = SIZE / MIB;
 
-/// MiB that their file systems have.
+/// Size of the disks' file systems, in MiB.
 const ROOM: u64 = 20;
 
-/// A file system in memory, until it is dropped.
+/// File system in memory, which is unmounted when this value is dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -51,12 +51,12 @@ impl Drop for Tmpfs {
 
 fn mount(arguments: &[&str], place: &Path) {
     let status = Command::new("mount").args(arguments).arg(place).status().unwrap();
-    assert!(status.success(), "mounting {}: {status}", place.display());
+    assert!(status.success(), "cannot mount {}: {status}", place.display());
 }
 
-/// In a guest: fills the first two disks, each MiB with its number, and tells of each whether that went well. When the power button
-/// was pressed, it does so again for those that failed. Meanwhile the third disk is written and verified, and parts of the fourth
-/// are read.
+/// Returns a job that fills the first two disks, writes the number of each MiB to it, and reports whether each write succeeded.
+/// When the power button is pressed, it repeats failed writes. Meanwhile it writes and verifies the third disk, and reads parts
+/// of the fourth.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/vdc", 4, 16);
     format!(
@@ -92,12 +92,12 @@ sleep 1000
     )
 }
 
-/// The numbers of the lines of this kind.
+/// Returns the numbers in lines of this kind.
 fn told(console: &str, kind: &str) -> Vec<u64> {
     console.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok()).collect()
 }
 
-/// Whether all of these MiB have their numbers.
+/// Asserts that all of these MiB contain their numbers.
 fn check_content(content: &[u8], mibs: &[u64]) {
     for &mib in mibs {
         let start = usize::try_from(mib * MIB).unwrap();
@@ -121,7 +121,7 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         {"path": short},
     ]);
     create_and_boot(&vmm, json!({"disks": disks, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
-    // Somebody cuts an image off while the VM has it.
+    // Truncate an image while the VM uses it.
     File::options().write(true).open(&short).unwrap().set_len(4 * MIB).unwrap();
     vmm.wait_for("CAROM-FULL", 1, BOOT_TIME).unwrap();
 
@@ -134,13 +134,13 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
         let (wrote, failed) =
             (told(&console, &format!("CAROM-WROTE-{disk}")), told(&console, &format!("CAROM-FAILED-{disk}")));
         assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
-        // Less for the tables of an image. Rooms are taken in pages, so the last one may hold a part.
+        // An image also needs space for its tables. The size is rounded to pages, so the last MiB may be partial.
         assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
         assert!(counters(&vmm, id)["host_errors"].as_u64().unwrap() >= failed.len() as u64, "{}", counters(&vmm, id));
     }
     assert_eq!(counters(&vmm, "_disk2")["errors"], 0);
 
-    // For the image, and for what it shows, which is written beside it.
+    // Provide space for the image, and for its raw copy, which `qemu_img::content` writes to the same directory.
     small.iter().for_each(|small| small.resize(4 * WANTED));
     put(&vmm, "vm.power-button", &Value::Null);
     vmm.wait_for("CAROM-FILLED", 1, BOOT_TIME).unwrap();
@@ -162,8 +162,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
 /// MiB of a disk whose requests fail.
 const BAD: Range<u64> = 8..10;
 
-/// In a guest: reads and writes each of the first MiB of a disk that fails in places, while another one is written and verified. When the
-/// power button was pressed, it does so again.
+/// Returns a job that reads and writes each of the first MiB of a disk that fails in places. Meanwhile another disk is written
+/// and verified. When the power button is pressed, it starts again.
 fn job_of_a_failing_disk() -> String {
     let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
     format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Debian made of packages: from boot to login, and what people do then. Minutes each where the machine is emulated.
+//! A Debian made of packages: from boot to login, and typical use. Each test takes minutes in an emulated machine.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,8 @@ use crate::support::SITE;
 use crate::support::debian::{Debian, Network};
 use crate::support::repository::Repository;
 
-/// Checks that all services came up, the time, the disk's size, and the network: an address by DHCP, a name by DNS.
+/// Checks that all services started, and checks the time, the size of the disk, and the network: an address by DHCP, a name by
+/// DNS.
 fn works(debian: &mut Debian, net: &str) {
     assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
     let seconds: u64 = debian.run("date +%s").trim().parse().unwrap();
@@ -29,7 +30,8 @@ fn works(debian: &mut Debian, net: &str) {
     tell("services, time, disk and network are as they should be");
 }
 
-/// Has the guest read the repository without its key, which must fail, and with it, and install from there.
+/// Makes the guest read the repository, first without its key, which must fail, then with its key. Installs packages from the
+/// repository.
 fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
@@ -69,7 +71,7 @@ fn stock_debian_boots_to_a_login_and_does_what_people_do() {
     assert_eq!(debian.run("cat /usr/share/carom-greeting/text"), "hello from the repository\n");
     assert_eq!(debian.run("systemctl --failed --plain --no-legend"), "");
 
-    // The key goes to systemd-logind, which powers off.
+    // systemd-logind handles the key and powers off.
     let remote = SITE.remote.as_ref().expect("CAROM_REMOTE is set");
     let pressed = Command::new(remote).arg("--api-socket").arg(debian.api()).arg("power-button").status().unwrap();
     assert!(pressed.success());
@@ -83,7 +85,7 @@ fn stock_debian_works_with_its_devices_behind_the_iommu() {
     let mut debian = Debian::start("carom-d1", ",iommu=on", &["--rng", "src=/dev/urandom,iommu=on"]);
     debian.log_in();
     works(&mut debian, net);
-    // A disk, a network card and a source of random bytes, each in a group.
+    // A disk, a network card and a source of random bytes, each in its own group.
     let groups =
         debian.run("ls -d /sys/kernel/iommu_groups/*/devices/* | wc -l; cat /sys/kernel/iommu_groups/*/type | sort -u");
     assert_eq!(groups, "3\nDMA\n");
@@ -103,7 +105,7 @@ fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
     debian.log_in();
     works(&mut debian, net);
 
-    // A file system on the drive, which is passed through: what is written is there after it was mounted anew.
+    // File system on the passed-through drive: written data must still exist after remounting.
     debian.run("mkfs.ext4 -q -F /dev/nvme0n1 && mount /dev/nvme0n1 /mnt && head -c 48M /dev/urandom >/root/bytes");
     let before = debian.iommu_counters();
     debian.run("cp /root/bytes /mnt && umount /mnt && mount /dev/nvme0n1 /mnt && cmp /root/bytes /mnt/bytes");
@@ -114,7 +116,7 @@ fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
     let maps = count(&after, "requests_map") - count(&before, "requests_map");
     tell(&format!("{maps} MAPs, {} bytes pinned at most", count(&after, "peak_pinned_bytes")));
     assert!(count(&after, "window_bytes") > 0, "{after}");
-    // Files are written and read in pieces that are larger than what bounces; two hundred small ones cost nothing.
+    // Files are written and read in requests that are too large to bounce. Two hundred small files need no mappings.
     assert!(maps < 1500, "{after}");
     assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM is not pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");
@@ -154,8 +156,8 @@ fn stock_debian_installs_all_of_carom_from_a_repository() {
     debian.power_off();
 }
 
-/// Starts a machine as a service. Where the guest can run VMs itself, its API answers, and a signal ends it in order; elsewhere the
-/// program says that there is no KVM.
+/// Starts a machine as a service. If the guest can run VMs, the service's API answers, and a signal ends it in order. Otherwise,
+/// the program reports that there is no KVM.
 fn unit_runs(debian: &mut Debian) {
     debian.run("echo \"CAROM_OPTIONS=\\\"--kernel /boot/vmlinuz-$(uname -r) --cmdline 'panic=0 quiet'\\\"\" >/etc/carom/any.conf");
     debian.run("systemctl start carom@any");
@@ -163,7 +165,7 @@ fn unit_runs(debian: &mut Debian) {
     if debian.try_run("test -c /dev/kvm").0 == 0 {
         let ping = "carom-remote --api-socket /run/carom/any/api ping >/dev/null";
         let log = "journalctl -u carom@any --no-pager -o cat; ls -l /run/carom/any";
-        // The API answers before the machine is made.
+        // The API answers before the machine is created.
         for condition in [ping, "test -S /run/carom/any/console"] {
             debian.run(&format!("{{ {}; }} || {{ {log}; false; }}", wait(condition)));
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a bounced drive leaves in buffers besides what it read: after reads that fail, and after commands by passthrough. So does one
-//! without an IOMMU whose I/O goes through swiotlb.
+//! Buffers of a bounced drive must contain only data that it read. Checks buffers after failed reads and after passthrough
+//! commands. The same is checked without an IOMMU, with I/O through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
@@ -8,14 +8,14 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{SITE, number, required, run};
 
-/// Cases of `nvme-check`.
+/// Number of cases of `nvme-check`.
 const CASES: usize = 9;
 
-/// A second drive, which has a place where its reads fail; and a job that looks at buffers, and then does `then`.
+/// Returns the second drive, whose reads fail at one place, and a job that checks buffers and then runs `then`.
 fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
     let bad = required(SITE.nvme2_bad.as_ref(), "a place where its reads fail (CAROM_NVME2_BAD)");
-    // Without huge pages, a large buffer has several pieces. The kernel's messages must not come between the results.
+    // Without huge pages, a large buffer has several pieces. Kernel messages must not interrupt the results.
     let job = format!(
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n\
          nvme-check /dev/nvme0n1 {bad} >/tmp/checked && right=1\n\
@@ -38,7 +38,7 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
     let outcome = run(&guest.job(&job));
 
     expect_all_right(&outcome);
-    // The three reads that the kernel makes itself are not copied back when they fail.
+    // The kernel itself makes three of these failing reads. Their data is not copied back.
     assert!(number(&outcome, "CAROM-STAT-not_copied_back") >= 3, "console:\n{}", outcome.console);
     assert_eq!(number(&outcome, "CAROM-STAT-slots_orphaned"), 0, "console:\n{}", outcome.console);
 }
@@ -53,12 +53,13 @@ fn buffers_keep_what_they_had_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 
-/// The attributes that save the copy to a bounce buffer are swiotlb's too: what failed, or was not vouched for, is not copied back.
+/// The attributes that save the copy to a bounce buffer also apply to swiotlb: after an error, or without the driver's promise,
+/// data is not copied back.
 #[guest_test(needs(FailingDrive), slow = "of the part of the guest patch that changes swiotlb, which seldom changes")]
 fn buffers_keep_what_they_had_when_reads_fail_through_swiotlb() {
     let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
 
-    // The second has 7.3 count, which other kernels do unasked, and do not know.
+    // The second option enables counting on 7.3. Other kernels always count, and do not know the option.
     let guest = Guest::new("drive-errors-swiotlb").cmdline("swiotlb=force swiotlb=track_hiwater");
     let outcome = run(&guest.device(drive).job(&job));
 

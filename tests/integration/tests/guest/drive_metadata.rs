@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A drive that keeps metadata beside each block, in memory of its own for each request, which bounces as data does. The
-//! metadata protects the block (protection information, type 1): the drive checks what is written and the kernel what is read.
+//! Drive with metadata for each block. Each request has separate memory for its metadata, which bounces like data. The metadata
+//! protects the block (protection information, type 1): the drive checks it on writes and the kernel checks it on reads.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -39,7 +39,7 @@ echo "CAROM-BOUNCED $(($(bounced) - START))"
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     let (requests, bounced) = (number(&outcome, "CAROM-REQUESTS"), number(&outcome, "CAROM-BOUNCED"));
     assert!(requests > 200, "console:\n{}", outcome.console);
-    // The data of each and its metadata; the first few are made before the pool has memory.
+    // Each request has data and metadata. The first few requests come before the pool has memory.
     assert!(bounced > requests * 3 / 2, "{bounced} of {requests}; console:\n{}", outcome.console);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host whose kernel has no memory for something that the VMM asks for: each request gets its error, I/O goes on, and nothing stays
-//! pinned, nor any table of the host's IOMMU.
+//! Host whose kernel fails allocations for requests of the VMM. Each request gets its error and I/O continues. No memory stays
+//! pinned, and no table of the host's IOMMU remains.
 
 use std::fs;
 use std::thread;
@@ -21,36 +21,36 @@ use crate::support::failing_allocations::{
 };
 use crate::support::{MIB, SITE};
 
-/// For how long allocations fail while a guest works.
+/// Time during which allocations fail while a guest works.
 const FAILING_TIME: Duration = Duration::from_secs(12);
-/// Which allocations of a thread fail, counted from the one that failed before: each up to this one in turn.
+/// Maximum distance between failing allocations of a thread. The distance grows up to this value, then starts again.
 const MOST: u32 = 24;
-/// How often it is looked at whether one has failed.
+/// Interval between checks for a failed allocation.
 const LOOK: Duration = Duration::from_millis(4);
 
-/// What is said of a round in which all that was written was read again.
+/// Output of a round in which all written data was read back correctly.
 const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
-/// How many starts have an allocation of each kind fail.
+/// Number of starts with a failing allocation of each kind.
 const STARTS: u64 = 16;
-/// More bytes than anything here allocates.
+/// More bytes than any operation here allocates.
 const NEVER: u64 = 1 << 30;
 
-/// In how many calls that make a disk or a snapshot an allocation fails.
+/// Number of calls that create a disk or a snapshot with a failing allocation.
 const OPERATIONS: u32 = 6;
-/// More allocations than one of these makes.
+/// More allocations than any of these calls makes.
 const NEVER_NTH: u32 = 1 << 30;
 
-/// Budgets that follow each other, in MiB, so that windows are asked for again and again.
+/// Budgets in turn, in MiB, so that windows are requested again and again.
 const BUDGETS: [u64; 4] = [64, 4, 16, 2];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
-/// Whether a thread serves the virtio-iommu: the vCPUs do in their exits, and two threads of its own.
+/// True if a thread serves the virtio-iommu: the vCPUs in their exits, and two dedicated threads.
 fn serves_the_iommu(name: &str) -> bool {
     ["vcpu", "iommu_poll", "window-stash"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// A guest with windows of so many bytes, or none, works with its drive while each allocation of the threads that serve it fails in turn.
+/// Runs a guest with `windows` bytes of windows. Its drive works while each allocation of the serving threads fails in turn.
 fn io_goes_on(iommufd: bool, windows: u64) {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
@@ -118,8 +118,8 @@ fn io_by_windows_goes_on_while_allocations_fail_in_turn() {
     }
 }
 
-/// Has one allocation of the VMM fail in each of some calls of `act`, at even distances over all that such a call allocates. `act` is
-/// given what to say of it.
+/// Fails one allocation of the VMM in each of several calls of `act`, at equal distances over all allocations of such a call.
+/// `act` gets a description for messages.
 fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
     for allocator in [Allocator::Slab, Allocator::Pages] {
         failing.once_after(allocator, NEVER);
@@ -134,8 +134,8 @@ fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) 
     failing.stop();
 }
 
-/// Has one allocation of the thread that makes devices and snapshots fail in each of some calls of `act`, at even distances over all that
-/// such a call allocates. `act` is given what to say of it.
+/// Fails one allocation of the thread that creates devices and snapshots in each of several calls of `act`, at equal distances
+/// over all allocations of such a call. `act` gets a description for messages.
 fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     let thread = control(vmm);
     assert!(fail_nth(&thread, NEVER_NTH));
@@ -150,7 +150,7 @@ fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     assert!(fail_nth(&thread, 0));
 }
 
-/// Calls the API. An answer may get lost for want of memory to send it; what is refused is refused in one line.
+/// Calls the API. The answer may get lost for lack of memory. An error must have one line.
 fn ask(vmm: &ApiVmm, operation: &str, body: &Value, what: &str) -> Option<u16> {
     let body = Some(body).filter(|body| !body.is_null());
     let Ok((status, answer)) = vmm.call("PUT", &format!("/api/v1/{operation}"), body) else { return None };
@@ -165,7 +165,7 @@ fn descriptors(vmm: &ApiVmm) -> usize {
     fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count()
 }
 
-/// No device of the host is in it: opening and closing one runs the kernel's interpreter of ACPI, which panics where its allocations fail.
+/// The VM has no host device: opening and closing one runs the kernel's ACPI interpreter, which panics if its allocations fail.
 #[guest_test(
     needs(FailingAllocations),
     slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
@@ -194,9 +194,9 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
         let answer = ask(&vmm, "vm.boot", &Value::Null, what);
         let failed = failing.has_failed();
         failing.stop();
-        // It may have done what it could not answer.
+        // The call may have succeeded although its answer was lost.
         let Ok(there) = vmm.call("GET", "/api/v1/vm.info", None) else {
-            // Rust's runtime ends a program whose heap, or stack for signals of a thread that starts, cannot be had.
+            // Rust's runtime aborts if it cannot allocate heap memory or a new thread's signal stack.
             let (status, said) = (vmm.wait(BOOT_TIME).unwrap(), vmm.said());
             assert!(failed && status.code().is_none() && said.contains("allocat"), "{what}: {status}: {said}");
             before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
@@ -226,7 +226,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
         before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
         let now = descriptors(&vmm);
         let known = *open.get_or_insert(now);
-        // That of a client that is gone is closed a little later.
+        // The descriptor of a closed connection is closed a little later.
         let start = Instant::now();
         while descriptors(&vmm) > known {
             assert!(start.elapsed() < BOOT_TIME, "{what}: {} descriptors, not {known}", descriptors(&vmm));
@@ -276,7 +276,7 @@ fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
             refused += 1;
         } else {
             done += 1;
-            // A guest that has not seen it come yet does not let it go.
+            // A guest that has not noticed the disk yet would not release it.
             goes_on(what);
             put(&vmm, "vm.remove-device", &json!({"id": "more"}));
             wait_gone(&vmm, "more");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Firmware: EDK2 finds Debian's boot loader on a disk, and that one Debian. Minutes each where the machine is emulated.
+//! Firmware: EDK2 finds Debian's boot loader on a disk, and the loader boots Debian. Each test takes minutes in an emulated
+//! machine.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use carom_integration::harness::guest_test;
 
 use crate::support::debian::{COMMAND_TIME, Debian};
 
-/// What the firmware and the boot loader say before the kernel does.
+/// Checks the output of the firmware and of the boot loader.
 fn loads(debian: &mut Debian) {
     debian.wait_for("BdsDxe: starting Boot", Duration::from_secs(180));
     debian.wait_for("GRUB", COMMAND_TIME);

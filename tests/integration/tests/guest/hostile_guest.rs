@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that means harm and has devices of the host behind the virtio-iommu: the test of `vmm` with such a guest, which looks after
-//! each reset that nothing is pinned but chunks that are parked. It has two drives: QEMU's edu device, told to copy out of its bounds, takes
-//! the emulated machine down.
+//! Malicious guest with devices of the host behind the virtio-iommu. Runs the test of `vmm` with such a guest, which checks after
+//! each reset that only parked chunks are pinned. The guest has two drives and no edu device: edu copies outside of its buffer
+//! bring the emulated machine down.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use carom_integration::host_memory::DmaMemory;
 
 use crate::support::SITE;
 
-/// Has guests of these seeds act for so many seconds each.
+/// Runs guests with these seeds for `seconds` seconds each.
 fn attack(seeds: &str, seconds: u32) {
     let before = DmaMemory::now().unwrap();
     let program = SITE.hostile_guest.as_ref().expect("the test of a hostile guest (CAROM_HOSTILE_GUEST)");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that come to a running guest and go again, by Cloud Hypervisor's client from crates.io as it is, and by Carom's own.
+//! Hotplug of devices, by the unmodified Cloud Hypervisor client from crates.io and by Carom's own client.
 
 use carom_integration::harness::guest_test;
 use std::borrow::BorrowMut;
@@ -20,7 +20,7 @@ use crate::support::edu::TEST_EDU;
 use crate::support::edu_server::EduServer;
 use crate::support::{MIB, SITE, required};
 
-/// Each time the drive comes: verified I/O on it, then reads until it goes.
+/// Returns a job that uses the drive each time it is added: it runs verified I/O, and then reads until the drive is removed.
 pub(crate) fn use_whenever_there(drive: &str) -> String {
     let verify = workload::fio_verify(4, 32).replace("nvme0n1", &format!("{drive}n1"));
     format!(
@@ -62,20 +62,20 @@ pub(crate) fn create(vmm: &ApiVmm, more: Value) {
     put(vmm, "vm.create", &config);
 }
 
-/// Creates a VM as [`create`] does, and boots it.
+/// Creates a VM like [`create`] and boots it.
 pub(crate) fn create_and_boot(vmm: &ApiVmm, more: Value) {
     create(vmm, more);
     put(vmm, "vm.boot", &Value::Null);
 }
 
-/// Ends the VM and the VMM, which must end well.
+/// Ends the VM and the VMM. The VMM must exit with status 0.
 pub(crate) fn end(mut vmm: impl BorrowMut<ApiVmm>) {
     let vmm = vmm.borrow_mut();
     put(vmm, "vmm.shutdown", &Value::Null);
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-/// Saves the VM in the directory `name` of the VMM's, and goes on with it in another process.
+/// Saves the VM in the directory `name` of the VMM's, and continues in another process.
 pub(crate) fn go_on_in_another_process(vmm: &mut ApiVmm, name: &str) {
     let snapshot = format!("file://{}", vmm.dir().join(name).display());
     put(vmm, "vm.pause", &Value::Null);
@@ -85,13 +85,13 @@ pub(crate) fn go_on_in_another_process(vmm: &mut ApiVmm, name: &str) {
     vmm.start_again(&SITE, &["--restore", &format!("source_url={snapshot},resume=on")]).unwrap();
 }
 
-/// Kernel and initramfs of a VM. `parameters` are more kernel parameters, with a blank before each.
+/// Returns kernel and initramfs of a VM. `parameters` are additional kernel parameters, each with a leading blank.
 pub(crate) fn payload(vmm: &ApiVmm, parameters: &str) -> Value {
     let cmdline = command_line() + parameters;
     json!({"kernel": vmm.kernel(), "initramfs": vmm.initramfs(), "cmdline": cmdline})
 }
 
-/// A job of guests with two drives: `nvme0` is written and verified all the time, and `nvme1` used whenever it is there.
+/// Returns a job for guests with two drives. `nvme0` is written and verified all the time. `nvme1` is used whenever it exists.
 pub(crate) fn use_two_drives() -> String {
     let on_the_first =
         workload::fio_verify(4, 8).replace("/tmp/verify", "/tmp/first").replace("CAROM-VERIFY", "CAROM-FIRST");
@@ -107,7 +107,7 @@ pub(crate) fn info(vmm: &ApiVmm) -> Value {
     vmm.call("GET", "/api/v1/vm.info", None).unwrap().1
 }
 
-/// Waits until the VM has no device of this name.
+/// Waits until the VM has no device with this name.
 pub(crate) fn wait_gone(vmm: &ApiVmm, id: &str) {
     let start = Instant::now();
     while !info(vmm)["device_tree"][id].is_null() {
@@ -116,7 +116,7 @@ pub(crate) fn wait_gone(vmm: &ApiVmm, id: &str) {
     }
 }
 
-/// Bytes of memory that the host has pinned for the VMM.
+/// Returns the bytes of memory that the host has pinned for the VMM.
 pub(crate) fn pinned(vmm: &ApiVmm) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
     let kib = |key: &str| -> u64 {
@@ -126,7 +126,7 @@ pub(crate) fn pinned(vmm: &ApiVmm) -> u64 {
     (kib("VmLck:") + kib("VmPin:")) * 1024
 }
 
-/// What the virtio-iommu has mapped, and the endpoints that have windows.
+/// Returns the bytes that the virtio-iommu has mapped, and the endpoints with windows.
 fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
     let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
     let bytes = |name: &str| bounce["counters"][name].as_u64().unwrap();
@@ -178,7 +178,7 @@ fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
         println!("CAROM-HOTPLUG pinned {pinned_with} with the drive, {} without", pinned(&vmm));
     }
 
-    // A guest that stands still lets go of nothing, which a reset does for it.
+    // A paused guest releases nothing. A reset removes the device anyway.
     calls.make(client.vm_add_device_put(drive(1, "second", true))).unwrap();
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
     calls.make(client.pause_vm()).unwrap();
@@ -216,7 +216,7 @@ fn devices_come_to_a_guest_that_has_none() {
         .unwrap();
     assert_eq!(refused, 400);
     assert!(why[0].as_str().unwrap().contains("devices.iommu: the VM runs without a virtio-iommu"), "{why}");
-    // The guest's kernel does not run yet, or does not listen.
+    // The guest's kernel does not run yet, or does not handle hotplug.
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", false))).unwrap();
     assert_eq!(added.bdf, "0000:00:02.0");
     vmm.wait_for("CAROM-CAME 1 0000:00:02.0 direct\n", 1, BOOT_TIME).unwrap();
@@ -234,7 +234,7 @@ fn devices_come_to_a_guest_that_has_none() {
     }
     calls.make(client.delete_vm()).unwrap();
 
-    // With windows but no device: the virtio-iommu is there for those to come.
+    // With windows but without devices: the virtio-iommu exists for devices that are added later.
     create(&vmm, json!({"iommu_bounce": {"size": 128 * MIB}}));
     calls.make(client.boot_vm()).unwrap();
     let added = calls.make(client.vm_add_device_put(drive(0, "drive", true))).unwrap();
@@ -249,11 +249,11 @@ fn devices_come_to_a_guest_that_has_none() {
     if SITE.edu.is_some() {
         edu_comes_and_goes(&vmm, 2);
     }
-    // Not by the client: it was silent for so long that its connection may be closed.
+    // The client was idle for so long that its connection may be closed, so it is not used here.
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Each time an edu device comes: the patch's test driver on it, until it goes.
+/// Returns a job that runs the patch's test driver on the edu device each time it is added, until it is removed.
 fn edu_is_tested_whenever_there() -> String {
     format!(
         r#"
@@ -278,7 +278,7 @@ done
     )
 }
 
-/// Has carom-remote add the edu device of the host to a running guest and take it away, so often.
+/// Adds the host's edu device to a running guest and removes it again by carom-remote, `rounds` times.
 fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let path = Site::sysfs(edu);
@@ -290,7 +290,7 @@ fn edu_comes_and_goes(vmm: &ApiVmm, rounds: usize) {
     check_edu(&vmm.console(), rounds);
 }
 
-/// Adds an edu device behind the virtio-iommu by a verb of carom-remote, and takes it away once the guest has tested it.
+/// Adds an edu device behind the virtio-iommu by a verb of carom-remote, and removes it after the guest has tested it.
 fn edu_comes_and_goes_once(vmm: &ApiVmm, round: usize, verb: &str, source: &str) {
     let remote = |arguments: &[&str]| vmm.remote(&SITE, arguments).unwrap();
     let device = format!("{source},iommu=on,id=edu");
@@ -303,14 +303,14 @@ fn edu_comes_and_goes_once(vmm: &ApiVmm, round: usize, verb: &str, source: &str)
     assert_eq!((windows(vmm), pinned(vmm)), ((0, Vec::new()), 0));
 }
 
-/// Checks what the guest said of each time an edu device came.
+/// Checks what the guest reported for each added edu device.
 fn check_edu(console: &str, rounds: usize) {
     let values = |key: &str| -> Vec<String> {
         console.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
     };
     let cases = values("CAROM-EDU-CASES ");
     assert!(cases.len() == rounds && cases.iter().all(|cases| cases.parse::<u32>().unwrap() >= 12), "{console}");
-    // A BAR of 32 bits and 1 MiB: behind RAM, below ECAM.
+    // A 32-bit BAR of 1 MiB must be between the end of RAM and ECAM.
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
     for bar in values("CAROM-EDU-BAR ") {
         let words: Vec<u64> = bar.split(' ').map(hex).collect();
@@ -318,7 +318,7 @@ fn check_edu(console: &str, rounds: usize) {
     }
 }
 
-/// A server of vfio-user serves one client after the other, so that a device that was taken away can come again.
+/// A vfio-user server serves one client after the other, so a removed device can be added again.
 #[guest_test]
 fn user_device_comes_to_a_running_guest_and_goes() {
     const ROUNDS: usize = 2;
@@ -361,8 +361,8 @@ fn devices_come_and_go_on_the_newer_kernel() {
     calls.make(client.shutdown_vmm()).unwrap();
 }
 
-/// Devices on a kernel that knows nothing of windows and sees nothing of them, and that in the end panics of an NMI, as it is
-/// asked to where nobody knows of a reason for one, and says so.
+/// Devices on a kernel without support for windows, which does not see any windows. At the end, the kernel panics on an NMI, as
+/// `unknown_nmi_panic` requests, and the panic is reported.
 #[guest_test(slow = "other tests of this file, with the patched kernel")]
 fn stock_kernel_takes_devices_and_tells_of_its_panic() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));
@@ -390,7 +390,7 @@ fn stock_kernel_takes_devices_and_tells_of_its_panic() {
     wait_gone(&vmm, "drive");
     assert_eq!(pinned(&vmm), 0);
 
-    // A panic is told, and what comes of it is left to the guest.
+    // A panic is reported. The guest decides what happens next.
     calls.make(client.vmm_nmi_put()).unwrap();
     let of_guest = || vmm.events().unwrap().into_iter().filter(|event| event.source == "guest").collect::<Vec<_>>();
     let start = Instant::now();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A user without rights, for whom another one has opened what the VM is made of.
+//! Unprivileged user, for whom another user has opened the files of the VM.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -14,11 +14,11 @@ use carom_integration::{Guest, Limits, Site, run_limited};
 
 use crate::support::{MIB, SITE};
 
-/// A user with no group but its own, who owns no file.
+/// User with only their own group, who owns no file.
 const NOBODY: u32 = 64000;
 const WITHOUT_RIGHTS: &str = "setpriv --reuid=64000 --regid=64000 --clear-groups --bounding-set=-all --inh-caps=-all prlimit --memlock=268435456:268435456";
 
-/// VFIO's character device of a function.
+/// Returns VFIO's character device of a PCI function.
 fn character_device(function: &Path) -> PathBuf {
     let entry = fs::read_dir(function.join("vfio-dev")).unwrap().next().unwrap().unwrap();
     Path::new("/dev/vfio/devices").join(entry.file_name())
@@ -34,7 +34,7 @@ fn guest_of_descriptors_works_for_a_user_without_rights() {
     let mut opened = vec![(5, PathBuf::from("/dev/kvm")), (6, disk)];
     let mut work = workload::fio_verify_on("/dev/vda", 4, 8);
     let mut guest = Guest::new("inherited").disk("path=/dev/fd/6,image_type=raw");
-    // Groups and containers are opened by their paths.
+    // Groups and containers can only be opened by path.
     if SITE.iommufd {
         let function = Site::sysfs(&SITE.nvme[0]);
         opened.extend([(7, PathBuf::from("/dev/iommu")), (8, character_device(&function))]);
@@ -43,7 +43,7 @@ fn guest_of_descriptors_works_for_a_user_without_rights() {
     }
     let script = guest.job(&work).write_command(&SITE, dir).unwrap();
 
-    // The user can read what he runs and nothing else.
+    // The user can only read the programs that they run.
     fs::copy(&SITE.kernel, dir.join("kernel")).unwrap();
     fs::copy(&SITE.carom, dir.join("carom")).unwrap();
     let command = fs::read_to_string(&script).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the guest's kernel copies with interrupts off when reads of a drive bounce, by its trace events.
+//! Bytes that the guest's kernel copies with interrupts off when a drive's reads bounce, from its trace events.
 
 use carom_integration::Kernel;
 use carom_integration::harness::{guest_test, tell};
@@ -7,11 +7,11 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 
 use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number, run};
 
-/// The most that one interrupt copies, as the patch `nvme-pci: Bound what is copied with interrupts off` has it.
+/// Maximum bytes that one interrupt copies, from the patch `nvme-pci: Bound what is copied with interrupts off`.
 const MOST_COPIED: u64 = 256 << 10;
 
-/// Writes the drive and verifies it, which gets the pool what it needs, and once more verifies it while events are traced: reads of
-/// 128 KiB, 64 at a time.
+/// Job that writes and verifies the drive, which fills the pool, and then verifies it again while events are traced. Reads have
+/// 128 KiB, with 64 in flight.
 const JOB: &str = r#"
 verified() {
     fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=write --ioengine=libaio --iodepth=64 --bs=128k --size=32M \
@@ -30,9 +30,11 @@ verified --verify_only
 echo 0 >tracing_on
 "#;
 
-/// Prints of each interrupt of the drive's queues for I/O the time in µs and the bytes that it copied, and then how many buffers were
-/// copied in interrupts, in softirqs and elsewhere. A line of the trace is `COMM-PID [CPU] FLAGS TIME: EVENT: …`, and the third of
-/// the flags says where the kernel is: `h` in an interrupt, `H` in one that came in a softirq, `s` in a softirq.
+/// Job that prints the time in µs and the copied bytes of each interrupt of the drive's I/O queues, and then the numbers of
+/// buffers copied in interrupts, in softirqs and elsewhere.
+///
+/// A line of the trace is `COMM-PID [CPU] FLAGS TIME: EVENT: …`. The third flag is the kernel's context: `h` for an interrupt,
+/// `H` for an interrupt during a softirq, `s` for a softirq.
 const READ_TRACE: &str = r#"
 awk '
 match($0, /\[[0-9]+\] /) {
@@ -60,16 +62,16 @@ END {
 }' trace
 "#;
 
-/// Where buffers were copied back after reads.
+/// Contexts in which buffers were copied back after reads.
 struct Copies {
     in_interrupts: u64,
     in_softirqs: u64,
     elsewhere: u64,
-    /// Most bytes that one interrupt copied.
+    /// Maximum bytes that one interrupt copied.
     most: u64,
 }
 
-/// Verifies I/O on a guest with one CPU, and tells what its interrupts did.
+/// Runs verified I/O in a guest with one CPU, and returns what its interrupts did.
 fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
     let guest = guest_with_windows(name)
         .kernel(kernel)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! INTx: network cards whose driver is told to use it, on one line of the guest; a drive of a guest without MSI, that comes, goes and
-//! is there after reboots.
+//! INTx: network cards whose driver uses INTx, on one line of the guest, and a drive of a guest without MSI that is added,
+//! removed, and used after reboots.
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
@@ -13,11 +13,12 @@ use crate::hotplug::{create_and_boot, payload, put, use_whenever_there, wait_gon
 use crate::lifecycle::three_boots;
 use crate::support::{SITE, required, run};
 
-/// MiB that go to the server and come back.
+/// MiB that go to the server and back.
 const TRAFFIC_MIB: u64 = 1;
 
-/// Finds the interfaces of the cards in slots 2 and 18. The first sends random bytes to the server, which sends them back, while the
-/// other's link goes up again and again: its driver learns of that by an interrupt alone.
+/// Shell functions and a job. They find the interfaces of the cards in slots 2 and 18. The first card sends random bytes to the
+/// server, which returns them. Meanwhile the link of the other card goes up repeatedly, which its driver only notices by
+/// interrupts.
 const TWO_CARDS: &str = r#"
 interface() {
     i=0
@@ -63,7 +64,7 @@ fn two_cards_share_a_line_behind_the_iommu_and_beside_it() {
 
     assert!(outcome.console.contains("CAROM-SAME"), "console:\n{}", outcome.console);
     assert_eq!(outcome.values("CAROM-LINK").collect::<Vec<_>>(), ["1", "2", "3"]);
-    // The kernel's own number, then as in `29:  1234  IO-APIC  22-fasteoi  eth0, eth1`.
+    // The line of the IRQ number, for example `29:  1234  IO-APIC  22-fasteoi  eth0, eth1`.
     let line: Vec<&str> = outcome.value("CAROM-LINE").unwrap().split_whitespace().collect();
     assert_eq!(line[2..4], ["IO-APIC", "22-fasteoi"], "{line:?}");
     let interrupts: u64 = line[1].parse().unwrap();
@@ -97,7 +98,7 @@ fn drive_of_a_guest_without_msi_comes_goes_and_comes_again() {
         let device = json!({"path": Site::sysfs(&SITE.nvme[0]), "id": "drive"});
         assert_eq!(vmm.call("PUT", "/api/v1/vm.add-device", Some(&device)).unwrap().0, 200);
         vmm.wait_for(&format!("CAROM-WORKED {round}\n"), 1, BOOT_TIME).unwrap();
-        // A guest that is paused with an interrupt under way goes on.
+        // A guest that is paused with a pending interrupt must continue.
         for _ in 0..3 {
             put(&vmm, "vm.pause", &Value::Null);
             put(&vmm, "vm.resume", &Value::Null);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a device behind the IOMMU can reach: QEMU's edu device, passed through, does DMA where the test tells it, while the
-//! NVMe drive has windows.
+//! Memory that a device behind the IOMMU can access: QEMU's edu device, passed through, does DMA to addresses that the test
+//! selects, while the NVMe drive has windows.
 
 use carom_integration::harness::guest_test;
 use std::process::Command;
@@ -16,18 +16,19 @@ fn edu() -> &'static str {
     required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)")
 }
 
-/// The kernel logs at most 10 messages about DMA faults, two a fault, in this time and drops the others (`dmar_fault()` in
+/// Interval in which the kernel logs at most 10 messages about DMA faults, two per fault. It drops the others (`dmar_fault()` in
 /// `drivers/iommu/intel/dmar.c`, `DEFAULT_RATELIMIT_INTERVAL`).
 const FAULTS_RATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// How many DMA faults this host has logged for the device, with the next ones sure to be logged: those of the test before may
-/// have used up what the kernel logs in a time in which, on a fast machine, the next guest is booted already.
+/// Returns the number of DMA faults that this host has logged for the device, after a pause that ensures that the next faults are
+/// logged. Without the pause, the previous test may have used up the kernel's limit: on a fast machine, the next guest boots
+/// within the interval.
 fn host_faults_before(address: &str) -> usize {
     thread::sleep(FAULTS_RATE_LIMIT + Duration::from_millis(500));
     host_faults(address)
 }
 
-/// How many DMA faults this host has logged for the device.
+/// Returns the number of DMA faults that this host has logged for the device.
 fn host_faults(address: &str) -> usize {
     let log = Command::new("dmesg").output().expect("dmesg runs");
     let short = address.trim_start_matches("0000:");
@@ -84,7 +85,7 @@ fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
         "map 0x200000 rw",
         "store 0x200000",
         "count 0x200000 0x5a",
-        // What one of them brought, the other takes on.
+        // Bytes that one device stored are loaded by the other.
         "fill 0x200000 0x66",
         "use 0",
         "load 0x200000",
@@ -122,8 +123,8 @@ fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
     }
 }
 
-/// Shell function `attack COMMAND [AFTER]`: writes edu-dma's commands that try COMMAND on four pages of each chunk of the
-/// NVMe drive's domain, each followed by AFTER.
+/// Shell function `attack COMMAND [AFTER]`: prints edu-dma's commands that try COMMAND on four pages of each chunk of the NVMe
+/// drive's domain. AFTER follows each attempt.
 const ATTACK: &str = r#"
 START=$(sed -n 's/^iova_start //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
 CHUNK=$(sed -n 's/^chunk_size //p' /sys/kernel/debug/iommu_bounce/*/stats | head -n 1)
@@ -142,8 +143,8 @@ attack() {
 
 #[guest_test(needs(Edu), by_iommufd)]
 fn device_does_not_reach_chunks_of_another_domain() {
-    // The drive is filled with 0xc3 and read through its window, so that slots hold these bytes. The edu device, in a domain
-    // of its own, first tries to read them, then to overwrite them while the drive's I/O is verified.
+    // The drive is filled with 0xc3 and read through its window, so that slots contain these bytes. The edu device is in its own
+    // domain. It first tries to read the slots, and then to overwrite them while the drive's I/O is verified.
     let verify = workload::fio_verify(12, 64);
     let job = format!(
         r#"{WAIT_FOR_NVME}{FIND_EDU}

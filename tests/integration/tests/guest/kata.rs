@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A sandbox's life as the runtime of Kata Containers makes it, by its client (`docs/kata.md`), with a real guest.
+//! Life of a sandbox as the runtime of Kata Containers manages it, by its client (`docs/kata.md`), with a real guest.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,8 +17,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::wait_gone;
 use crate::support::{MIB, SITE};
 
-/// The guest has no console: it writes what it sees to the disk that comes to it. CPUs and RAM that come it takes, as the
-/// runtime's agent does.
+/// The guest has no console: it writes its observations to the disk that is added. It onlines added CPUs and RAM, like the
+/// runtime's agent.
 const TELL: &str = r#"
 exec >/dev/null 2>&1
 while [ ! -b /dev/vda ]; do sleep 0.1; done
@@ -39,14 +39,14 @@ done
 sleep 1000
 "#;
 
-/// What the guest has written last.
+/// Returns what the guest has written last.
 fn told(vmm: &ApiVmm) -> String {
     let mut start = [0; 512];
     File::open(vmm.dir().join("disk.img")).unwrap().read_exact(&mut start).unwrap();
     String::from_utf8_lossy(&start).trim_end_matches('\0').to_owned()
 }
 
-/// Waits until the guest has written what is wanted.
+/// Waits until the guest has written the wanted text.
 fn wait_told(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
     let start = Instant::now();
     while !wanted(&told(vmm)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Containers of Kata Containers' own runtime and agent, which containerd starts and which run on Carom (`docs/kata.md`).
+//! Containers of Kata Containers' own runtime and agent. containerd starts them, and they run on Carom (`docs/kata.md`).
 
 use std::env;
 use std::fs::{self, File};
@@ -17,13 +17,13 @@ use tempfile::TempDir;
 
 use crate::support::{MIB, SITE};
 
-/// Longest time for a host of containers, from its start to its end.
+/// Maximum run time of a container host.
 const TIME: Duration = Duration::from_secs(300);
 
-/// Makes the host of containers and runs what comes on standard input.
+/// Script that creates the container host and runs the steps of its standard input.
 const HOST: &str = include_str!("kata_runtime/host.sh");
 
-/// containerd with what this needs and no more.
+/// Minimal configuration of containerd.
 const CONTAINERD: &str = r#"
 version = 2
 root = "DIR/containerd/root"
@@ -33,8 +33,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "DIR/containerd.sock"
 "#;
 
-/// Kata Containers' configuration: its defaults but for paths, sizes and times, since the machine is emulated. Its own guest kernel takes RAM
-/// that comes into use by itself; this one has to be told.
+/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Its guest
+/// kernel onlines added RAM by itself; the kernel used here must be told to.
 const KATA: &str = r#"
 [hypervisor.clh]
 path = "DIR/vmm"
@@ -61,23 +61,24 @@ vfio_mode = "guest-kernel"
 create_container_timeout = 200
 "#;
 
-/// For a container without a network, and for one in a namespace of the host's that has one.
+/// Network settings: for a container without a network, and for one in a network namespace of the host.
 const NO_NETWORK: &str = "disable_new_netns = true\ninternetworking_model = \"none\"";
 const NETWORK: &str = "internetworking_model = \"tcfilter\"";
 
-/// What the shim starts as its VMM: it can ask neither for windows nor for devices behind the virtual IOMMU.
+/// VMM that the shim starts. The shim itself can request neither windows nor devices behind the virtual IOMMU.
 const VMM: &str = r#"#!/bin/sh
 CAROM_IOMMU_BOUNCE=size=64M CAROM_ALL_BEHIND_IOMMU=on exec DIR/cloud-hypervisor "$@" 2>>DIR/said
 "#;
 
-/// A host of containers, in namespaces of its own for processes, mounts and more. It does not outlive the test.
+/// Container host in its own namespaces for processes, mounts and more. It ends when this value is dropped.
 struct Host {
     dir: TempDir,
     runtime: PathBuf,
 }
 
 impl Host {
-    /// Its files; `CAROM_KATA_RUNTIME` names the programs. `drives` and `network` are lines of the runtime's configuration.
+    /// Creates the host's files. `CAROM_KATA_RUNTIME` is the directory of the programs. `drives` and `network` are lines of the
+    /// runtime's configuration.
     fn new(drives: &str, network: &str) -> Self {
         let runtime = env::var_os("CAROM_KATA_RUNTIME").expect("the test needs it").into();
         let host = Self { dir: tempfile::tempdir().unwrap(), runtime };
@@ -101,7 +102,7 @@ impl Host {
         fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    /// Runs steps there; what they have printed.
+    /// Runs steps in the host and returns their output.
     fn run(&self, steps: &str) -> String {
         fs::write(self.dir.path().join("steps"), steps).unwrap();
         let output = self.dir.path().join("output");
@@ -129,7 +130,7 @@ impl Host {
     }
 }
 
-/// Waits for the end; whether its status is 0.
+/// Waits for the end of a process. True if its status is 0.
 fn ends_well(mut child: Child) -> bool {
     let start = Instant::now();
     loop {
@@ -149,7 +150,7 @@ fn read(file: &Path) -> String {
     String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).replace('\r', "")
 }
 
-/// The values of the lines `CAROM-KATA key value`.
+/// Returns the values of the lines `CAROM-KATA key value`.
 fn values<'said>(said: &'said str, key: &str) -> Vec<&'said str> {
     let of_key = |line: &'said str| line.strip_prefix("CAROM-KATA ")?.strip_prefix(key)?.strip_prefix(' ');
     said.lines().filter_map(of_key).collect()
@@ -161,7 +162,7 @@ fn value<'said>(said: &'said str, key: &str) -> &'said str {
     values[0]
 }
 
-/// A container, a second process in it, and its end.
+/// Steps: a container, a second process in it, and its end.
 const LIFE: &str = r#"
 run box -- sh -c '
     echo "CAROM-KATA kernel $(cat /proc/sys/kernel/random/boot_id)"
@@ -193,7 +194,7 @@ fn container_of_kata_containers_lives_on_carom() {
     assert_eq!(values(&said, "vmms"), ["1", "0"]);
 }
 
-/// A container in a network namespace of the host, which reads a page of a server there.
+/// Steps: a container in a network namespace of the host, which reads a page from a server there.
 const PAGE: &str = r#"
 ip netns add pod
 ip link add host0 type veth peer name eth0 netns pod
@@ -215,7 +216,7 @@ fn kata_container_has_the_network_of_its_namespace() {
     assert_eq!(value(&said, "page"), "of-the-host");
 }
 
-/// A container with a drive, which writes 16 MiB in small blocks and reads them in larger ones.
+/// Steps: a container with a drive, which writes 16 MiB in small blocks and reads them in larger ones.
 const DRIVE: &str = r#"
 run box --device "/dev/vfio/GROUP" -- sh -c '
     IFS=: read -r major minor </sys/block/nvme0n1/dev
@@ -234,7 +235,8 @@ ctr task exec --exec-id end box touch /end
 wait "$container"
 "#;
 
-/// What steps have printed whose `GROUP` is that of the drive, which comes to a container as a line of the runtime's configuration says.
+/// Runs steps with `GROUP` replaced by the drive's group, and returns their output. The line `setting` of the runtime's
+/// configuration selects how the drive is added to a container.
 fn with_the_drive(setting: &str, steps: &str) -> String {
     let host = Host::new(setting, NO_NETWORK);
     let link = fs::read_link(Site::sysfs(&SITE.nvme[0]).join("iommu_group")).unwrap();
@@ -250,12 +252,12 @@ fn drive_bounces(setting: &str) {
     println!("CAROM-KATA {}", counters["_iommu"]);
     let count = |name: &str| counters["_iommu"][name].as_u64().unwrap();
     assert!(count("requests_window_add") - count("failed_window_add") > 0, "{counters}");
-    // Without windows each of some 5000 reads and writes would be mapped.
+    // Without windows, each of about 5000 reads and writes would be mapped.
     assert!(count("requests_map") < 500, "{counters}");
     assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
 }
 
-/// A container with a drive that asks for a CPU and 256 MiB, which come to what the sandbox itself has. It waits until it sees them.
+/// Steps: a container with a drive that requests a CPU and 256 MiB in addition to the sandbox's own. It waits until it sees them.
 const MORE: &str = r#"
 run box --cpus 1 --memory-limit 268435456 --device "/dev/vfio/GROUP" -- sh -c '
     echo "CAROM-KATA cpus $(cat /sys/devices/system/cpu/online)"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that starts another kernel while devices do DMA: by kexec, and by kdump after a panic.
+//! Guest that starts another kernel while devices do DMA: by kexec, and by kdump after a panic.
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;
@@ -31,7 +31,8 @@ fn verify_both() -> String {
     format!("{both}{both}")
 }
 
-/// Boots a VM with a passed-through drive and a disk, both behind the virtio-iommu. `parameters` are more kernel parameters.
+/// Boots a VM with a passed-through drive and a disk, both behind the virtio-iommu. `parameters` are additional kernel
+/// parameters.
 fn boot(kernel: Kernel, parameters: &str, job: &str) -> ApiVmm {
     let vmm = ApiVmm::start_with_its_kernel(&SITE, kernel, &format!("{WAIT_FOR_NVME}{LOAD}{job}")).unwrap();
     let disk = image(vmm.dir(), "disk.img");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VMM that is killed in the midst of its guest's writes: what the guest had flushed is there, in raw images and in qcow2 ones.
+//! VMM that is killed while its guest writes. Data that the guest had flushed must exist in raw and qcow2 images.
 
 use std::fs;
 use std::process::Command;
@@ -17,19 +17,19 @@ use crate::disk::{SIZE, counters, image};
 use crate::hotplug::{create, create_and_boot, put};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Sectors from one number to the next: two clusters of qcow2, so that each needs a new one.
+/// Distance between two numbers, in sectors: two clusters of qcow2, so that each number needs a new cluster.
 const APART: u64 = 256;
 
-/// How many numbers have a place, in the first half of the disk. Then they begin again.
+/// Number of places, in the first half of the disk. Later numbers start again at the first place.
 const PLACES: u64 = SIZE / 2 / 512 / APART;
 
-/// The first sector of a number's place.
+/// Returns the first sector of a number's place.
 fn sector(number: u64) -> u64 {
     number % PLACES * APART
 }
 
-/// In a guest: tells the number that is in the place of `wanted`, then writes numbers from `from` on to a disk and the other one, each
-/// flushed before it is told, with `beside` done at the same time.
+/// Returns a job that prints the number in the place of `wanted`, and then writes numbers from `from` on to both disks in turn.
+/// Each number is flushed before it is printed. `beside` runs at the same time.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"
@@ -51,7 +51,7 @@ done
     )
 }
 
-/// The number in the last line of this kind that is whole.
+/// Returns the number in the last complete line of this kind.
 pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
     let whole = vmm.whole_lines();
     let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
@@ -64,7 +64,7 @@ fn boot(disks: &[Value], job: &str) -> ApiVmm {
     vmm
 }
 
-/// Kills the VMM when its guest has told that it flushed this number; the last one that it told.
+/// Kills the VMM after its guest has reported that it flushed `number`. Returns the last reported number.
 fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
     vmm.wait_for(&format!("CAROM-FLUSHED {number}\n"), 1, BOOT_TIME).unwrap();
     let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();
@@ -72,7 +72,7 @@ fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
     last_told(&vmm, "CAROM-FLUSHED")
 }
 
-/// Whether the numbers up to `flushed` are in a disk's content. The next one may be there too, in the place of the oldest.
+/// True if a disk contains the numbers up to `flushed`. The next number may also exist already, in the place of the oldest.
 pub(crate) fn holds(content: &[u8], flushed: u64) -> bool {
     let oldest = (flushed + 2).saturating_sub(PLACES).max(1);
     (oldest..=flushed).all(|number| {
@@ -91,10 +91,10 @@ fn what_was_flushed_is_there_when_the_vmm_was_killed() {
     let flushed = kill(boot(&disks, &counting(1, 1, "")), 40);
 
     assert!(holds(&fs::read(&raw).unwrap(), flushed), "{flushed} were flushed");
-    // What was there only for the VMM is lost with it. Clusters that nobody has are all that may come of that.
+    // The VMM's unwritten data is lost with it. The only permitted damage is leaked clusters.
     println!("{:?} with {flushed} numbers", qemu_img::check(&qcow2));
     assert!(holds(&qemu_img::content(&qcow2), flushed), "{flushed} were flushed");
-    // Their locks went with the process.
+    // The locks of the images were released with the process.
     let next = boot(&disks, &counting(flushed, 1000, ""));
     next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();
     for disk in ["vda", "vdb"] {
@@ -102,14 +102,14 @@ fn what_was_flushed_is_there_when_the_vmm_was_killed() {
     }
 }
 
-/// Writes and discards in the second half of the second disk, over and over.
+/// Job that writes and discards in the second half of the second disk, repeatedly.
 const WRITE_AND_DISCARD: &str = "
 fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=randwrite --ioengine=libaio --iodepth=16 \
     --bssplit=512/20:4k/30:64k/30:128k/20 --fsync=8 --time_based --runtime=1000 >/tmp/beside 2>&1 &
 while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
 ";
 
-/// What the second disk has done, once that is much: numbers may be flushed before fio has begun.
+/// Returns the work of the second disk after it has done much: numbers may be flushed before fio has begun.
 fn worked(vmm: &ApiVmm) -> Value {
     let start = Instant::now();
     loop {
@@ -154,7 +154,7 @@ fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
     }
 }
 
-/// Reads a drive until the VM ends.
+/// Job that reads a drive until the VM ends.
 const READ_FOR_EVER: &str = "
 (while dd if=/dev/nvme0n1 of=/dev/null iflag=direct bs=64k; do :; done) 2>/dev/null &
 echo CAROM-READING
@@ -168,7 +168,7 @@ fn device_of_a_killed_vmm_is_free_at_once() {
     for _ in 0..3 {
         let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
         create(&vmm, json!({"devices": [device], "iommu_bounce": {"size": 64 * MIB}}));
-        // This fails if another process still has the device.
+        // This fails if another process still uses the device.
         put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-READING\n", 1, BOOT_TIME).unwrap();
         let killed = Command::new("kill").args(["-KILL", &vmm.pid().to_string()]).status().unwrap();

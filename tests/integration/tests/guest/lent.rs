@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory of windows that applications have for their buffers: direct I/O without a copy and without a mapping.
+//! Window memory that applications use for their buffers: direct I/O without copies and mappings.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -7,8 +7,9 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, run};
 
-/// `lent ENGINE` has fio verify the drive from memory that it is lent. fio removes the file that it maps: it has a link.
-/// `figures NAME` prints what the pool has counted by now as lines `CAROM-STAT-NAME-<key> <value>`, and has the VMM report.
+/// Shell functions. `lent ENGINE` makes fio verify the drive with lent memory; fio removes the file that it maps, so it gets a
+/// link. `figures NAME` prints the pool's counters as lines `CAROM-STAT-NAME-<key> <value>`, and makes the VMM report its
+/// counters.
 const FUNCTIONS: &str = r#"
 lent() {
     ln -s "/dev/iommu_bounce/$NVME" /tmp/lent
@@ -30,7 +31,7 @@ fn guest(name: &str, kernel: Kernel, work: &str) -> Guest {
     guest_with_windows(name).kernel(kernel).job(&format!("{WAIT_FOR_NVME}{FUNCTIONS}{work}{COMPLAINTS}"))
 }
 
-/// How much more the guest had counted at `after` than at `before`.
+/// Returns how much a counter of the guest grew from `before` to `after`.
 fn grown(outcome: &Outcome, key: &str, before: &str, after: &str) -> u64 {
     number(outcome, &format!("CAROM-STAT-{after}-{key}")) - number(outcome, &format!("CAROM-STAT-{before}-{key}"))
 }
@@ -47,7 +48,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
     assert_no_complaint(&outcome);
     let [plain, lent, end] = outcome.counters[..3] else { panic!("three marks, {:?}", outcome.counters) };
     let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
-    // Twice 8 MiB, written and read, with less than 48 KiB at a time.
+    // Two runs write and read 8 MiB each, with less than 48 KiB at a time.
     assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
     let maps = lent.requests.map - plain.requests.map;
     assert!(maps < buffers / 20, "{maps} MAPs for {buffers} buffers");
@@ -55,7 +56,7 @@ fn buffers_in_lent_memory(kernel: Kernel) {
         let copied = grown(&outcome, key, "plain", "lent");
         assert!(copied < MIB, "{key}: {copied}, as the kernel itself reads the drive");
     }
-    // What was lent is back.
+    // Lent memory was returned.
     assert!(end.window_bytes <= plain.window_bytes, "{plain:?} {end:?}");
 }
 
@@ -69,12 +70,12 @@ fn io_of_lent_memory_is_not_copied_nor_mapped_on_newer_kernel() {
     buffers_in_lent_memory(Kernel::Newer);
 }
 
-/// Has `lent-check` do I/O, and says whether all was as it should be.
+/// Shell function that runs `lent-check` and prints its results.
 const CHECKED: &str = r#"
 checked() { lent-check "/dev/iommu_bounce/$NVME" "$1" | sed 's/^lent-check: /CAROM-CHECKED /'; }
 "#;
 
-/// `lent-check` holds memory while its drive goes, and finds all as it should be before, and when the drive is there again.
+/// `lent-check` holds memory while its drive is removed. Its checks must succeed before, and again after the drive has returned.
 const REMOVAL: &str = r#"
 checked /dev/nvme0n1
 lent-check "/dev/iommu_bounce/$NVME" >/tmp/holder & holder=$!
@@ -88,7 +89,7 @@ wait_for_nvme
 checked /dev/nvme0n1
 "#;
 
-/// `lent-check` has the drive's file open while the drive gets another domain, and is refused when it maps it.
+/// `lent-check` keeps the drive's file open while the drive gets another domain. Mapping the file must then be rejected.
 const REPLACED: &str = r#"
 mkfifo /tmp/go
 lent-check "/dev/iommu_bounce/$NVME" - </tmp/go >/tmp/opened & opened=$!
@@ -105,7 +106,7 @@ wait $opened
 grep refused /tmp/opened | sed 's/^lent-check: /CAROM-CHECKED /'
 "#;
 
-/// What `lent-check` finds right when it is given a file and a drive
+/// Number of successful checks of `lent-check` with a file and a drive.
 const CASES: usize = 13;
 
 fn assert_checked(outcome: &Outcome, cases: usize) {
@@ -132,7 +133,7 @@ fn lent_memory_works_and_ends_with_its_drive_on_newer_kernel() {
     lent_memory(Kernel::Newer);
 }
 
-/// Memory that was lent for one drive, with another one, whose I/O is copied
+/// Memory that was lent for one drive is used with another drive, whose I/O is copied.
 const ANOTHER: &str = r#"
 until [ -b /dev/nvme1n1 ]; do sleep 0.1; done
 figures before
@@ -148,7 +149,7 @@ fn lent_memory_of_another_drive(kernel: Kernel) {
     assert_no_complaint(&outcome);
     assert_checked(&outcome, CASES);
     let [before, after] = outcome.counters[..2] else { panic!("two marks, {:?}", outcome.counters) };
-    // Mapping it would be refused: it is no RAM.
+    // Mapping this memory would be rejected, because it is not RAM.
     assert_eq!(after.failed.map, before.failed.map, "{after:?}");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What ends a domain and its window: reboot of the guest, unbinding and rebinding of the driver.
+//! Events that end a domain and its windows: reboot of the guest, and unbinding and rebinding of the driver.
 
 use carom_integration::harness::guest_test;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use carom_integration::{Guest, Kernel, Outcome};
 use crate::support::edu::{FIND_EDU, TEST_EDU};
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, required, run};
 
-/// A text that no earlier run left on the drive.
+/// Returns a text that no earlier run left on the drive.
 fn unique() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     format!("carom-{}", now.as_nanos())
@@ -29,7 +29,8 @@ marker() {
 }
 "#;
 
-/// A job that runs in three boots: each verifies I/O and finds the marker of the one before; the first two end by `restart`.
+/// Returns a job that runs in three boots. Each boot verifies I/O and finds the marker of the previous boot. The first two end by
+/// `restart`.
 pub(crate) fn three_boots(restart: &str) -> String {
     let id = unique();
     let verify = workload::fio_verify(8, 32);
@@ -56,13 +57,13 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
 
     let outcome = run(&guest);
 
-    // What each boot found on the drive of the one before.
+    // Markers of the previous boot that each boot found on the drive.
     let boots: Vec<&str> = outcome.console.lines().filter_map(|line| line.strip_prefix("CAROM-BOOT ")).collect();
     assert_eq!(boots.len(), 3, "console:\n{}", outcome.console);
     assert_eq!(boots[1..], ["1", "2"], "console:\n{}", outcome.console);
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     if bounce.is_some() {
-        // Each boot grew a window of its own.
+        // Each boot grew its own window.
         assert!(
             outcome.counters.last().is_some_and(|counters| counters.requests.window_add >= 3),
             "{:?}",
@@ -71,7 +72,7 @@ fn reboots_twice(name: &str, bounce: Option<&str>) {
     }
 }
 
-/// The guest restarts without shutting down, and comes back. `guest` makes it of a job.
+/// Checks that the guest restarts without a shutdown and boots again. `guest` creates the guest from a job.
 fn restarts(guest: impl FnOnce(&str) -> Guest) -> Outcome {
     let id = unique();
     let job = format!(
@@ -94,7 +95,7 @@ fi
 
 #[guest_test(slow = "triple_fault_resets_the_guest restarts kernels, and stock_kernel_* in hotplug boots this one")]
 fn distributions_kernel_restarts_without_firmware() {
-    // Linux with EFI built in does not use ACPI's reset register of a machine like this one.
+    // Linux with built-in EFI support does not use the ACPI reset register of a machine without firmware.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
 }
 
@@ -117,14 +118,14 @@ fn reboot_without_windows_loses_nothing() {
 
 #[guest_test(slow = "unit tests park chunks, reboot_under_windows_loses_nothing has the kernels")]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
-    // An emergency restart, as a crash: the kernel neither unmaps nor resets anything before the machine resets.
+    // Emergency restart, as after a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
     let guest = guest_with_windows("reset-parks").job(&job);
 
     let outcome = run(&guest);
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
-    // Each reset reports the counters before it resets anything.
+    // Each reset reports the counters first.
     let [first, second, .., last] = &outcome.counters[..] else { panic!("two resets: {:?}", outcome.counters) };
     assert!(first.requests.window_add >= 1 && first.unparked_chunks == 0, "{first:?}");
     assert!(second.unparked_chunks >= 1, "the second kernel took up what the first had: {second:?}");
@@ -156,7 +157,8 @@ done
 
 #[guest_test]
 fn device_taken_out_of_its_domain_and_back_under_windows() {
-    // VFIO in the guest replaces the DMA domain: the window ends with it (protocol, rule 2) and grows afresh afterwards.
+    // VFIO in the guest replaces the DMA domain. The window ends with the domain (protocol, rule 2), and a new one grows
+    // afterwards.
     const ROUNDS: usize = 3;
     let verify = workload::fio_verify(8, 32);
     let job = format!(
@@ -191,7 +193,8 @@ done
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
 
-/// Shell function `refuse DEVICE`: takes a device from its driver, has its group ask for an identity domain, and gives it back.
+/// Shell function `refuse DEVICE`: unbinds a device from its driver, requests an identity domain for its group, and binds it
+/// again.
 const REFUSE: &str = r#"
 refuse() {
     group=$(readlink -f "/sys/bus/pci/devices/$1/iommu_group")
@@ -202,8 +205,8 @@ refuse() {
 }
 "#;
 
-/// Runs a guest of which the host may lock less than its RAM, so that it refuses identity domains. It is refused so many, verifies
-/// I/O three times, and has no complaint.
+/// Runs a guest for which the host may lock less than its RAM, so that identity domains are rejected. Checks that `domains`
+/// requests were rejected, that I/O was verified three times, and that the kernel does not complain.
 fn refused(guest: &Guest, domains: usize) -> Outcome {
     let outcome = run(guest);
 
@@ -216,7 +219,7 @@ fn refused(guest: &Guest, domains: usize) -> Outcome {
     outcome
 }
 
-/// The drive goes back to the domain that it had, whose mappings and windows work as before.
+/// Checks that the drive returns to its previous domain, with working mappings and windows.
 fn refused_domain_leaves_the_old_one(name: &str, kernel: Kernel) {
     let job = format!(
         r#"{WAIT_FOR_NVME}{REFUSE}
@@ -249,9 +252,10 @@ fn refused_domain_leaves_the_old_one_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-/// Where there are no windows, the domains that two devices go back to are not empty, or were not: the drive bounces through pages
-/// of the guest, which its pool takes out of the domain before the host is asked, and a page stays mapped for the edu device, which
-/// reads and writes it each time that it gets its driver.
+/// Checks domains that are not empty when two devices return to them, without windows.
+///
+/// The drive bounces through guest pages, which its pool unmaps before the host gets the request. For the edu device, a page
+/// stays mapped, and the device reads and writes it each time it gets its driver.
 fn refused_domain_leaves_what_is_mapped(name: &str, kernel: Kernel) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let job = format!(
@@ -286,7 +290,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
 
     let pages: Vec<&str> = outcome.values("CAROM-PAGE").collect();
     assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
-    // Nothing was mapped where something is.
+    // No mapping was attempted where another mapping exists.
     let counters = outcome.counters.last().expect("counters");
     assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);

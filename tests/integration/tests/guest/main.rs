@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests with real guests, real KVM and real VFIO devices. `scripts/test` runs them in the rig; see `docs/rig.md` for
-//! running them on a host of one's own.
+//! Tests with real guests, real KVM and real VFIO devices. `scripts/test` runs them in the rig. `docs/rig.md` explains how to run
+//! them on another host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest without windows may have mapped: the limit, and how the figures agree with the host's kernel.
+//! Limit on the memory that a guest without windows may map, and agreement of the counters with the host's kernel.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put};
 use crate::support::{MIB, SITE};
 
-/// What the guest has room for beside what it always keeps mapped: its largest request, and half of another.
+/// Room for additional mappings beyond those that always stay: the guest's largest request and half of another.
 const ROOM: u64 = 192 << 10;
 
 fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
@@ -22,7 +22,7 @@ fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("{device} {name}: {counters}"))
 }
 
-/// What is pinned, at a moment at which the guest maps nothing: as the VMM counts it, of which the host's kernel has the same.
+/// Returns the pinned bytes at a moment when the guest maps nothing. The counts of the VMM and of the host's kernel must agree.
 fn quiet(vmm: &ApiVmm) -> u64 {
     let start = Instant::now();
     loop {
@@ -59,14 +59,14 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     assert_eq!(counter(&vmm, "_iommu", "failed_map"), 0);
     assert_eq!(counter(&vmm, "drive", "pinned_bytes"), counter(&vmm, "drive", "mapped_bytes"));
 
-    // A limit below what is mapped takes nothing back.
+    // A limit below the mapped memory does not unmap anything.
     limit(&vmm, mapped + ROOM);
     assert_eq!(info(&vmm)["iommu_bounce"]["max_mapped"], mapped + ROOM);
     let done = vmm.console().matches("CAROM-VERIFY 0 ").count();
     let start = Instant::now();
     while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
         let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
-        // The round that had begun before may have had more.
+        // A round that had begun before may have mapped more.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
             "{mapped_now} of {mapped} and {ROOM}"
@@ -86,7 +86,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     put(&vmm, "vmm.shutdown", &Value::Null);
     let console = vmm.console();
     assert!(!console.contains("I/O error"), "{console}");
-    // A round that read something else than it wrote is none that was only slow.
+    // A slow round is accepted. A round that read wrong data is not.
     let wrong: Vec<&str> = console
         .lines()
         .filter(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0 "))

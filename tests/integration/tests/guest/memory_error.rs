@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Uncorrectable memory errors of the host in pages of a guest: the VM ends with a reason, and its guest does not run on.
+//! Uncorrectable memory errors of the host in guest pages: the VM ends with a reason, and its guest stops.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -20,10 +20,10 @@ const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 /// Pages that get an error. The guest uses a quarter of its RAM, so it accesses some of these pages.
 const PAGES: usize = 256;
 const PAGE: u64 = 4096;
-/// Limit that ends a test whose guest accesses none of them.
+/// Time limit of a test whose guest accesses none of these pages.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Keeps random bytes in memory and reads them again and again.
+/// Job that keeps random bytes in memory and reads them repeatedly.
 const JOB: &str = "
 dd if=/dev/urandom of=/kept bs=1M count=128 2>/dev/null
 echo CAROM-READY

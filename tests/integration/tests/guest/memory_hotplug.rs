@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RAM that comes to a guest while it runs: drives reach it, behind the virtio-iommu and beside it.
+//! RAM that is added to a running guest. Its drives use this RAM, behind the virtio-iommu and without it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, payload, pinned, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Tells how much memory there is, and works with the drive whenever there is more.
+/// Returns a job that prints the amount of memory, and works with the drive whenever there is more.
 fn grow_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -40,14 +40,14 @@ done
     )
 }
 
-/// MiB of memory, as each line of this kind tells it that is printed whole.
+/// Returns the MiB in the complete lines of this kind.
 fn told(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
     let whole = vmm.whole_lines();
     let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
     numbers.map(|kib| kib >> 10).collect()
 }
 
-/// Waits for the line of this kind and number, and returns what it tells.
+/// Waits for the line of this kind and number, and returns its value.
 fn wait_told(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
     let start = Instant::now();
     loop {
@@ -65,7 +65,7 @@ fn resize(vmm: &ApiVmm, mib: u64) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Boots a guest of 512 MiB to which 512 MiB can come, with the drive behind the IOMMU or not.
+/// Boots a guest of 512 MiB that can get 512 MiB more. `iommu` puts the drive behind the IOMMU.
 fn boot(kernel: Kernel, iommu: bool, cmdline: &str, more: Value) -> ApiVmm {
     boot_on(&SITE, kernel, iommu, cmdline, more)
 }
@@ -74,7 +74,7 @@ fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value)
     let vmm = ApiVmm::start_with(site, kernel, &grow_and_work()).unwrap();
     let mut config = json!({
         "memory": {"size": 512 * MIB, "hotplug_size": 512 * MIB},
-        // Where it is not said, added memory waits for a user to switch it on.
+        // Without this parameter, a user must online added memory.
         "payload": payload(&vmm, &format!(" memhp_default_state=online {cmdline}")),
         "devices": [{"path": Site::sysfs(&SITE.nvme[0]), "iommu": iommu, "id": "drive"}],
     });
@@ -103,7 +103,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     }
     assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves only 0"));
     put(&vmm, "vm.reboot", &Value::Null);
-    // What came is there when the guest is, or soon after.
+    // Added memory is available when the guest is ready, or soon after.
     let ready = wait_told(&vmm, "CAROM-READY", 2);
     let again = if ready - booted < 512 { wait_told(&vmm, "CAROM-GREW", 3) } else { ready };
     assert_eq!(again - booted, 512);
@@ -120,7 +120,7 @@ fn ram_comes_to_a_guest_with_the_newer_kernel() {
     grows_twice_and_keeps_it_over_a_reboot(Kernel::Newer);
 }
 
-/// Adds 128 MiB, sees the drive work in them, and tells how many bytes more are pinned.
+/// Adds 128 MiB and checks that the drive works in them. Returns the additional pinned bytes.
 fn grows_and_works(vmm: &ApiVmm) -> u64 {
     let before = pinned(vmm);
     assert_eq!(resize(vmm, 640), (204, "null".into()));
@@ -136,7 +136,7 @@ fn ram_comes_to_a_guest_whose_drive_reaches_all_ram() {
     end(vmm);
 }
 
-/// The site with a VMM that may lock so many bytes and has no right to go beyond.
+/// Returns a site whose VMM may lock at most `bytes` bytes and lacks the capability to exceed this limit.
 fn site_with_limit(dir: &Path, bytes: u64) -> Site {
     let (carom, limited) = (SITE.carom.display(), dir.join("carom"));
     let caps = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock";
@@ -156,13 +156,13 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
         assert!(status != 204 && answer.contains("limit on locked memory"), "{status}: {answer}");
         assert_eq!((pinned(&vmm), &info(&vmm)["memory_actual_size"]), (before, &json!(512 * MIB)));
     }
-    // A drive that comes has the RAM that the guest has mapped.
+    // An added drive maps the guest's RAM.
     put(&vmm, "vm.remove-device", &json!({"id": "drive"}));
     wait_gone(&vmm, "drive");
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": false, "id": "drive"});
     let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&drive)).unwrap();
     assert_eq!((status, pinned(&vmm)), (200, before), "{answer}");
-    // It fits, where the refused one was.
+    // A smaller amount fits after the larger one was rejected.
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
     end(vmm);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VMM whose control group has no more memory, and no swap: the kernel kills it. What the guest had flushed is there, its drive can be
-//! had again at once, and nothing stays pinned.
+//! VMM whose control group has no more memory and no swap, so the kernel kills it. Data that the guest had flushed still exists,
+//! its drive is available again immediately, and nothing stays pinned.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -20,10 +20,10 @@ use crate::hotplug::{create_and_boot, pinned, put};
 use crate::killed::{counting, holds, last_told};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// What the guest may have beside what it has when it works: less than it asks for in the end.
+/// Memory that the guest may use in addition to its normal work. It finally requests more than this.
 const ROOM: u64 = 32 * MIB;
 
-/// Works with the drive, and once the power button is pressed fills memory.
+/// Returns a job that works with the drive, and fills memory once the power button is pressed.
 fn beside() -> String {
     let verify = workload::fio_verify(4, 16);
     format!(
@@ -87,7 +87,7 @@ fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     before.wait_until_back().unwrap();
     drop((vmm, group));
 
-    // Disks and drive go to the next one.
+    // Disks and drive are available to the next VMM.
     let job = format!("{}\n{}", workload::WAIT_FOR_NVME, counting(flushed, 1000, &workload::fio_verify(4, 16)));
     let next = boot(dir.path(), &job, |_| {});
     next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();

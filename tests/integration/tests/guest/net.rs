@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-net: a real guest on a tap interface, beside the virtio-iommu, behind it through mappings, and through a window.
+//! virtio-net: a real guest on a tap interface, without the virtio-iommu, behind it with mappings, and behind it with a window.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,15 +16,15 @@ use crate::hotplug::{create, create_and_boot, end, go_on_in_another_process, put
 use crate::support::tap::{open_tap, put_with_descriptors};
 use crate::support::{MIB, SITE, run};
 
-/// Bytes that go to the host and come back.
+/// Bytes that go to the host and back.
 const TRAFFIC: u64 = 4 * MIB;
 
-/// A job that does `work` on the network `net`, of which the first three numbers are given.
+/// Returns a job that does `work` on the network `net`, given by its first three numbers.
 pub(crate) fn job(net: &str, work: &str) -> String {
     job_of(net, TRAFFIC, work)
 }
 
-/// The same with so many bytes that go to the host and come back.
+/// Like [`job`], with `bytes` bytes that go to the host and back.
 pub(crate) fn job_of(net: &str, bytes: u64, work: &str) -> String {
     let port = echo_server().unwrap();
     let (own, server) = (format!("{net}.2"), format!("{net}.1"));
@@ -89,13 +89,13 @@ pub(crate) fn counter(vmm: &ApiVmm, id: &str, name: &str) -> u64 {
     counters[id][name].as_u64().unwrap_or_else(|| panic!("{id} {name}: {counters}"))
 }
 
-/// The interfaces of the host whose names begin so.
+/// Returns the number of host interfaces whose names begin with `prefix`.
 fn interfaces(prefix: &str) -> usize {
     let entries = std::fs::read_dir("/sys/class/net").unwrap();
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(prefix)).count()
 }
 
-/// Each time the card comes: bytes that go and come back, then more of them until it goes.
+/// Job that uses the card each time it is added: it sends bytes and gets them back, and then continues until the card is removed.
 const USE_WHENEVER_THERE: &str = r#"
 echo CAROM-READY
 n=0
@@ -139,7 +139,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
 
 #[guest_test(slow = "card_on_a_macvtap_interface_* has a descriptor, snapshot:: guests that go on, unit tests net_fds")]
 fn card_with_a_client_descriptor_is_restored_with_another() {
-    // A connection is lost with its interface: the next one is soon made.
+    // A connection is lost with its interface. The next connection is made soon.
     let job =
         job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -157,7 +157,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     );
     let (status, message) = put_with_descriptors(&vmm.socket(), "vm.add-net", &card, &[&tap]);
     assert_eq!((status, message.as_str()), (204, ""));
-    // The VM has them from now on.
+    // From now on, the VM owns the descriptors.
     drop(tap);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
@@ -183,14 +183,14 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     assert_eq!((status, message.as_str()), (204, ""));
     drop(tap);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
-    // Over a boot too.
+    // The descriptors also survive a boot.
     put(&vmm, "vm.shutdown", &Value::Null);
     put(&vmm, "vm.boot", &Value::Null);
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     end(&mut vmm);
 }
 
-/// An interface of the host with an address, and another one on which a macvtap interface is that the first one reaches.
+/// Host interface with an address, and a macvtap interface on another one that the first can reach.
 struct OnAWire {
     device: PathBuf,
 }
@@ -249,7 +249,8 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
 #[guest_test(slow = "snapshot:: has guests that go on, and unit tests the state of the card")]
 fn guest_goes_on_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
-    // A connection is lost if what came while there was no process has to be sent again too often: the next one is soon made.
+    // A connection may be lost if data from the time without a process must be resent too often. The next connection is made
+    // soon.
     let job = job("10.77.7", work).replace("nc -w 60", "nc -w 10");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let config = json!({

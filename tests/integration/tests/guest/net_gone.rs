@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A tap interface that somebody deletes while a guest uses it.
+//! Tap interface that is deleted while a guest uses it.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::support::SITE;
 
 const TAP: &str = "caromgone";
 
-/// Uses the card all the time, and goes on without it.
+/// Job that uses the card all the time, and continues without it.
 const WORK: &str = r#"
 wait_for_card
 large
@@ -30,7 +30,7 @@ n=0
 while :; do n=$((n + 1)); echo "CAROM-LIVES $n"; sleep 0.5; done
 "#;
 
-/// Time on a CPU of the threads of the card's queues, in nanoseconds.
+/// Returns the CPU time of the card's queue threads, in nanoseconds.
 fn time_of_threads(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|entry| entry.unwrap().path());
     let named = tasks.filter(|task| fs::read_to_string(task.join("comm")).unwrap().starts_with("card_"));
@@ -62,6 +62,6 @@ fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     wait_gone(&vmm, "card");
     vmm.wait_for("CAROM-LIVES 2", 1, BOOT_TIME).unwrap();
     end(&mut vmm);
-    // A packet may have met it when it was down, and not gone yet.
+    // A packet may have arrived while the interface was down but not deleted yet.
     assert!(vmm.said().matches("card: ").count() <= 2, "{}", vmm.said());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices of which DMA is small, quick and in both directions: network cards, passed through, whose drivers have not opted in to
-//! bouncing. e1000e maps each buffer that it receives into; igb keeps its pages mapped, and synchronises parts of them.
+//! Passed-through network cards, whose DMA is small, fast and bidirectional. Their drivers have not opted in to bouncing. e1000e
+//! maps each receive buffer; igb keeps its pages mapped and synchronises parts of them.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;
@@ -8,7 +8,7 @@ use carom_integration::harness::guest_test;
 use crate::support::driven::{assert_left_alone, bytes_come_back};
 use crate::support::{MIB, SITE, required};
 
-/// Bytes that go to the server and come back.
+/// Bytes that go to the server and back.
 const TRAFFIC: u64 = 2 * MIB;
 
 fn e1000e(choice: &str) -> Figures {
@@ -30,9 +30,9 @@ fn network_card_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_network_card_is_right() {
     let figures = e1000e("on");
 
-    // Each packet is a mapping or more, whichever way it goes.
+    // Each packet needs at least one mapping, in either direction.
     assert!(figures.bounced > TRAFFIC / 1500, "{figures:?}");
-    // The first ones may find no slot yet.
+    // The first packets may find no slot yet.
     let least = TRAFFIC / 2;
     assert!(figures.copied_in > least && figures.copied_out > least, "{figures:?}");
 }
@@ -46,7 +46,7 @@ fn card_that_keeps_its_pages_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_card_that_keeps_its_pages_is_right() {
     let figures = igb("on");
 
-    // What it sends bounces. Its driver synchronises the pages that it receives into by itself, and says so when it maps them.
+    // Sent packets bounce. The driver synchronises its receive pages itself, and says so when it maps them.
     assert!(figures.copied_in > TRAFFIC / 2, "{figures:?}");
     assert!(figures.refused_by_attributes > 0 && figures.elision_lost > 0, "{figures:?}");
     assert_eq!((figures.copied_out, figures.syncs), (0, 0), "{figures:?}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest of two nodes, whose RAM is made of zones and whose threads run on CPUs of their own.
+//! Guest with two nodes. Its RAM consists of zones, and its threads run on selected CPUs.
 
 use std::fs::{self, File};
 
@@ -14,7 +14,7 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 
-/// CPUs of the host that the thread of this name may run on.
+/// Returns the host CPUs on which the thread with this name may run.
 fn place(vmm: &ApiVmm, thread: &str) -> String {
     for task in fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap() {
         let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();

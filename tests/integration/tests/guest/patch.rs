@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest patch by itself: its KUnit tests, its test driver on a device, its other provider of memory, what it does when
-//! nothing is to do.
+//! The guest patch itself: its KUnit tests, its test driver on a device, its other memory provider, and idle behaviour.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -13,8 +12,8 @@ use crate::support::{
     COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, guest_with_windows, number, required, run,
 };
 
-/// Has KUnit run the patch's tests while the kernel boots, without any device, and checks what it says of each. None is skipped:
-/// there are two nodes.
+/// Runs the patch's KUnit tests at boot, without devices, and checks the result of each. No test is skipped, because there are
+/// two nodes.
 fn kunit_is_run(name: &str, kernel: Kernel) {
     let job = format!("{}{COMPLAINTS}", kunit::JOB);
 
@@ -35,15 +34,15 @@ fn kunit_passes_on_the_newer_kernel() {
     kunit_is_run("patch-kunit-newer", Kernel::Newer);
 }
 
-/// Fills the drive with the word that the test driver's attack looks for, reads it so that slots hold it, and goes on with
-/// verified I/O, which `wait` waits for.
+/// Shell lines that fill the drive with the word that the test driver's attack searches for, read it so that slots contain the
+/// word, and then run verified I/O, for which `wait` waits.
 const DRIVE_WORKS: &str = r#"
 yes CaromSec | tr -d '\n' | head -c 8388608 | dd of=/dev/nvme0n1 bs=128k conv=fsync 2>/dev/null
 fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=8M >/dev/null || exit 85
 "#;
 
-/// Has the patch's test driver check every byte of DMA by the edu device, which also goes where it should not, while a drive
-/// of the same guest does bounced I/O.
+/// Runs the patch's test driver, which checks every byte of DMA by the edu device and tries forbidden addresses. Meanwhile a
+/// drive of the same guest does bounced I/O.
 fn edu_is_right(name: &str, kernel: Kernel) {
     let edu = required(SITE.edu.as_ref(), "QEMU's edu device (CAROM_EDU)");
     let verify = workload::fio_verify(8, 16).replace("--size=", "--offset=16M --size=");
@@ -56,7 +55,7 @@ wait
 {COMPLAINTS}"#
     );
 
-    // More than the drive can use up: the edu device's memory must not depend on what the drive has taken.
+    // More memory than the drive can use, because the edu device's memory must not depend on the drive's use.
     let guest = Guest::new(name).kernel(kernel).iommu_device(edu).iommu_device(&SITE.nvme[0]).bounce("size=128M");
     let outcome = run(&guest.time_limit(Duration::from_secs(150)).job(&job));
 
@@ -112,7 +111,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
 
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "windows");
-    // Requests of several pieces take one slot each; those of one piece come as single mappings.
+    // Requests of several pieces use one slot each. Requests of one piece are single mappings.
     let [requests, pages] = ["requests", "pages"].map(|what| number(&outcome, &format!("CAROM-STAT-bounced_{what}")));
     assert!(requests > 50 && requests + pages > 500, "{requests} and {pages}; console:\n{}", outcome.console);
     assert_no_complaint(&outcome);
@@ -120,7 +119,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
 
 #[guest_test]
 fn windows_are_refused_where_their_memory_would_not_be_cached() {
-    // Without the page attribute table, mappings of a BAR are what the MTRRs say, silently.
+    // Without the page attribute table, the MTRRs silently determine the caching of BAR mappings.
     let job = format!(
         "{WAIT_FOR_NVME}{}echo \"CAROM-POOLS $(ls /sys/kernel/debug/iommu_bounce 2>/dev/null | wc -l)\"\n{COMPLAINTS}",
         workload::fio_verify(2, 16)
@@ -165,7 +164,7 @@ start=$(large)
     assert!(number(&outcome, "CAROM-LARGE-WHEN-SET") >= 32, "console:\n{}", outcome.console);
 }
 
-/// Has the drive's DMA bounce through pages of the guest, behind an IOMMU that offers no windows.
+/// Checks that the drive's DMA bounces through guest pages, behind an IOMMU without windows.
 fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     let job = format!(
         "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' $(grep -lx \"device $NVME\" /sys/kernel/debug/iommu_bounce/*/stats)\n\
@@ -187,7 +186,7 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "pages");
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     assert!(bounced > 500, "bounced {bounced}; console:\n{}", outcome.console);
-    // These devices advise no size: it was measured, and what was measured is used.
+    // These IOMMUs advise no threshold, so it was measured, and the measured value was used.
     let threshold = number(&outcome, "CAROM-STAT-threshold");
     assert!((4096..=262_144).contains(&threshold), "{threshold}");
     assert_eq!(number(&outcome, "CAROM-STAT-threshold_measured"), threshold);
@@ -211,7 +210,7 @@ fn pages_of_a_domain_are_as_many_as_the_boot_option_says() {
          {COMPLAINTS}",
         workload::fio_verify(8, 64)
     );
-    // What is too much is passed over, and 3 MiB are no whole number of chunks.
+    // Excessive values are ignored, and 3 MiB is not a multiple of the chunk size.
     let guest = Guest::new("patch-limit").vmm(Vmm::Qemu).iommu_device(&SITE.nvme[0]);
     let outcome = run(&guest.cmdline("iommu.strict=1 iommu.bounce=pages=2G,auto,128K,pages=3M,x").job(&job));
 
@@ -224,8 +223,8 @@ fn pages_of_a_domain_are_as_many_as_the_boot_option_says() {
     assert_no_complaint(&outcome);
 }
 
-/// Two drives of one group: each does verified I/O alone, then one goes on with it while the other one is taken from its driver
-/// with I/O in flight, given back and used again, twice.
+/// Job for two drives of one group. Each runs verified I/O alone. Then one continues while the other is unbound with I/O in
+/// flight, bound again and used again, twice.
 const DRIVES_OF_A_GROUP_WORK: &str = r#"
 # Waits for the drive of a PCI device, and prints its name, which is not always the same.
 drive_of() {
@@ -265,7 +264,7 @@ wait
 awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print "CAROM-MAPPED", n + 0 }' "$POOL"
 "#;
 
-/// Two drives that the IOMMU cannot tell apart share a group, and so a domain and a pool.
+/// Checks two drives that the IOMMU cannot distinguish. They share a group, and therefore a domain and a pool.
 fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
     let images = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
     for image in &images {
@@ -337,7 +336,7 @@ sleep 0.5
 "#,
         verify = workload::fio_verify(8, 32)
     );
-    // Nothing is in flight once the drive is idle, so that all chunks become idle.
+    // The idle drive has nothing in flight, so all chunks become idle.
     let guest = guest_with_windows("patch-idle").job(&job);
 
     let outcome = run(&guest);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-pmem: Debian's own kernel writes to a file of the host as to memory, flushes it, and lets the device go. Drives behind
-//! the virtio-iommu do DMA to it.
+//! virtio-pmem: Debian's kernel writes to a host file as to memory, flushes it, and releases the device. Drives behind the
+//! virtio-iommu do DMA to it.
 
 use std::fs::{self, File};
 
@@ -14,7 +14,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, put, wait_gone};
 use crate::support::{MIB, SITE, number, run};
 
-/// Says what each device is that comes, writes to it and flushes that, and ends when the last is gone.
+/// Job that reports each added device, writes to it and flushes it, and ends when the last one is removed.
 const JOB: &str = "
 mark() {
     while [ ! -b /dev/$1 ]; do sleep 0.1; done
@@ -62,7 +62,7 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     wait_gone(&vmm, "plugged");
 
     let console = vmm.console();
-    // Linux numbers them as they are ready.
+    // Linux numbers the devices in the order in which they become ready.
     for line in [
         "CAROM-SIZE kept 32768",
         "CAROM-FLUSHED kept",
@@ -81,8 +81,8 @@ fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     end(&mut vmm);
 }
 
-/// A job: each of these drives does direct I/O from and to pages of a file on persistent memory.
-/// If a process cannot be killed, the job does not print its last line.
+/// Returns a job in which each of these drives does direct I/O from and to pages of a file on persistent memory. If a process
+/// cannot be killed, the job does not print its last line.
 fn direct_io(drives: &[&str]) -> String {
     let drives = drives.join(" ");
     format!(
@@ -98,10 +98,10 @@ dmesg | grep -c 'virtio_iommu.*fault' | sed 's/^/CAROM-FAULTS /'
     )
 }
 
-/// Lines that `memory-check dax` prints for a drive.
+/// Number of lines that `memory-check dax` prints per drive.
 const DAX_CASES: usize = 5;
 
-/// A virtio disk and an NVMe drive do direct I/O from and to a file that the guest sees as memory.
+/// Checks direct I/O of a virtio disk and an NVMe drive from and to a file that the guest sees as memory.
 fn does_direct_io(name: &str, kernel: Kernel, windows: bool) {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| {
@@ -149,7 +149,7 @@ fn direct_io_of_a_stock_kernel_reaches_pages_of_a_dax_file() {
     does_direct_io("pmem-dax-stock", Kernel::Stock, false);
 }
 
-/// A program of the guest maps registers of the drive that it has by vfio-pci, as a VMM in the guest does for its own guest.
+/// Checks a guest program that maps registers of its vfio-pci drive for DMA, as a VMM in the guest does for its own guest.
 fn maps_a_bar(name: &str, kernel: Kernel) {
     let job = format!(
         "{WAIT_FOR_NVME}echo \"$NVME\" >/sys/bus/pci/drivers/nvme/unbind

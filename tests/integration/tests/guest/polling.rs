@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Many clients that ask for `vm.info` again and again: how long they wait when there is no guest, when there is one, and
-//! when it does I/O.
+//! Many clients that poll `vm.info`: their latency without a guest, with an idle guest, and with a guest that does I/O.
 
 use carom_integration::harness::guest_test;
 use std::path::{Path, PathBuf};
@@ -22,22 +21,22 @@ use crate::hotplug::{end, put};
 use crate::scraping::rounds;
 use crate::support::{MIB, SITE};
 
-/// Clients at once.
+/// Number of simultaneous clients.
 const CLIENTS: usize = 64;
 
-/// How long one measurement takes.
+/// Duration of one measurement.
 const TIME: Duration = Duration::from_secs(1);
 
-/// Pauses between two requests of a client: none, or what one that watches would make.
+/// Pauses between two requests of a client: none, or the pause of a monitoring client.
 const PACES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 
-/// From the start of a phase until it is measured: fio takes a while to start.
+/// Time from the start of a phase to its measurement, because fio needs time to start.
 const LEAD: Duration = Duration::from_secs(2);
 
-/// Seconds of a phase of the guest: lead, measurements and some to spare.
+/// Duration of a phase of the guest in seconds: lead, measurements and a reserve.
 const PHASE: u64 = 6;
 
-/// Idles and reads 4k blocks by turns.
+/// Returns a job that alternates between idling and reading 4k blocks.
 fn job(rounds: usize) -> String {
     format!(
         "{WAIT_FOR_NVME}
@@ -55,7 +54,7 @@ while :; do sleep 1; done
     )
 }
 
-/// A connection that is kept.
+/// Persistent connection.
 struct Client {
     stream: UnixStream,
     answer: Vec<u8>,
@@ -66,7 +65,7 @@ impl Client {
         Self { stream: UnixStream::connect(socket).await.unwrap(), answer: Vec::new() }
     }
 
-    /// Asks for `vm.info`; the body of the answer.
+    /// Requests `vm.info` and returns the body of the answer.
     async fn info(&mut self) -> &[u8] {
         const REQUEST: &[u8] = b"GET /api/v1/vm.info HTTP/1.1\r\nHost: localhost\r\n\r\n";
         self.stream.writable().await.unwrap();
@@ -87,7 +86,7 @@ impl Client {
     }
 }
 
-/// Where the body of an answer starts, once all of it is there.
+/// Returns the start of an answer's body when the whole answer has arrived.
 fn body(answer: &[u8]) -> Option<usize> {
     let start = answer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&answer[..start]).to_ascii_lowercase();
@@ -96,7 +95,7 @@ fn body(answer: &[u8]) -> Option<usize> {
     (answer.len() >= start + len).then_some(start)
 }
 
-/// How long the requests of one client took, which makes a pause of `pace` after each.
+/// Returns the latencies of one client, which pauses for `pace` after each request.
 async fn ask(socket: PathBuf, pace: Duration, state: &'static str) -> Vec<Duration> {
     let (begin, mut client, mut times) = (Instant::now(), Client::new(&socket).await, Vec::new());
     while begin.elapsed() < TIME {
@@ -114,7 +113,7 @@ async fn ask(socket: PathBuf, pace: Duration, state: &'static str) -> Vec<Durati
     times
 }
 
-/// How long the requests of all clients took at each of [`PACES`], of a VM in this state.
+/// Returns the latencies of all clients at each of [`PACES`], with the VM in this state.
 fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     PACES.map(|pace| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -125,7 +124,7 @@ fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     })
 }
 
-/// The same of one phase of the guest, which must not end before.
+/// Like [`poll`], in one phase of the guest, which must not end before.
 fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     vmm.wait_for(&format!("CAROM-PHASE {phase}\n"), 1, BOOT_TIME).unwrap();
     thread::sleep(LEAD);
@@ -134,7 +133,7 @@ fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     times
 }
 
-/// A line for people: median and 99th percentile at each pace.
+/// Returns a line for the user: median and 99th percentile at each pace.
 fn line(what: &str, times: &mut [Vec<Duration>; 2]) -> String {
     let of = |times: &mut Vec<Duration>| {
         times.sort_unstable();
@@ -173,7 +172,7 @@ fn many_clients_are_answered_while_the_guest_works() {
     }
     vmm.wait_for("CAROM-PHASE end\n", 1, BOOT_TIME).unwrap();
 
-    // For the documentation: `scripts/test --keep DIR` keeps it.
+    // `scripts/test --keep DIR` keeps these figures for the documentation.
     let console = vmm.console();
     let iops: Vec<&str> = console.lines().filter_map(|line| line.strip_prefix("CAROM-IOPS ")).collect();
     let lines = [("no guest", &mut none), ("idle guest", &mut idle), ("guest with I/O", &mut working)]

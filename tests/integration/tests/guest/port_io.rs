@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! I/O ports, as instructions reach them that ordinary drivers do not use.
+//! I/O ports, accessed by instructions that ordinary drivers do not use.
 
 use std::process::Command;
 use std::time::Duration;
@@ -20,6 +20,6 @@ fn string_instruction_reads_one_port_many_times() {
     let finished = run_limited(&mut carom, &logs.path().join("console"), limits, None).unwrap();
 
     assert!(matches!(finished.ended, Ended::Exited(status) if status.success()), "{finished:?}");
-    // The transmitter is empty, three times. The registers after that one, modem status and scratch, say other things.
+    // The transmitter is empty, three times. The next registers, modem status and scratch, have other values.
     assert_eq!(finished.stdout, "\x60\x60\x60\n");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that print a lot while they use a drive: what QEMU's emulation of nested guests once reset, some 6 of 100. See
-//! `docs/rig.md`, The emulator.
+//! Guests that print a lot while they use a drive. QEMU's unmodified emulation of nested guests reset about 6 of 100 such guests.
+//! See `docs/rig.md`, The emulator.
 
 use std::env;
 
@@ -10,13 +10,14 @@ use carom_integration::workload::WAIT_FOR_NVME;
 
 use crate::support::{SITE, number, run};
 
-/// How many guests are started, unless `CAROM_BOOTS` says so.
+/// Number of guests, unless `CAROM_BOOTS` is set.
 const BOOTS: u32 = 5;
 
 /// Lines that each vCPU prints.
 const LINES: u64 = 40;
 
-/// Both vCPUs print while the drive is read. What counts is the kernel's own log, which goes to the serial port at once.
+/// Returns a job in which both vCPUs print while the drive is read. The kernel's own log is used, because it goes to the serial
+/// port immediately.
 fn job() -> String {
     format!(
         r#"{WAIT_FOR_NVME}

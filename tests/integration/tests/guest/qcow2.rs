@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Disks of qcow2 images, which QEMU's own program makes before and checks after.
+//! Disks of qcow2 images. QEMU's own program creates and checks them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -36,11 +36,11 @@ blkdiscard -o {} -l {MIB} /dev/vda && echo CAROM-DISCARDED 1
     assert_eq!(number(&outcome, "CAROM-SECTORS"), SIZE / 512);
     assert_eq!((number(&outcome, "CAROM-BEHIND"), number(&outcome, "CAROM-DISCARDED")), (1, 1));
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
-    assert!(fs::read(&behind).unwrap() == before, "what is behind is only read");
-    assert_eq!(qemu_img::check(&front), Check::Sound, "a VMM that ends by itself leaves nothing");
+    assert!(fs::read(&behind).unwrap() == before, "the backing file is only read");
+    assert_eq!(qemu_img::check(&front), Check::Sound, "a normal end leaves no damage");
     let seen = qemu_img::content(&front);
     let at = |mib: u64, bytes: &[u8]| seen[usize::try_from(mib * MIB).unwrap()..].starts_with(bytes);
     assert!(at(NUMBERS_AT, &numbers()), "what the guest wrote is not in the image");
-    assert!(at(48, lines.as_bytes()), "what is behind the image is not seen");
-    assert!(at(40, &vec![0; usize::try_from(MIB).unwrap()]), "what was discarded is not zero");
+    assert!(at(48, lines.as_bytes()), "the contents of the backing file are missing");
+    assert!(at(40, &vec![0; usize::try_from(MIB).unwrap()]), "discarded blocks are not zero");
 }

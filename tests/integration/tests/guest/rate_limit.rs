@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Limits on the rate of disks: fio in a guest gets what the limit says, and two disks of a group get it together.
+//! Rate limits of disks: fio in a guest reaches the limit, and two disks of a group share it.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use carom_integration::harness::guest_test;
 
 use crate::support::{MIB, run};
 
-/// Reads for 4 s from each disk that is named; prints for each its requests a second and KiB a second.
+/// Returns a job that reads for 4 s from each named disk, and prints its requests per second and KiB per second.
 fn reads(name: &str, disks: &[&str], block: &str) -> String {
     let jobs: String = disks.iter().map(|disk| format!(" --name={disk} --filename=/dev/{disk}")).collect();
     format!(

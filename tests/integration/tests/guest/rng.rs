@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-rng: random bytes for a real guest, beside the virtio-iommu, behind it through mappings, and through a window.
+//! virtio-rng: random bytes for a real guest, without the virtio-iommu, behind it with mappings, and behind it with a window.
 
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};
 
 use crate::support::{number, run};
 
-/// Reads 2 KiB twice and tells how many bytes came, how many of the two reads were alike, and who gave them.
+/// Job that reads 2 KiB twice, and prints the number of bytes, the number of equal reads, and the source.
 const READ: &str = r#"
 echo "CAROM-RNG $(cat /sys/class/misc/hw_random/rng_current)"
 for round in 1 2; do
@@ -50,9 +50,9 @@ fn device_behind_the_iommu_writes_through_a_window() {
     let outcome = reads(guest);
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    // The last report is that of the guest's end, when its windows are gone.
+    // The last report is from the end of the guest, when its windows are gone.
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had a window: {host:?}");
-    // Rings, and the buffers of the time before the window was there: 64 buffers at least were filled.
+    // Mapped are the rings, and buffers from before the window existed. At least 64 buffers were filled.
     assert!(host.requests.map < 32, "small buffers go through the window: {host:?}");
     assert_eq!(host.faults, 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Figures of a guest that does I/O: what clients get of them, and what asking once a second costs the guest.
+//! Metrics of a guest that does I/O: their values for clients, and the cost for the guest if a client asks once per second.
 
 use carom_integration::harness::guest_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,17 +14,18 @@ use serde_json::{Value, json};
 use crate::hotplug::put;
 use crate::support::{MIB, SITE};
 
-/// Longest boot of a guest under emulation, and longest round.
+/// Maximum time for a boot under emulation, and for a round.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Rounds of a measurement: `CAROM_SCRAPING_ROUNDS`, otherwise so few that they are enough to see that it works but not to
-/// measure what it costs.
+/// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few`, which is enough to test the function but not to measure its
+/// cost.
 pub(crate) fn rounds(few: usize) -> usize {
     let asked = env::var("CAROM_SCRAPING_ROUNDS").ok();
     asked.map_or(few, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
 }
 
-/// Reads 4k blocks for some seconds, again and again. The first round warms up. Two rounds are no measurement, and shorter.
+/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. Two rounds are no measurement, so
+/// they are shorter.
 fn job(rounds: usize) -> String {
     let seconds = if rounds > 2 { 4 } else { 2 };
     format!(
@@ -43,7 +44,7 @@ while :; do sleep 1; done
     )
 }
 
-/// IOPS of the rounds so far, by their number.
+/// Returns the IOPS of the rounds so far, in order.
 fn iops(console: &str) -> Vec<f64> {
     let lines = console.lines().filter_map(|line| line.strip_prefix("CAROM-IOPS "));
     lines.map(|line| line.split(' ').nth(1).and_then(|text| text.parse().ok()).expect("a number")).collect()
@@ -54,7 +55,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A sample of the metrics.
+/// Returns a sample of the metrics.
 fn sample(metrics: &str, name: &str) -> f64 {
     let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
     line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
@@ -62,7 +63,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
 
 #[guest_test(slow = "windows:: compares counters with what the guest says")]
 fn metrics_scraped_from_a_working_guest_match_its_counters() {
-    // Every second one is scraped.
+    // Every second round is scraped.
     let count = rounds(2);
     let mut vmm = ApiVmm::start(&SITE, &job(count)).unwrap();
     let config = json!({
@@ -75,7 +76,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     put(&vmm, "vm.create", &config);
     put(&vmm, "vm.boot", &Value::Null);
 
-    // Scrapes while a round with an odd number runs.
+    // Scrape while a round with an odd number runs.
     let (wanted, done, scrapes) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
     let longest = thread::scope(|scope| {
         let scraper = scope.spawn(|| {
@@ -100,7 +101,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
                 Ok::<_, anyhow::Error>(())
             })
             .and_then(|()| vmm.wait_for("CAROM-DONE", 1, PATIENCE));
-        // Before any panic: the scope waits for the scraper.
+        // Set this before any panic, because the scope waits for the scraper.
         done.store(true, Ordering::Relaxed);
         ended.unwrap();
         scraper.join().unwrap()
@@ -109,7 +110,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     assert_eq!(rounds.len(), count + 1, "{rounds:?}");
     let of = |rest: usize| median(rounds.iter().skip(1).skip((rest + 1) % 2).step_by(2).copied().collect());
     let (with, without) = (of(1), of(0));
-    // For the documentation: `scripts/test --keep DIR` keeps it.
+    // `scripts/test --keep DIR` keeps these figures for the documentation.
     let figures = format!(
         "IOPS scraped {with:.0}, not scraped {without:.0}, ratio {:.3}, all rounds {rounds:.0?}; {} scrapes, the longest took {} ms\n",
         with / without,
@@ -120,7 +121,7 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     println!("{figures}");
     assert!(scrapes.load(Ordering::Relaxed) > 0);
 
-    // The guest is idle now: all of one moment.
+    // The guest is idle now, so all values are of the same moment.
     let bounce = vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     let metrics = vmm.text("/metrics").unwrap();

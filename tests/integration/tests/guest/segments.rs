@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! PCI segments: more devices than a bus has places for, hot plug on each segment, and one whose devices are behind the virtio-iommu.
+//! PCI segments: more devices than one bus can have, hotplug on each segment, and one segment whose devices are behind the
+//! virtio-iommu.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,9 +14,9 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, go_on_in_another_process, info, payload, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Disks on each segment when the guest boots; one more comes to the second and to the third while it runs.
+/// Disks on each segment at boot. One more disk is added to the second and to the third segment later.
 const DISKS: [usize; 3] = [14, 13, 11];
-/// Bytes of an image.
+/// Size of an image, in bytes.
 const SIZE: u64 = 16 * MIB;
 
 fn image(dir: &Path, name: &str) -> String {
@@ -24,7 +25,8 @@ fn image(dir: &Path, name: &str) -> String {
     path.display().to_string()
 }
 
-/// Counts the functions of each segment, works with the disk `work`, and reads disks that come, for as long as they are there.
+/// Returns a job that counts the functions of each segment, works with the disk `work`, and reads added disks as long as they
+/// exist.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/$name", 4, 16);
     format!(
@@ -71,7 +73,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
             disks.push(json!({"path": shared, "readonly": true, "pci_segment": segment, "id": id}));
         }
     }
-    // One of the third segment is written.
+    // The job writes to one disk of the third segment.
     let work = json!({"path": image(vmm.dir(), "work.img"), "pci_segment": 2, "id": "work"});
     *disks.last_mut().unwrap() = work;
     create_and_boot(
@@ -86,7 +88,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
     );
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
 
-    // Host bridges, and the virtio-iommu on the first.
+    // The counts include the host bridges, and the virtio-iommu on the first segment.
     let console = vmm.console();
     for said in [
         "CAROM-FUNCTIONS 0000 16\n",
@@ -134,7 +136,7 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
     vmm.wait_for("CAROM-GONE late1\n", 1, BOOT_TIME).unwrap();
     wait_gone(&vmm, "late1");
 
-    // All is where it was in another process.
+    // In another process, all devices keep their addresses.
     let before = info(&vmm)["device_tree"].clone();
     go_on_in_another_process(&mut vmm, "snapshot");
     assert_eq!(info(&vmm)["device_tree"], before);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The package's unit, started by systemd, under its limits (`docs/unprivileged.md`).
+//! The package's unit, started by systemd, with its limits (`docs/unprivileged.md`).
 
 use std::fs;
 use std::io::Read;
@@ -17,11 +17,11 @@ use crate::support::systemd::{Systemd, wait_for};
 use crate::support::{MIB, SITE};
 use crate::unprivileged::{Lent, file_of};
 
-/// What the limits of `debian/limits.conf` are in bytes.
+/// Limits of `debian/limits.conf`, in bytes.
 const LOCKED: u64 = 128 * MIB;
 const MEMORY: u64 = 2176 * MIB;
 
-/// Works with the drive, and goes on until the power button is pressed.
+/// Returns a job that works with the drive until the power button is pressed.
 fn job() -> String {
     let verify = workload::fio_verify(16, 32);
     format!(
@@ -33,7 +33,7 @@ until [ "$(presses)" != 0 ]; do sleep 0.1; done
     )
 }
 
-/// A machine's options in `/etc/carom`, with those that all of them have.
+/// Writes a machine's options for `/etc/carom`, together with the common ones.
 fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     let file = dir.join(name);
     let common = "--kernel /var/lib/carom/kernel --initramfs /var/lib/carom/initramfs --memory size=512M --landlock \
@@ -42,7 +42,7 @@ fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     (format!("etc/carom/{name}.conf"), file)
 }
 
-/// The process of a control group. A thread of KVM's for the VM is in it too.
+/// Returns Carom's process in a control group. A KVM thread of the VM is also in the group.
 fn process(group: &Path) -> u32 {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let mut processes = text.lines().map(|line| line.parse().unwrap());
@@ -50,14 +50,14 @@ fn process(group: &Path) -> u32 {
     processes.find(is_carom).unwrap_or_else(|| panic!("no carom in {text:?}"))
 }
 
-/// The first word behind a key of one of a process' files.
+/// Returns the first word after a key in a file of a process.
 fn of_process(pid: u32, file: &str, key: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let value = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key} in {text}"));
     value.split_whitespace().next().unwrap().to_owned()
 }
 
-/// Reads the console until it has `text`; all of it so far.
+/// Reads the console until it contains `text`. `shown` is the whole text so far.
 fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
     let start = Instant::now();
     let mut bytes = [0; 4096];
@@ -66,7 +66,7 @@ fn read_until(console: &mut UnixStream, shown: &mut String, text: &str) {
         match console.read(&mut bytes) {
             Ok(0) => panic!("the console ended without {text:?}:\n{shown}"),
             Ok(count) => shown.push_str(&String::from_utf8_lossy(&bytes[..count]).replace('\r', "")),
-            // It has a time limit.
+            // The read timed out.
             Err(_) => {}
         }
     }
@@ -107,7 +107,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
     assert!((1..1000).contains(&user), "a user of the system: {user}");
 
-    // KVM's file belongs to a group of the user's in Debian.
+    // In Debian, /dev/kvm belongs to a group that the user is in.
     let said = systemd.refused("carom@threads");
     assert!(said.contains("/dev/kvm: Permission denied"), "{said}");
     let _kvm = Lent::new("/dev/kvm".into(), user);
@@ -140,8 +140,8 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let root = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some("/")).unwrap();
     assert!(root.split(' ').nth(3).unwrap().split(',').any(|option| option == "ro"), "{root}");
 
-    // Others, while it runs: RAM that is not behind the virtio-iommu, a device that is not allowed though the user may open it, and
-    // more threads than there may be.
+    // While this machine runs, others fail: one with RAM that is not behind the virtio-iommu, one with a device that the unit
+    // does not allow although the user may open it, and one with too many threads.
     let said = systemd.refused("carom@locks");
     assert!(said.contains("ulimit -l"), "{said}");
     let said = systemd.refused("carom@block");
@@ -149,7 +149,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let said = systemd.refused("carom@threads");
     assert!(said.contains("Resource temporarily unavailable"), "{said}");
 
-    // The power button.
+    // systemctl stop presses the power button.
     systemd.run("systemctl stop carom@drive");
     let state = systemd.run("systemctl show -p Result -p ActiveState -p ExecMainStatus carom@drive");
     let mut state: Vec<&str> = state.lines().collect();

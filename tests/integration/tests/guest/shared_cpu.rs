@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that take turns on a CPU of the host: each goes on with its own translations.
+//! Guests that share a CPU of the host. Each must use only its own translations.
 
 use std::time::Duration;
 
@@ -14,20 +14,21 @@ use crate::hotplug::{create_and_boot, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::verified;
 
-/// Memory that each of a guest's processes looks at.
+/// Memory that each process of a guest checks.
 const KEPT_MIB: u32 = 4;
 
-/// How often each of them does so at least.
+/// Minimum number of checks of each process.
 const LOOKS: usize = 20;
 
-/// How often each guest's drive is written and verified at least.
+/// Minimum number of verified passes of each guest's drive.
 const VERIFIED: usize = 4;
 
-/// Each guest's work is done by then.
+/// Maximum time for the work of all guests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Two processes that look again and again whether memory has kept what is in it, and a drive that is verified meanwhile. Guests with
-/// the same kernel and the same program use the same virtual addresses, so each would find translations that the other one left.
+/// Returns a job with two processes that repeatedly check whether memory has kept its contents, and a drive that is verified
+/// meanwhile. Guests with the same kernel and program use the same virtual addresses, so wrong translations of one guest would be
+/// found by the other.
 fn keep_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host that is short of memory takes some of a guest's, whose drive goes on working: by swapping it, and by merging equal pages. The
-//! huge pages that it cuts for that, or for a balloon, are there again later.
+//! Host that is short of memory and takes some of a guest's, by swapping and by merging equal pages. The guest's drive keeps
+//! working. Huge pages that the host splits for this, or for a balloon, return later.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,21 +18,21 @@ use crate::hotplug::{create_and_boot, end, put};
 use crate::support::host_memory::{Collapsing, Merging, huge_pages_cut, in_huge_pages, merged_pages};
 use crate::support::{MIB, SITE};
 
-/// Memory that the guest keeps something in.
+/// Memory whose contents the guest keeps.
 const KEPT_MIB: u64 = 128;
 
-/// Memory that the host takes of the guest at least.
+/// Minimum memory that the host takes from the guest.
 const TAKEN: u64 = 96 * MIB;
 
-/// Memory that the guest uses and frees, and what of it a balloon gets.
+/// Memory that the guest uses and frees, and the part of it that a balloon gets.
 const USED_MIB: u64 = 224;
 const LENT_MIB: u64 = 192;
 
-/// What is looked at while the host is short of memory goes on for this long at most.
+/// Maximum time of each wait while the host is short of memory.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Fills memory, does what is to be done first, and from then on works with the drive, looks whether memory has kept what is in it, and
-/// does what is to be done each time.
+/// Returns a job that fills memory and runs `first`. Then it repeatedly works with the drive, checks the contents of the memory,
+/// and runs `each_time`.
 fn keep_memory_and_work(first: &str, each_time: &str) -> String {
     let verify = workload::fio_verify(8, 32);
     format!(
@@ -74,7 +74,7 @@ fn wait_until(vmm: &ApiVmm, what: &str, done: impl Fn() -> Option<u64>) -> u64 {
     }
 }
 
-/// The drive and the guest's memory have been right since, `rounds` times.
+/// Waits for `rounds` more rounds, and asserts that the drive and the guest's memory were correct in all of them.
 fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     let done = vmm.console().matches("CAROM-KEPT").count();
     vmm.wait_for("CAROM-KEPT", done + rounds, PATIENCE).unwrap();
@@ -83,14 +83,14 @@ fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds are sound:\n{console}");
 }
 
-/// The guest's IOMMU saw no fault and refused no mapping, and that of windows was used if there are any.
+/// Asserts that the guest's IOMMU had no fault and rejected no mapping, and that it has window memory if `windows` is true.
 fn iommu_is_content(vmm: &ApiVmm, windows: bool) {
     let counted = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1["_iommu"].take();
     assert_eq!((&counted["faults"], &counted["failed_map"]), (&json!(0), &json!(0)), "{counted}");
     assert_eq!(counted["window_bytes"].as_u64() > Some(0), windows, "{counted}");
 }
 
-/// The host takes memory of the guest until much of what it keeps is on the swap device, where the guest needs it again and again.
+/// Takes memory from the guest until much of the kept memory is on the swap device, while the guest keeps accessing it.
 fn swapped(windows: u64) {
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-short-of-memory").unwrap();
@@ -113,9 +113,9 @@ fn swapped(windows: u64) {
         last / MIB,
         read * 4096 / MIB
     ));
-    // All that is kept is looked at each round, so what was away has come back.
+    // Each round reads all kept memory, so swapped pages have come back.
     assert!(read * 4096 >= TAKEN / 2, "{read} pages came back");
-    assert!(last >= TAKEN / 2, "{last} bytes are away still");
+    assert!(last >= TAKEN / 2, "only {last} bytes are still swapped");
     iommu_is_content(&vmm, windows > 0);
     end(vmm);
     drop(group);
@@ -132,8 +132,9 @@ fn guest_swapped_during_io_by_windows_loses_nothing() {
     swapped(64 * MIB);
 }
 
-/// Fills memory with pages that are the same, works with the drive until the power button is pressed, and then has the drive write to
-/// 32 MiB of those pages: what is there afterwards is what the drive has, in blocks of 1 MiB whose order is the drive's.
+/// Returns a job that fills memory with equal pages and works with the drive until the power button is pressed. Then the drive
+/// writes to 32 MiB of those pages, in blocks of 1 MiB whose order the drive chooses. Afterwards these pages must contain the
+/// drive's data.
 fn fill_with_equal_pages_and_read_into_them() -> String {
     let verify = workload::fio_verify(8, 32);
     format!(
@@ -196,8 +197,9 @@ fn drive_gets_its_own_pages_where_it_writes_to_merged_ones() {
     end(vmm);
 }
 
-/// Huge pages are cut by `take`, by which some `taken` bytes leave the guest. After `give` it uses as much again, and the host makes huge
-/// pages of it. Returns how many were made of small pages; where none is left, the guest's use makes one by itself.
+/// Splits huge pages by `take`, which takes about `taken` bytes from the guest. After `give`, the guest uses this memory again,
+/// and the host makes huge pages of it. Returns the number of huge pages made of small pages. If no small page is left, the
+/// guest's access allocates a huge page directly.
 fn cut_and_made_again(
     vmm: &ApiVmm,
     collapsing: &Collapsing,
@@ -212,7 +214,7 @@ fn cut_and_made_again(
     wait_until(vmm, "huge pages are cut", || Some(huge()).filter(|left| left + taken / 2 <= before));
     all_is_right(vmm, 2);
     let (left, cut) = (huge(), huge_pages_cut() - cut_before);
-    // Those that go whole are not counted.
+    // Huge pages that are freed as a whole are not counted.
     assert!(cut >= taken / (4 * MIB), "{cut} huge pages were cut");
     let made_before = collapsing.made();
     give();
@@ -231,8 +233,8 @@ fn cut_and_made_again(
     made
 }
 
-/// Uses memory once before the balloon gets it, and again and again once that has given it back. What is in the balloon is no part of what
-/// the guest calls its memory.
+/// Returns a job that uses memory once before the balloon gets it, and repeatedly after the balloon has returned it. Memory in
+/// the balloon does not count as the guest's memory.
 fn lend_memory_and_work() -> String {
     let first = format!(
         "mkdir /lent
@@ -268,7 +270,7 @@ fn huge_pages_cut_by_swapping_come_back_during_window_io() {
     let collapsing = Collapsing::paused();
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-huge-pages").unwrap();
-    // What is only read is no huge page again: Linux 6.1 wants one page of it that may be written (`SCAN_PAGE_RO`).
+    // Memory that is only read does not become a huge page again: Linux 6.1 requires at least one writable page (`SCAN_PAGE_RO`).
     let job = keep_memory_and_work("", "dd if=/kept of=/kept bs=1M conv=notrunc 2>/dev/null");
     let memory = json!({"size": 512 * MIB, "thp": true});
     let vmm = boot(&job, 64 * MIB, json!({"memory": memory}), |vmm| group.add(vmm.pid()).unwrap());

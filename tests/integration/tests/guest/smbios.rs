@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SMBIOS tables: Debian's own kernel shows what the machine is called.
+//! SMBIOS tables: Debian's kernel shows the machine's names.
 
 use carom_integration::Kernel;
 use carom_integration::api::ApiVmm;

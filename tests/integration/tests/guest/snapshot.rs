@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest is saved and restored by another process, and goes on with what it was at: time, timers, memory, registers, random
-//! bytes and the console. `guest/witness.c` is what it is at.
+//! Guest that is saved, and restored by another process. It continues its work: time, timers, memory, registers, random bytes and
+//! the console. `guest/witness.c` does this work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,23 +19,23 @@ use crate::hotplug::{payload, put};
 use crate::support::{MIB, SITE};
 use crate::vcpus::USE_VCPUS;
 
-/// Longest time until the guest has got on a little.
+/// Maximum time until the guest has made some progress.
 const PROGRESS_TIME: Duration = Duration::from_secs(60);
 
-/// How far the guest's time of day may seem to be off when it is looked at: a line comes five times a second, and takes its way
-/// to the file.
+/// Maximum apparent difference of the guest's time of day, in ms. The guest prints five lines per second, and each line takes
+/// time to reach the file.
 const OFF: i64 = 1500;
 
-/// How many lines are looked at to learn how far the guest's time of day is off from the start.
+/// Number of lines that determine the initial difference of the guest's time of day.
 const CLOCK_LINES: usize = 5;
 
-/// How the guest's clocks may differ in what they went on by.
+/// Maximum difference between the advances of the guest's clocks.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
-/// For how long a guest is away once.
+/// Time for which a guest is away once.
 const AWAY: Duration = Duration::from_secs(3);
 
-/// What the guest is at is to have all of this more before it is saved again.
+/// Minimum progress of the guest before it is saved again.
 const PROGRESS: Progress = Progress { lines: 3, random: 2048, blocks: 20, ticks: 8 };
 
 struct Progress {
@@ -45,7 +45,7 @@ struct Progress {
     ticks: u64,
 }
 
-/// What `witness` has printed last.
+/// Line of `witness`.
 #[derive(Debug, Clone)]
 struct Line {
     id: String,
@@ -70,7 +70,7 @@ impl Line {
         Duration::from_millis(self.get(clock))
     }
 
-    /// Whether it has got on since `earlier`, in all that it is at.
+    /// True if the guest has made progress since `earlier` in each kind of work.
     fn is_beyond(&self, earlier: &Self) -> bool {
         let more = |name| self.get(name) - earlier.get(name);
         more("n") >= PROGRESS.lines
@@ -79,7 +79,7 @@ impl Line {
             && self.ticks.iter().zip(&earlier.ticks).all(|(new, old)| new - old >= PROGRESS.ticks)
     }
 
-    /// It is the guest of `before`, later, and nothing has gone wrong with it.
+    /// Asserts that this is the guest of `before` at a later time, and that nothing went wrong.
     fn check_goes_on(&self, before: &Self) {
         assert_eq!(self.id, before.id, "the guest was started again");
         for counter in ["n", "mono", "real", "rng", "blocks"] {
@@ -99,32 +99,32 @@ impl Line {
     }
 }
 
-/// All whole lines of `witness` on the console.
+/// Returns all complete lines of `witness` on the console.
 fn lines(vmm: &ApiVmm) -> Vec<Line> {
     let whole = vmm.whole_lines();
     assert!(!whole.contains("CAROM-WITNESS-FAILED"), "{whole}");
     whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-WITNESS ")?)).collect()
 }
 
-/// Waits for a line; fails if none is as wanted within the time.
+/// Waits for a wanted line, and fails after the maximum time.
 fn wait_for_line(vmm: &ApiVmm, wanted: impl Fn(&Line) -> bool) -> Line {
     let start = Instant::now();
     loop {
         if let Some(line) = lines(vmm).into_iter().next_back().filter(&wanted) {
             return line;
         }
-        assert!(start.elapsed() < PROGRESS_TIME, "the guest does not get on: {:?}", lines(vmm).last());
+        assert!(start.elapsed() < PROGRESS_TIME, "the guest makes no progress: {:?}", lines(vmm).last());
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// How many milliseconds the guest's time of day in this line, which has just come, is ahead of the host's.
+/// Returns by how many milliseconds the guest's time of day is ahead of the host's. The line must have just arrived.
 fn ahead_of_host(line: &Line) -> i64 {
     let host = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
     i64::try_from(line.get("real")).unwrap() - i64::try_from(host).unwrap()
 }
 
-/// What a call is refused with.
+/// Returns the error of a rejected call.
 fn refusal(vmm: &ApiVmm, call: &str, body: &Value) -> String {
     let (status, answer) = vmm.call("PUT", &format!("/api/v1/{call}"), Some(body)).unwrap();
     assert_eq!(status, 400, "{call}: {answer}");
@@ -136,14 +136,14 @@ fn url(directory: &Path) -> String {
     format!("file://{}", directory.display())
 }
 
-/// The names of events of the VM so far.
+/// Returns the names of the VM's events so far.
 fn events(vmm: &ApiVmm) -> String {
     let events = vmm.events().unwrap();
     let names = events.iter().filter(|event| event.source == "vm").map(|event| event.event.as_str());
     names.collect::<Vec<_>>().join(" ")
 }
 
-/// Waits for events that end like this: a call is answered before its last event is written. All of them.
+/// Waits for events with this end, because a call is answered before its last event is written. Returns all events.
 fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
     let start = Instant::now();
     loop {
@@ -156,12 +156,12 @@ fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
     }
 }
 
-/// How a guest is restored.
+/// Way to restore a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// By the option, and it runs at once.
+    /// By the command-line option. The guest runs immediately.
     Option,
-    /// By the option with all of its RAM read; the API resumes it. The snapshot is removed before that.
+    /// By the command-line option, and all of its RAM is read. The API resumes the guest. The snapshot is removed before that.
     OptionPrefault,
     /// By the API.
     Api,
@@ -169,23 +169,23 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::Option, Way::OptionPrefault, Way::Api];
 
-/// A guest that is saved and restored.
+/// Guest that is saved and restored.
 struct Subject {
     vmm: ApiVmm,
-    /// What it had printed last before it was saved.
+    /// Last line before the guest was saved.
     before: Line,
-    /// How many milliseconds its time of day is ahead of the host's. One that boots slowly loses some seconds before it has
-    /// a clock.
+    /// Milliseconds by which the guest's time of day is ahead of the host's. A guest that boots slowly loses some seconds before
+    /// it has a clock.
     ahead: i64,
 }
 
 impl Subject {
-    /// Boots it. `config` is what it has beside the rest.
+    /// Boots the guest. `config` is additional configuration.
     fn boot(cmdline: &str, config: &[(&str, Value)]) -> Self {
         Self::boot_with("", cmdline, config)
     }
 
-    /// As [`Subject::boot`]; `job` is what it does first.
+    /// Like [`Subject::boot`], with a `job` that runs first.
     fn boot_with(job: &str, cmdline: &str, config: &[(&str, Value)]) -> Self {
         let program = fs::read(SITE.witness.as_ref().expect("CAROM_WITNESS is set")).unwrap();
         let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "witness", program, &format!("{job}witness 16"))
@@ -203,7 +203,7 @@ impl Subject {
         put(&vmm, "vm.boot", &Value::Null);
         vmm.wait_for("CAROM-WITNESS ", 1, BOOT_TIME).unwrap();
         let first = wait_for_line(&vmm, |_| true);
-        // A line that came late makes the guest look behind.
+        // A late line makes the guest's clock look slow, so the maximum counts.
         let (mut newest, mut ahead) = (first.clone(), i64::MIN);
         for _ in 0..CLOCK_LINES {
             newest = wait_for_line(&vmm, |line| line.is_beyond(&newest));
@@ -214,8 +214,8 @@ impl Subject {
         Self { vmm, before: first, ahead }
     }
 
-    /// The guest's time of day goes with the host's: some line from `first` on, which has just come, says so. Where the host's CPUs
-    /// are busy, a line comes later than the guest wrote it.
+    /// Checks that the guest's time of day advances with the host's: one line from `first` on must show this. `first` has just
+    /// arrived. If the host's CPUs are busy, a line arrives late.
     fn check_time(&self, first: &Line) {
         let start = Instant::now();
         let mut line = first.clone();
@@ -229,7 +229,7 @@ impl Subject {
         }
     }
 
-    /// Saves the guest, which goes on at first, to `directory`, and ends the process.
+    /// Saves the guest to `directory` after some progress, and ends the process.
     fn save(&mut self, directory: &Path) {
         let since = self.before.clone();
         self.before = wait_for_line(&self.vmm, |line| line.is_beyond(&since));
@@ -253,12 +253,13 @@ impl Subject {
         put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
-        // The kernel compares kvmclock with the time stamp counter twice a second. It says so where it was away longer than that, and
-        // in the emulated machine, whose own counter is unstable, KVM lets those of guests stand while they do not run.
+        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if it was away longer. In the
+        // emulated machine, whose own counter is unstable, KVM stops the guests' counters while they do not run, which is
+        // reported, too.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
-        // It may have been saved in the midst of a timer's interrupt, which then takes as long as it was away.
+        // If the guest was saved during a timer interrupt, this interrupt took as long as the guest was away.
         let known = [known, "hrtimer: interrupt took"].into_iter();
-        // So that a vCPU that comes is not in step with the others.
+        // For the same reason, an added vCPU is not synchronized with the others.
         let of_counter = ["TSC synchronization", "cycles TSC warp", "TSC warped"];
         let known: Vec<&str> = known.chain(of_counter.into_iter().filter(|_| SITE.rig == "tcg")).collect();
         let is_complaint = |line: &&str| line.starts_with("CAROM-KERNEL ") && !known.iter().any(|of| line.contains(of));
@@ -266,11 +267,11 @@ impl Subject {
         assert!(said.is_empty(), "the guest's kernel complains: {said:#?}");
     }
 
-    /// Has a new process restore the guest, and sees it go on.
+    /// Restores the guest in a new process, and checks its progress.
     fn restore(&mut self, directory: &Path, way: Way) {
         let body = json!({"source_url": url(directory), "prefault": way == Way::OptionPrefault});
         let option = |rest: &str| format!("source_url={}{rest}", url(directory));
-        // The API answers before the VM is there, which makes the file anew.
+        // The API answers before the VM exists, which creates the console's file again.
         fs::remove_file(self.vmm.console_file()).unwrap();
         let expected = match way {
             Way::Option => {
@@ -308,14 +309,14 @@ impl Subject {
         info["state"].as_str().unwrap().into()
     }
 
-    /// The counters of a device.
+    /// Returns the counters of a device.
     fn counters(&self, device: &str) -> BTreeMap<String, u64> {
         let (status, counters) = self.vmm.call("GET", "/api/v1/vm.counters", None).unwrap();
         assert_eq!(status, 200, "{counters}");
         serde_json::from_value(counters[device].clone()).unwrap()
     }
 
-    /// Saves and restores it, `rounds` times, each way after the other. In the second round it is away for a while.
+    /// Saves and restores the guest `rounds` times, each time in the next way. In the second round it is away for a while.
     fn rounds(&mut self, rounds: usize) {
         for (round, way) in (0..rounds).zip(WAYS.into_iter().cycle()) {
             let directory = self.vmm.dir().join(format!("snapshot-{round}"));
@@ -324,7 +325,7 @@ impl Subject {
                 thread::sleep(AWAY);
             }
             self.restore(&directory, way);
-            // What is mapped of its files stays until the guest is gone.
+            // The VM maps files of the snapshot, whose contents exist until the guest is gone.
             let _ = fs::remove_dir_all(&directory);
             println!("round {round}, {way:?}: {:?}", self.before);
         }
@@ -344,7 +345,7 @@ fn with_rng_behind_a_window() -> Subject {
     Subject::boot("", &[("rng", json!({"src": "/dev/urandom", "iommu": true})), ("iommu_bounce", bounce)])
 }
 
-/// Has a snapshot say that it was made an hour earlier.
+/// Changes the time of a snapshot to `by` earlier.
 fn antedate(directory: &Path, by: Duration) {
     let path = directory.join("state.json");
     let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -421,7 +422,7 @@ fn guest_to_which_vcpus_came_goes_on_in_another_process() {
     resize(&subject, 4);
     subject.rounds(2);
     resize(&subject, 3);
-    // One that has left is not in the next snapshot, and one that comes then is new to that process.
+    // A removed vCPU is not in the next snapshot. A vCPU that is added then is new to that process.
     subject.rounds(1);
     resize(&subject, 4);
     subject.before = wait_for_line(&subject.vmm, |line| line.is_beyond(&subject.before));
@@ -442,7 +443,7 @@ fn guest_with_a_window_goes_on_in_a_hundred_processes() {
     subject.end();
 }
 
-/// Waits until the guest's kernel has drawn new random numbers, and prints a hash of the next ones.
+/// Shell functions that wait until the guest's kernel has reseeded its random numbers, and print a hash of the next ones.
 const TELL_FORK: &str = r#"
 forks() { dmesg | grep -c 'crng reseeded due to virtual machine fork'; }
 before=$(forks)
@@ -482,7 +483,7 @@ fn guests_restored_from_one_snapshot_have_other_random_numbers() {
     assert_ne!(first, second, "both guests have the same random numbers");
 }
 
-/// A VM that was paused as soon as it ran.
+/// Boots a VM and pauses it immediately.
 fn paused(config: &[(&str, Value)]) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, "true").unwrap();
     let mut body = json!({
@@ -509,7 +510,7 @@ fn vm_with_a_device_of_the_host_is_not_saved() {
     put(&vmm, "vm.resume", &Value::Null);
 }
 
-/// What carom says, and with which status it ends, when it is to restore this.
+/// Returns the exit status and the output of carom when it tries to restore this snapshot.
 fn restored_by_option(directory: &Path) -> (Option<i32>, String) {
     let stderr = directory.with_extension("stderr");
     let status = Command::new(&SITE.carom)

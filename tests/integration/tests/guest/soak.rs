@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verified I/O for as long as one likes, while all that can end a window or a mapping happens: the budget is cut, the drive's
-//! controller is reset, a second drive is taken from its driver with I/O in flight, and the VM is reset.
+//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping: the budget is cut, the
+//! drive's controller is reset, a second drive is unbound with I/O in flight, and the VM is reset.
 
 use std::env;
 use std::thread;
@@ -15,20 +15,21 @@ use serde_json::{Value, json};
 use crate::hotplug::{create_and_boot, end, put};
 use crate::support::{COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE};
 
-/// MiB to verify, unless `CAROM_SOAK_MIB` says so.
+/// MiB to verify, unless `CAROM_SOAK_MIB` is set.
 const VERIFIED_MIB: u64 = 768;
 
-/// Budgets that follow each other, in MiB.
+/// Budgets in turn, in MiB.
 const BUDGETS: [u64; 5] = [64, 4, 16, 2, 8];
 const BUDGET_TIME: Duration = Duration::from_millis(700);
 
-/// How often the VM is reset.
+/// Interval between resets of the VM.
 const RESET_TIME: Duration = Duration::from_secs(60);
 
-/// Longest time without a verified pass, a boot in it.
+/// Maximum time without a verified pass, including a boot.
 const SILENCE: Duration = Duration::from_secs(240);
 
-/// Each pass writes its part of a drive in mixed sizes and reads it back. A line that a reset cuts has no `end`.
+/// Shell functions. Each pass writes its part of a drive in mixed sizes and reads it back. A line that a reset cuts off has no
+/// `end`.
 const WORK: &str = r#"
 drive_of() { basename /sys/bus/pci/devices/"$1"/nvme/nvme*/nvme*n1; }
 verify() {
@@ -59,7 +60,7 @@ while :; do
 done
 "#;
 
-/// Bytes that passes verified, and the lines of those that found something.
+/// Returns the number of verified bytes, and the lines of failed passes.
 fn verified(console: &str) -> (u64, Vec<&str>) {
     let (mut bytes, mut failed) = (0, Vec::new());
     for line in console.lines() {
@@ -129,7 +130,7 @@ fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     );
     assert!(disturbed.0 > 1 && disturbed.1 > 1, "{disturbed:?}\n{console}");
     let complaints: Vec<&str> = console.lines().filter(|line| line.starts_with("CAROM-COMPLAINTS ")).collect();
-    // The last line may not be whole.
+    // The last line may be incomplete.
     let quiet = complaints.iter().all(|line| *line == "CAROM-COMPLAINTS 0" || *line == "CAROM-COMPLAINTS ");
     assert!(quiet && count("CAROM-COMPLAINTS 0") > 0, "{console}");
     end(&mut vmm);

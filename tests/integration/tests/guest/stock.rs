@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian's own kernel, unchanged, on the virtio-iommu with a passed-through NVMe drive. Where windows are offered to it:
-//! see [`crate::hotplug`].
+//! Debian's unmodified kernel on the virtio-iommu, with a passed-through NVMe drive. For this kernel with windows on offer, see
+//! [`crate::hotplug`].
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -26,13 +26,13 @@ fn guest(name: &str) -> Guest {
         .job(&job())
 }
 
-/// Checks what holds in each mode; returns the requests that the device counted.
+/// Checks what all modes have in common, and returns the requests that the device counted.
 fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Requests {
     workload::check_verified(outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     assert_eq!(outcome.value("CAROM-TYPE").unwrap_or_default(), domain_type);
     let counters = outcome.counters.last().expect("the device reports its counters at the end");
     assert!(counters.requests.attach >= 1);
-    // At least one mapping for each of the verified blocks, 16 MiB at no more than 128 KiB each, written and read.
+    // At least one mapping for each verified block: 16 MiB are written and read, at most 128 KiB at a time.
     assert!(counters.requests.map >= 2 * 16 * 8, "{counters:?}");
     counters.requests
 }
@@ -45,7 +45,7 @@ fn strict_io_is_verified() {
 
     let requests = check(&outcome, "DMA");
     assert!(requests.unmap > 0, "{requests:?}");
-    // Each DMA is unmapped as it ends: what stays are the driver's queues and pools.
+    // Each DMA is unmapped at its end. Only the driver's queues and pools stay mapped.
     let left = outcome.counters.last().map(|counters| counters.mapped_bytes);
     assert!(left.is_some_and(|bytes| bytes < 4 * MIB), "{left:?} bytes are still mapped");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What several tests share.
+//! Common helpers of the tests.
 
 pub(crate) mod block_device;
 pub(crate) mod debian;
@@ -18,10 +18,10 @@ use std::sync::LazyLock;
 
 use carom_integration::{Guest, Outcome, Site};
 
-/// The site; the tests cannot run without one.
+/// Site of the tests. They cannot run without it.
 pub(crate) static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
 
-/// A guest in strict mode with the drive behind windows of 64 MiB.
+/// Returns a guest in strict mode, with the drive behind windows of 64 MiB.
 pub(crate) fn guest_with_windows(name: &str) -> Guest {
     Guest::new(name).iommu_device(&SITE.nvme[0]).bounce("size=64M").cmdline("iommu.strict=1")
 }
@@ -33,7 +33,7 @@ pub(crate) fn run(guest: &Guest) -> Outcome {
     outcome
 }
 
-/// The number in the last line `KEY NUMBER` of the console, decimal or with `0x`.
+/// Returns the number in the console's last line `KEY NUMBER`. The number is decimal or begins with `0x`.
 pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
     let text = outcome.value(key).unwrap_or_else(|error| panic!("{error:#}"));
     let parsed = match text.strip_prefix("0x") {
@@ -43,14 +43,15 @@ pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
 }
 
-/// Prints how many lines of the kernel's log look like a complaint, but for one about the rig's emulated CPU.
+/// Shell lines that print the number of complaints in the kernel's log, except for one about the rig's emulated CPU.
 pub(crate) const COMPLAINTS: &str = "
 dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
 cat /tmp/complaints
 echo \"CAROM-COMPLAINTS $(wc -l </tmp/complaints)\"
 ";
 
-/// Takes the NVMe drive of a PCI device from its driver with reads in flight, and gives it back. `drive_of` prints the drive's name.
+/// Shell function that unbinds the NVMe drive of a PCI device with reads in flight, and binds it again. `drive_of` prints the
+/// drive's name.
 pub(crate) const REBIND_UNDER_LOAD: &str = r#"
 rebind_under_load() {
     fio --name=load --filename="/dev/$(drive_of "$1")" --direct=1 --rw=randread --ioengine=libaio --iodepth=16 --bs=16k \
@@ -65,15 +66,15 @@ rebind_under_load() {
 }
 "#;
 
-/// Fails if the kernel complained of anything; its job prints [`COMPLAINTS`].
+/// Fails if the kernel complained about anything. The job must print [`COMPLAINTS`].
 pub(crate) fn assert_no_complaint(outcome: &Outcome) {
     assert_eq!(number(outcome, "CAROM-COMPLAINTS"), 0, "console:\n{}", outcome.console);
 }
 
-/// A device of the site that a test cannot do without.
+/// Returns a device of the site that a test needs, or panics.
 pub(crate) fn required<'site>(what: Option<&'site String>, name: &str) -> &'site str {
     what.unwrap_or_else(|| panic!("this test needs {name}"))
 }
 
-/// MiB in bytes.
+/// Bytes of a MiB.
 pub(crate) const MIB: u64 = 1 << 20;

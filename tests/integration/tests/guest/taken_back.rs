@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that the host's administrator takes from vfio-pci while a guest has them.
+//! Devices that the host's administrator unbinds from vfio-pci while a guest uses them.
 
 use carom_integration::harness::guest_test;
 use std::fs;
@@ -16,13 +16,13 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put, use_two_drives, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// How often the kernel asks for a device that it waits for.
+/// Interval between the kernel's requests for a device that it waits for.
 const KERNEL_ASKS_AGAIN: Duration = Duration::from_secs(10);
-/// A command, though the machine is slow.
+/// Maximum time of a command on a slow machine.
 const COMMAND_TIME: Duration = Duration::from_secs(60);
 
-/// The administrator's side of a device. It is with vfio-pci in the beginning, and in the end whatever happened: the VMM must be
-/// gone by then, or must have let go of the device.
+/// The administrator's control of a device. The device is bound to vfio-pci at the beginning and at the end, whatever happens.
+/// Before the end, the VMM must have exited or released the device.
 struct HostDevice<'a> {
     address: &'a str,
     unbind: Option<Child>,
@@ -37,19 +37,19 @@ impl<'a> HostDevice<'a> {
         fs::read_link(Site::sysfs(self.address).join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci"))
     }
 
-    /// Starts to take it from vfio-pci, which waits until it is closed.
+    /// Starts to unbind the device from vfio-pci. The kernel waits until the device is closed.
     fn unbind(&mut self) {
         let script = r#"echo "$1" >/sys/bus/pci/drivers/vfio-pci/unbind"#;
         let child = Command::new("sh").args(["-c", script, "sh", self.address]).stdin(Stdio::null()).spawn();
         self.unbind = Some(child.unwrap());
     }
 
-    /// Whether that waits still.
+    /// True if unbinding still waits.
     fn waits(&mut self) -> bool {
         self.unbind.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    /// Waits until it is taken.
+    /// Waits until the device is unbound.
     fn wait_unbound(&mut self) {
         let start = Instant::now();
         while self.waits() {
@@ -72,12 +72,12 @@ impl Drop for HostDevice<'_> {
             thread::sleep(Duration::from_millis(50));
         }
         if !self.is_bound() && !self.bind() {
-            eprintln!("{} is not with vfio-pci any more: tests that need it will fail", self.address);
+            eprintln!("{} is no longer bound to vfio-pci: tests that need it will fail", self.address);
         }
     }
 }
 
-/// The events about devices, without those of devices that came.
+/// Returns the events about devices, without events of added devices.
 fn of_devices(vmm: &ApiVmm) -> Vec<(String, Value)> {
     let events = vmm.events().unwrap().into_iter();
     let named = events.map(|Event { event, properties, .. }| (event, properties));
@@ -92,7 +92,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
 #[guest_test(needs(SecondDrive), slow = "hotplug:: takes a drive away, unit tests have the host ask for it")]
 fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let job = use_two_drives();
-    // Before the VMM, so that it is there after it.
+    // Declared before the VMM, so that it is dropped after the VMM.
     let mut taken = HostDevice::new(&SITE.nvme[1]);
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let device = |number: usize, id: &str| json!({"path": Site::sysfs(&SITE.nvme[number]), "iommu": true, "id": id});
@@ -102,7 +102,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     vmm.wait_for("CAROM-FIRST 0", 1, BOOT_TIME).unwrap();
     let pinned_with = pinned(&vmm);
 
-    // While the guest reads from it.
+    // Unbind while the guest reads from the drive.
     let start = Instant::now();
     taken.unbind();
     vmm.wait_for("CAROM-GONE 1\n", 1, BOOT_TIME).unwrap();
@@ -119,22 +119,23 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let done = vmm.console().matches("CAROM-FIRST 0").count();
     vmm.wait_for("CAROM-FIRST 0", done + 2, BOOT_TIME).unwrap();
 
-    // It comes again, and is taken while the guest stands still: the kernel insists, and once is told.
-    assert!(taken.bind(), "vfio-pci does not take it");
+    // The drive is added again, and unbound while the guest is paused. The kernel asks repeatedly, but only one event is
+    // reported.
+    assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 2\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
     taken.unbind();
     thread::sleep(KERNEL_ASKS_AGAIN + Duration::from_secs(3));
-    assert!(taken.waits(), "it was not closed, but taken");
+    assert!(taken.waits(), "the drive was unbound without being closed");
     assert_eq!(of_devices(&vmm), [requested.clone(), removed.clone(), requested.clone()]);
     put(&vmm, "vm.resume", &Value::Null);
     vmm.wait_for("CAROM-GONE 2\n", 1, BOOT_TIME).unwrap();
     taken.wait_unbound();
     wait_gone(&vmm, "second");
 
-    // And once more, from a guest that is reset before it has done anything.
-    assert!(taken.bind(), "vfio-pci does not take it");
+    // Once more, from a guest that is reset before it has reacted.
+    assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
     put(&vmm, "vm.pause", &Value::Null);
@@ -157,7 +158,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Devices without a virtual IOMMU share an address space of the host, in which one comes back to the other.
+/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the other one there.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* has the way with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let job = use_two_drives();
@@ -171,7 +172,7 @@ fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
         vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
         taken.wait_unbound();
         wait_gone(&vmm, "drive1");
-        assert!(taken.bind(), "vfio-pci does not take it");
+        assert!(taken.bind(), "vfio-pci does not accept the drive");
         add(&vmm, &devices[1]);
     }
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();

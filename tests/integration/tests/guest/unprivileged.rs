@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM as an ordinary user who owns what it needs (`docs/unprivileged.md`).
+//! The VMM as an unprivileged user who owns the files that it needs (`docs/unprivileged.md`).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -11,10 +11,10 @@ use carom_integration::workload::{self, WAIT_FOR_NVME};
 
 use crate::support::{MIB, SITE, guest_with_windows, number, run};
 
-/// Nobody else has this ID.
+/// User ID that is not in use.
 const USER: u32 = 64_000;
 
-/// A file that the user owns for a while.
+/// File that the user owns until this value is dropped.
 pub(crate) struct Lent(PathBuf, u32);
 
 impl Lent {
@@ -27,12 +27,12 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Fails only where it is gone.
+        // This fails only if the file is gone.
         let _ = chown(&self.0, Some(self.1), None);
     }
 }
 
-/// VFIO's file for the drive: that of its group, or with IOMMUFD its own.
+/// Returns VFIO's file for the drive: the file of its group, or its own file with IOMMUFD.
 pub(crate) fn file_of(address: &str) -> PathBuf {
     let directory = Site::sysfs(address);
     if SITE.iommufd {
@@ -43,7 +43,7 @@ pub(crate) fn file_of(address: &str) -> PathBuf {
     Path::new("/dev/vfio").join(group.file_name().unwrap())
 }
 
-/// Windows of 64 MiB, and as much for what the guest maps; a guest without a virtual IOMMU would need all of its 512 MiB.
+/// Windows have 64 MiB, and the guest may map as much again. Without a virtual IOMMU, a guest would need all of its 512 MiB.
 #[guest_test(slow = "limits on locked memory are tested as root, and vmm/tests/landlock.rs has the rest of Landlock")]
 fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();

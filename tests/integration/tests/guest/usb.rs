@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host controller with many small rings and buffers: xHCI, passed through, with a drive on it. Its driver has not opted in to
+//! Host controller with many small rings and buffers: xHCI, passed through, with a drive. Its driver has not opted in to
 //! bouncing.
 
 use carom_integration::devices::Figures;
@@ -22,6 +22,6 @@ fn usb_drive_is_left_alone_by_default() {
 fn every_byte_of_a_bounced_usb_drive_is_right() {
     let figures = verified("on");
 
-    // Commands, statuses and data are a mapping each.
+    // Commands, statuses and data have one mapping each.
     assert!(figures.bounced > 200, "{figures:?}");
 }

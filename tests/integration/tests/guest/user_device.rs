@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device of another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and
-//! writes down what it is given.
+//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and logs
+//! what it is given.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::support::edu::{self, FIND_EDU, TAKE_EDU, TEST_EDU, TRANSFER, assert_r
 use crate::support::edu_server::EduServer;
 use crate::support::{number, run};
 
-/// First and last IOVA of windows.
+/// Range of window IOVAs.
 const APERTURE: std::ops::RangeInclusive<u64> = 0xc000_0000..=0xdfff_ffff;
-/// Bytes of a chunk.
+/// Size of a chunk, in bytes.
 const CHUNK: u64 = 2 << 20;
 
-/// The field `name=0x…` of a line of the server's.
+/// Returns the field `name=0x…` of a line of the server's log.
 fn field(line: &str, name: &str) -> u64 {
     let value = line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix("=0x"));
     u64::from_str_radix(value.unwrap_or_else(|| panic!("no {name} in {line:?}")), 16).unwrap()
 }
 
-/// Checks that the server was given descriptors of chunks only, each such that it can do no harm with it. Returns how many.
+/// Checks that the server got descriptors of chunks only, and that it can do no harm with any of them. Returns their number.
 fn check_descriptors(log: &[String]) -> usize {
     let mut given = 0;
     for line in log.iter().filter(|line| line.starts_with("map ")) {
@@ -44,12 +44,12 @@ fn count(log: &[String], what: &str) -> usize {
     log.iter().filter(|line| line.starts_with("dma ") && line.ends_with(what)).count()
 }
 
-/// What the virtio-iommu's driver in the guest was told of accesses that were stopped.
+/// Shell line that prints the reports of stopped accesses that the guest's virtio-iommu driver got.
 const FAULTS: &str = r"
 dmesg | grep -i 'fault from EP' | head -n 3 | sed 's/^/CAROM-FAULT /'
 ";
 
-/// A job part that has the patch's test driver test the device, and prints how many cases passed.
+/// Returns a part of a job that runs the patch's test driver on the device, and prints the number of passed cases.
 fn test_edu() -> String {
     format!(
         r"{FIND_EDU}{TEST_EDU}
@@ -58,7 +58,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) \(narrow \)\?cases passed/C
     )
 }
 
-/// A guest in which edu-dma runs `commands`.
+/// Returns a guest in which edu-dma runs `commands`.
 fn steered(name: &str, mode: &str, commands: &[&str]) -> Guest {
     let prepare = if mode == "vfio" { TAKE_EDU } else { "" };
     edu::guest(name, &format!("{FIND_EDU}{prepare}{}{FAULTS}", edu::steer(mode, commands)))
@@ -75,15 +75,15 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     assert!(number(&outcome, "CAROM-CASES") >= 12);
     let log = server.log();
     let given = check_descriptors(&log);
-    assert!(given > 0, "it was given no chunk: {log:#?}");
+    assert!(given > 0, "the server got no chunk: {log:#?}");
     let [shared, messages, refused] = ["descriptor", "message", "refused"].map(|what| count(&log, what));
-    // The device goes all over its windows and outside: what it must not reach was refused, and the driver was told.
+    // The device accesses its windows and other memory. Forbidden accesses were stopped, and the driver was notified.
     assert!(shared > 10 && messages > 10 && refused > 10, "{shared} {messages} {refused}");
     let counters = outcome.counters.last().expect("counters at the end");
     assert!(counters.faults + counters.faults_dropped >= refused as u64, "{refused} refused: {counters:?}");
     assert!(counters.requests.window_add > 0 && counters.failed.window_add == 0, "{counters:?}");
     assert!(outcome.values("CAROM-FAULT").count() > 0, "console:\n{}", outcome.console);
-    assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for it");
+    assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for the device");
 }
 
 #[guest_test(slow = "patch:: has a device of the host that cannot")]
@@ -115,7 +115,7 @@ fn user_device_reaches_only_what_is_mapped_as_it_is_mapped() {
     assert_eq!((check_descriptors(&log), count(&log, "refused")), (0, 4), "{log:#?}");
     let counters = outcome.counters.last().expect("counters at the end");
     assert_eq!((counters.faults, counters.faults_dropped), (4, 0));
-    // The first one: the address and the kind of the access.
+    // The first report contains the address and the kind of the access.
     let fault = outcome.values("CAROM-FAULT").next().unwrap_or_default();
     assert!(
         fault.contains("0x200000") || fault.contains("0x0000000000200000"),
@@ -153,7 +153,7 @@ fn guest_outlives_a_server_that_dies() {
     let guest = steered("user-dies", "vfio", &commands).user_device(&server.option(",iommu=on"));
     let outcome = run(&guest);
 
-    // The registers read as all ones, so that the transfer seems to go on.
+    // The registers read as all ones, so the transfer seems to continue.
     assert_result(&outcome, "store 0x100000", &["never ended"]);
     for command in ["map 0x200000 rw", "unmap 0x200000", "unmap 0x100000"] {
         assert_result(&outcome, command, &["ok"]);

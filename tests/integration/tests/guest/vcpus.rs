@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vCPUs that come to a guest while it runs, and go.
+//! vCPUs that are added to a running guest and removed.
 
 use std::fs;
 use std::thread;
@@ -15,7 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create, create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Switches vCPUs on as they come, as udev of distributions can, and prints `CAROM-VCPUS` and how many are at work when that changes.
+/// Shell functions that online added vCPUs, as udev of distributions can, and print `CAROM-VCPUS` and the number of online vCPUs
+/// when it changes.
 pub(crate) const USE_VCPUS: &str = r#"
 at_work() { grep -c '^processor' /proc/cpuinfo; }
 use_vcpus() {
@@ -28,7 +29,7 @@ use_vcpus() {
 }
 "#;
 
-/// Prints how many vCPUs there are at first, and then of each change.
+/// Returns a job that prints the initial number of vCPUs and each change.
 fn watch_vcpus() -> String {
     format!(
         "{USE_VCPUS}
@@ -42,7 +43,7 @@ done
     )
 }
 
-/// Verified I/O on the drive, for ever, beside what is done with vCPUs.
+/// Returns a job with endless verified I/O on the drive, which also watches the vCPUs.
 fn work_and_watch_vcpus() -> String {
     let verify = workload::fio_verify(4, 8);
     format!("{WAIT_FOR_NVME}\n(while :; do\n{verify}\ndone) &\n{}", watch_vcpus())
@@ -53,7 +54,7 @@ fn resize(vmm: &ApiVmm, vcpus: u32) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// Asks for so many vCPUs, as clients do: again, while one that is wanted back is about to leave.
+/// Requests this number of vCPUs. Like a client, repeats the request while a vCPU that is wanted again is still being removed.
 fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
     let start = Instant::now();
     loop {
@@ -68,7 +69,7 @@ fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
     }
 }
 
-/// Waits until the process has the threads of these vCPUs and no others.
+/// Waits until the process has exactly the threads of these vCPUs.
 fn wait_for_threads(vmm: &ApiVmm, vcpus: u32) {
     let wanted: Vec<String> = (0..vcpus).map(|number| format!("vcpu{number}")).collect();
     let start = Instant::now();
@@ -86,12 +87,12 @@ fn wait_for_threads(vmm: &ApiVmm, vcpus: u32) {
     }
 }
 
-/// Waits until the guest has said for the `times`th time that so many vCPUs are at work.
+/// Waits until the guest has printed for the `times`th time that this number of vCPUs is online.
 fn wait_for_vcpus(vmm: &ApiVmm, vcpus: u32, times: usize) {
     vmm.wait_for(&format!("CAROM-VCPUS {vcpus}\n"), times, BOOT_TIME).unwrap();
 }
 
-/// Boots a guest with 1 vCPU of 4 unless `more` says otherwise.
+/// Boots a guest with 1 of up to 4 vCPUs, unless `more` differs.
 fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     let vmm = ApiVmm::start_with(&SITE, kernel, job).unwrap();
     let mut config = json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 4}});
@@ -101,7 +102,7 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     vmm
 }
 
-/// How often the drive was written and verified, each time without an error.
+/// Returns the number of verified passes of the drive, all of which must have succeeded.
 pub(crate) fn verified(vmm: &ApiVmm) -> usize {
     let whole = vmm.whole_lines();
     let bad = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0"));
@@ -109,9 +110,9 @@ pub(crate) fn verified(vmm: &ApiVmm) -> usize {
     whole.matches("CAROM-VERIFY 0 4194304").count()
 }
 
-/// Waits until the drive was verified once more from the beginning.
+/// Waits until the drive was verified in a pass that begins after this call.
 fn wait_verified(vmm: &ApiVmm) {
-    // What is under way began before.
+    // The current pass began earlier.
     let wanted = verified(vmm) + 2;
     vmm.wait_for("CAROM-VERIFY 0 4194304", wanted, BOOT_TIME).unwrap();
 }
@@ -125,7 +126,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         let wanted = format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)");
         assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
     }
-    // One alone: no other one that comes makes KVM look at it.
+    // Only one vCPU is added: no other addition makes KVM check it.
     assert_eq!(resize(&vmm, 2), (204, "null".into()));
     wait_for_vcpus(&vmm, 2, 1);
     for round in 1..=rounds {
@@ -148,7 +149,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         assert_eq!(events.iter().filter(|told| told.event == event).count(), 2 * rounds + 1, "{event}");
     }
 
-    // A guest that boots has what was wanted last, whether the one before let go or not.
+    // A booting guest gets the last requested number, whether the previous guest released its vCPUs or not.
     resize_in_time(&vmm, 4);
     wait_for_vcpus(&vmm, 4, rounds + 1);
     put(&vmm, "vm.pause", &Value::Null);
@@ -178,7 +179,7 @@ fn vcpus_come_and_go_twenty_times() {
     come_and_go_while_a_drive_works(Kernel::Patched, 20);
 }
 
-/// Refuses once to let go of a vCPU.
+/// Job that refuses once to release a vCPU.
 const REFUSE_ONCE: &str = r#"
 enabled=/sys/firmware/acpi/hotplug/processor/enabled
 echo 0 >$enabled
@@ -195,7 +196,7 @@ fn guest_that_keeps_a_vcpu_can_be_asked_again() {
     let vmm = boot(Kernel::Patched, &job, json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     assert_eq!(resize(&vmm, 1), (204, "null".into()));
     vmm.wait_for("CAROM-REFUSED", 1, BOOT_TIME).unwrap();
-    // It is not about to leave any more, once the guest has said so.
+    // After the guest's refusal, the vCPU is not being removed any more.
     resize_in_time(&vmm, 2);
     wait_for_threads(&vmm, 2);
     assert!(!vmm.console().contains("CAROM-VCPUS 1"), "{}", vmm.console());
@@ -221,7 +222,7 @@ fn vcpus_that_come_before_the_guest_listens_are_found() {
         assert!(start.elapsed() < BOOT_TIME, "{}", vmm.console());
         thread::sleep(Duration::from_millis(100));
     }
-    // Both sizes at once.
+    // Request both sizes at once.
     let both = json!({"desired_vcpus": 1, "desired_ram": 1024 * MIB});
     let (status, why) = vmm.call("PUT", "/api/v1/vm.resize", Some(&both)).unwrap();
     assert!(status == 400 && why.to_string().contains("desired_ram"), "{status}: {why}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that other processes of the host serve (vhost-user): a file system by Debian's virtiofsd, a disk by qemu-storage-daemon.
+//! Devices that other host processes serve (vhost-user): a file system by Debian's virtiofsd, and a disk by qemu-storage-daemon.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::support::server::serve;
 use crate::support::{MIB, SITE};
 
-/// Debian's virtiofsd with the directory `source`.
+/// Starts Debian's virtiofsd with the directory `source`.
 fn virtiofsd(source: &Path, socket: &Path) -> KilledOnDrop {
     let mut command = Command::new(VIRTIOFSD);
     command.arg("-f").arg(format!("--socket-path={}", socket.display()));
@@ -25,7 +25,7 @@ fn virtiofsd(source: &Path, socket: &Path) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// QEMU's storage daemon with `image`, as a disk of two queues.
+/// Starts QEMU's storage daemon with `image` as a disk with two queues.
 pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> KilledOnDrop {
     let mut command = Command::new(STORAGE_DAEMON);
     command.arg("--blockdev").arg(format!("driver=file,node-name=image,filename={}", image.display()));
@@ -34,16 +34,16 @@ pub(crate) fn storage_daemon(image: &Path, socket: &Path) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// Numbers from `first` on, a line each.
+/// Returns numbers from `first` on, one per line.
 fn numbers(first: u32, count: u32) -> Vec<u8> {
     (first..first + count).flat_map(|number| format!("{number}\n").into_bytes()).collect()
 }
 
-/// How many numbers a file has: more than a MiB.
+/// Number of numbers in a file. The file is larger than 1 MiB.
 const COUNT: u32 = 200_000;
 
-/// In a guest, whenever the file system is there: compares what the host wrote, writes as much, and lets go of it when the host
-/// says so.
+/// Returns a job that uses the file system whenever it exists: it compares the host's file, writes as much, and releases the file
+/// system when the host requests it.
 fn use_whenever_there() -> String {
     format!(
         r#"
@@ -70,14 +70,14 @@ fn call(vmm: &ApiVmm, operation: &str, body: &Value) -> (u16, String) {
     (status, answer.to_string())
 }
 
-/// What the guest wrote the last time is there, and nothing else.
+/// Checks that the share contains what the guest wrote in the last round, and nothing else.
 fn check_share(share: &Path, round: u32) {
     assert!(fs::read(share.join(format!("from-guest-{round}"))).unwrap() == numbers(COUNT, COUNT), "bytes differ");
     assert!(share.join("dir/gone").exists() && !share.join("go").exists());
     fs::remove_dir_all(share.join("dir")).unwrap();
 }
 
-/// A VM with the file system, and with room for RAM that comes.
+/// Boots a VM with the file system, to which RAM can be added.
 fn boot(socket: &Path) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &format!("mkdir -p /mnt\n{}", use_whenever_there())).unwrap();
     let device = json!({"tag": "share", "socket": socket, "id": "files"});
@@ -86,7 +86,7 @@ fn boot(socket: &Path) -> ApiVmm {
     vmm
 }
 
-/// A directory with a file of the host's.
+/// Creates a directory with a file of the host.
 fn share(dir: &Path) -> PathBuf {
     let share = dir.join("share");
     fs::create_dir(&share).unwrap();
@@ -114,7 +114,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let vmm = boot(&socket);
     vmm.wait_for("CAROM-MOUNTED 1", 1, BOOT_TIME).unwrap();
 
-    // Its server takes memory that comes, and lets go of the queues for a while.
+    // The server maps added memory and stops its queues for a while.
     assert_eq!(call(&vmm, "vm.resize", &json!({"desired_ram": 640 * MIB})).0, 204);
     put(&vmm, "vm.pause", &Value::Null);
     let saved = dir.path().join("saved").display().to_string();
@@ -127,7 +127,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     check_share(&share, 1);
 
     let second = json!({"tag": "share", "socket": socket, "id": "files"});
-    assert_eq!(call(&vmm, "vm.add-fs", &second).0, 409, "it has one of this name");
+    assert_eq!(call(&vmm, "vm.add-fs", &second).0, 409, "a device with this name exists");
     put(&vmm, "vm.remove-device", &json!({"id": "files"}));
     vmm.wait_for("CAROM-GONE 1", 1, BOOT_TIME).unwrap();
     wait_gone(&vmm, "files");
@@ -143,7 +143,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     check_share(&share, 2);
 }
 
-/// Where the guest writes numbers on its disk, in MiB.
+/// Offset of the guest's numbers on its disk, in MiB.
 const NUMBERS_AT: u64 = 32;
 
 #[guest_test(needs(StorageDaemon), slow = "unit tests with a server of their own, which goes and comes again")]
@@ -188,7 +188,8 @@ fn check_numbers(image: &Path) {
     assert!(bytes == wanted, "what the guest wrote is not in the image");
 }
 
-/// A disk behind the virtio-iommu, of the tests' own server: sound in sizes from a sector to 1 MiB, in a guest with these options.
+/// Checks a disk of the tests' own server behind the virtio-iommu, with requests from a sector to 1 MiB, in a guest with these
+/// options. Returns the virtio-iommu's counters.
 fn works_behind_the_iommu(bounce: &Value) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
@@ -225,7 +226,7 @@ fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "each buffer is unmapped: {strict}");
     let bounce = works_behind_the_iommu(&json!({"size": 64 * MIB}));
     assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
-    // What is larger than a slot is mapped, and what comes while the window grows.
+    // Requests larger than a slot are mapped, and requests that come while the window grows.
     assert!(
         bounce["requests_map"].as_u64() < strict["requests_map"].as_u64().map(|maps| maps / 10),
         "{bounce} {strict}"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Network cards whose packets another process moves (vhost-user): `device-server`, between the guest's queues and a tap interface.
+//! Network cards whose packets another process moves (vhost-user): `device-server`, between the guest's queues and a tap
+//! interface.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,20 +20,20 @@ use crate::support::tap::open_tap;
 use crate::support::{MIB, SITE};
 use crate::vhost_user::storage_daemon;
 
-/// The server on `tap`, which stays when the server goes.
+/// Starts the server on `tap`, which outlives the server.
 fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-server"));
     command.arg("--socket").arg(socket).args(options).stdin(tap.try_clone().unwrap());
     serve(&mut command, socket)
 }
 
-/// Waits until the guest has had so many more bytes back than before, all of them right.
+/// Waits until the guest has got more transfers back, `times` in number, all correct.
 fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
     let before = vmm.console().matches("CAROM-SAME large").count();
     vmm.wait_for("CAROM-SAME large", before + times, BOOT_TIME).unwrap();
 }
 
-/// As long as the card is there, and when it comes again: bytes that go and come back.
+/// Job that sends bytes and gets them back as long as the card exists, and when it is added again.
 const TRAFFIC: &str = r#"
 while :; do
     wait_for_card
@@ -82,10 +83,10 @@ fn card_of_a_server_goes_on_with_the_next_and_comes_again() {
     assert_eq!(counter(&vmm, "again", "server_losses"), 0);
 }
 
-/// Bytes that go and come back behind the virtio-iommu.
+/// Bytes that go to the host and back behind the virtio-iommu.
 const BYTES: u64 = 512 * 1024;
 
-/// A guest whose card is behind the virtio-iommu, and the server's; what the server says goes to `said`.
+/// Boots a guest whose card is behind the virtio-iommu, and starts the card's server. The server's output goes to `said`.
 fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value) -> (ApiVmm, KilledOnDrop) {
     let socket = dir.join("net.sock");
     let tap = open_tap("caromiommu", &format!("{address}.1"));
@@ -93,7 +94,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     command.arg("--socket").arg(&socket).arg("--iommu").args(options).stdin(tap);
     command.stdout(File::create(dir.join("said")).unwrap());
     let server = serve(&mut command, &socket);
-    // Each packet costs messages to the server and back: fewer bytes than elsewhere.
+    // Each packet needs messages to the server and back, so this test uses fewer bytes than others.
     let script = job_of(address, BYTES, TRAFFIC).replace("nc -w 60", "nc -w 10");
     let vmm = ApiVmm::start(&SITE, &script).unwrap();
     let card = json!({"vhost_user": true, "vhost_socket": socket, "id": "card", "iommu": true});
@@ -108,12 +109,12 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
 #[guest_test(slow = "the test with a window has the messages, and unit tests what is refused")]
 fn card_of_a_server_behind_iommu_reaches_only_what_is_mapped() {
     let dir = tempfile::tempdir().unwrap();
-    // Where the guest maps nothing: its driver takes addresses below 4 GiB.
+    // The guest maps nothing at this address: its driver uses addresses below 4 GiB.
     let probe = (1u64 << 40).to_string();
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.9", &["--probe", &probe], &json!({}));
     wait_for_traffic(&vmm, 1);
     assert_eq!(std::fs::read_to_string(dir.path().join("said")).unwrap(), "denied 0x10000000000\n");
-    assert_eq!(counter(&vmm, "_iommu", "faults"), 1, "the guest is told of it once");
+    assert_eq!(counter(&vmm, "_iommu", "faults"), 1, "the fault is reported once");
     assert!(counter(&vmm, "_iommu", "requests_unmap") > 300, "each buffer is unmapped");
     assert_eq!((counter(&vmm, "card", "server_losses"), counter(&vmm, "card", "server_refusals")), (0, 0));
 }
@@ -141,9 +142,9 @@ fn server_that_keeps_translations_fails_the_card_in_time() {
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.11", &["--never-confirm"], &json!({}));
     let start = Instant::now();
     while counter(&vmm, "card", "server_losses") == 0 {
-        assert!(start.elapsed() < BOOT_TIME, "the server was kept");
+        assert!(start.elapsed() < BOOT_TIME, "the server was not disconnected");
     }
-    // The guest lives on: a vCPU waited for a few seconds.
+    // The guest continues: a vCPU only waited for a few seconds.
     let before = vmm.console().matches("CAROM-LIVES").count();
     vmm.wait_for("CAROM-LIVES", before + 1, BOOT_TIME).unwrap();
 }

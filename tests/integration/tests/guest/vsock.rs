@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-vsock: connections between programs of a real guest and of the host, from either side, beside the virtio-iommu, behind it
-//! through mappings, and through a window. `guest/vsock.c` is the guest's side.
+//! virtio-vsock: connections between programs of a real guest and of the host, from either side, without the virtio-iommu, behind
+//! it with mappings, and behind it with a window. `guest/vsock.c` is the guest's program.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,16 +20,16 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Port of the guest that sends back what it gets.
+/// Port of the guest's echo server.
 const ECHO: u32 = 1024;
 /// Port of the host that the guest connects to.
 const CALLED: u32 = 5000;
-/// Bytes of one of its calls.
+/// Bytes of one call of the guest.
 const CALL_BYTES: usize = 3 << 20;
-/// Longest time that a side may take for its next bytes.
+/// Maximum time until the next bytes of a side.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Boots a guest that has the program, and what `more` says.
+/// Boots a guest with the program and the configuration `more`.
 fn start(more: fn(&ApiVmm) -> Value) -> ApiVmm {
     let program = fs::read(SITE.vsock.as_ref().expect("CAROM_VSOCK is set")).unwrap();
     let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "vsock", program, "vsock").unwrap();
@@ -55,12 +55,12 @@ fn pattern(len: usize, seed: u32) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// FNV-1a, as the guest's side reckons it.
+/// Returns the FNV-1a checksum, as the guest's program calculates it.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A connection to a port of the guest.
+/// Connects to a port of the guest.
 fn connect(vmm: &ApiVmm, port: u32) -> BufReader<UnixStream> {
     let mut stream = UnixStream::connect(socket(vmm)).unwrap();
     stream.set_read_timeout(Some(SILENCE)).unwrap();
@@ -74,7 +74,7 @@ fn connect(vmm: &ApiVmm, port: u32) -> BufReader<UnixStream> {
     stream
 }
 
-/// Has the guest send back so many bytes, and sees that all come, and then the end.
+/// Sends `len` bytes to the guest's echo server, and checks that all come back, followed by the end of the stream.
 fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     let mut stream = connect(vmm, ECHO);
     let sent = pattern(len, seed);
@@ -82,7 +82,7 @@ fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     let got = thread::scope(|scope| {
         scope.spawn(|| {
             writer.write_all(&sent).unwrap();
-            // The guest sends the rest back all the same.
+            // The guest still sends the rest back.
             writer.shutdown(Shutdown::Write).unwrap();
         });
         let mut got = Vec::new();
@@ -92,7 +92,7 @@ fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     assert!(got == sent, "{} bytes came back of {}", got.len(), sent.len());
 }
 
-/// Takes a call of the guest, answers it, and sees that the guest finds the answer right. The number of calls is what the console says.
+/// Accepts a call of the guest, answers it, and checks that the guest verified the answer. The console shows the number of calls.
 fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
     let before = vmm.console().matches("CAROM-CALLED ").count();
     let (mut stream, _) = listener.accept().unwrap();
@@ -108,7 +108,7 @@ fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
 
 fn serve(vmm: &ApiVmm) -> UnixListener {
     let path = vmm.dir().join(format!("vsock_{CALLED}"));
-    // The former one's file stays.
+    // The socket file of an earlier server still exists.
     let _ = fs::remove_file(&path);
     UnixListener::bind(path).unwrap()
 }
@@ -119,9 +119,9 @@ fn counters(vmm: &ApiVmm, device: &str) -> BTreeMap<String, u64> {
     serde_json::from_value(counters[device].clone()).unwrap_or_else(|_| panic!("no {device}: {counters}"))
 }
 
-/// All that connections carry, from either side.
+/// Checks connections from either side.
 fn carry(vmm: &ApiVmm) {
-    // The guest's CID, once the line is whole.
+    // The guest's CID. The newline shows that the line is complete.
     vmm.wait_for("CAROM-VSOCK 3\n", 1, BOOT_TIME).unwrap();
     echo(vmm, 1, 1);
     echo(vmm, 4 << 20, 2);
@@ -132,7 +132,7 @@ fn carry(vmm: &ApiVmm) {
     });
     let listener = serve(vmm);
     take_call(vmm, &listener);
-    // Nobody there: the connection ends without an answer.
+    // No program listens at this port: the connection ends without an answer.
     let mut nobody = UnixStream::connect(socket(vmm)).unwrap();
     nobody.set_read_timeout(Some(SILENCE)).unwrap();
     nobody.write_all(b"CONNECT 77\n").unwrap();
@@ -147,7 +147,7 @@ fn carry(vmm: &ApiVmm) {
 fn end(vmm: &mut ApiVmm) {
     put(vmm, "vmm.shutdown", &Value::Null);
     assert!(vmm.wait(SILENCE).unwrap().success());
-    assert!(!socket(vmm).exists(), "the socket goes with the VM");
+    assert!(!socket(vmm).exists(), "the socket is removed with the VM");
 }
 
 #[guest_test]
@@ -184,14 +184,14 @@ fn sockets_come_to_a_guest_and_go() {
         let other = json!({"cid": 4, "socket": vmm.dir().join("other"), "id": "other"});
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&other)).unwrap();
         assert_eq!((status, &answer), (400, &json!(["vsock: the VM already has one"])));
-        // It waits until the guest has its driver.
+        // The connection waits until the guest has its driver.
         echo(&vmm, 1 << 20, 3);
         take_call(&vmm, &serve(&vmm));
 
         let mut held = connect(&vmm, ECHO);
         put(&vmm, "vm.remove-device", &json!({"id": "_vsock"}));
         wait_gone(&vmm, "_vsock");
-        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)), "its connections end");
+        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)), "the device's connections end");
         assert!(!socket(&vmm).exists());
     }
     end(&mut vmm);
@@ -211,7 +211,7 @@ fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
         let url = format!("file://{}", directory.display());
         put(&vmm, "vm.pause", &Value::Null);
         put(&vmm, "vm.snapshot", &json!({"destination_url": url}));
-        // The guest that was saved goes on with it.
+        // The saved guest continues with its connection.
         put(&vmm, "vm.resume", &Value::Null);
         held.get_mut().write_all(b"y").unwrap();
         held.read_exact(&mut [0]).unwrap();
@@ -220,7 +220,7 @@ fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
 
         fs::remove_file(vmm.console_file()).unwrap();
         vmm.start_again(&SITE, &["--restore", &format!("source_url={url},resume=on")]).unwrap();
-        // Whichever of the two that Linux sets it has come to: the error, or the state.
+        // Linux sets an error and a state. The call may see either of them.
         let lost = ["Connection reset by peer\n", "Transport endpoint is not connected\n"];
         let start = Instant::now();
         while !lost.iter().any(|lost| vmm.console().contains(&format!("CAROM-LOST {lost}"))) {
@@ -229,7 +229,7 @@ fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
         }
         echo(&vmm, 1 << 20, 4);
         take_call(&vmm, &serve(&vmm));
-        // A reset of the VM brings a driver that knows of nothing.
+        // After a reset of the VM, the new driver knows no connections.
         put(&vmm, "vm.reboot", &Value::Null);
         vmm.wait_for("CAROM-VSOCK 3", 1, BOOT_TIME).unwrap();
         echo(&vmm, 1 << 20, 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The watchdog: Debian's own kernel drives it, a guest that reloads it goes on, and one that stops to is reset.
+//! Watchdog, driven by Debian's kernel: a guest that reloads it continues, and a guest that stops reloading it is reset.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info};
 use crate::support::{MIB, SITE};
 
-/// Reloads the watchdog for longer than it waits, and then no more. Where it was the watchdog that had the guest boot, says so and ends.
+/// Job that reloads the watchdog for longer than its timeout, and then stops. If the watchdog caused this boot, it says so and
+/// ends.
 const JOB: &str = "
 WATCHDOG=/sys/class/watchdog/watchdog0
 STATUS=$(cat $WATCHDOG/bootstatus)
@@ -42,7 +43,7 @@ fn guest_that_stops_to_reload_its_watchdog_is_reset_and_told_so() {
         let events = vmm.events().unwrap();
         events.iter().filter(|event| (event.source.as_str(), event.event.as_str()) == ("watchdog", "expired")).count()
     };
-    assert_eq!(expired(&vmm), 0, "it was reloaded in time: {}", vmm.console());
+    assert_eq!(expired(&vmm), 0, "the watchdog was reloaded in time: {}", vmm.console());
     vmm.wait_for("CAROM-JOB-EXIT 0\n", 1, BOOT_TIME + Duration::from_secs(10)).unwrap();
 
     let console = vmm.console();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The patched kernel with bounce windows: I/O, counters, budget, pinned memory, caching.
+//! Patched kernel with bounce windows: I/O, counters, budget, pinned memory, caching.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::{self, WAIT_FOR_NVME};
@@ -7,7 +7,8 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{MIB, SITE, number, run};
 
-/// Prints the guest's figures about its windows as lines `CAROM-STAT-<key> <value>`, then has the VMM report its own.
+/// Shell lines that print the guest's figures about its windows as lines `CAROM-STAT-<key> <value>`, and make the VMM report its
+/// counters.
 const STATS: &str = r#"
 sed 's/^/CAROM-STAT-/' /sys/kernel/debug/iommu_bounce/*/stats
 echo CAROM-MARK stats
@@ -22,7 +23,7 @@ fn guest(name: &str, bounce: &str, work: &str) -> Guest {
         .job(&format!("{WAIT_FOR_NVME}{work}{STATS}"))
 }
 
-/// Chunks as the guest counts them and as the VMM does, at the same quiet moment.
+/// Asserts that guest and VMM agree on the number of chunks at the same idle moment.
 fn assert_counters_agree(outcome: &Outcome) {
     let host = outcome.counters.first().expect("the mark made the VMM report its counters");
     let served = host.requests.minus(host.failed);
@@ -48,13 +49,13 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     let bounced = number(&outcome, "CAROM-STAT-bounced_pages") + number(&outcome, "CAROM-STAT-bounced_lists");
     let host = outcome.counters[0];
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
-    // Bouncing that takes a request for each DMA would be none.
+    // Bouncing with a request for each DMA would be useless.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
-    // Nearly all of the 64 MiB: a request that finds the pool growing is mapped.
-    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "what was verified came back through slots");
+    // Nearly all of the 64 MiB: requests that come while the pool grows are mapped.
+    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "verified data came back through slots");
 }
 
-/// Prints where the windows are.
+/// Shell line that prints the address of the windows.
 const PLACE: &str = r"
 dmesg | sed -n 's/.*bounce windows: IOVA \(0x[0-9a-f]*\)-.*/CAROM-WINDOW \1/p'
 ";
@@ -165,7 +166,7 @@ fn without_windows_only_live_mappings_are_pinned() {
 
 #[guest_test]
 fn window_memory_is_mapped_write_back() {
-    // Emulation does not model caching, so that speed does not show this: only the kernel's own list does.
+    // Emulation does not model caching, so the speed does not show the caching mode. Only the kernel's own list shows it.
     let work = format!(
         "{}{}",
         workload::fio_verify(4, 16),

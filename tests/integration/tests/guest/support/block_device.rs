@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Block devices of the host that show files, and such that fail in places.
+//! Host block devices that contain a file, some of which fail at selected places.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use carom_integration::harness::DMSETUP;
 
-/// Bytes that tables of the device mapper count in (`Documentation/admin-guide/device-mapper` of the kernel).
+/// Unit of device-mapper tables, in bytes (`Documentation/admin-guide/device-mapper` of the kernel).
 const SECTOR: u64 = 512;
 
-/// A block device of the host that shows a file, until it is dropped.
+/// Loop device on a file. It is removed when this value is dropped.
 pub(crate) struct LoopDevice(pub(crate) PathBuf);
 
 impl LoopDevice {
@@ -30,7 +30,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A block device of the host that shows a file and fails in places, until it is dropped.
+/// Block device on a file that fails at selected places. It is removed when this value is dropped.
 pub(crate) struct FailingDevice {
     name: String,
     image: LoopDevice,
@@ -38,7 +38,7 @@ pub(crate) struct FailingDevice {
 }
 
 impl FailingDevice {
-    /// One over the whole of an image of `size` bytes, of which requests into `bad`, in bytes, fail.
+    /// Creates a device on an image of `size` bytes. Requests to the range `bad`, in bytes, fail.
     pub(crate) fn new(name: &str, image: &Path, size: u64, bad: Range<u64>) -> Self {
         let device = Self { name: name.into(), image: LoopDevice::new(image), size };
         let table = [
@@ -50,14 +50,14 @@ impl FailingDevice {
         device
     }
 
-    /// Has no request fail any more.
+    /// Makes all requests succeed from now on.
     pub(crate) fn mend(&self) {
         self.dmsetup("load", &["--table", &self.sound(0..self.size)]);
         self.dmsetup("resume", &[]);
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        // The kernel's own name of it: there is no udev that would make another.
+        // This is the kernel's own name. There is no udev that would create another.
         let minor = self.dmsetup("info", &["--columns", "--noheadings", "-o", "minor"]);
         PathBuf::from(format!("/dev/dm-{}", minor.trim()))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Debian guest with its console at hand: what it shows is waited for, and commands are typed.
+//! Debian guest whose console the test reads and types on.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,22 +20,22 @@ use tempfile::TempDir;
 
 use super::SITE;
 
-/// How often something is looked at again.
+/// Interval between checks.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Longest wait for the login, which takes minutes where the machine is emulated on a busy host.
+/// Maximum time until the login. It takes minutes in an emulated machine on a busy host.
 const BOOT_TIME: Duration = Duration::from_secs(420);
 
-/// Longest wait for a command, and for an end.
+/// Maximum time for a command, and for the end of the machine.
 pub(crate) const COMMAND_TIME: Duration = Duration::from_secs(240);
 
-/// A tap interface of the host with servers for addresses and names (`scripts/lib/vm-network`), until it is dropped.
+/// Tap interface of the host with DHCP and DNS servers (`scripts/lib/vm-network`). It is removed when this value is dropped.
 pub(crate) struct Network {
     process: Child,
 }
 
 impl Network {
-    /// `net` is the first three numbers of its addresses.
+    /// Starts the network. `net` contains the first three numbers of its addresses.
     pub(crate) fn start(tap: &str, net: &str) -> Self {
         let mut process = Command::new(checkout().join("scripts/lib/vm-network"))
             .args([tap, net, "sh", "-c", "echo ready; exec cat"])
@@ -45,32 +45,33 @@ impl Network {
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n", "the network does not come up");
+        assert_eq!(line, "ready\n", "the network did not start");
         Self { process }
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // It ends when there is no more to read.
+        // The script ends at the end of its input.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
 }
 
-/// Carom with a Debian.
+/// Carom that runs a Debian guest.
 pub(crate) struct Debian {
     carom: Child,
     keys: ChildStdin,
     console: Arc<Mutex<String>>,
-    /// How much of the console has been waited for.
+    /// Length of the console text that has been waited for.
     seen: usize,
     start: Instant,
     dir: TempDir,
 }
 
 impl Debian {
-    /// Starts it with Debian's kernel and a copy of the image of the distribution's disk. `more` goes to disk and network.
+    /// Starts Debian's kernel with a copy of the distribution's disk image. `more` contains additional options of disk and
+    /// network.
     pub(crate) fn start(tap: &str, more: &str, options: &[&str]) -> Self {
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
         let mut boot: Vec<OsString> = vec!["--kernel".into(), files.kernel.into()];
@@ -80,8 +81,8 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, more, &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts it with a kernel that has [the patch](../../../../docs/guest-patch.md) and needs no initrd; all devices are behind
-    /// the virtio-iommu, and bounce.
+    /// Starts a kernel with [the patch](../../../../docs/guest-patch.md), which needs no initrd. All devices are behind the
+    /// virtio-iommu and bounce.
     pub(crate) fn start_patched(tap: &str, options: &[&str]) -> Self {
         let files = Distribution::in_directory(SITE.distribution.as_ref().unwrap());
         let kernel = SITE.distribution_kernel.clone().unwrap();
@@ -91,13 +92,13 @@ impl Debian {
         Self::launch(&files.disk, Some(1 << 30), boot, ",iommu=on", &[&["--cpus", "boot=1"], options].concat())
     }
 
-    /// Starts it by firmware, and a copy of the image of a disk with a boot loader. `more` goes to the disk.
+    /// Starts by firmware, with a copy of a disk image that has a boot loader. `more` contains additional options of the disk.
     pub(crate) fn start_by_firmware(more: &str, options: &[&str]) -> Self {
         let files = Firmware::in_directory(SITE.firmware.as_ref().unwrap());
         Self::launch(&files.disk, None, vec!["--firmware".into(), files.firmware.into()], more, options)
     }
 
-    /// Starts it with a copy of an image, of `len` bytes where that is given.
+    /// Starts with a copy of an image, enlarged to `len` bytes if given.
     fn launch(image: &Path, len: Option<u64>, boot: Vec<OsString>, more: &str, options: &[&str]) -> Self {
         let start = Instant::now();
         let dir = tempfile::tempdir().unwrap();
@@ -119,7 +120,7 @@ impl Debian {
         Self { carom, keys, console, seen: 0, start: Instant::now(), dir }
     }
 
-    /// Starts a process whose console is kept.
+    /// Starts a process and records its console.
     fn spawn(command: &mut Command) -> (Child, ChildStdin, Arc<Mutex<String>>) {
         let mut carom = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let console = Arc::new(Mutex::new(String::new()));
@@ -138,7 +139,7 @@ impl Debian {
         (carom, keys, console)
     }
 
-    /// Saves it, ends its process, and has another one go on.
+    /// Saves the VM, ends its process, and continues in another process.
     pub(crate) fn go_on_in_another_process(&mut self) {
         let saved = format!("file://{}", self.dir.path().join("saved").display());
         for (operation, body) in [("vm.pause", None), ("vm.snapshot", Some(json!({"destination_url": saved})))] {
@@ -156,14 +157,14 @@ impl Debian {
             .stderr(File::create(self.dir.path().join("stderr")).unwrap());
         (self.carom, self.keys, self.console) = Self::spawn(&mut command);
         self.seen = 0;
-        // What is typed before the VM is restored is lost.
+        // Text that is typed before the VM is restored is lost.
         let start = Instant::now();
         let runs = || {
             let info = exchange(&self.api(), "GET", "/api/v1/vm.info", None);
             info.is_ok_and(|(_, info)| info.contains("\"Running\""))
         };
         while !runs() {
-            assert!(start.elapsed() < COMMAND_TIME, "the VM does not go on");
+            assert!(start.elapsed() < COMMAND_TIME, "the restored VM does not run");
             thread::sleep(POLL);
         }
     }
@@ -172,7 +173,7 @@ impl Debian {
         self.dir.path().join("api")
     }
 
-    /// What `vm.counters` says of the virtio-iommu.
+    /// Returns the counters of the virtio-iommu in `vm.counters`.
     pub(crate) fn iommu_counters(&self) -> Value {
         let (status, answer) = exchange(&self.api(), "GET", "/api/v1/vm.counters", None).unwrap();
         assert_eq!(status, 200, "{answer}");
@@ -184,7 +185,7 @@ impl Debian {
         self.console.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the console shows `text` behind what was waited for before; what came up to its end.
+    /// Waits until the console shows `text` after the text of the previous wait. Returns the new text up to the end of `text`.
     pub(crate) fn wait_for(&mut self, text: &str, limit: Duration) -> String {
         let start = Instant::now();
         loop {
@@ -211,12 +212,12 @@ impl Debian {
         tell(&format!("login after {:.1} s", self.start.elapsed().as_secs_f64()));
         self.type_line("root");
         self.wait_for("root@debian:~# ", COMMAND_TIME);
-        // No colours, no second prompt, no echo.
+        // Disable colours, the prompt and the echo.
         self.type_line("stty -echo; export TERM=dumb PAGER=cat LC_ALL=C PS1=");
         self.run("true");
     }
 
-    /// Runs a command; status and output.
+    /// Runs a command and returns its status and output.
     pub(crate) fn try_run(&mut self, command: &str) -> (i32, String) {
         self.type_line(&format!("echo 'BE''GIN'; {{ {command}\n}} 2>&1; echo \"E\"\"ND $?.\""));
         self.wait_for("BEGIN\n", COMMAND_TIME);
@@ -226,7 +227,7 @@ impl Debian {
         (status.trim_end_matches(".\n").parse().unwrap(), text)
     }
 
-    /// Runs a command that must succeed; its output.
+    /// Runs a command that must succeed, and returns its output.
     pub(crate) fn run(&mut self, command: &str) -> String {
         let (status, output) = self.try_run(command);
         assert_eq!(status, 0, "{command}: {output}");
@@ -239,7 +240,7 @@ impl Debian {
         self.type_line(command);
     }
 
-    /// Has the guest power off, which ends Carom well.
+    /// Powers off the guest. Carom must exit with status 0.
     pub(crate) fn power_off(&mut self) {
         self.leave("poweroff");
         assert!(self.wait().success());
@@ -259,7 +260,7 @@ impl Debian {
 }
 
 impl Drop for Debian {
-    /// Of a test that fails, the end of what guest and VMM said is told.
+    /// Shows the end of the output of guest and VMM if the test failed.
     fn drop(&mut self) {
         if thread::panicking() {
             let (shown, said) = (self.shown(), fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default());
@@ -267,7 +268,7 @@ impl Drop for Debian {
             let end = lines[lines.len().saturating_sub(60)..].join("\n");
             eprintln!("end of the console:\n{end}\nstderr:\n{said}");
         }
-        // Fails only where it has ended already.
+        // Killing fails only if carom has ended already.
         let _ = self.carom.kill();
         let _ = self.carom.wait();
     }

@@ -6,7 +6,7 @@ use carom_integration::{Guest, Outcome, workload};
 
 use super::run;
 
-/// Runs a job of [`devices`] with the device behind the IOMMU, in a guest that is offered windows, and prints its figures.
+/// Runs a job of [`devices`] with the device behind the IOMMU, in a guest with windows on offer, and prints its figures.
 fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     let outcome = run(&Guest::new(name).iommu_device(device).bounce("size=32M").cmdline("iommu.strict=1").job(job));
     let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
@@ -16,21 +16,21 @@ fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     (outcome, figures)
 }
 
-/// I/O on the drive of a controller, all of it right. `choice` is what the controller's `iommu_bounce/mode` is set to.
+/// Checks I/O on the drive of a controller. `choice` is the value for the controller's `iommu_bounce/mode`.
 pub(crate) fn drive_is_verified(name: &str, controller: &str, driver: &str, choice: &str) -> Figures {
     let (outcome, figures) = driven(name, controller, &devices::drive_job(driver, choice, 4, 4));
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     figures
 }
 
-/// `bytes` that go to the server of the rig and come back, and 64 KiB in small packets, all of them right.
+/// Checks that `bytes` bytes in large packets and 64 KiB in small packets come back unchanged from the rig's server.
 pub(crate) fn bytes_come_back(name: &str, card: &str, driver: &str, choice: &str, bytes: u64) -> Figures {
     let (outcome, figures) = driven(name, card, &devices::card_job(driver, choice, &Peer::of_the_rig(bytes)));
     devices::check_same(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     figures
 }
 
-/// Nothing bounced, no memory was asked for, and sync calls still cost nothing.
+/// Asserts that nothing bounced, that no memory was requested, and that sync calls still cost nothing.
 pub(crate) fn assert_left_alone(figures: &Figures) {
     let Figures { bounced, chunk_adds, elision_lost, .. } = *figures;
     assert_eq!((bounced, chunk_adds, elision_lost), (0, 0, 0), "{figures:?}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The edu device in the guest, whether QEMU's is passed through or `edu-server` shows it: parts of jobs that find it and give
-//! it to a driver, and the program edu-dma, which steers its transfers.
+//! The edu device in a guest, either QEMU's, passed through, or that of `edu-server`. Contains parts of jobs that find the device
+//! and bind it to a driver, and the program edu-dma, which controls its transfers.
 //!
-//! The guest's RAM at [`VICTIM`] is set aside from its kernel, so that no driver maps it.
+//! The RAM at [`VICTIM`] is reserved from the guest's kernel, so no driver maps it.
 
 use std::fs;
 
@@ -10,13 +10,13 @@ use carom_integration::{Guest, Outcome};
 
 use super::SITE;
 
-/// Guest-physical address of the RAM that is attacked.
+/// Guest-physical address of the attacked RAM.
 const VICTIM: u64 = 0x1000_0000;
 
-/// Bytes of one transfer: half a page.
+/// Length of a transfer: half a page.
 pub(crate) const TRANSFER: &str = "2048";
 
-/// Finds the edu device in the guest, or both.
+/// Shell lines that find one or two edu devices in the guest.
 pub(crate) const FIND_EDU: &str = r#"
 EDU=
 for device in /sys/bus/pci/devices/*; do
@@ -25,7 +25,7 @@ done
 [ -n "$EDU" ] || exit 83
 "#;
 
-/// Gives it to VFIO in the guest, which puts it into a domain of its own, or both into one.
+/// Shell lines that bind the edu devices to VFIO in the guest. VFIO puts them into one new domain.
 pub(crate) const TAKE_EDU: &str = r#"
 echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
 for device in $EDU; do
@@ -34,28 +34,27 @@ for device in $EDU; do
 done
 "#;
 
-/// Gives it to the patch's test driver, which tests in its probe. There is one device.
+/// Shell lines that bind the only edu device to the patch's test driver, which tests it in its probe.
 pub(crate) const TEST_EDU: &str = r#"
 echo dma-bounce-test >"/sys/bus/pci/devices/$EDU/driver_override"
 echo "$EDU" >/sys/bus/pci/drivers_probe
 [ -e "/sys/bus/pci/devices/$EDU/driver" ] || { dmesg | tail -n 20; exit 84; }
 "#;
 
-/// The control: the attack on [`VICTIM`] works where nothing stops it, so that the other tests prove something.
+/// Control experiment: the attack on [`VICTIM`] succeeds without protection, so the other tests are meaningful.
 pub(crate) const ATTACK_ON_VICTIM: [&str; 5] =
     ["victim VICTIM 0xa5", "load victim", "victim VICTIM 0x11", "store victim", "victim-count 0xa5"];
 
-/// Commands of edu-dma that have the device go where something is mapped and where nothing is; [`assert_reaches_mapped`] checks
-/// what came of it.
+/// Commands of edu-dma for accesses to mapped and unmapped memory. [`assert_reaches_mapped`] checks the results.
 pub(crate) const REACH_MAPPED: [&str; 19] = [
-    // What is mapped works in both directions.
+    // Mapped memory works in both directions.
     "map 0x100000 rw",
     "fill 0x100000 0x5a",
     "load 0x100000",
     "fill 0x100000 0x11",
     "store 0x100000",
     "count 0x100000 0x5a",
-    // A page mapped for reading is read, and stays as it was.
+    // A page that is mapped read-only can be read and keeps its contents.
     "map 0x200000 r",
     "fill 0x200000 0x77",
     "store 0x200000",
@@ -63,7 +62,7 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "load 0x200000",
     "store 0x100000",
     "count 0x100000 0x77",
-    // RAM that is not mapped is neither written nor read.
+    // Unmapped RAM is neither written nor read.
     "victim VICTIM 0xa5",
     "store victim",
     "victim-count 0xa5",
@@ -72,8 +71,8 @@ pub(crate) const REACH_MAPPED: [&str; 19] = [
     "count 0x100000 0xa5",
 ];
 
-/// Behind [`REACH_MAPPED`]: what was unmapped is not reached any more, its bytes do not get to the device.
-/// [`assert_reaches_mapped`] checks this too.
+/// Commands after [`REACH_MAPPED`]: unmapped memory is not accessible any more, and its bytes do not get to the device.
+/// [`assert_reaches_mapped`] checks this, too.
 pub(crate) const REACH_UNMAPPED: [&str; 8] = [
     "fill 0x100000 0x33",
     "unmap 0x100000",
@@ -85,7 +84,7 @@ pub(crate) const REACH_UNMAPPED: [&str; 8] = [
     "count 0x400000 0x44",
 ];
 
-/// Checks that the device reached what was mapped as it was mapped and nothing else.
+/// Checks that the device could only access mapped memory, with the permissions of its mapping.
 pub(crate) fn assert_reaches_mapped(outcome: &Outcome) {
     assert_result(outcome, "map 0x100000 rw", &["ok"]);
     assert_result(outcome, "map 0x200000 r", &["ok"]);
@@ -96,17 +95,17 @@ pub(crate) fn assert_reaches_mapped(outcome: &Outcome) {
     assert_result(outcome, "count 0x100000 0xa5", &["0"]);
     assert_result(outcome, "unmap 0x100000", &["ok"]);
     assert_result(outcome, "count 0x400000 0x33", &["0"]);
-    // The store did happen: it wrote what the failed load left in the device.
+    // The store was executed: it wrote the data that the failed load had left in the device.
     assert_result(outcome, "count 0x400000 0x44", &["0"]);
 }
 
-/// A guest with edu-dma.
+/// Returns a guest with edu-dma.
 pub(crate) fn guest(name: &str, job: &str) -> Guest {
     let program = fs::read(SITE.edu_dma.as_ref().expect("CAROM_EDU_DMA is set")).expect("CAROM_EDU_DMA can be read");
     Guest::new(name).cmdline(&format!("iommu.strict=1 memmap=64K${VICTIM:#x}")).program("edu-dma", program).job(job)
 }
 
-/// A job part that runs edu-dma with `commands`, one a line.
+/// Returns a part of a job that runs edu-dma with `commands`, one per line.
 pub(crate) fn steer(mode: &str, commands: &[&str]) -> String {
     let lines: String =
         commands.iter().map(|command| format!("{}\n", command.replace("VICTIM", &format!("{VICTIM:#x}")))).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `edu-server`: a device of another process.
+//! `edu-server`: a device in another process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use carom_tools::children::KilledOnDrop;
 
 use crate::support::server::serve;
 
-/// The server, until it is dropped.
+/// Server that ends when this value is dropped.
 pub(crate) struct EduServer {
     _process: KilledOnDrop,
     dir: tempfile::TempDir,
@@ -28,12 +28,12 @@ impl EduServer {
         self.dir.path().join("socket")
     }
 
-    /// The value of `--user-device`.
+    /// Returns the value for `--user-device`.
     pub(crate) fn option(&self, more: &str) -> String {
         format!("socket={}{more}", self.socket().display())
     }
 
-    /// What it wrote down.
+    /// Returns the lines of the server's log.
     pub(crate) fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.path().join("log")).unwrap();
         text.lines().map(String::from).collect()

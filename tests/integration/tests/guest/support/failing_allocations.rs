@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Allocations of the host's kernel that fail where a test asks for it, and only those of the processes and threads that it names
-//! (Linux `Documentation/fault-injection/fault-injection.rst`).
+//! Injected failures of the host kernel's allocations, limited to selected processes and threads (Linux
+//! `Documentation/fault-injection/fault-injection.rst`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::FAILING_ALLOCATIONS;
 
-/// What allocates: the slab allocator, and that of pages.
+/// Settings of the slab allocator and of the page allocator.
 const PLACES: [&str; 2] = [FAILING_ALLOCATIONS, "/sys/kernel/debug/fail_page_alloc"];
 
-/// An allocator of the kernel.
+/// Allocator of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Allocator {
-    /// Of objects smaller than a page, for the most part.
+    /// Slab allocator, mostly for objects smaller than a page.
     Slab = 0,
-    /// Of pages; those of user space do not fail.
+    /// Page allocator. Allocations for user space do not fail.
     Pages = 1,
 }
 
-/// Allocations can fail as long as this value lives; none does by itself.
+/// Enables failing allocations as long as this value lives. By default, none fails.
 pub(crate) struct FailingAllocations(());
 
 impl FailingAllocations {
     pub(crate) fn new() -> Self {
         for place in PLACES {
-            // Those that may wait for memory can fail too.
+            // Allocations that may wait for memory can also fail.
             set(place, "ignore-gfp-wait", "N");
             set(place, "task-filter", "Y");
             set(place, "verbose", "0");
@@ -36,7 +36,7 @@ impl FailingAllocations {
         Self(())
     }
 
-    /// Of the processes that are [told](subject) to, one allocation fails: the first one after so many bytes.
+    /// Fails one allocation of the [marked](subject) processes: the first one after `bytes` bytes.
     pub(crate) fn once_after(&self, allocator: Allocator, bytes: u64) {
         let place = PLACES[allocator as usize];
         self.stop();
@@ -45,17 +45,17 @@ impl FailingAllocations {
         set(place, "probability", "100");
     }
 
-    /// Bytes that are left until then.
+    /// Returns the remaining bytes until the failure.
     pub(crate) fn left(&self, allocator: Allocator) -> u64 {
         number(PLACES[allocator as usize], "space")
     }
 
-    /// Whether the one that was to fail [once](Self::once_after) has done so.
+    /// True if the allocation of [`once_after`](Self::once_after) has failed.
     pub(crate) fn has_failed(&self) -> bool {
         PLACES.iter().any(|place| number(place, "times") == 0)
     }
 
-    /// No more fail.
+    /// Stops further failures.
     pub(crate) fn stop(&self) {
         for place in PLACES {
             set(place, "probability", "0");
@@ -73,7 +73,7 @@ impl Drop for FailingAllocations {
 fn number(place: &str, name: &str) -> u64 {
     let file = Path::new(place).join(name);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    // It has no upper limit to how often as -1.
+    // Without a limit, the value is -1.
     text.trim().parse().unwrap_or(u64::MAX)
 }
 
@@ -82,38 +82,38 @@ fn set(place: &str, name: &str, value: &str) {
     fs::write(&file, value).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
 }
 
-/// The threads of a VMM, as their names and directories.
+/// Returns the names and directories of a VMM's threads.
 pub(crate) fn threads(vmm: &ApiVmm) -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
     let dirs = entries.flatten().map(|entry| entry.path());
-    // One may end meanwhile.
+    // A thread may end meanwhile.
     dirs.filter_map(|dir| Some((fs::read_to_string(dir.join("comm")).ok()?.trim().to_owned(), dir))).collect()
 }
 
-/// The thread of a VMM that does what its API is asked for.
+/// Returns the VMM's thread that executes API requests.
 pub(crate) fn control(vmm: &ApiVmm) -> PathBuf {
     let pid = vmm.pid();
     format!("/proc/{pid}/task/{pid}").into()
 }
 
-/// Has allocations of a VMM's threads fail, and of those that they start, when they are [to](FailingAllocations::once_after).
+/// Marks a VMM's threads and the threads that they start. [`FailingAllocations::once_after`] then fails their allocations.
 pub(crate) fn subject(vmm: &ApiVmm) {
     for (name, dir) in threads(vmm) {
         fs::write(dir.join("make-it-fail"), "1").unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
-/// Has the `nth` allocation that a thread makes from now on fail. False if there is no such thread any more.
+/// Fails the `nth` allocation that a thread makes from now on. Returns false if the thread has ended.
 pub(crate) fn fail_nth(thread: &Path, nth: u32) -> bool {
     fs::write(thread.join("fail-nth"), nth.to_string()).is_ok()
 }
 
-/// How many allocations of a thread are left until one fails; 0 if it has.
+/// Returns the number of allocations until a thread's allocation fails, or 0 if it has failed.
 pub(crate) fn nth_left(thread: &Path) -> u32 {
     fs::read_to_string(thread.join("fail-nth")).unwrap().trim().parse().unwrap()
 }
 
-/// Whether that one has failed, or the thread has ended.
+/// True if the allocation has failed or the thread has ended.
 pub(crate) fn nth_has_failed(thread: &Path) -> bool {
     fs::read_to_string(thread.join("fail-nth")).map_or(true, |left| left.trim() == "0")
 }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host that keeps equal pages of its VMMs once, and makes huge pages of small ones.
+//! Merging of equal pages (KSM) and collapsing of small pages into huge pages (khugepaged) on the host.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// Where the kernel has the switches of its merging of equal pages (Linux Documentation/admin-guide/mm/ksm.rst).
+/// Settings for merging equal pages (Linux Documentation/admin-guide/mm/ksm.rst).
 const MERGING: &str = "/sys/kernel/mm/ksm";
 
-/// And those of its thread that makes huge pages of small ones (Linux Documentation/admin-guide/mm/transhuge.rst).
+/// Settings of khugepaged (Linux Documentation/admin-guide/mm/transhuge.rst).
 const COLLAPSING: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged";
 
 const PAGE: u64 = 4096;
 
-/// An entry of `/proc/PID/pagemap` of a page that is in memory, and the bits that say which one (Linux
+/// Flag of a present page in `/proc/PID/pagemap`, and the bits of the page frame number (Linux
 /// Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// The bit of `/proc/kpageflags` of a page that others share as they are equal (`KPF_KSM`, the same document).
+/// Flag of a merged page in `/proc/kpageflags` (`KPF_KSM`, the same document).
 const MERGED: u64 = 1 << 21;
 
-/// Switches in a directory of the kernel's, which are again as they were once this value is gone.
+/// Kernel settings in a directory. Their previous values are restored when this value is dropped.
 struct Switches {
     dir: &'static str,
     before: Vec<(&'static str, String)>,
@@ -55,40 +55,40 @@ impl Drop for Switches {
     fn drop(&mut self) {
         for (name, value) in &self.before {
             if let Err(error) = fs::write(self.file(name), value) {
-                eprintln!("{} is not {} again: {error}", self.file(name).display(), value.trim());
+                eprintln!("cannot reset {} to {}: {error}", self.file(name).display(), value.trim());
             }
         }
     }
 }
 
-/// The host merges equal pages of those who agree, as long as this value lives. They stay merged afterwards.
+/// Merging of equal pages in processes that permit it, as long as this value lives. Merged pages stay merged afterwards.
 pub(crate) struct Merging(Switches);
 
 impl Merging {
-    /// At a rate at which all pages of a small guest are looked at within seconds.
+    /// Enables merging at a rate that scans a small guest within seconds.
     pub(crate) fn on() -> Self {
         Self(Switches::set(MERGING, &[("pages_to_scan", "1000"), ("sleep_millisecs", "20"), ("run", "1")]))
     }
 
-    /// The host merges no more, and what it has merged stays so until somebody writes to it.
+    /// Stops merging. Merged pages stay merged until they are written.
     pub(crate) fn pause(&self) {
         self.0.write("run", "0");
     }
 
-    /// Pages of the whole host that are saved now, as others are the same (`pages_sharing`).
+    /// Returns the number of pages that the whole host saves by merging (`pages_sharing`).
     pub(crate) fn pages_saved(&self) -> u64 {
         self.0.number("pages_sharing")
     }
 }
 
-/// The host's making of huge pages from small ones is this value's, as long as it lives.
+/// Control of the host's collapsing of small pages into huge pages, as long as this value lives.
 pub(crate) struct Collapsing(Switches);
 
 impl Collapsing {
-    /// It makes none.
+    /// Takes control. No pages are collapsed.
     pub(crate) fn paused() -> Self {
         let wanted = [
-            // Half of the small pages have to be there.
+            // At least half of the small pages must be present.
             ("max_ptes_none", "256"),
             ("pages_to_scan", "65536"),
             ("alloc_sleep_millisecs", "100"),
@@ -97,36 +97,36 @@ impl Collapsing {
         Self(Switches::set(COLLAPSING, &wanted))
     }
 
-    /// At a rate at which all pages of a small guest are looked at within a second or two.
+    /// Starts collapsing at a rate that scans a small guest within a second or two.
     pub(crate) fn go_on(&self) {
         self.0.write("scan_sleep_millisecs", "100");
     }
 
-    /// Huge pages of the whole host that were made so since it started, about.
+    /// Returns the approximate number of huge pages that the host has collapsed since its start.
     pub(crate) fn made(&self) -> u64 {
         self.0.number("pages_collapsed")
     }
 }
 
-/// Bytes of a process that are in transparent huge pages, mapped as such (`AnonHugePages` of proc_pid_smaps(5)).
+/// Returns the bytes of a process in transparent huge pages that are mapped as such (`AnonHugePages` of proc_pid_smaps(5)).
 pub(crate) fn in_huge_pages(pid: u32) -> u64 {
     number_after(&format!("/proc/{pid}/smaps_rollup"), "AnonHugePages:") << 10
 }
 
-/// How often a huge page of the whole host was cut into small ones for those who have it mapped, since it started.
+/// Returns how often the whole host has split the mapping of a huge page since its start.
 pub(crate) fn huge_pages_cut() -> u64 {
     number_after("/proc/vmstat", "thp_split_pmd ")
 }
 
-/// The number in the line of a file that begins with `key`.
+/// Returns the number in the line of a file that begins with `key`.
 fn number_after(file: &str, key: &str) -> u64 {
     let text = fs::read_to_string(file).unwrap();
     let number = text.lines().find_map(|line| line.strip_prefix(key)?.trim().trim_end_matches(" kB").parse().ok());
     number.unwrap_or_else(|| panic!("{file} has no {key}"))
 }
 
-/// Pages of a process that are merged now. The kernel's own counts learn of a page that was written to, and is not merged any more, when
-/// it looks at that the next time.
+/// Returns the number of merged pages of a process. The kernel's own counters notice only at the next scan that a written page is
+/// no longer merged.
 pub(crate) fn merged_pages(pid: u32) -> u64 {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
     let (pagemap, flags) = (File::open(proc("pagemap")).unwrap(), File::open("/proc/kpageflags").unwrap());
@@ -144,7 +144,7 @@ pub(crate) fn merged_pages(pid: u32) -> u64 {
     pages.filter(is_merged).count().try_into().unwrap()
 }
 
-/// Addresses of the mappings whose pages may be merged (`mg` among the `VmFlags` of proc_pid_smaps(5)).
+/// Returns the address ranges whose pages may be merged (`mg` in the `VmFlags` of proc_pid_smaps(5)).
 fn mergeable_ranges(smaps: &str) -> Vec<(u64, u64)> {
     let (mut ranges, mut range) = (Vec::new(), None);
     for line in smaps.lines() {

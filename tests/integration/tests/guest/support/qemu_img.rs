@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! qcow2 images, as QEMU's own program makes, checks and reads them.
+//! qcow2 images, which QEMU's own program creates, checks and reads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::process::{Command, Output};
 
 use carom_integration::harness::QEMU_IMG;
 
-/// What the check of an image says by its status (`qemu-img(1)`).
+/// Result of the check of an image (`qemu-img(1)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// All is as it should be.
+    /// The image has no errors.
     Sound,
-    /// So is the content, but some clusters are nobody's.
+    /// The contents are correct, but some clusters are leaked.
     Leaks,
 }
 
@@ -24,7 +24,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path of the test's own")
 }
 
-/// Makes an image of `size` bytes that holds nothing, before the raw image of this name in the same directory if there is one.
+/// Creates an empty image of `size` bytes. `behind` is the name of a raw backing file in the same directory.
 pub(crate) fn create(dir: &Path, name: &str, size: u64, behind: Option<&str>) -> PathBuf {
     let path = dir.join(name);
     let mut arguments = vec!["create", "-q", "-f", "qcow2"];
@@ -35,7 +35,7 @@ pub(crate) fn create(dir: &Path, name: &str, size: u64, behind: Option<&str>) ->
     path
 }
 
-/// Checks an image, which nobody uses; panics if it is corrupt.
+/// Checks an image that is not in use. Panics if it is corrupt.
 pub(crate) fn check(image: &Path) -> Check {
     let checked = qemu_img(&["check", "-f", "qcow2", text(image)]);
     match checked.status.code() {
@@ -45,7 +45,7 @@ pub(crate) fn check(image: &Path) -> Check {
     }
 }
 
-/// What a guest sees in an image.
+/// Returns an image's contents as a guest sees them.
 pub(crate) fn content(image: &Path) -> Vec<u8> {
     let raw = image.with_extension("as-raw");
     let converted = qemu_img(&["convert", "-f", "qcow2", "-O", "raw", text(image), text(&raw)]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A signed repository of Debian packages, and a web server for it.
+//! Signed repository of Debian packages, and a web server for it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// A repository that is served until the tests end, with a flat layout: `deb [signed-by=…] http://HOST:PORT/ ./`.
+/// Repository that is served until the tests end. It has a flat layout: `deb [signed-by=…] http://HOST:PORT/ ./`.
 pub(crate) struct Repository {
     pub(crate) port: u16,
     asked: Arc<Mutex<Vec<String>>>,
@@ -29,7 +29,7 @@ fn sha256(file: &Path) -> String {
     run(Command::new("sha256sum").arg(file)).split(' ').next().unwrap().into()
 }
 
-/// A package that holds a file.
+/// Creates a package with one file.
 fn greeting(dir: &Path) -> PathBuf {
     let tree = dir.join("tree");
     fs::create_dir_all(tree.join("DEBIAN")).unwrap();
@@ -43,7 +43,7 @@ fn greeting(dir: &Path) -> PathBuf {
 }
 
 impl Repository {
-    /// Makes one of a small package and `more`, with a key of its own, and serves it.
+    /// Creates and serves a repository with a small package and `more`, signed with its own key.
     pub(crate) fn serve(more: &[&Path]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (top, keys) = (dir.path().join("www"), dir.path().join("keys"));
@@ -82,20 +82,20 @@ impl Repository {
         let names = asked.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client may go in the midst of an answer.
+                // A client may close the connection during an answer.
                 let _ = answer(stream, &top, &names);
             }
         });
         Self { port, asked, _dir: dir }
     }
 
-    /// The paths that were asked for, in order.
+    /// Returns the requested paths, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Answers one request of HTTP/1.1, and closes the connection.
+/// Answers one HTTP/1.1 request and closes the connection.
 fn answer(mut stream: TcpStream, top: &Path, asked: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut first = String::new();

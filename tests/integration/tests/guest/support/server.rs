@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use carom_tools::children::KilledOnDrop;
 
-/// Starts a server, and waits until it listens at `socket`.
+/// Starts a server and waits until it listens at `socket`.
 pub(crate) fn serve(command: &mut Command, socket: &Path) -> KilledOnDrop {
     let _ = fs::remove_file(socket);
     let server = KilledOnDrop(command.spawn().expect("the server starts"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A systemd of its own: first process of namespaces for processes, mounts and control groups, which starts the units that it is given
-//! and no other. It has the host's programs, devices and network; what it and its units write to the host's file system goes with it.
+//! Separate systemd: the first process in its own namespaces for processes, mounts and control groups. It starts only the units
+//! that it is given. It has the host's programs, devices and network. Its changes of the host's file system are discarded.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,25 +13,27 @@ use carom_integration::harness::SYSTEMD;
 use carom_integration::host_memory::MemoryGroup;
 use tempfile::TempDir;
 
-/// How often something is looked at again.
+/// Interval between checks.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Longest wait for what systemd does.
+/// Maximum time for actions of systemd.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Where it finds units. The host's own would act on the host: its kernel's modules, binary formats and parameters.
+/// Directory of units. The host's own units would act on the host: its kernel's modules, binary formats and parameters.
 const UNITS: &str = "etc/systemd/system";
 
-/// Targets that every service waits for. Here nothing has to be done for them.
+/// Targets that every service waits for. They need no work here.
 const TARGETS: [&str; 4] = ["sysinit.target", "basic.target", "network.target", "shutdown.target"];
 
-/// Units of the host's that are needed for what services say.
+/// Units of the host's journal, which records the output of services.
 const JOURNAL: [&str; 3] = ["systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"];
 
-/// Goes into the control group, which must have no other process if it is to limit those below, and goes on there.
+/// Shell script that enters the control group and runs a program in it. The group must have no other process so that it can limit
+/// groups below it.
 const ENTER: &str = r#"echo 0 >"$1/cgroup.procs" && shift && exec "$@""#;
 
-/// Makes the root file system, and becomes systemd. The file `pid` says which process that is outside: `/proc` is the host's until then.
+/// Shell script that prepares the root file system and becomes systemd. The file `pid` contains the process's ID on the host,
+/// because `/proc` is still the host's.
 const BEGIN: &str = r#"
 set -eu
 read -r pid rest </proc/self/stat
@@ -58,18 +60,18 @@ exec env -i container=carom-test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT
     "$systemd" --system --unit=basic.target --log-target=journal --show-status=no
 "#;
 
-/// The running systemd. It and all that it has started end with this value.
+/// Running systemd. It and all that it has started end when this value is dropped.
 pub(crate) struct Systemd {
     process: Child,
     pid: u32,
-    // After the processes: their directory goes first, then the group.
+    // Dropped after the processes have ended: first the directory, then the group.
     _dir: TempDir,
     group: MemoryGroup,
 }
 
 impl Systemd {
-    /// Starts it with further files in its root file system: path without the leading slash, and the file of the host that is copied
-    /// there. Users are made of `usr/lib/sysusers.d/carom.conf`, which must be one of them.
+    /// Starts systemd with additional files in its root file system: the path without the leading slash, and the host file to
+    /// copy. Users come from `usr/lib/sysusers.d/carom.conf`, which must be one of the files.
     pub(crate) fn start(files: &[(&str, &Path)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["room", "files"] {
@@ -84,7 +86,7 @@ impl Systemd {
             fs::copy(source, place(path)).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
         }
         for target in TARGETS {
-            // Nothing else would start the journal before the first service.
+            // Otherwise, nothing would start the journal before the first service.
             let wants = if target == "basic.target" { "Wants=systemd-journald.socket\n" } else { "" };
             fs::write(place(&format!("{UNITS}/{target}")), format!("[Unit]\nDefaultDependencies=no\n{wants}")).unwrap();
         }
@@ -92,7 +94,7 @@ impl Systemd {
             let source = Path::new("/lib/systemd/system").join(unit);
             fs::copy(&source, place(&format!("{UNITS}/{unit}"))).unwrap();
         }
-        // Groups of its own: only the host's first one may have processes and limit those below.
+        // systemd needs its own group: only the host's root group may have processes and limit groups below it.
         let group = MemoryGroup::new("carom-systemd").unwrap();
         fs::write(group.dir().parent().unwrap().join("cgroup.subtree_control"), "+pids").unwrap();
         let mut process = Command::new("unshare")
@@ -104,7 +106,7 @@ impl Systemd {
             .spawn()
             .unwrap();
         let pid = wait_for("systemd has begun", || {
-            assert!(process.try_wait().unwrap().is_none(), "systemd has not begun");
+            assert!(process.try_wait().unwrap().is_none(), "systemd did not start");
             fs::read_to_string(dir.path().join("pid")).ok()?.trim().parse().ok()
         });
         let systemd = Self { process, pid, _dir: dir, group };
@@ -120,21 +122,21 @@ impl Systemd {
         systemd
     }
 
-    /// A path as its processes see it.
+    /// Returns a path as systemd's processes see it.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.pid)).join(path.trim_start_matches('/'))
     }
 
-    /// The control group of a unit.
+    /// Returns the control group of a unit.
     pub(crate) fn group_of(&self, slice: &str, unit: &str) -> PathBuf {
         self.group.dir().join("system.slice").join(slice).join(unit)
     }
 
-    /// Runs a command of the shell among its processes; whether it ended well, and what it said.
+    /// Runs a shell command in systemd's namespaces. Returns true on success, and the output.
     pub(crate) fn try_run(&self, command: &str) -> (bool, String) {
         let output = Command::new("nsenter")
             .args(["--target", &self.pid.to_string(), "--mount", "--pid", "--cgroup", "--uts", "--ipc"])
-            // In the rig the namespace of mounts has another root: that of the machine's first program.
+            // In the rig, the mount namespace has another root: that of the machine's first program.
             .args(["--root", "--wd"])
             .args(["sh", "-c", &format!("{{ {command}\n}} 2>&1")])
             .stdin(Stdio::null())
@@ -143,14 +145,14 @@ impl Systemd {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs a command that must end well; what it said.
+    /// Runs a command that must succeed, and returns its output.
     pub(crate) fn run(&self, command: &str) -> String {
         let (success, said) = self.try_run(command);
         assert!(success, "{command}: {said}");
         said
     }
 
-    /// Starts a unit, which must fail, and says what it wrote. All that systemd itself has to say of it is in the result.
+    /// Starts a unit, which must fail, and returns what it wrote. systemd's own messages are in its result.
     pub(crate) fn refused(&self, unit: &str) -> String {
         let (_, said) = self.try_run(&format!("systemctl start {unit}"));
         wait_for(&format!("{unit} has failed: {said}"), || {
@@ -159,7 +161,7 @@ impl Systemd {
         self.log(unit)
     }
 
-    /// What a unit wrote.
+    /// Returns what a unit wrote.
     pub(crate) fn log(&self, unit: &str) -> String {
         self.run(&format!("journalctl --sync; journalctl -u {unit} -o cat --no-pager"))
     }
@@ -167,13 +169,13 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // Its end is that of all processes in its namespace.
+        // Killing the first process ends all processes in its namespace.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let start = Instant::now();
         while let Err(error) = remove_groups_below(self.group.dir()) {
             if start.elapsed() > TIME {
-                eprintln!("control groups of systemd stay: {error}");
+                eprintln!("cannot remove systemd's control groups: {error}");
                 return;
             }
             thread::sleep(POLL);
@@ -181,7 +183,7 @@ impl Drop for Systemd {
     }
 }
 
-/// Removes the control groups in a directory, the inner ones first.
+/// Removes the control groups in a directory, inner ones first.
 fn remove_groups_below(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -196,14 +198,14 @@ fn remove_groups_below(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Looks until there is something.
+/// Calls `look` until it returns a value.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < TIME, "not within {TIME:?}: {what}");
+        assert!(start.elapsed() < TIME, "timeout after {TIME:?}: {what}");
         thread::sleep(POLL);
     }
 }

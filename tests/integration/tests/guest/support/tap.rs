@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A client of the API that opens a tap interface and hands it over.
+//! API client that opens a tap interface and passes its descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IoSlice, Read};
@@ -14,7 +14,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg, socket};
 use serde_json::Value;
 
-// Calls of interfaces (`include/uapi/linux/if_tun.h`, `include/uapi/linux/sockios.h`).
+// ioctls of network interfaces (`include/uapi/linux/if_tun.h`, `include/uapi/linux/sockios.h`).
 const TUNSETIFF: Opcode = 0x4004_54ca;
 const SIOCSIFFLAGS: Opcode = 0x8914;
 const SIOCSIFADDR: Opcode = 0x8916;
@@ -39,24 +39,24 @@ fn call<const CALL: Opcode>(file: impl AsFd, name: &str, value: &[u8]) {
     request.value[..value.len()].copy_from_slice(value);
     // SAFETY: Each call takes a pointer to a `struct ifreq`, whose size this has.
     let update = unsafe { Updater::<CALL, Request>::new(&mut request) };
-    // SAFETY: The same; and what the file is does not matter, as the kernel knows the calls of each.
+    // SAFETY: as above. The kind of file does not matter, because the kernel knows which calls it supports.
     unsafe { ioctl(file, update) }.unwrap();
 }
 
-/// Makes an interface that is up, with an address of the host; it goes with its file.
+/// Creates an interface that is up and has a host address. It is removed when its file is closed.
 pub(crate) fn open_tap(name: &str, address: &str) -> File {
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
     call::<TUNSETIFF>(&file, name, &TAP_FLAGS.to_ne_bytes());
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
     let address: Ipv4Addr = address.parse().unwrap();
-    // Its network mask is that of the class, of 8 bits.
+    // The network mask is that of the address class, 8 bits.
     let address = [&INET.to_ne_bytes()[..], &[0; 2], &address.octets()].concat();
     call::<SIOCSIFADDR>(&socket, name, &address);
     call::<SIOCSIFFLAGS>(&socket, name, &UP.to_ne_bytes());
     file
 }
 
-/// Calls the API with descriptors, all in one message; status and body.
+/// Calls the API with all descriptors in one message. Returns status and body.
 pub(crate) fn put_with_descriptors(api: &Path, operation: &str, body: &Value, files: &[&File]) -> (u16, String) {
     let stream = UnixStream::connect(api).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
