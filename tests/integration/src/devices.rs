@@ -17,8 +17,8 @@ use crate::workload::fio_verify_on;
 const FUNCTIONS: &str = r#"
 started() { START=$(cut -d' ' -f1 /proc/uptime); }
 took() { echo "CAROM-SECONDS $(awk -v start="$START" '{ print $1 - start }' /proc/uptime)"; }
-# find_device CLASS DRIVER: waits until a PCI device of that driver has a block device or an interface (CLASS is block or net). NAME
-# is what that is called, and DEVICE the PCI device's address.
+# find_device CLASS DRIVER: waits until a PCI device of that driver has a block device or an interface (CLASS is block or net). Sets NAME
+# to the name of the block device or interface, and DEVICE to the PCI device's address.
 find_device() {
     i=0
     while [ $i -lt 300 ]; do

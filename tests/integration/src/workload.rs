@@ -379,7 +379,7 @@ echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
 echo dma_map_benchmark >"/sys/bus/pci/devices/$NVME/driver_override"
 echo "$NVME" >/sys/bus/pci/drivers_probe
 SWITCH="/sys/bus/pci/devices/$NVME/iommu_bounce"
-# Earlier kernels, which may be measured in the same run, have a file in place of the directory.
+# Earlier kernels, which may be measured in the same run, have a file instead of the directory.
 [ ! -d "$SWITCH" ] || SWITCH=$SWITCH/mode
 [ ! -e "$SWITCH" ] || echo on >"$SWITCH"
 "#

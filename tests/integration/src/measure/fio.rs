@@ -155,7 +155,7 @@ work() {{
     fio --name=cell --filename={device} --direct=1 --ioengine=${{engine:-libaio}} --thread --size={AREA_MIB}M \
         --group_reporting --percentile_list=50:99:99.9 --output-format=terse --terse-version=3 ${{memory:-}} "$@" >/tmp/fio 2>&1 &
     fio=$!
-    # A fio that hangs is ended, and the next cell has its turn.
+    # A hanging fio is killed, and the next cell runs.
     (sleep {HARD_LIMIT}; killall -9 fio) >/dev/null 2>&1 &
     guard=$!
     wait $fio

@@ -28,7 +28,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(600);
 const FUNCTIONS: &str = r#"
 POOLS=/sys/kernel/debug/iommu_bounce
 reports() {
-    # kmemleak takes nothing younger than 5 s for lost, and looks twice.
+    # kmemleak ignores memory younger than 5 s, and reports a leak only after a second scan.
     sleep 6
     echo scan >/sys/kernel/debug/kmemleak
     sleep 1
@@ -41,11 +41,11 @@ reports() {
     sed 's/^/CAROM-REPORT /' /tmp/reports
     echo "CAROM-REPORTS $(wc -l </tmp/reports)"
 }
-# Slots that are mapped, by all pools: a pool's slots less its free ones.
+# Prints the number of mapped slots of all pools: a pool's slots minus its free slots.
 mapped_slots() {
     awk '/^slots_(read|write|rw)_/ { n += $2 } /^free_/ { n -= $2 } END { print n + 0 }' $POOLS/*/stats
 }
-# Waits until the pools have given back every chunk, which a lost slot would keep; prints what is left.
+# Waits until the pools have returned all chunks, and prints what is left. A lost slot would keep its chunk.
 settle() {
     for pool in $POOLS/*; do echo 100 >"$pool/idle_ms"; done
     i=0
@@ -58,7 +58,7 @@ settle() {
     awk '/^(chunk_adds|chunk_failures|chunks_shrunk|chunks_drained|slots_orphaned|fallback_full|bounced_[a-z]*) / { n[$1] += $2 }
         END { for (key in n) print "CAROM-SUM-" key, n[key] }' $POOLS/*/stats
 }
-# Takes the drive, which has no driver, out of its domain for VFIO, and back.
+# Moves the drive, which has no driver, out of its domain to VFIO, and back.
 lend_to_vfio() {
     echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
     echo vfio-pci >"/sys/bus/pci/devices/$NVME/driver_override"
@@ -190,7 +190,7 @@ fn virtio_drivers_keep_the_rules() {
 }
 
 #[guest_test]
-fn trace_events_tell_of_each_mapping() {
+fn trace_events_show_each_mapping() {
     let work = r#"
 cd /sys/kernel/tracing || exit 94
 read_some() { dd if=/dev/nvme0n1 of=/dev/null bs=4k count=32 iflag=direct; }
@@ -247,7 +247,7 @@ for round in 1 2 3 4; do
     echo "CAROM-IN-FLIGHT $slots"
     [ "$slots" != 0 ] || cat /tmp/load
     echo "$NVME" >/sys/bus/pci/drivers/nvme/unbind
-    # It may take the end of the drive for the end of a file, and read on.
+    # fio may treat the end of the drive like the end of a file, and continue to read.
     kill $LOAD
     wait $LOAD
     [ $((round % 2)) != 0 ] || lend_to_vfio
@@ -277,7 +277,7 @@ fn memory_runs_out_while_io_runs() {
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')
 LAST=$(sed -n 's/ [tT] dma_bounce_debugfs_del$//p' /proc/kallsyms)
 for pool in $POOLS/*; do echo 20 >"$pool/idle_ms"; done
-# Not in interrupts that come while such a function runs: what they do has nothing to do with it.
+# Interrupts during such a function are excluded: their work is independent of it.
 for task in /proc/[0-9]*; do echo 1 >"$task/make-it-fail" 2>/dev/null || true; done
 for kind in failslab fail_page_alloc; do
     knobs=/sys/kernel/debug/$kind
@@ -331,12 +331,12 @@ inject() {
         echo "$3" >$knobs/probability
     done
 }
-# Of two processes of fio, the one with the higher number does the I/O.
+# fio has two processes. The one with the higher ID does the I/O.
 worker() {
     set -- $(pidof fio | tr ' ' '\n' | sort -n)
     echo "$2"
 }
-# Prints fio's status, and how many lines say that data was wrong.
+# Prints fio's status, and the number of lines about wrong data.
 try_io() {
     before=$(failures)
     for round in 1 2 3; do
@@ -345,7 +345,7 @@ try_io() {
         verifier=$!
         until worker=$(worker); [ -n "$worker" ] || [ -e /tmp/done ]; do sleep 0.2; done
         [ -z "$worker" ] || echo 1 >"/proc/$worker/make-it-fail"
-        # Others work meanwhile, as bounced I/O hardly allocates. A shell that cannot start a process ends: this one starts none.
+        # Other tasks must work, because bounced I/O hardly allocates. A shell ends if it cannot start a process, so this one starts none.
         for other in 1 2 3 4; do
             until [ -e /tmp/over ]; do sleep 0.2; done 2>/dev/null &
         done
@@ -374,7 +374,7 @@ verify() {{
 {verify}
 }}
 {INJECT}
-# The last chunk of its kind and size stays six times as long; the pool looks each time that half of this is over.
+# The last chunk of its kind and size stays six times as long. The pool checks at intervals of half of idle_ms.
 for pool in $POOLS/*; do echo 20000 >"$pool/idle_ms"; done
 verify
 verify

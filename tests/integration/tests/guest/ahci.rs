@@ -12,7 +12,7 @@ fn verified(choice: &str) -> Figures {
     drive_is_verified(&format!("ahci-{choice}"), controller, "ahci", choice)
 }
 
-#[guest_test(needs(Ahci), slow = "every_byte_of_a_bounced_sata_drive_is_right has the harder traffic")]
+#[guest_test(needs(Ahci), slow = "every_byte_of_a_bounced_sata_drive_is_right covers harder traffic")]
 fn sata_drive_is_left_alone_by_default() {
     assert_left_alone(&verified("auto"));
 }

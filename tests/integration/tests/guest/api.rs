@@ -177,7 +177,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert!(others.iter().all(|event| event.properties == json!({"id": "_console"})), "{others:?}");
 }
 
-#[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing has the load, and unit tests the change")]
+#[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, unit tests the change")]
 fn guest_follows_a_changed_budget_under_load() {
     // Verified I/O all the time. Between two runs, slots are idle.
     let verify = workload::fio_verify(16, 64);

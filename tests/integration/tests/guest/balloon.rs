@@ -84,7 +84,7 @@ fn drive_works(vmm: &ApiVmm) {
     assert!(sound >= done, "{sound} of {done} rounds are sound:\n{console}");
 }
 
-#[guest_test(slow = "free_pages_reach_the_host_while_an_iommu_drive_works gives RAM back in the same way")]
+#[guest_test(slow = "free_pages_reach_the_host_while_an_iommu_drive_works returns RAM in the same way")]
 fn balloon_inflates_and_deflates_while_an_iommu_drive_works() {
     let vmm = boot(&json!({"size": 0, "deflate_on_oom": true}), true);
     let before = resident(&vmm);
@@ -119,8 +119,8 @@ fn free_pages_reach_the_host_while_an_iommu_drive_works() {
     end(vmm);
 }
 
-#[guest_test(slow = "what is pinned stays, as unit tests of the count say too")]
-fn balloon_gives_nothing_while_a_drive_reaches_all_ram() {
+#[guest_test(slow = "unit tests cover that pinned pages stay")]
+fn balloon_returns_no_ram_while_a_drive_maps_all_ram() {
     let vmm = boot(&json!({"size": 0}), false);
     let before = resident(&vmm);
     resize(&vmm, 128);

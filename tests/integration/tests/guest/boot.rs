@@ -32,7 +32,7 @@ fn boots(name: &str, kernel: Kernel, cpus: u8, memory_mib: u32) {
     assert!(outcome.events.iter().any(|event| event.source == "vm" && event.event == "shutdown"));
 }
 
-#[guest_test(slow = "most tests start such a guest; what is looked at, the guest with two vCPUs has")]
+#[guest_test(slow = "most tests start such a guest, and the test with two vCPUs makes the same checks")]
 fn bzimage_on_one_vcpu() {
     boots("boot-bzimage-1", Kernel::Patched, 1, 512);
 }
@@ -42,7 +42,7 @@ fn bzimage_on_two_vcpus() {
     boots("boot-bzimage-2", Kernel::Patched, 2, 512);
 }
 
-#[guest_test(slow = "elf_on_two_vcpus has the same and more")]
+#[guest_test(slow = "elf_on_two_vcpus covers the same and more")]
 fn elf_on_one_vcpu() {
     boots("boot-elf-1", Kernel::PatchedElf, 1, 512);
 }

@@ -16,7 +16,7 @@ use crate::support::{MIB, SITE};
 /// RAM that is mapped in three pieces of at most 1 GiB.
 const RAM: u64 = 2560 * MIB;
 
-#[guest_test(slow = "unit tests interrupt mappings at will; small guests are mapped for bypass elsewhere")]
+#[guest_test(slow = "unit tests interrupt mappings anywhere; other tests map small guests for bypass")]
 fn vm_pauses_in_time_while_all_ram_is_mapped_for_bypass() {
     let job =
         format!("{WAIT_FOR_NVME}cat /sys/kernel/iommu_groups/*/type\n{}sleep 1000\n", workload::fio_verify(16, 32));

@@ -74,7 +74,7 @@ fn malformed_values() {
 }
 
 #[guest_test]
-fn memory_sizes_that_make_no_sense() {
+fn invalid_memory_sizes() {
     for size in ["size=0", "size=1", "size=1M", "size=4097K", "size=900000G"] {
         check(&["--memory", size], &["--memory"]);
     }
@@ -102,7 +102,7 @@ fn missing_kernel_and_files() {
 }
 
 #[guest_test]
-fn kernel_that_is_none() {
+fn file_that_is_not_a_kernel() {
     for file in ["/etc/passwd", "/bin/sh", "/dev/null"] {
         let mut command = Command::new(&SITE.carom);
         command.args(["--kernel", file]);
@@ -158,7 +158,7 @@ fn bounce_without_a_device_behind_the_iommu() {
 }
 
 #[guest_test]
-fn bounce_with_values_that_make_no_sense() {
+fn bounce_with_invalid_values() {
     let behind = device(&SITE.nvme[0], ",iommu=on");
     for value in
         ["size=0,max=32M", "size=1K", "size=64M,max=32M", "size=lots", "threshold=-1", "hugepages=maybe", "depth=3"]

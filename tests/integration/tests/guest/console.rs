@@ -122,12 +122,12 @@ fn pty_console_behind_the_iommu_carries_text_and_sizes() {
     end(vmm);
 }
 
-#[guest_test(slow = "the one behind the IOMMU, but for the memory that it reaches")]
+#[guest_test(slow = "the test behind the IOMMU covers everything except direct access to memory")]
 fn pty_console_without_iommu_carries_text_and_sizes() {
     end(converse("", json!({"console": {"mode": "Pty"}})));
 }
 
-#[guest_test(slow = "the one behind the IOMMU; rng:: has a device that goes through a window")]
+#[guest_test(slow = "the test behind the IOMMU covers the console, rng:: a device with a window")]
 fn console_behind_the_iommu_goes_through_a_window() {
     let more = json!({"console": {"mode": "Pty", "iommu": true}, "iommu_bounce": {"size": 16 << 20}});
     let vmm = converse("iommu.strict=1", more);

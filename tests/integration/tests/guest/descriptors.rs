@@ -32,7 +32,7 @@ fn leave_few(vmm: &ApiVmm) -> u64 {
     limit
 }
 
-#[guest_test(slow = "unit tests have the reserve and what it refuses")]
+#[guest_test(slow = "unit tests cover the reserve and its errors")]
 fn windows_leave_descriptors_to_clients_and_resets() {
     let verify = workload::fio_verify(8, 64);
     let vmm =

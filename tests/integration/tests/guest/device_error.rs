@@ -67,7 +67,7 @@ fn wait_running(vmm: &ApiVmm) {
 
 #[guest_test(
     needs(ErrorInjection),
-    slow = "error_ends_a_guest_that_nobody_could_resume has the error, and unit tests the pause"
+    slow = "error_ends_a_guest_without_a_client_to_resume_it covers the error, unit tests the pause"
 )]
 fn device_error_pauses_the_guest_until_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
@@ -96,7 +96,7 @@ fn device_error_pauses_the_guest_until_the_client_decides() {
 }
 
 #[guest_test(needs(ErrorInjection))]
-fn error_ends_a_guest_that_nobody_could_resume() {
+fn error_ends_a_guest_without_a_client_to_resume_it() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");
     // Only its files are used.
     let other = ApiVmm::start(&SITE, COUNT).unwrap();
@@ -130,7 +130,7 @@ fn error_ends_a_guest_that_nobody_could_resume() {
         if let Some(status) = carom.0.try_wait().unwrap() {
             break status;
         }
-        assert!(start.elapsed() < BOOT_TIME, "it goes on: {}", said());
+        assert!(start.elapsed() < BOOT_TIME, "carom continues: {}", said());
         thread::sleep(Duration::from_millis(50));
     };
     let why = said();

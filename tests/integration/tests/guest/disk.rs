@@ -85,7 +85,7 @@ fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
 }
 
 #[guest_test(
-    slow = "rng:: reaches what is mapped, disk_behind_the_iommu_is_served_through_a_window the rest; unit tests have direct I/O"
+    slow = "rng:: covers mappings, disk_behind_the_iommu_is_served_through_a_window the rest; unit tests cover direct I/O"
 )]
 fn direct_io_disk_with_two_queues_behind_iommu_uses_mappings() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn disk_behind_the_iommu_is_served_through_a_window() {
     holds_the_numbers(&image);
 }
 
-#[guest_test(slow = "unit tests have a driver that writes all the same")]
+#[guest_test(slow = "unit tests cover a driver that writes anyway")]
 fn guest_reads_a_disk_that_is_read_only_and_cannot_write_it() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk.img");
@@ -216,7 +216,9 @@ fn disk_comes_works_and_goes_while_it_is_read() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "snapshot::guest_with_a_window_goes_on_in_other_processes; unit tests have a saved disk")]
+#[guest_test(
+    slow = "snapshot::guest_with_a_window_goes_on_in_other_processes covers the guest, unit tests a saved disk"
+)]
 fn guest_saved_during_disk_io_goes_on_in_another_process() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();

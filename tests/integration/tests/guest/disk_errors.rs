@@ -107,7 +107,7 @@ fn check_content(content: &[u8], mibs: &[u64]) {
     }
 }
 
-#[guest_test(needs(QemuImg), slow = "unit tests have what the host refuses reach its request and no other")]
+#[guest_test(needs(QemuImg), slow = "unit tests cover that a host error affects only its request")]
 fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
     let dir = tempfile::tempdir().unwrap();
     let small = ["raw", "qcow2"].map(|name| Tmpfs::new(dir.path().join(name), ROOM));
@@ -187,7 +187,7 @@ sleep 1000
     )
 }
 
-#[guest_test(needs(Dmsetup), slow = "unit tests have what the host refuses reach its request and no other")]
+#[guest_test(needs(Dmsetup), slow = "unit tests cover that a host error affects only its request")]
 fn failing_blocks_fail_only_requests_to_them_until_mended() {
     let dir = tempfile::tempdir().unwrap();
     let bad = BAD.start * MIB..BAD.end * MIB;

@@ -56,7 +56,7 @@ fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
 }
 
 #[guest_test(needs(Distribution), slow = "four minutes; other tests boot Debian's kernel, and use disks and networks")]
-fn stock_debian_boots_to_a_login_and_does_what_people_do() {
+fn stock_debian_boots_to_a_login_and_works() {
     let net = "10.77.60";
     let _network = Network::start("carom-d0", net);
     let repository = Repository::serve(&[]);
@@ -78,7 +78,10 @@ fn stock_debian_boots_to_a_login_and_does_what_people_do() {
     assert!(debian.wait().success());
 }
 
-#[guest_test(needs(Distribution), slow = "three minutes; stock_debian_boots_to_a_login_and_does_what_people_do")]
+#[guest_test(
+    needs(Distribution),
+    slow = "three minutes; stock_debian_boots_to_a_login_and_works covers the guest without IOMMU"
+)]
 fn stock_debian_works_with_its_devices_behind_the_iommu() {
     let net = "10.77.61";
     let _network = Network::start("carom-d1", net);
@@ -94,9 +97,9 @@ fn stock_debian_works_with_its_devices_behind_the_iommu() {
 
 #[guest_test(
     needs(Distribution),
-    slow = "three minutes; small guests bounce what their disks, network cards and drives do"
+    slow = "three minutes; small guests cover bouncing of disks, network cards and drives"
 )]
-fn debian_with_a_patched_kernel_bounces_what_its_devices_do() {
+fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     let net = "10.77.64";
     let _network = Network::start("carom-d4", net);
     let drive = format!("path={},iommu=on", Site::sysfs(&SITE.nvme[0]).display());

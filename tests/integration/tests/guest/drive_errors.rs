@@ -48,14 +48,14 @@ fn buffers_keep_what_they_had_when_reads_fail() {
     buffers_are_right("drive-errors", Kernel::Patched);
 }
 
-#[guest_test(needs(FailingDrive), slow = "the same runs on the older kernel, and kunit_passes_* on this one")]
+#[guest_test(needs(FailingDrive), slow = "the same test runs on the older kernel, and kunit_passes_* on this one")]
 fn buffers_keep_what_they_had_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 
 /// The attributes that save the copy to a bounce buffer also apply to swiotlb: after an error, or without the driver's promise,
 /// data is not copied back.
-#[guest_test(needs(FailingDrive), slow = "of the part of the guest patch that changes swiotlb, which seldom changes")]
+#[guest_test(needs(FailingDrive), slow = "tests the guest patch's changes of swiotlb, which rarely change")]
 fn buffers_keep_what_they_had_when_reads_fail_through_swiotlb() {
     let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
 

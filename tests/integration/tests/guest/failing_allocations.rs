@@ -98,7 +98,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
 
 #[guest_test(
     needs(FailingAllocations),
-    slow = "unit tests have each error of the host; this has the host's kernel make them",
+    slow = "unit tests cover each error of the host; here, the host's kernel causes them",
     by_iommufd
 )]
 fn io_by_mappings_goes_on_while_allocations_fail_in_turn() {
@@ -109,7 +109,7 @@ fn io_by_mappings_goes_on_while_allocations_fail_in_turn() {
 
 #[guest_test(
     needs(FailingAllocations),
-    slow = "unit tests have each error of the host; this has the host's kernel make them",
+    slow = "unit tests cover each error of the host; here, the host's kernel causes them",
     by_iommufd
 )]
 fn io_by_windows_goes_on_while_allocations_fail_in_turn() {
@@ -168,7 +168,7 @@ fn descriptors(vmm: &ApiVmm) -> usize {
 /// The VM has no host device: opening and closing one runs the kernel's ACPI interpreter, which panics if its allocations fail.
 #[guest_test(
     needs(FailingAllocations),
-    slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
+    slow = "vmm/tests/host_faults.rs fails each call; here, the host's kernel fails within the calls",
     by_iommufd
 )]
 fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
@@ -243,7 +243,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
 
 #[guest_test(
     needs(FailingAllocations),
-    slow = "vmm/tests/host_faults.rs has each call fail; this has the host's kernel fail within them",
+    slow = "vmm/tests/host_faults.rs fails each call; here, the host's kernel fails within the calls",
     by_iommufd
 )]
 fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {

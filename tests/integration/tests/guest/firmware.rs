@@ -14,7 +14,7 @@ fn loads(debian: &mut Debian) {
     debian.wait_for("GRUB", COMMAND_TIME);
 }
 
-#[guest_test(needs(Firmware), slow = "five minutes; unit tests have what firmware needs of the machine")]
+#[guest_test(needs(Firmware), slow = "five minutes; unit tests cover the firmware's requirements")]
 fn disk_boots_by_its_own_loader_and_again_after_a_reboot() {
     let platform = ["--platform", "system_serial_number=VM-17", "--cpus", "boot=2"];
     let mut debian = Debian::start_by_firmware("", &platform);
@@ -28,7 +28,10 @@ fn disk_boots_by_its_own_loader_and_again_after_a_reboot() {
     debian.power_off();
 }
 
-#[guest_test(needs(Firmware), slow = "four minutes; disk_boots_by_its_own_loader_and_again_after_a_reboot")]
+#[guest_test(
+    needs(Firmware),
+    slow = "four minutes; disk_boots_by_its_own_loader_and_again_after_a_reboot covers the guest without IOMMU"
+)]
 fn disk_behind_the_iommu_boots_by_its_own_loader() {
     let mut debian = Debian::start_by_firmware(",iommu=on", &["--rng", "src=/dev/urandom,iommu=on"]);
     loads(&mut debian);
@@ -39,7 +42,7 @@ fn disk_behind_the_iommu_boots_by_its_own_loader() {
     debian.power_off();
 }
 
-#[guest_test(needs(Firmware), slow = "three minutes; snapshot:: has guests that boot a kernel")]
+#[guest_test(needs(Firmware), slow = "three minutes; snapshot:: covers guests without firmware")]
 fn guest_that_firmware_booted_goes_on_in_another_process() {
     let mut debian = Debian::start_by_firmware("", &["--cpus", "boot=2"]);
     loads(&mut debian);

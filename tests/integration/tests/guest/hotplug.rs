@@ -203,9 +203,9 @@ fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
 }
 
 #[guest_test(
-    slow = "drive_behind_the_iommu_comes_and_goes_while_another_works has a drive, user_device_comes_to_a_running_guest_and_goes a guest that had none"
+    slow = "drive_behind_the_iommu_comes_and_goes_while_another_works covers a drive, user_device_comes_to_a_running_guest_and_goes a guest without devices"
 )]
-fn devices_come_to_a_guest_that_has_none() {
+fn devices_are_added_to_a_guest_without_any() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
@@ -265,7 +265,7 @@ while :; do
         EDU=$(cd /sys/bus/pci/devices && grep -ls '^0x11e8' */device | cut -d/ -f1)
     done
     n=$((n + 1))
-    # The kernel shows a device before it takes drivers for it.
+    # The kernel shows a device in sysfs before it accepts a driver for the device.
     sleep 0.5
     ({TEST_EDU})
     echo "CAROM-EDU-BAR $(head -n 1 "/sys/bus/pci/devices/$EDU/resource")"
@@ -339,7 +339,7 @@ fn user_device_comes_to_a_running_guest_and_goes() {
 
 #[guest_test(
     needs(Edu),
-    slow = "the same devices come and go on the older kernel, in devices_come_to_a_guest_that_has_none and others"
+    slow = "devices_are_added_to_a_guest_without_any and others cover the same devices on the older kernel"
 )]
 fn devices_come_and_go_on_the_newer_kernel() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
@@ -363,8 +363,8 @@ fn devices_come_and_go_on_the_newer_kernel() {
 
 /// Devices on a kernel without support for windows, which does not see any windows. At the end, the kernel panics on an NMI, as
 /// `unknown_nmi_panic` requests, and the panic is reported.
-#[guest_test(slow = "other tests of this file, with the patched kernel")]
-fn stock_kernel_takes_devices_and_tells_of_its_panic() {
+#[guest_test(slow = "other tests of this file cover the patched kernel")]
+fn stock_kernel_hotplug_works_and_its_panic_is_reported() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Stock, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
@@ -395,7 +395,7 @@ fn stock_kernel_takes_devices_and_tells_of_its_panic() {
     let of_guest = || vmm.events().unwrap().into_iter().filter(|event| event.source == "guest").collect::<Vec<_>>();
     let start = Instant::now();
     while of_guest().is_empty() {
-        assert!(start.elapsed() < BOOT_TIME, "no panic is told: {}", vmm.console());
+        assert!(start.elapsed() < BOOT_TIME, "no panic is reported: {}", vmm.console());
         thread::sleep(Duration::from_millis(50));
     }
     let told = of_guest();

@@ -24,7 +24,7 @@ fn character_device(function: &Path) -> PathBuf {
     Path::new("/dev/vfio/devices").join(entry.file_name())
 }
 
-#[guest_test(slow = "a test of a guest without a driver has KVM and a disk so", by_iommufd)]
+#[guest_test(slow = "a test with a guest without drivers covers KVM and a disk by descriptors", by_iommufd)]
 fn guest_of_descriptors_works_for_a_user_without_rights() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = scratch.path();

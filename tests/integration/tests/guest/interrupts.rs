@@ -115,7 +115,7 @@ fn bounded(name: &str, kernel: Kernel) {
 }
 
 #[guest_test(needs(TracePoints))]
-fn interrupt_copies_so_much_and_a_softirq_the_rest() {
+fn interrupt_leaves_excess_copies_to_a_softirq() {
     bounded("interrupts", Kernel::Profile);
 }
 

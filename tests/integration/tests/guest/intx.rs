@@ -72,7 +72,7 @@ fn two_cards_share_a_line_behind_the_iommu_and_beside_it() {
     println!("intx-shared: {interrupts} interrupts, {TRAFFIC_MIB} MiB");
 }
 
-#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it has INTx, unit tests the reset")]
+#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it covers INTx, unit tests the reset")]
 fn drive_of_a_guest_without_msi_is_there_after_reboots() {
     let job = three_boots("touch /reboot-requested");
 
@@ -84,7 +84,7 @@ fn drive_of_a_guest_without_msi_is_there_after_reboots() {
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it has INTx, hotplug:: what comes and goes")]
+#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it covers INTx, hotplug:: the hotplug")]
 fn drive_of_a_guest_without_msi_comes_goes_and_comes_again() {
     let job = format!(
         "(while sleep 0.5; do grep -s nvme /proc/interrupts | sed 's/^ */CAROM-LINE /'; done) &\n{}",

@@ -62,7 +62,7 @@ fn device_in_no_domain_reaches_nothing() {
 }
 
 #[guest_test(needs(Edu))]
-fn device_reaches_only_what_is_mapped_as_it_is_mapped() {
+fn device_accesses_only_mapped_memory_as_permitted() {
     let nothing_there = ["store 0x300000", "load 0x300000"];
     let commands = [&edu::REACH_MAPPED[..], &nothing_there, &edu::REACH_UNMAPPED].concat();
     let job = format!("{FIND_EDU}{TAKE_EDU}{}", steer("vfio", &commands));
@@ -75,7 +75,7 @@ fn device_reaches_only_what_is_mapped_as_it_is_mapped() {
 }
 
 #[guest_test(needs(Edu, Edu2))]
-fn two_devices_of_a_domain_reach_the_same_and_nothing_else() {
+fn two_devices_of_a_domain_access_only_its_mappings() {
     let commands = [
         "map 0x100000 rw",
         "fill 0x100000 0x5a",
@@ -182,7 +182,7 @@ echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
     let chunks = number(&outcome, "CAROM-CHUNKS");
     assert!(chunks > 0, "the drive's domain has chunks");
     assert_eq!(number(&outcome, "CAROM-LOADS"), chunks * 4, "every load was tried");
-    assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "and looked at");
+    assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "every loaded buffer was checked");
     assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "every store was tried");
     assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "bytes of the drive's chunks came to the edu device");
     workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));

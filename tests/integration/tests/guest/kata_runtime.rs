@@ -284,11 +284,11 @@ fn container_with_a_drive_gets_the_cpu_and_memory_it_asks_for() {
 }
 
 #[guest_test(needs(KataRuntime))]
-fn drive_that_a_container_has_from_its_start_bounces() {
+fn drive_of_a_new_container_bounces() {
     drive_bounces("cold_plug_vfio = \"root-port\"");
 }
 
 #[guest_test(needs(KataRuntime))]
-fn drive_that_comes_to_a_container_bounces() {
+fn drive_added_to_a_container_bounces() {
     drive_bounces("hot_plug_vfio = \"root-port\"");
 }

@@ -64,7 +64,7 @@ fn kexec_under_load(kernel: Kernel) {
     let job = format!(
         r#"
 if grep -q carom-second /proc/cmdline; then
-    # A device that still writes for the first kernel would change this.
+    # A device that still writes for the first kernel would change this file.
     dd if=/dev/urandom of=/kept bs=1M count=64 2>/dev/null
     sum=$(md5sum </kept)
     {verify}
@@ -87,7 +87,7 @@ fn kexec_under_load_finds_working_devices() {
     kexec_under_load(Kernel::Patched);
 }
 
-#[guest_test(slow = "kexec_under_load_finds_working_devices has the other kernel")]
+#[guest_test(slow = "kexec_under_load_finds_working_devices covers the other kernel")]
 fn kexec_under_load_finds_working_devices_newer() {
     kexec_under_load(Kernel::Newer);
 }
@@ -117,12 +117,12 @@ echo c >/proc/sysrq-trigger
     finish(vmm);
 }
 
-#[guest_test(slow = "kexec_under_load_finds_working_devices starts a kernel while DMA is in flight")]
+#[guest_test(slow = "kexec_under_load_finds_working_devices covers DMA in flight")]
 fn kdump_with_dma_in_flight_reads_the_old_memory() {
     kdump_under_load(Kernel::Patched);
 }
 
-#[guest_test(slow = "kdump_with_dma_in_flight_reads_the_old_memory has the other kernel")]
+#[guest_test(slow = "kdump_with_dma_in_flight_reads_the_old_memory covers the other kernel")]
 fn kdump_with_dma_in_flight_reads_the_old_memory_newer() {
     kdump_under_load(Kernel::Newer);
 }

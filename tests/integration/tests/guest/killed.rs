@@ -82,7 +82,7 @@ pub(crate) fn holds(content: &[u8], flushed: u64) -> bool {
 }
 
 #[guest_test(needs(QemuImg))]
-fn what_was_flushed_is_there_when_the_vmm_was_killed() {
+fn flushed_data_survives_a_killed_vmm() {
     let dir = tempfile::tempdir().unwrap();
     let raw = image(dir.path(), "disk.img");
     let qcow2 = qemu_img::create(dir.path(), "disk.qcow2", SIZE, None);
@@ -122,7 +122,7 @@ fn worked(vmm: &ApiVmm) -> Value {
     }
 }
 
-#[guest_test(needs(QemuImg), slow = "what_was_flushed_is_there_when_the_vmm_was_killed kills one")]
+#[guest_test(needs(QemuImg), slow = "flushed_data_survives_a_killed_vmm covers one killed VMM")]
 fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let _behind = image(dir.path(), "behind.img");
@@ -161,7 +161,7 @@ echo CAROM-READING
 wait
 ";
 
-#[guest_test(slow = "vmm/tests/released.rs has images, interfaces and sockets of killed VMMs")]
+#[guest_test(slow = "vmm/tests/released.rs covers images, interfaces and sockets of killed VMMs")]
 fn device_of_a_killed_vmm_is_free_at_once() {
     let job = format!("{WAIT_FOR_NVME}\n{READ_FOR_EVER}");
     let device = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": true});

@@ -93,7 +93,7 @@ fi
     outcome
 }
 
-#[guest_test(slow = "triple_fault_resets_the_guest restarts kernels, and stock_kernel_* in hotplug boots this one")]
+#[guest_test(slow = "triple_fault_resets_the_guest covers restarts, stock_kernel_* in hotplug this kernel")]
 fn distributions_kernel_restarts_without_firmware() {
     // Linux with built-in EFI support does not use the ACPI reset register of a machine without firmware.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
@@ -116,7 +116,7 @@ fn reboot_without_windows_loses_nothing() {
     reboots_twice("reboot-strict", None);
 }
 
-#[guest_test(slow = "unit tests park chunks, reboot_under_windows_loses_nothing has the kernels")]
+#[guest_test(slow = "unit tests cover parked chunks, reboot_under_windows_loses_nothing the kernels")]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // Emergency restart, as after a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
@@ -247,7 +247,7 @@ fn refused_domain_leaves_the_old_one_to_the_device() {
     refused_domain_leaves_the_old_one("refused", Kernel::Patched);
 }
 
-#[guest_test(slow = "the same runs on the older kernel, whose hook is this one")]
+#[guest_test(slow = "the same test runs on the older kernel, which has the same hook")]
 fn refused_domain_leaves_the_old_one_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
@@ -300,12 +300,12 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
 }
 
 #[guest_test(needs(Edu))]
-fn refused_domain_leaves_what_is_mapped_to_the_device() {
+fn refused_domain_keeps_the_devices_mappings() {
     refused_domain_leaves_what_is_mapped("refused-pages", Kernel::Patched);
 }
 
-#[guest_test(needs(Edu), slow = "the same runs on the older kernel, whose hook is this one")]
-fn refused_domain_leaves_what_is_mapped_on_the_newer_kernel() {
+#[guest_test(needs(Edu), slow = "the same test runs on the older kernel, which has the same hook")]
+fn refused_domain_keeps_mappings_on_the_newer_kernel() {
     refused_domain_leaves_what_is_mapped("refused-pages-newer", Kernel::Newer);
 }
 

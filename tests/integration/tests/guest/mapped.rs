@@ -94,15 +94,12 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     assert!(wrong.is_empty(), "{wrong:?}\n{console}");
 }
 
-#[guest_test(
-    slow = "unit tests and the engine's model have the limit; this shows what a driver makes of it",
-    by_iommufd
-)]
+#[guest_test(slow = "unit tests and the engine's model cover the limit; this shows the driver's reaction", by_iommufd)]
 fn guest_above_the_limit_gets_nomem_and_its_io_goes_on_verified() {
     io_goes_on_above_the_limit(Kernel::Patched);
 }
 
-#[guest_test(slow = "the same as on the older kernel")]
+#[guest_test(slow = "the same test runs on the older kernel")]
 fn newer_kernel_above_the_limit_gets_nomem_and_its_io_goes_on() {
     io_goes_on_above_the_limit(Kernel::Newer);
 }

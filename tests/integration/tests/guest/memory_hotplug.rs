@@ -28,7 +28,7 @@ echo \"CAROM-READY $last\"
 while :; do
     now=$(mem)
     if [ $now != $last ]; then
-        # It comes in blocks, one after the other.
+        # Added memory arrives in blocks, one after the other.
         while sleep 0.5; last=$(mem); [ $now != $last ]; do now=$last; done
         wait_for_nvme
         {verify}
@@ -116,7 +116,7 @@ fn ram_added_with_a_drive_behind_the_iommu_is_not_pinned() {
 }
 
 #[guest_test(slow = "the guest with the older kernel does the same")]
-fn ram_comes_to_a_guest_with_the_newer_kernel() {
+fn ram_is_added_to_a_guest_with_the_newer_kernel() {
     grows_twice_and_keeps_it_over_a_reboot(Kernel::Newer);
 }
 
@@ -130,7 +130,7 @@ fn grows_and_works(vmm: &ApiVmm) -> u64 {
 }
 
 #[guest_test]
-fn ram_comes_to_a_guest_whose_drive_reaches_all_ram() {
+fn ram_is_added_while_a_drive_maps_all_ram() {
     let vmm = boot(Kernel::Patched, false, "", json!({}));
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
     end(vmm);
@@ -167,8 +167,8 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
     end(vmm);
 }
 
-#[guest_test(slow = "the drives of the tests above reach all RAM too, and unit tests have the domain")]
-fn ram_comes_to_a_guest_whose_drive_is_in_a_domain_with_all_ram() {
+#[guest_test(slow = "other tests cover drives that access all RAM, unit tests the domain")]
+fn ram_is_added_with_a_drive_in_an_all_ram_domain() {
     let vmm = boot(Kernel::Patched, true, "iommu.passthrough=1", json!({}));
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;

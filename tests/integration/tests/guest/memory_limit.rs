@@ -59,7 +59,7 @@ fn boot(dir: &Path, job: &str, before: impl FnOnce(&ApiVmm)) -> ApiVmm {
 
 #[guest_test(
     needs(QemuImg),
-    slow = "killed::what_was_flushed_is_there_when_the_vmm_was_killed kills one without a limit",
+    slow = "killed::flushed_data_survives_a_killed_vmm covers a killed VMM without a limit",
     by_iommufd
 )]
 fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {

@@ -49,8 +49,8 @@ fn bytes_go_to_the_host_and_come_back_beside_the_iommu() {
     assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
 }
 
-#[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window, and rng::, which reaches what is mapped")]
-fn card_behind_the_iommu_reaches_what_is_mapped_for_it() {
+#[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window covers the card, rng:: mappings")]
+fn card_behind_the_iommu_works_through_mappings() {
     let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
@@ -111,7 +111,7 @@ while :; do
 done
 "#;
 
-#[guest_test(slow = "disk:: has a device that comes and goes by the same way")]
+#[guest_test(slow = "disk:: covers hotplug of another device")]
 fn card_comes_works_and_goes_while_it_is_used() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.5", USE_WHENEVER_THERE)).unwrap();
     create_and_boot(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
@@ -137,7 +137,9 @@ fn card_comes_works_and_goes_while_it_is_used() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "card_on_a_macvtap_interface_* has a descriptor, snapshot:: guests that go on, unit tests net_fds")]
+#[guest_test(
+    slow = "card_on_a_macvtap_interface_* covers a descriptor, snapshot:: restored guests, unit tests net_fds"
+)]
 fn card_with_a_client_descriptor_is_restored_with_another() {
     // A connection is lost with its interface. The next connection is made soon.
     let job =
@@ -246,7 +248,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "snapshot:: has guests that go on, and unit tests the state of the card")]
+#[guest_test(slow = "snapshot:: covers restored guests, unit tests the state of the card")]
 fn guest_goes_on_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
     // A connection may be lost if data from the time without a process must be resent too often. The next connection is made

@@ -38,7 +38,7 @@ fn time_of_threads(pid: u32) -> u64 {
     statistics.map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-#[guest_test(slow = "the unit test device_whose_interface_is_gone_* has a file that answers the same")]
+#[guest_test(slow = "the unit test device_whose_interface_is_gone_* covers a file with the same errors")]
 fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
     create_and_boot(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));

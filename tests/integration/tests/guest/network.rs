@@ -21,7 +21,7 @@ fn igb(choice: &str) -> Figures {
     bytes_come_back(&format!("network-igb-{choice}"), card, "igb", choice, TRAFFIC)
 }
 
-#[guest_test(needs(Net), slow = "every_byte_of_a_bounced_network_card_is_right has the harder traffic")]
+#[guest_test(needs(Net), slow = "every_byte_of_a_bounced_network_card_is_right covers harder traffic")]
 fn network_card_is_left_alone_by_default() {
     assert_left_alone(&e1000e("auto"));
 }
@@ -37,7 +37,7 @@ fn every_byte_of_a_bounced_network_card_is_right() {
     assert!(figures.copied_in > least && figures.copied_out > least, "{figures:?}");
 }
 
-#[guest_test(needs(Igb), slow = "every_byte_of_a_bounced_card_that_keeps_its_pages_is_right has the harder traffic")]
+#[guest_test(needs(Igb), slow = "every_byte_of_a_bounced_card_that_keeps_its_pages_is_right covers harder traffic")]
 fn card_that_keeps_its_pages_is_left_alone_by_default() {
     assert_left_alone(&igb("auto"));
 }

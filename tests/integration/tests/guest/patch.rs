@@ -92,7 +92,7 @@ fn every_byte_of_a_real_device_is_right() {
 
 #[guest_test(
     needs(Edu),
-    slow = "on this kernel kunit_passes_* and io_is_verified_and_bounced_* run, and the same on the older one"
+    slow = "kunit_passes_* and io_is_verified_and_bounced_* cover this kernel, and the same test the older one"
 )]
 fn every_byte_of_a_real_device_is_right_on_the_newer_kernel() {
     edu_is_right("patch-edu-newer", Kernel::Newer);
@@ -118,7 +118,7 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
 }
 
 #[guest_test]
-fn windows_are_refused_where_their_memory_would_not_be_cached() {
+fn windows_are_rejected_if_uncached() {
     // Without the page attribute table, the MTRRs silently determine the caching of BAR mappings.
     let job = format!(
         "{WAIT_FOR_NVME}{}echo \"CAROM-POOLS $(ls /sys/kernel/debug/iommu_bounce 2>/dev/null | wc -l)\"\n{COMPLAINTS}",
@@ -193,18 +193,18 @@ fn guest_pages_serve(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[guest_test(slow = "drive_with_metadata_is_verified has guest pages serve")]
-fn guest_pages_serve_where_there_are_no_windows() {
+#[guest_test(slow = "drive_with_metadata_is_verified covers guest pages")]
+fn guest_pages_replace_missing_windows() {
     guest_pages_serve("patch-pages", Vmm::Qemu, "");
 }
 
-#[guest_test(slow = "drives_of_a_group_* have guest pages serve, with more drives")]
-fn guest_pages_serve_on_an_iommu_that_is_not_virtio() {
+#[guest_test(slow = "drives_of_a_group_* cover guest pages with more drives")]
+fn guest_pages_replace_windows_on_an_intel_iommu() {
     guest_pages_serve("patch-intel", Vmm::QemuIntel, "intel_iommu=on");
 }
 
 #[guest_test]
-fn pages_of_a_domain_are_as_many_as_the_boot_option_says() {
+fn boot_option_limits_the_pages_of_a_domain() {
     let job = format!(
         "{WAIT_FOR_NVME}{}sed 's/^/CAROM-STAT-/' $(grep -lx \"device $NVME\" /sys/kernel/debug/iommu_bounce/*/stats)\n\
          {COMPLAINTS}",
@@ -226,7 +226,7 @@ fn pages_of_a_domain_are_as_many_as_the_boot_option_says() {
 /// Job for two drives of one group. Each runs verified I/O alone. Then one continues while the other is unbound with I/O in
 /// flight, bound again and used again, twice.
 const DRIVES_OF_A_GROUP_WORK: &str = r#"
-# Waits for the drive of a PCI device, and prints its name, which is not always the same.
+# Waits for the drive of a PCI device, and prints its name, which may change.
 drive_of() {
     i=0
     while ! basename /sys/bus/pci/devices/"$1"/nvme/nvme*/nvme*n1 | grep -v '\*'; do
@@ -301,7 +301,9 @@ fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
     assert_no_complaint(&outcome);
 }
 
-#[guest_test(slow = "drive_with_metadata_is_verified has guest pages on this IOMMU, and the other one a group's pool")]
+#[guest_test(
+    slow = "drive_with_metadata_is_verified covers guest pages on this IOMMU, and the test of the other IOMMU a group's pool"
+)]
 fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
     drives_of_a_group_share_a_pool("patch-group", Vmm::Qemu, "");
 }

@@ -36,7 +36,7 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
 }
 
-#[guest_test(slow = "unit tests have the device; disk:: has one that comes and goes")]
+#[guest_test(slow = "unit tests cover the device, disk:: hotplug")]
 fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     let file = |name: &str| {
@@ -134,7 +134,7 @@ fn direct_io_reaches_pages_of_a_dax_file() {
     does_direct_io("pmem-dax", Kernel::Patched, false);
 }
 
-#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel has windows, too")]
+#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel covers windows, too")]
 fn direct_io_reaches_pages_of_a_dax_file_beside_windows() {
     does_direct_io("pmem-dax-windows", Kernel::Patched, true);
 }
@@ -144,7 +144,7 @@ fn direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel() {
     does_direct_io("pmem-dax-newer", Kernel::Newer, true);
 }
 
-#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file has a kernel that starts faster")]
+#[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file covers a kernel that boots faster")]
 fn direct_io_of_a_stock_kernel_reaches_pages_of_a_dax_file() {
     does_direct_io("pmem-dax-stock", Kernel::Stock, false);
 }
@@ -171,7 +171,7 @@ fn program_with_a_drive_by_vfio_maps_its_registers() {
     maps_a_bar("bar-vfio", Kernel::Patched);
 }
 
-#[guest_test(slow = "program_with_a_drive_by_vfio_maps_its_registers has the other kernel")]
+#[guest_test(slow = "program_with_a_drive_by_vfio_maps_its_registers covers the other kernel")]
 fn vfio_program_maps_its_drives_registers_on_newer_kernel() {
     maps_a_bar("bar-vfio-newer", Kernel::Newer);
 }

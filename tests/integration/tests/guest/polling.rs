@@ -144,7 +144,7 @@ fn line(what: &str, times: &mut [Vec<Duration>; 2]) -> String {
     format!("{what}: back to back {}; once a second {}\n", of(busy), of(calm))
 }
 
-#[guest_test(slow = "scraping and the API's own tests ask while guests work")]
+#[guest_test(slow = "scraping:: and the API's own tests cover requests while guests work")]
 fn many_clients_are_answered_while_the_guest_works() {
     let count = rounds(1);
     let vmm = ApiVmm::start(&SITE, &job(count)).unwrap();

@@ -35,7 +35,7 @@ fn guest_reads_random_bytes_of_a_device_beside_the_iommu() {
 }
 
 #[guest_test]
-fn device_behind_the_iommu_writes_what_is_mapped_for_it() {
+fn device_behind_the_iommu_writes_through_mappings() {
     let outcome = reads(Guest::new("rng-mapped").cmdline("iommu.strict=1").rng("iommu=on"));
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");

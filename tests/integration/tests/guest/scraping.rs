@@ -61,7 +61,7 @@ fn sample(metrics: &str, name: &str) -> f64 {
     line.and_then(|line| line.rsplit_once(' ')).unwrap_or_else(|| panic!("no {name} in\n{metrics}")).1.parse().unwrap()
 }
 
-#[guest_test(slow = "windows:: compares counters with what the guest says")]
+#[guest_test(slow = "windows:: compares counters with the guest's")]
 fn metrics_scraped_from_a_working_guest_match_its_counters() {
     // Every second round is scraped.
     let count = rounds(2);

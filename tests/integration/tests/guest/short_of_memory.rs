@@ -122,12 +122,18 @@ fn swapped(windows: u64) {
     drop(swap);
 }
 
-#[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
+#[guest_test(
+    needs(Swap),
+    slow = "tests the host kernel's swapping more than Carom: no data may be lost while a drive works"
+)]
 fn guest_swapped_during_io_by_strict_mappings_loses_nothing() {
     swapped(0);
 }
 
-#[guest_test(needs(Swap), slow = "host kernels swap; this shows that nothing of it is lost to a drive")]
+#[guest_test(
+    needs(Swap),
+    slow = "tests the host kernel's swapping more than Carom: no data may be lost while a drive works"
+)]
 fn guest_swapped_during_io_by_windows_loses_nothing() {
     swapped(64 * MIB);
 }
@@ -160,7 +166,7 @@ while [ "$(irqs)" = 0 ]; do
     if [ "$(md5sum </kept)" = "$sum" ]; then echo "CAROM-KEPT $n"; else echo "CAROM-LOST $n"; fi
 done
 dd if=/random of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null
-# fio removes the file in the end.
+# fio removes the file at the end.
 ln /kept /buffers
 fio --name=into --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=32 --bs=1M --size=32M \
     --mem=mmapshared:/buffers --output-format=terse --terse-version=3 >/tmp/into || exit 91
@@ -173,8 +179,8 @@ while :; do sleep 1; done
     )
 }
 
-#[guest_test(slow = "host kernels merge; this shows that a drive writes to what was merged and to nothing else")]
-fn drive_gets_its_own_pages_where_it_writes_to_merged_ones() {
+#[guest_test(slow = "tests the host kernel's merging more than Carom: a drive may only write to its own pages")]
+fn drive_writes_to_merged_pages_get_their_own_pages() {
     let merging = Merging::on();
     let before = merging.pages_saved();
     let memory = json!({"size": 512 * MIB, "mergeable": true});
@@ -250,7 +256,7 @@ all=$(total) lent="
     keep_memory_and_work(&first, each_time)
 }
 
-#[guest_test(slow = "host kernels cut huge pages and make them; this shows that nothing of it is lost to a drive")]
+#[guest_test(slow = "tests the host kernel's huge pages more than Carom: no data may be lost while a drive works")]
 fn huge_pages_cut_by_a_balloon_come_back_during_window_io() {
     let collapsing = Collapsing::paused();
     let memory = json!({"size": 512 * MIB, "thp": true});
@@ -264,7 +270,7 @@ fn huge_pages_cut_by_a_balloon_come_back_during_window_io() {
 
 #[guest_test(
     needs(Swap),
-    slow = "host kernels swap parts of huge pages; this shows that nothing of it is lost to a drive"
+    slow = "tests the host kernel's swapping of huge pages more than Carom: no data may be lost while a drive works"
 )]
 fn huge_pages_cut_by_swapping_come_back_during_window_io() {
     let collapsing = Collapsing::paused();

@@ -19,7 +19,7 @@ echo \"CAROM-oem $(grep -ac 'io.test:key=value' /sys/firmware/dmi/tables/DMI)\"
 dmesg | grep -E 'SMBIOS|DMI:'
 ";
 
-#[guest_test(slow = "unit tests have the tables, byte by byte")]
+#[guest_test(slow = "unit tests check the tables byte by byte")]
 fn stock_kernel_shows_what_the_machine_is_called() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     let platform = json!({

@@ -356,7 +356,7 @@ fn antedate(directory: &Path, by: Duration) {
     fs::write(&path, state.to_string()).unwrap();
 }
 
-#[guest_test(slow = "guest_with_a_window_* goes on with more, guest_that_was_away_for_an_hour_* with as much")]
+#[guest_test(slow = "guest_with_a_window_* covers more devices, guest_that_was_away_for_an_hour_* the same devices")]
 fn guest_goes_on_in_other_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(3);
@@ -379,7 +379,7 @@ fn guest_that_was_away_for_an_hour_has_the_right_time() {
     subject.end();
 }
 
-#[guest_test(slow = "guest_with_a_window_* saves the same device and IOMMU")]
+#[guest_test(slow = "guest_with_a_window_* covers the same device and IOMMU")]
 fn guest_with_a_mapped_device_goes_on_in_other_processes() {
     let mut subject = with_rng_behind_mappings();
     subject.rounds(3);
@@ -398,8 +398,8 @@ fn guest_with_a_window_goes_on_in_other_processes() {
     subject.end();
 }
 
-#[guest_test(slow = "memory_hotplug:: has the RAM, guest_with_a_window_goes_on_in_other_processes the snapshot")]
-fn guest_to_which_ram_came_goes_on_in_another_process() {
+#[guest_test(slow = "memory_hotplug:: covers the RAM, guest_with_a_window_goes_on_in_other_processes the snapshot")]
+fn guest_with_added_ram_goes_on_in_another_process() {
     let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
     let rng = json!({"src": "/dev/urandom"});
     let mut subject = Subject::boot("memhp_default_state=online", &[("memory", memory), ("rng", rng)]);
@@ -410,8 +410,8 @@ fn guest_to_which_ram_came_goes_on_in_another_process() {
     subject.end();
 }
 
-#[guest_test(slow = "vcpus_come_and_go_* has vCPUs in a guest, tests of the program have them in snapshots")]
-fn guest_to_which_vcpus_came_goes_on_in_another_process() {
+#[guest_test(slow = "vcpus_come_and_go_* covers vCPUs in a guest, tests of the program cover vCPUs in snapshots")]
+fn guest_with_added_vcpus_goes_on_in_another_process() {
     let job = format!("{USE_VCPUS}\n(last=$(at_work); while :; do use_vcpus; sleep 0.2; done) &\n");
     let config = [("cpus", json!({"boot_vcpus": 2, "max_vcpus": 4})), ("rng", json!({"src": "/dev/urandom"}))];
     let mut subject = Subject::boot_with(&job, "", &config);
@@ -453,7 +453,7 @@ echo "CAROM-RANDOM $(head -c 1048576 /dev/urandom | sha256sum | cut -c 1-64) $(f
 sleep 100000
 "#;
 
-#[guest_test(slow = "vmm/tests/generation_id.rs has the device, in a guest without an operating system")]
+#[guest_test(slow = "vmm/tests/generation_id.rs covers the device in a guest without an operating system")]
 fn guests_restored_from_one_snapshot_have_other_random_numbers() {
     let vmm = ApiVmm::start(&SITE, TELL_FORK).unwrap();
     let body = json!({

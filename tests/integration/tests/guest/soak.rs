@@ -79,7 +79,7 @@ fn verified(console: &str) -> (u64, Vec<&str>) {
 
 #[guest_test(
     needs(SecondDrive),
-    slow = "each disturbance has a test; this one has them together, for CAROM_SOAK_MIB of I/O"
+    slow = "each disturbance has its own test; this test combines them for CAROM_SOAK_MIB of I/O"
 )]
 fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     let wanted =

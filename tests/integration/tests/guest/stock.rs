@@ -38,7 +38,7 @@ fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Req
 }
 
 #[guest_test(
-    slow = "lazy_io_is_verified has this kernel, without_windows_only_live_mappings_are_pinned what is left mapped"
+    slow = "lazy_io_is_verified covers this kernel, without_windows_only_live_mappings_are_pinned the remaining mappings"
 )]
 fn strict_io_is_verified() {
     let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));
@@ -50,7 +50,7 @@ fn strict_io_is_verified() {
     assert!(left.is_some_and(|bytes| bytes < 4 * MIB), "{left:?} bytes are still mapped");
 }
 
-#[guest_test(slow = "windows::lazy_mode_uses_windows_too, with windows")]
+#[guest_test(slow = "windows::lazy_mode_uses_windows_too covers lazy mode with windows")]
 fn lazy_io_is_verified() {
     let outcome = run(&guest("stock-lazy").cmdline("iommu.strict=0"));
 
@@ -58,7 +58,7 @@ fn lazy_io_is_verified() {
     assert!(requests.unmap > 0, "{requests:?}");
 }
 
-#[guest_test(slow = "unit tests have bypass domains; devices beside the virtio-iommu have all RAM in many tests")]
+#[guest_test(slow = "unit tests cover bypass domains; in many tests, devices without the virtio-iommu access all RAM")]
 fn passthrough_domain_maps_all_ram_once() {
     let outcome = run(&guest("stock-identity").cmdline("iommu.passthrough=1"));
 

@@ -59,7 +59,7 @@ rebind_under_load() {
     LOAD=$!
     sleep 1
     echo "$1" >/sys/bus/pci/drivers/nvme/unbind
-    # It may take the end of the drive for the end of a file, and read on.
+    # fio may treat the end of the drive like the end of a file, and continue to read.
     kill $LOAD
     wait $LOAD
     echo "$1" >/sys/bus/pci/drivers/nvme/bind

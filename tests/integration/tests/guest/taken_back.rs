@@ -89,7 +89,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
     assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
 }
 
-#[guest_test(needs(SecondDrive), slow = "hotplug:: takes a drive away, unit tests have the host ask for it")]
+#[guest_test(needs(SecondDrive), slow = "hotplug:: covers removal of a drive, unit tests the host's request")]
 fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let job = use_two_drives();
     // Declared before the VMM, so that it is dropped after the VMM.
@@ -159,7 +159,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
 }
 
 /// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the other one there.
-#[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* has the way with the IOMMU")]
+#[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* covers a drive with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let job = use_two_drives();
     let mut taken = HostDevice::new(&SITE.nvme[1]);

@@ -67,7 +67,7 @@ fn modes_are_restored_after_power_off_and_after_a_signal() {
 }
 
 #[guest_test]
-fn what_is_typed_reaches_the_guest() {
+fn typed_text_reaches_the_guest() {
     let dir = tempfile::tempdir().unwrap();
     // The first line may have lost its beginning while the guest's driver initialized the port.
     let guest = Guest::new("terminal-input")

@@ -44,7 +44,7 @@ pub(crate) fn file_of(address: &str) -> PathBuf {
 }
 
 /// Windows have 64 MiB, and the guest may map as much again. Without a virtual IOMMU, a guest would need all of its 512 MiB.
-#[guest_test(slow = "limits on locked memory are tested as root, and vmm/tests/landlock.rs has the rest of Landlock")]
+#[guest_test(slow = "tests as root cover limits on locked memory, vmm/tests/landlock.rs covers the rest of Landlock")]
 fn ordinary_user_bounces_a_drive_within_limit_and_landlock() {
     let image = tempfile::NamedTempFile::new().unwrap();
     fs::write(image.path(), [b'x'; 4096]).unwrap();

@@ -13,12 +13,12 @@ fn verified(choice: &str) -> Figures {
     drive_is_verified(&format!("usb-{choice}"), controller, "xhci_hcd", choice)
 }
 
-#[guest_test(needs(Usb), slow = "every_byte_of_a_bounced_usb_drive_is_right has the harder traffic")]
+#[guest_test(needs(Usb), slow = "every_byte_of_a_bounced_usb_drive_is_right covers harder traffic")]
 fn usb_drive_is_left_alone_by_default() {
     assert_left_alone(&verified("auto"));
 }
 
-#[guest_test(needs(Usb), slow = "network:: has another device whose driver has not opted in")]
+#[guest_test(needs(Usb), slow = "network:: covers another device whose driver has not opted in")]
 fn every_byte_of_a_bounced_usb_drive_is_right() {
     let figures = verified("on");
 

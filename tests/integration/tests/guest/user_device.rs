@@ -86,7 +86,7 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for the device");
 }
 
-#[guest_test(slow = "patch:: has a device of the host that cannot")]
+#[guest_test(slow = "patch:: covers a host device with few address bits")]
 fn user_device_that_cannot_address_the_windows_is_mapped() {
     let server = EduServer::start(&["--address-bits", "28"]);
 
@@ -103,7 +103,7 @@ fn user_device_that_cannot_address_the_windows_is_mapped() {
 }
 
 #[guest_test]
-fn user_device_reaches_only_what_is_mapped_as_it_is_mapped() {
+fn user_device_accesses_only_mapped_memory_as_permitted() {
     let server = EduServer::start(&[]);
     let commands = [&edu::REACH_MAPPED[..], &edu::REACH_UNMAPPED].concat();
 
@@ -137,7 +137,7 @@ fn user_device_without_iommu_is_given_all_ram() {
     assert_eq!(count(&log, "descriptor"), 2, "{log:#?}");
 }
 
-#[guest_test(slow = "unit tests and hostile servers have the end of a server")]
+#[guest_test(slow = "unit tests and hostile servers cover the end of a server")]
 fn guest_outlives_a_server_that_dies() {
     let server = EduServer::start(&["--die-at", "2"]);
     let commands = [

@@ -170,11 +170,11 @@ fn vcpus_come_and_go_while_a_drive_behind_the_iommu_works() {
 }
 
 #[guest_test(slow = "the guest with the older kernel does the same")]
-fn vcpus_come_to_a_guest_with_the_newer_kernel_and_go() {
+fn vcpus_come_and_go_with_the_newer_kernel() {
     come_and_go_while_a_drive_works(Kernel::Newer, 2);
 }
 
-#[guest_test(slow = "vcpus_come_and_go_while_a_drive_behind_the_iommu_works does so twice")]
+#[guest_test(slow = "vcpus_come_and_go_while_a_drive_behind_the_iommu_works runs two rounds")]
 fn vcpus_come_and_go_twenty_times() {
     come_and_go_while_a_drive_works(Kernel::Patched, 20);
 }
@@ -209,7 +209,7 @@ fn guest_that_keeps_a_vcpu_can_be_asked_again() {
 }
 
 #[guest_test]
-fn vcpus_that_come_before_the_guest_listens_are_found() {
+fn vcpus_added_before_the_guest_listens_are_found() {
     let vmm = ApiVmm::start(&SITE, &watch_vcpus()).unwrap();
     create(&vmm, json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 3}}));
     assert_eq!(resize(&vmm, 4).0, 400);

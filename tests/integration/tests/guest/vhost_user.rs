@@ -106,7 +106,7 @@ fn files_of_the_host_are_read_and_written_by_virtiofsd() {
     check_share(&share, 1);
 }
 
-#[guest_test(needs(Virtiofsd), slow = "files are read and written by another, and unit tests have a server that goes")]
+#[guest_test(needs(Virtiofsd), slow = "another test covers reads and writes, unit tests a lost server")]
 fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
@@ -146,8 +146,8 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
 /// Offset of the guest's numbers on its disk, in MiB.
 const NUMBERS_AT: u64 = 32;
 
-#[guest_test(needs(StorageDaemon), slow = "unit tests with a server of their own, which goes and comes again")]
-fn disk_of_a_storage_daemon_works_and_goes_on_with_the_next_one() {
+#[guest_test(needs(StorageDaemon), slow = "unit tests cover a server that is lost and started again")]
+fn disk_of_a_storage_daemon_survives_a_new_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
     File::create_new(&image).unwrap().set_len(64 * MIB).unwrap();
@@ -220,7 +220,7 @@ sleep 1000
     counters["_iommu"].clone()
 }
 
-#[guest_test(slow = "a card of a server behind the IOMMU has the messages, and unit tests what is refused")]
+#[guest_test(slow = "the test of a server's card behind the IOMMU covers the messages, unit tests rejected accesses")]
 fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     let strict = works_behind_the_iommu(&Value::Null);
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "each buffer is unmapped: {strict}");

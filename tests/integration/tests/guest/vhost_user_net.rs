@@ -46,8 +46,8 @@ while :; do
 done
 "#;
 
-#[guest_test(slow = "unit tests lose servers and find the next ones, and the cards behind the IOMMU have the traffic")]
-fn card_of_a_server_goes_on_with_the_next_and_comes_again() {
+#[guest_test(slow = "unit tests cover lost and new servers, the cards behind the IOMMU the traffic")]
+fn server_card_survives_a_new_server_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("net.sock");
     let tap = open_tap("caromserved", "10.77.8.1");
@@ -106,7 +106,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     (vmm, server)
 }
 
-#[guest_test(slow = "the test with a window has the messages, and unit tests what is refused")]
+#[guest_test(slow = "the test with a window covers the messages, unit tests rejected accesses")]
 fn card_of_a_server_behind_iommu_reaches_only_what_is_mapped() {
     let dir = tempfile::tempdir().unwrap();
     // The guest maps nothing at this address: its driver uses addresses below 4 GiB.
@@ -136,7 +136,7 @@ fn card_of_a_server_behind_the_iommu_uses_a_window() {
     assert!(status == 400 && answer.to_string().contains("VIRTIO_F_ACCESS_PLATFORM"), "{status} {answer}");
 }
 
-#[guest_test(slow = "unit tests with a server of their own that does not confirm")]
+#[guest_test(slow = "unit tests cover a server that does not confirm")]
 fn server_that_keeps_translations_fails_the_card_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.11", &["--never-confirm"], &json!({}));

@@ -157,8 +157,8 @@ fn guest_and_host_connect_beside_the_iommu() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "rng:: reaches what is mapped, and the window has the sockets")]
-fn guest_and_host_connect_through_what_is_mapped() {
+#[guest_test(slow = "rng:: covers mappings, the test with a window the sockets")]
+fn guest_and_host_connect_through_mappings() {
     let mut vmm = start(|vmm| json!({"vsock": device(vmm, true)}));
     carry(&vmm);
     let iommu = counters(&vmm, "_iommu");
@@ -176,7 +176,7 @@ fn guest_and_host_connect_through_a_window() {
 }
 
 #[guest_test]
-fn sockets_come_to_a_guest_and_go() {
+fn vsock_is_hotplugged_and_removed() {
     let mut vmm = start(|_| json!({"iommu_bounce": {"size": 16 * MIB}}));
     for iommu in [false, true] {
         let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-vsock", Some(&device(&vmm, iommu))).unwrap();
@@ -197,8 +197,8 @@ fn sockets_come_to_a_guest_and_go() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "unit tests have the event that a restored device sends")]
-fn restored_guest_has_lost_its_connections_and_makes_new_ones() {
+#[guest_test(slow = "unit tests cover the event that a restored device sends")]
+fn restored_guest_loses_and_reopens_its_connections() {
     for more in [
         (|vmm| json!({"vsock": device(vmm, false)})) as fn(&ApiVmm) -> Value,
         |vmm| json!({"vsock": device(vmm, true), "iommu_bounce": {"size": 64 * MIB}}),

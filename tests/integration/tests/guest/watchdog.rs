@@ -32,8 +32,8 @@ sleep 120
 echo CAROM-STILL-HERE
 ";
 
-#[guest_test(slow = "unit tests have the device, lifecycle:: resets; this waits for half a minute")]
-fn guest_that_stops_to_reload_its_watchdog_is_reset_and_told_so() {
+#[guest_test(slow = "unit tests cover the device, lifecycle:: resets; this test waits for half a minute")]
+fn guest_that_stops_reloading_its_watchdog_is_reset() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     create_and_boot(&vmm, json!({"memory": {"size": 1024 * MIB}, "watchdog": true}));
     assert_eq!(info(&vmm)["device_tree"]["_watchdog"]["pci_bdf"], "0000:00:1f.0");

@@ -78,7 +78,7 @@ fn io_is_verified_and_bounced_through_windows_above_4_gib() {
     windows_above_4_gib(Kernel::Patched);
 }
 
-#[guest_test(slow = "the same runs on the older kernel")]
+#[guest_test(slow = "the same test runs on the older kernel")]
 fn io_is_verified_and_bounced_above_4_gib_on_the_newer_kernel() {
     windows_above_4_gib(Kernel::Newer);
 }
@@ -97,7 +97,7 @@ fn two_vcpus_with_several_jobs_are_verified() {
     assert_counters_agree(&outcome);
 }
 
-#[guest_test(slow = "two_vcpus_* and the others have the same windows in strict mode")]
+#[guest_test(slow = "two_vcpus_* and others cover the same windows in strict mode")]
 fn lazy_mode_uses_windows_too() {
     let guest = Guest::new("windows-lazy")
         .iommu_device(&SITE.nvme[0])
@@ -147,7 +147,7 @@ fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     assert!(outcome.peak_pinned_bytes > 0, "VFIO maps are accounted, so that this test means something");
 }
 
-#[guest_test(slow = "pinned_memory_is_bounded_by_budget_and_live_mappings has the bound with windows")]
+#[guest_test(slow = "pinned_memory_is_bounded_by_budget_and_live_mappings covers the bound with windows")]
 fn without_windows_only_live_mappings_are_pinned() {
     let guest = Guest::new("strict-pinned")
         .iommu_device(&SITE.nvme[0])

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 #
-# A host of containers in namespaces of its own, for kata_runtime.rs: containerd with an image of a busybox, whose containers Kata
-# Containers' shim runs on Carom. Then the steps of standard input.
-#   host.sh DIR RUNTIME: DIR has the files of the test, RUNTIME the programs (docs/kata.md)
+# Container host in its own namespaces, for kata_runtime.rs: starts containerd with an image that contains busybox. Kata Containers'
+# shim runs its containers on Carom. Then runs the steps of standard input.
+#   host.sh DIR RUNTIME: DIR contains the files of the test, RUNTIME the programs (docs/kata.md)
 set -euo pipefail
 shopt -s inherit_errexit
 dir=$1
@@ -16,12 +16,12 @@ mount --make-rshared /
 mount -t tmpfs -o mode=755 tmpfs /run
 mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ip link set lo up
-# The shim and virtiofsd do not start where there is no system's log.
+# The shim and virtiofsd do not start without a system log.
 mkdir -p /run/systemd/journal
 "$runtime/busybox" syslogd -n -O "$dir/syslog" &
 until [[ -S /dev/log ]]; do sleep 0.1; done
 
-# An image in the form of the Open Container Initiative: one layer, with a busybox.
+# Image in the format of the Open Container Initiative: one layer with busybox.
 blob() {
     local sum
     sum=$(sha256sum <"$1" | cut -d' ' -f1)
@@ -74,7 +74,7 @@ remote() {
     CAROM_API_SOCKET=$socket "$CAROM_REMOTE" "$@"
 }
 
-# Where a file is on this host that a container makes in its root file system: PID of its `ctr`, NAME
+# Prints the path on this host of a file in a container's root file system: PID of its `ctr`, NAME
 file_of_container() {
     local file
     while true; do
