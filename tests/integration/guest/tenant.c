@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * Works in a guest as one of many on a host: I/O at a fixed rate, all of it verified, and a working set that breathes.
+ * Work of one of many guests on a host: verified I/O at a fixed rate, and a working set that grows and shrinks.
  *
  *   tenant DRIVE RATE MIB HOLD REST PHASE
  *
- * One thread writes RATE blocks a second of 4, 16 or 64 KiB to the first 8 MiB of DRIVE, at random places and past the page cache,
- * and reads each of them again and compares it. The other one takes MIB MiB of memory, keeps it for HOLD seconds, looks whether it
- * has kept what is in it, gives it back and does without for REST seconds, over and over. It begins in the midst of that, PHASE
- * seconds on, but takes the memory once before anything else.
+ * One thread writes RATE blocks per second of 4, 16 or 64 KiB to the first 8 MiB of DRIVE, at random places and without the page
+ * cache. It reads each block again and compares it. The other thread allocates MIB MiB of memory, keeps it for HOLD seconds, checks
+ * its contents, frees it and waits for REST seconds, repeatedly. It starts PHASE seconds into this cycle, after allocating the
+ * memory once.
  *
- * Each two seconds it prints a line
+ * Every two seconds it prints a line
  *
  *   CAROM-TENANT n operations ms p99 late wrong
  *
  *   n           lines so far
  *   operations  reads and writes in these two seconds
- *   ms          how long these two seconds really took
- *   p99         latency in us that 99 of 100 of them kept
+ *   ms          actual duration of these two seconds
+ *   p99         99th percentile of the latency, in us
  *   late        writes that were due and had not begun at their end
- *   wrong       blocks and pages, so far, that were not as they should be, and operations that failed
+ *   wrong       wrong blocks and pages and failed operations, so far
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -174,7 +174,7 @@ static void work(const char *path, unsigned long rate)
 		fflush(stdout);
 		count = 0;
 		line_start = now();
-		/* What is late stays undone: a rate is kept, not a number. */
+		/* Skip late operations: the rate is fixed, not the number of operations. */
 		if (now() > due)
 			due = now();
 		line_end += LINE;

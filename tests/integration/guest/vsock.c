@@ -4,8 +4,8 @@
  *
  *   vsock
  *
- * Sends back what comes to port 1024, whoever connects and however many, until they send no more. Connects to port 5000 of the
- * host over and over, sends some MiB there, says that it sends no more, and reads a checksum of them. It prints
+ * Sends back all data that arrives at port 1024, on any number of connections, until the other side stops sending. Repeatedly
+ * connects to port 5000 of the host, sends some MiB, shuts down its sending side, and reads a checksum of the data. It prints
  *
  *   CAROM-VSOCK cid           it listens; cid is that of the device, 4294967295 if there is none yet
  *   CAROM-LOST why            a connection to port 1024 ended otherwise than by the other side's end
@@ -101,7 +101,7 @@ static uint64_t fill(unsigned char *block, uint64_t *state, uint64_t sum)
 	return sum;
 }
 
-/* One call. 0 if it was answered, negative if nobody is there. */
+/* Makes one call. Returns 0 if it was answered, or a negative value if the connection failed. */
 static int call(uint64_t seed)
 {
 	struct sockaddr_vm address = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_HOST, .svm_port = CALL_PORT };
@@ -125,7 +125,7 @@ static int call(uint64_t seed)
 		goto nobody;
 	while (got < sizeof(answer) - 1 && (len = read(fd, answer + got, sizeof(answer) - 1 - got)) > 0)
 		got += len;
-	/* The host may go away at any time, but what it says is to be right. */
+	/* The host may close the connection at any time, but its answers must be right. */
 	if (!got)
 		goto nobody;
 	answer[got] = 0;

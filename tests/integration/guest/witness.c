@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * Works in a guest that is saved and restored, and tells what of that work went wrong.
+ * Work of a guest that is saved and restored. Reports errors of that work.
  *
  *   witness MIB
  *
  * One thread on each CPU sleeps for 20 ms, over and over, looks at the clock, and holds values in registers for a while. Another
- * reads /dev/hwrng. The first one changes MIB MiB of memory, block by block, and finds them as it left them. Five times a second it
- * prints, on one line:
+ * reads /dev/hwrng. The first one changes MIB MiB of memory block by block and checks each block. Five times per second it prints
+ * one line:
  *
  *   CAROM-WITNESS id=… n=… mono=… real=… rng=… blocks=… back=… registers=… repeats=… memory=… ticks=…,…
  *
@@ -17,9 +17,14 @@
  *   blocks     blocks of memory that were as they should be
  *   ticks      sleeps that ended, for each CPU
  *
- * and how often something was wrong: the monotonic clock went back, on one CPU or from one to another; a register had another
- * value; random bytes repeated, or could not be read; a block of memory had changed. What the kernel has to say meanwhile, of
- * level "warning" or worse, comes on lines of its own: CAROM-KERNEL …
+ * The other fields count errors:
+ *
+ *   back       the monotonic clock went back, on one CPU or from one CPU to another
+ *   registers  a register had another value
+ *   repeats    random bytes repeated or could not be read
+ *   memory     a block of memory had changed
+ *
+ * Kernel messages of level "warning" or worse have their own lines: CAROM-KERNEL …
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -58,7 +63,7 @@ static int64_t now(clockid_t clock)
 	return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-/* Whether the SSE registers, and one other, keep what is in them for a while. */
+/* True if the SSE registers and one other register keep their values for a while. */
 static int registers_hold(uint64_t seed)
 {
 	uint64_t got[16], spins = 20000, wrong = 0;
