@@ -478,7 +478,7 @@ impl Outcome {
 }
 
 /// True if the guest's kernel was ended by an impossible event: an interrupt at the first instruction of the entry for system
-/// calls or interrupts, where interrupts are off. QEMU's emulation of nested guests sometimes does so if it lacks our fixes
+/// calls or interrupts. Interrupts are off there. QEMU's emulation of nested guests sometimes does so if it lacks our fixes
 /// (`xtask/src/emulator.rs`).
 ///
 /// At the entry for interrupts, this only counts on the entry stack: an overflow of a task's own stack also ends there.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Report on a VMM and a guest that hang: the VMM's threads and KVM's counters over a second, and the position of the guest's
-//! kernel, which panics on an NMI.
+//! Report on a VMM and a guest that hang. It shows the VMM's threads and KVM's counters over a second. An NMI makes the guest's
+//! kernel print its position and panic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -313,8 +313,8 @@ fn carom(site: &Site, program: &Path, machine: &Machine) -> Command {
     }
 }
 
-/// Returns the same command with a limit on locked memory, without the capability to exceed it, and as a user and group without
-/// capabilities if `user` is set.
+/// Returns the same command with a limit on locked memory and without the capability to exceed it. If `user` is set, the command
+/// runs as this user and group without capabilities.
 fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command {
     let mut limited = Command::new("prlimit");
     limited.args(bytes.map(|bytes| format!("--memlock={bytes}"))).arg("setpriv");

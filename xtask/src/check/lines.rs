@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks the number of mainline lines that the hooks change, and the number of code lines in the core.
 //!
-//! The hooks are the patches from the first one that adds our files. Earlier patches are independent of bouncing. A later patch
-//! is independent, too, if it adds no files and changes no line that names bouncing.
+//! The hooks are the patches from the first one that adds our files. Earlier patches are independent of bouncing. A later patch is
+//! independent, too, if it neither adds nor changes files of ours and changes no line that names bouncing.
 
 use std::fs;
 

@@ -82,7 +82,7 @@ impl Tools<'_> {
         let test = || {
             let mut test = self.nightly_command(nightly, &careful)?;
             test.args(["test", sanitizer, "--locked"]).args(UNDER_ASAN);
-            // careful does not enable leak detection by itself.
+            // Without this option, leaks are not detected.
             test.env("ASAN_OPTIONS", "detect_leaks=1");
             anyhow::Ok(test)
         };

@@ -410,8 +410,8 @@ settle
 fn memory_runs_out_while_mappings_are_removed() {
     // Nothing bounces, so every transfer is mapped and unmapped. Every third allocation for unmapping fails.
     //
-    // If the host kept a mapping, it would reject the next one at the same address without notice, and data would go to the
-    // memory of the old mapping. If only the guest kept a mapping, the drive could not return to its domain.
+    // If the host keeps a mapping, the next mapping at the same address fails unnoticed, and data goes to the memory of the old
+    // mapping. If only the guest keeps a mapping, the drive cannot return to its domain.
     let work = format!(
         r#"
 START=$(sed -n 's/ t viommu_unmap_pages$//p' /proc/kallsyms)

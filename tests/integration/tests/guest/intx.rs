@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! INTx: network cards whose driver uses INTx, on one line of the guest, and a drive of a guest without MSI that is added,
+//! INTx: network cards on one line of the guest whose driver uses INTx, and a drive of a guest without MSI. The drive is added,
 //! removed, and used after reboots.
 
 use carom_integration::api::ApiVmm;

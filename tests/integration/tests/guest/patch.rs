@@ -34,8 +34,8 @@ fn kunit_passes_on_the_newer_kernel() {
     kunit_is_run("patch-kunit-newer", Kernel::Newer);
 }
 
-/// Shell lines that fill the drive with the word that the test driver's attack searches for, read it so that slots contain the
-/// word, and then run verified I/O, for which `wait` waits.
+/// Shell lines that fill the drive with the word that the test driver's attack searches for, and read it so that slots contain
+/// the word.
 const DRIVE_WORKS: &str = r#"
 yes CaromSec | tr -d '\n' | head -c 8388608 | dd of=/dev/nvme0n1 bs=128k conv=fsync 2>/dev/null
 fio --name=fill --filename=/dev/nvme0n1 --direct=1 --rw=read --ioengine=libaio --iodepth=64 --bs=128k --size=8M >/dev/null || exit 85

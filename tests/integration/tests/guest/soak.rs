@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping: the budget is cut, the
-//! drive's controller is reset, a second drive is unbound with I/O in flight, and the VM is reset.
+//! Verified I/O for a selectable amount of data, during all events that can end a window or a mapping. The budget is cut, and the
+//! drive's controller is reset. A second drive is unbound with I/O in flight. The VM is reset.
 
 use std::env;
 use std::thread;
