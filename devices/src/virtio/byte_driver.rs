@@ -23,13 +23,13 @@ impl Interrupt for Silent {
     fn failed(&self, _: &DeviceError) {}
 }
 
-/// A driver that ignores interrupts. Its device may access all of `ram`.
+/// Returns a driver that ignores interrupts. Its device may access all of `ram`.
 pub(super) fn silent_driver(ram: &Arc<Ram>, features: u64) -> Driver {
     let memory = DeviceMemory::all_ram(ram.clone());
     Driver { memory, interrupt: Arc::new(Silent), features, requests: Arc::default() }
 }
 
-/// A queue that is ready, with its descriptors, available ring and used ring at `rings`.
+/// Returns an enabled queue, with its descriptor table, available ring and used ring at `rings`.
 pub(super) fn queue_at(size: u16, rings: [u64; 3]) -> Queue {
     let [descriptors, available, used] = rings.map(GuestAddress);
     let mut queue = Queue::new(size).expect("the size is a power of two");
@@ -40,11 +40,13 @@ pub(super) fn queue_at(size: u16, rings: [u64; 3]) -> Queue {
     queue
 }
 
-/// A feature of the transport.
+/// `VIRTIO_F_VERSION_1`, a feature of the transport.
 pub(super) const VERSION_1: u64 = 1 << 32;
 
-/// Sets a function up as a driver does that accepts `features` and `VERSION_1`. Each queue has a number, a size, and places of its
-/// descriptors, available ring and used ring. Returns false if the device refuses the features.
+/// Initializes a function as its driver would. The driver accepts `features` and `VERSION_1`.
+///
+/// Each queue is given as its number, its size, and the addresses of its descriptor table, available ring and used ring. Returns false
+/// if the device rejects the features.
 pub(super) fn set_up(
     function: &VirtioPciDevice,
     features: u64,
@@ -75,37 +77,38 @@ pub(super) fn set_up(
 /// Number of elements of a queue of a [`ByteDriver`].
 const SIZE: u16 = 16;
 
-/// RAM of a [`ByteDriver`].
+/// RAM layout of a [`ByteDriver`].
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    /// Bytes of RAM.
+    /// RAM size in bytes.
     pub(super) ram: usize,
-    /// Descriptors, available ring and used ring of the first queue.
+    /// Addresses of the first queue's descriptor table, available ring and used ring.
     pub(super) rings: [u64; 3],
-    /// Bytes from a queue's rings to the next one's.
+    /// Distance in bytes between the rings of two consecutive queues.
     pub(super) stride: u64,
-    /// Bytes that are written at a time.
+    /// Number of bytes written before each call of the device.
     pub(super) piece: usize,
-    /// Bytes of RAM that are written: the rings, and buffers behind them. Then pieces start at 0 again.
+    /// Number of bytes of RAM, from address 0, that are written: the rings, and buffers after the rings. The next piece then starts at 0
+    /// again.
     pub(super) written: u64,
 }
 
 impl Layout {
-    /// RAM with one queue.
+    /// Layout with one queue.
     pub(super) const ONE_QUEUE: Self =
         Self { ram: 0x1_0000, rings: [0, 0x200, 0x400], stride: 0, piece: 0x500, written: 0x1000 };
-    /// RAM with several queues that are written in `written` bytes.
+    /// Layout with several queues, in the first `written` bytes of RAM.
     pub(super) const fn queues(ram: usize, written: u64) -> Self {
         Self { ram, rings: [0, 0x100, 0x180], stride: 0x400, piece: 0x400, written }
     }
 }
 
-/// Splits off the first byte, which chooses what the device and its driver are.
+/// Splits off the first byte. This byte selects the variant of the device and driver.
 pub(super) fn split_choice(bytes: &[u8]) -> (u8, &[u8]) {
     bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest))
 }
 
-/// A driver whose rings, descriptors and buffers are bytes of a fuzzer.
+/// Driver whose rings, descriptors and buffers are bytes from a fuzzer.
 pub(super) struct ByteDriver {
     pub(super) ram: Arc<Ram>,
     layout: Layout,
@@ -117,34 +120,34 @@ impl ByteDriver {
         Self { ram: Arc::new(ram), layout }
     }
 
-    /// The driver as its device sees it.
+    /// Returns the driver to pass to the device.
     pub(super) fn driver(&self, features: u64) -> Driver {
         silent_driver(&self.ram, features)
     }
 
-    /// A queue, with `EVENT_IDX` or without.
+    /// Returns queue `index`, with or without `EVENT_IDX`.
     pub(super) fn queue(&self, index: u16, event_idx: bool) -> Queue {
         let mut queue = queue_at(SIZE, self.layout.rings.map(|ring| ring + self.layout.stride * u64::from(index)));
         queue.set_event_idx(event_idx);
         queue
     }
 
-    /// Starts the first `count` queues in `task`.
+    /// Adds the first `count` queues to `task`.
     pub(super) fn start_queues(&self, task: &mut impl QueueTask, count: usize, event_idx: bool) {
         for index in 0..u16::try_from(count).expect("a device has few queues") {
             task.put(index, self.queue(index, event_idx));
         }
     }
 
-    /// Writes `bytes` to RAM piece by piece, and has `serve` serve the queues after each piece. Returns the number of pieces.
+    /// Writes `bytes` to RAM piece by piece, and calls `serve` after each piece to serve the queues. Returns the number of pieces.
     ///
     /// # Panics
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn feed(&self, bytes: &[u8], mut serve: impl FnMut(&[u8], &Orders)) -> u64 {
         let orders = Orders::none().expect("a descriptor is free");
         let (mut place, mut pieces) = (0, 0);
         for piece in bytes.chunks(self.layout.piece) {
-            self.ram.write_slice(piece, GuestAddress(place)).expect("all that is written is in RAM");
+            self.ram.write_slice(piece, GuestAddress(place)).expect("each piece lies in RAM");
             serve(piece, &orders);
             place = (place + self.layout.piece as u64) % self.layout.written;
             pieces += 1;

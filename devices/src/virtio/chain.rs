@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The buffers of descriptor chains; reading requests from them and writing replies to them, however the driver split the buffers.
+//! Buffers of descriptor chains. Reads requests and writes replies regardless of how the driver split them into buffers.
 
 use std::ops::Deref;
 
@@ -11,32 +11,32 @@ use super::DeviceError;
 use crate::crash::Slot;
 use crate::dma::NearMemory;
 
-/// What is wrong with a buffer outside guest memory.
+/// Error text for a buffer outside guest memory.
 pub(crate) const OUTSIDE: &str = "a buffer is not in guest memory";
 
-/// A buffer of a descriptor chain. Nothing of it is checked but that its length is a `usize`.
+/// Buffer of a descriptor chain. Its address is not checked. Its length fits a `usize`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     pub(crate) address: GuestAddress,
     pub(crate) len: usize,
-    /// The device writes it; otherwise it reads it.
+    /// True if the device writes the buffer, false if the device reads it.
     pub(crate) writable: bool,
 }
 
-/// A descriptor chain that was taken from a queue.
+/// Descriptor chain that was taken from a queue.
 pub(crate) struct Chain<M> {
     chain: DescriptorChain<M>,
-    /// Where it is kept.
+    /// Entry for this chain in the record of last requests.
     slot: Option<&'static Slot>,
 }
 
 impl<M> Chain<M> {
-    /// What is known of it later is kept in `slot`.
+    /// Wraps `chain`. [`Walk`] records the chain's sizes in `slot`.
     pub(super) fn new(chain: DescriptorChain<M>, slot: Option<&'static Slot>) -> Self {
         Self { chain, slot }
     }
 
-    /// Its head, by which it is given back.
+    /// Returns the head index. The device returns the chain to the driver by this index.
     pub(crate) fn head_index(&self) -> u16
     where
         M: Deref,
@@ -52,21 +52,23 @@ impl<M> From<DescriptorChain<M>> for Chain<M> {
     }
 }
 
-/// The buffers of a descriptor chain in their order, each read when it is asked for. A broken chain ends with the rule that it breaks:
-/// its links lead nowhere or in a circle, or it is longer than its queue.
+/// Iterator over the buffers of a descriptor chain. It reads each descriptor only when the caller asks for the next buffer.
+///
+/// A broken chain ends with an error that names the broken rule. A chain is broken if a link leaves the table or forms a loop, or if the
+/// chain is longer than its queue.
 #[derive(Clone)]
 pub(crate) struct Walk<M> {
     chain: DescriptorChain<M>,
     slot: Option<&'static Slot>,
-    /// Bytes so far, of what the device reads and of what it writes.
+    /// Number of bytes so far: device-readable, then device-writable.
     sizes: [usize; 2],
-    /// How many buffers there may still be.
+    /// Maximum number of further buffers.
     left: u16,
-    /// There is another one, or should be.
+    /// True if the last descriptor names a next one, and before the first descriptor.
     open: bool,
 }
 
-/// Walks `chain`.
+/// Returns an iterator over the buffers of `chain`.
 pub(crate) fn walk<M>(Chain { chain, slot }: Chain<M>, queue_size: u16) -> Walk<M> {
     Walk { chain, slot, sizes: [0; 2], left: queue_size, open: true }
 }
@@ -83,9 +85,9 @@ where
             return None;
         }
         self.open = false;
-        // The chain just ends where it is broken; a whole one ends with a descriptor that names no next one.
+        // virtio-queue ends a broken chain without an error. A valid chain ends with a descriptor that names no next one (`open` is false).
         let Some(descriptor) = self.chain.next() else {
-            return Some(Err("a descriptor chain leads out of its table, nowhere, or in a circle"));
+            return Some(Err("a descriptor chain leaves its table, has an invalid link, or forms a loop"));
         };
         if self.left == 0 {
             return Some(Err("a descriptor chain is longer than the queue"));
@@ -103,25 +105,28 @@ where
     }
 }
 
-/// A chain whose readable part has been read: what is left is to write the reply.
+/// Chain whose readable part has been read, and whose reply has not been written yet.
 pub(crate) struct Request<'m> {
-    /// The chain's head, by which it is given back.
+    /// Head index of the chain. The device returns the chain to the driver by this index.
     pub(crate) head: u16,
-    /// Bytes of the readable part; it may be longer than the buffer that it was copied to.
+    /// Size of the readable part in bytes. It may exceed the size of the buffer that the part was copied to.
     pub(crate) readable: usize,
-    /// Bytes of the writable part.
+    /// Size of the writable part in bytes.
     pub(crate) writable: usize,
-    /// The first writable descriptor's buffer.
+    /// First writable buffer.
     first: Option<Buffer>,
-    /// The chain behind that descriptor.
+    /// Rest of the chain after the first writable buffer.
     rest: Walk<&'m NearMemory<'m>>,
 }
 
 /// Walks `chain` and copies the start of its readable part to `buffer`.
 ///
 /// # Errors
-/// The rule that the chain breaks: its links lead nowhere or in a circle, it is longer than its queue, a readable buffer
-/// follows a writable one (virtio 1.3, section 2.7.4.2), or a readable buffer is not in guest memory.
+/// The chain breaks one of these rules, and the error text names it:
+/// * Its links stay in the table and form no loop.
+/// * It is no longer than its queue.
+/// * No readable buffer follows a writable one (virtio 1.3, section 2.7.4.2).
+/// * Each readable buffer is in guest memory.
 pub(crate) fn read_request<'m>(
     chain: DescriptorChain<&'m NearMemory<'m>>,
     memory: &'m NearMemory<'m>,
@@ -153,12 +158,12 @@ pub(crate) fn read_request<'m>(
 }
 
 impl Request<'_> {
-    /// Where `len` bytes of a reply go, if they all go to one buffer.
+    /// Returns the address for a reply of `len` bytes, or `None` if the first writable buffer is too short for the reply.
     pub(crate) fn reply_place(&self, len: usize) -> Option<GuestAddress> {
         self.first.filter(|buffer| buffer.len >= len).map(|buffer| buffer.address)
     }
 
-    /// Writes `data` to the start of the writable part; it is at most [`Request::writable`] bytes long.
+    /// Writes `data` to the start of the writable part. `data` is at most [`Request::writable`] bytes long.
     ///
     /// # Errors
     /// A writable buffer is not in guest memory, or the driver changed the chain meanwhile.
@@ -166,7 +171,7 @@ impl Request<'_> {
         let mut next = self.first;
         let mut left = data;
         while !left.is_empty() {
-            let buffer = next.ok_or("a descriptor chain changed while it was served")?;
+            let buffer = next.ok_or("the driver changed a descriptor chain while the device served it")?;
             let (part, rest) = left.split_at(buffer.len.min(left.len()));
             if !part.is_empty() {
                 memory.write_slice(part, buffer.address).map_err(|_| OUTSIDE)?;
@@ -182,12 +187,12 @@ impl Request<'_> {
     }
 }
 
-/// Names `queue` in an error of a request on it.
+/// Returns a function that turns a broken rule into an error that names `queue`.
 pub(crate) fn broken(queue: u16) -> impl Fn(&'static str) -> DeviceError {
     move |rule| DeviceError::Queue { queue, rule }
 }
 
-/// Names `queue` in an error of its rings.
+/// Returns a function that turns an error of the rings into an error that names `queue`.
 pub(crate) fn ring_error(queue: u16) -> impl Fn(virtio_queue::Error) -> DeviceError {
     move |source| DeviceError::Ring { queue, source }
 }

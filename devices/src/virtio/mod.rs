@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Virtio: the PCI transport (virtio 1.x, modern only), and the devices behind it.
+//! Virtio: the PCI transport (virtio 1.x, modern only) and the devices.
 
 pub mod balloon;
 pub mod block;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Who tells whom of what is new in a queue (virtio 1.3, sections 2.7.7 and 2.7.10).
+//! Suppression of notifications in both directions: driver to device, and device to driver (virtio 1.3, sections 2.7.7 and 2.7.10).
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -9,13 +9,13 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Error, Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory};
 
-/// A ring with `avail_event`, for [`keep_up`].
+/// Ring with `avail_event`, for [`keep_up`].
 trait EventRing {
-    /// The driver's index, with all that it has put in the ring before.
+    /// Returns the driver's index. All elements before this index are visible to the caller.
     fn available(&self) -> Result<Wrapping<u16>, Error>;
-    /// Asks to be told when the driver adds this element.
+    /// Asks the driver to notify the device when it adds this element.
     fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error>;
-    /// Orders what was written before with what is read after.
+    /// Orders earlier writes before later reads.
     fn fence(&self);
 }
 
@@ -27,7 +27,7 @@ struct GuestRing<'r, M> {
 
 impl<'r, M> GuestRing<'r, M> {
     fn new(queue: &'r Queue, memory: &'r M) -> Result<Self, Error> {
-        // Behind the used ring's elements.
+        // `avail_event` follows the elements of the used ring.
         let offset = 4 + 8 * u64::from(queue.size());
         let avail_event = GuestAddress(queue.used_ring()).checked_add(offset).ok_or(Error::AddressOverflow)?;
         Ok(Self { queue, memory, avail_event })
@@ -46,14 +46,14 @@ impl<M: GuestMemory> EventRing for GuestRing<'_, M> {
     }
 }
 
-/// Asks for the element behind those that are in the ring. What is there when this returns, up to the index that is
-/// returned, is for the caller to see to; of what comes later the driver tells.
+/// Asks for a notification of the first element that is not in the ring yet. Returns the driver's index. The caller must serve all
+/// elements before this index. The driver notifies the device of all later elements.
 fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     let mut seen = ring.available()?;
-    // A driver adds no more than the queue holds; for one that plays with the index this is enough.
+    // A correct driver adds at most `size` elements meanwhile. The limit stops a driver that keeps changing the index.
     for _ in 0..=size {
         ring.ask_for(seen)?;
-        // The driver writes its index before it reads what is asked for, so one of the two sees what the other wrote.
+        // The driver writes its index before it reads `avail_event`. So at least one side sees the other side's write.
         ring.fence();
         let now = ring.available()?;
         if now == seen {
@@ -64,12 +64,13 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     Ok(seen)
 }
 
-/// Has the driver notify of all that it adds to the available ring behind what is there when this returns.
+/// Asks the driver to notify the device of every element that it adds to the available ring from now on.
 ///
-/// Without `EVENT_IDX` a driver does so by itself, unless a flag asks it not to. With it, a driver notifies only when it
-/// adds the element that `avail_event` names. To be called before a queue is served: what comes later
-/// has a notification of its own then, and serving may end after what was there, and need not go on for as long as another
-/// vCPU adds.
+/// Without `EVENT_IDX`, a driver notifies the device anyway unless a flag tells it not to. With `EVENT_IDX`, a driver notifies the device
+/// only when it adds the element that `avail_event` names.
+///
+/// Call this function before serving a queue. Later elements then have their own notification. So the device can stop after the elements
+/// that are present, and another vCPU that keeps adding elements cannot keep it busy for ever.
 pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) -> Result<(), Error> {
     if !queue.event_idx_enabled() {
         return Ok(());
@@ -77,19 +78,21 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) ->
     keep_up(&GuestRing::new(queue, memory)?, queue.size()).map(drop)
 }
 
-/// Asks for the element behind the first `taken`; `true` if the driver has added it already.
+/// Asks for a notification of element `taken`, the next one to take. Returns true if the driver has added it already.
 fn ask_behind(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
     ring.ask_for(taken)?;
-    // As in `keep_up`.
+    // The reason is the same as in `keep_up`.
     ring.fence();
     Ok(ring.available()? != taken)
 }
 
-/// For a device that has taken all that it found in a queue: has the driver notify of what it adds from now on. `true` if it has added
-/// some meanwhile, of which it may not have told: that is to be taken before the device waits.
+/// Asks the driver to notify the device of later elements, after the device has taken all elements that it found.
 ///
-/// With `EVENT_IDX`, a driver that was not asked again adds without a word. So a device that asks only when it has nothing left to do
-/// costs no exit while it is at work. Without `EVENT_IDX` a driver notifies each time.
+/// Returns true if the driver has added elements meanwhile. The driver may have sent no notification of these, so the device must take
+/// them before it waits.
+///
+/// With `EVENT_IDX`, a driver sends no notification until the device asks again. So a device that asks only when it is idle causes no VM
+/// exits while it is busy. Without `EVENT_IDX`, a driver notifies the device each time.
 pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
     let taken = Wrapping(queue.next_avail());
     if !queue.event_idx_enabled() {
@@ -98,12 +101,14 @@ pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool
     ask_behind(&GuestRing::new(queue, memory)?, taken)
 }
 
-/// How many buffers the driver has added and not taken back, as far as it says: by `used_event` where `EVENT_IDX` was negotiated; else
-/// those count that were not used yet. No more than the queue holds.
+/// Returns the number of chains that the driver has added and not taken back yet, at most the queue size.
+///
+/// With `EVENT_IDX`, `used_event` shows how many used chains the driver has taken back. Without `EVENT_IDX`, the result is the number of
+/// chains that the device has not used yet.
 pub(crate) fn outstanding(queue: &Queue, memory: &impl GuestMemory) -> Result<u16, Error> {
     let available = queue.avail_idx(memory, Ordering::Relaxed)?;
     let taken = if queue.event_idx_enabled() {
-        // Behind the available ring's elements.
+        // `used_event` follows the elements of the available ring.
         let offset = 4 + 2 * u64::from(queue.size());
         let place = GuestAddress(queue.avail_ring()).checked_add(offset).ok_or(Error::AddressOverflow)?;
         u16::from_le(memory.load(place, Ordering::Relaxed).map_err(Error::GuestMemory)?)
@@ -113,13 +118,13 @@ pub(crate) fn outstanding(queue: &Queue, memory: &impl GuestMemory) -> Result<u1
     Ok((available - Wrapping(taken)).0.min(queue.size()))
 }
 
-/// Whether the driver wants to be told of the buffers that were used since the last call: by `used_event` where
-/// `EVENT_IDX` was negotiated, else by the flag in the available ring.
+/// True if the driver wants an interrupt for the buffers that were used since the last call. With `EVENT_IDX`, `used_event` decides.
+/// Without `EVENT_IDX`, a flag in the available ring decides.
 pub(crate) fn wants_interrupt(queue: &mut Queue, memory: &impl GuestMemory) -> Result<bool, Error> {
     if queue.event_idx_enabled() {
         return queue.needs_notification(memory);
     }
-    // The used index must be visible before the flag is read, or driver and device could miss each other.
+    // The used index must be visible before this function reads the flag. Otherwise the driver could miss an interrupt.
     fence(Ordering::SeqCst);
     let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::Relaxed).map_err(Error::GuestMemory)?;
     Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
@@ -133,7 +138,7 @@ mod tests {
     use crate::dma::NearMemory;
     use crate::ram::Ram;
 
-    /// A queue of 4 with `used` elements used.
+    /// Returns a queue of size 4, with `used` elements used.
     fn queue(memory: &Ram, event_idx: bool, used: u16) -> Queue {
         let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
         let mut queue: Queue = mock.create_queue().unwrap();
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn used_event_says_when_to_interrupt() {
+    fn used_event_decides_when_to_interrupt() {
         let memory = memory();
         for (used_event, wanted) in [(0u16, true), (1, true), (2, false), (7, false)] {
             let mut queue = queue(&memory, true, 2);
@@ -202,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The two fields of a ring that the protocol is about, in a world where loom tries all orders of events.
+    /// The two fields of a ring that the protocol uses. loom tries all orders of accesses to them.
     #[derive(Default)]
     struct ModelRing {
         available: loom::sync::atomic::AtomicU16,
@@ -223,7 +228,7 @@ mod tests {
     }
 
     impl ModelRing {
-        /// What a driver does: adds an element, and says whether it has to notify.
+        /// Adds an element as a driver does. Returns true if the driver must notify the device.
         fn add(&self) -> bool {
             let old = self.available.load(Ordering::Relaxed);
             let new = old.wrapping_add(1);
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_is_seen_or_told_of_in_any_order_of_events() {
+    fn every_element_is_seen_or_notified_in_any_order() {
         no_element_is_left(|ring, _| keep_up(ring, 4).unwrap());
     }
 
@@ -251,7 +256,8 @@ mod tests {
         });
     }
 
-    /// Has two drivers add, and calls `serve` with how far the ring was served where one tells; it returns how far it is then.
+    /// Lets two driver threads add elements, and calls `serve` for each notification. `serve` takes and returns the index up to which the
+    /// ring was served.
     fn no_element_is_left(serve: fn(&ModelRing, Wrapping<u16>) -> Wrapping<u16>) {
         use loom::sync::{Arc, Mutex};
         const EACH: u16 = 2;
@@ -259,7 +265,7 @@ mod tests {
         model.preemption_bound = Some(3);
         model.check(move || {
             let ring = Arc::new(ModelRing::default());
-            // The driver adds under one lock, the device serves under another and does no more than it must.
+            // The driver threads add elements under one lock, and the device serves under another. The device serves only if notified.
             let (adding, served) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Wrapping(0u16))));
             let driver = {
                 let (ring, served) = (ring.clone(), served.clone());
@@ -278,7 +284,7 @@ mod tests {
             let other = loom::thread::spawn(driver.clone());
             driver();
             other.join().unwrap();
-            assert_eq!(*served.lock().unwrap(), Wrapping(2 * EACH), "an element is left that nobody told of");
+            assert_eq!(*served.lock().unwrap(), Wrapping(2 * EACH), "an element was neither seen nor notified");
         });
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A queue as devices serve it: what is taken from it, and given back, is kept among the last requests.
+//! Queue that records the requests that its device takes and completes among the last requests.
 
 use std::num::Wrapping;
 use std::ops::{Deref, DerefMut};
@@ -16,16 +16,16 @@ use super::last_requests::LastRequests;
 use super::used_batch;
 use crate::crash::{Number, Ring};
 
-/// What is kept of a queue's requests.
+/// Record of a queue's requests.
 struct Record {
     ring: &'static Ring,
-    /// Of the request under way with each head.
+    /// Number of the request in flight for each head index.
     numbers: Box<[Number]>,
-    /// Holds the ring.
+    /// Owner of the claim on the ring.
     _requests: Arc<LastRequests>,
 }
 
-/// A queue that a device serves.
+/// Queue that a device serves.
 pub(crate) struct DeviceQueue {
     queue: Queue,
     /// `None` if no ring was left.
@@ -33,7 +33,7 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Queue `index` of the device that `driver` drives.
+    /// Wraps queue `index` of the device of `driver`.
     pub(crate) fn new(index: u16, queue: Queue, driver: &Driver) -> Self {
         let numbers = || vec![Number::default(); queue.size().into()].into_boxed_slice();
         let record = driver.requests.of_queue(index).map(|ring| Record {
@@ -44,10 +44,10 @@ impl DeviceQueue {
         Self { queue, record }
     }
 
-    /// Takes the next chain, if there is one.
+    /// Takes the next chain. Returns `None` if the queue is empty.
     ///
     /// # Errors
-    /// A ring is not in the device's memory, or the driver has added more chains than there is room for.
+    /// A ring is not in the device's memory, or the driver has added more chains than the queue holds.
     #[inline]
     pub(crate) fn next_chain<M>(&mut self, memory: M) -> Result<Option<Chain<M>>, Error>
     where
@@ -59,7 +59,7 @@ impl DeviceQueue {
             None if self.queue.avail_idx(&*memory, Ordering::Acquire)? == Wrapping(self.queue.next_avail()) => {
                 return Ok(None);
             }
-            // There is one. The library says that there is none where it cannot read which.
+            // The queue is not empty. virtio-queue also returns `None` if it cannot read the available ring's element.
             None => self.queue.iter(memory)?.next().ok_or(Error::InvalidAvailRingIndex)?,
         };
         let slot = self.record.as_mut().map(|Record { ring, numbers, .. }| {
@@ -73,7 +73,7 @@ impl DeviceQueue {
         Ok(Some(Chain::new(chain, slot)))
     }
 
-    /// Puts the last `chains` that were taken back, as if they had not come yet.
+    /// Puts the last `chains` chains back, as if the device had not taken them.
     pub(crate) fn put_back(&mut self, chains: u16) {
         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(chains));
         if let Some(record) = &self.record {
@@ -81,7 +81,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Gives a chain back to the driver, with `len` bytes written to it.
+    /// Returns a chain to the driver, with `len` bytes written to the chain.
     #[inline]
     pub(crate) fn add_used<M: GuestMemory>(&mut self, memory: &M, head: u16, len: u32) -> Result<(), Error> {
         self.queue.add_used(memory, head, len)?;
@@ -89,7 +89,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Gives several back, which the driver sees all at once.
+    /// Returns several chains to the driver. The driver sees all of them at once.
     #[inline]
     pub(crate) fn add_used_together(&mut self, memory: &impl GuestMemory, used: &[(u16, u32)]) -> Result<(), Error> {
         used_batch::add_used(&mut self.queue, memory, used)?;
@@ -99,14 +99,14 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Keeps what the request is that has this head. `crash/ring_text.rs` says what `code` and `value` are of each type of device. They are
-    /// fields of the request, nothing of what it carries.
+    /// Records the kind of the request with this head. `crash/ring_text.rs` defines `code` and `value` for each device type. They are
+    /// header fields of the request and contain no guest data.
     #[inline]
     pub(crate) fn note(&self, head: u16, (code, value): (u8, u64)) {
         self.keep(head, |ring, number| ring.note(number, code, value));
     }
 
-    /// Keeps what the request is answered with.
+    /// Records the status of the reply.
     #[inline]
     pub(crate) fn note_status(&self, head: u16, status: u8) {
         self.keep(head, |ring, number| ring.set_status(number, status));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a packet takes of a queue: chains that are taken, walked and given back. For benchmarks, with a ring of last requests and without.
+//! Queue work for one packet: taking a chain, walking its buffers, and returning it. For benchmarks, with and without a record of the
+//! last requests.
 
 use std::sync::Arc;
 
@@ -13,13 +14,13 @@ use super::{Driver, LastRequests};
 use crate::dma::NearMemory;
 use crate::ram::Ram;
 
-/// Elements of the queue, each a chain of two buffers.
+/// Number of elements of the queue. Each element is a chain of two buffers.
 const SIZE: u16 = 256;
 const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
 
-/// A queue that is served, and its driver.
+/// Queue with a device that serves it and a driver that fills it.
 pub struct QueueLoad {
     ram: Arc<Ram>,
     queue: DeviceQueue,
@@ -27,14 +28,14 @@ pub struct QueueLoad {
 }
 
 impl QueueLoad {
-    /// With a ring of last requests or without.
+    /// Returns a queue, with or without a record of the last requests.
     ///
     /// # Panics
-    /// There is no memory for it.
+    /// Memory cannot be allocated.
     pub fn new(with_ring: bool) -> Self {
-        let ram = Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("it is in order");
+        let ram = Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("1 MiB can be allocated");
         let ram = Arc::new(ram);
-        let put = |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("it is in RAM");
+        let put = |place: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(place)).expect("rings are in RAM");
         let half = SIZE / 2;
         for index in 0..SIZE {
             let at = DESCRIPTORS + 16 * u64::from(index);
@@ -51,16 +52,16 @@ impl QueueLoad {
         Self { queue: DeviceQueue::new(0, queue, &driver), ram, added: 0 }
     }
 
-    /// The driver adds so many chains, at most half of the queue, and they are served.
+    /// Adds `chains` chains as the driver, and serves them. `chains` is at most half of the queue size.
     ///
     /// # Panics
     /// The queue does not work.
     pub fn turn(&mut self, chains: u16) {
         self.added = self.added.wrapping_add(chains);
-        self.ram.write_slice(&self.added.to_le_bytes(), GuestAddress(AVAILABLE + 2)).expect("it is in RAM");
+        self.ram.write_slice(&self.added.to_le_bytes(), GuestAddress(AVAILABLE + 2)).expect("the ring is in RAM");
         let memory = &NearMemory::new(&self.ram);
         for _ in 0..chains {
-            let chain = self.queue.next_chain(memory).expect("the rings are in RAM").expect("it was added");
+            let chain = self.queue.next_chain(memory).expect("the rings are in RAM").expect("a chain was added");
             let head = chain.head_index();
             let bytes: usize = walk(chain, SIZE).map(|buffer| buffer.map_or(0, |buffer| buffer.len)).sum();
             assert_eq!(bytes, 3000);

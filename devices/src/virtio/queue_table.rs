@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues that one thread serves together, and the work on them.
+//! Queues of a device that one thread serves.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,32 +15,32 @@ use super::{DeviceError, Driver, QueueState};
 use crate::sandbox::ThreadRole;
 use crate::worker::{Orders, Task, Wait};
 
-/// Queues that a thread serves, and their driver.
+/// Queues of a thread, and their driver.
 pub(super) struct QueueTable {
     driver: Driver,
-    /// By index. `None` if the driver does not use the queue.
+    /// Queues by index. `None` if the driver does not use the queue.
     queues: Vec<Option<DeviceQueue>>,
 }
 
 impl QueueTable {
-    /// The driver.
+    /// Returns the driver.
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// A queue with its driver. Returns `None` if the driver does not use the queue.
+    /// Returns a queue with its driver, or `None` if the driver does not use the queue.
     pub(super) fn get(&mut self, index: u16) -> Option<(&Driver, &mut DeviceQueue)> {
         let queue = self.queues.get_mut(usize::from(index))?.as_mut()?;
         Some((&self.driver, queue))
     }
 
-    /// Asks the driver to notify of buffers that it adds to a queue from now on.
+    /// Asks the driver to notify the device of buffers that it adds to a queue from now on.
     pub(super) fn ask(&mut self, index: u16) -> Result<(), DeviceError> {
         let Some((driver, queue)) = self.get(index) else { return Ok(()) };
         ask_for_notifications(queue, &driver.memory.view()).map_err(ring_error(index))
     }
 
-    /// Notifies the driver of used buffers, if it wants that.
+    /// Interrupts the driver for used buffers, unless the driver has suppressed the interrupt.
     pub(super) fn interrupt(&mut self, index: u16) -> Result<(), DeviceError> {
         let Some((driver, queue)) = self.get(index) else { return Ok(()) };
         if wants_interrupt(queue, &driver.memory.view()).map_err(ring_error(index))? {
@@ -49,8 +49,8 @@ impl QueueTable {
         Ok(())
     }
 
-    /// Takes `step` for at most `most` requests of a queue, and notifies the driver of them. Returns true if there were any. Takes none
-    /// once there are orders.
+    /// Calls `step` for at most `most` requests of a queue, and then interrupts the driver. Stops early when orders arrive. Returns true
+    /// if a request was served.
     pub(super) fn batch(
         &mut self,
         index: u16,
@@ -74,22 +74,22 @@ impl QueueTable {
 
 /// Work on the queues of a device.
 pub(super) trait QueueService: Send + 'static {
-    /// Queue that an error names if the thread panics.
+    /// Queue that the error names if the thread panics.
     const PANIC_QUEUE: u16;
-    /// Serves all requests that there are. Returns what the thread waits for. It is not called again after an error.
+    /// Serves all pending requests. Returns the event that the thread waits for. After an error the thread does not call it again.
     ///
     /// # Errors
     /// The driver broke a rule.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError>;
-    /// The file that [`Wait::Source`] waits for.
+    /// Returns the file that [`Wait::Source`] waits for.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// [`serve`](Self::serve) failed. Called before the driver is notified.
+    /// Cleans up after [`serve`](Self::serve) failed. The thread calls it before it notifies the driver.
     fn failed(&mut self) {}
 }
 
-/// Task of a thread that serves queues by `S`.
+/// Task of a thread that serves queues with `S`.
 pub(super) struct TableTask<S> {
     pub(super) service: S,
     table: QueueTable,
@@ -97,7 +97,7 @@ pub(super) struct TableTask<S> {
 }
 
 impl<S: QueueService> TableTask<S> {
-    /// Task for at most `queues` queues of `driver`. None is started yet.
+    /// Returns a task for at most `queues` queues of `driver`. No queue is started yet.
     pub(super) fn new(service: S, driver: Driver, queues: usize) -> Self {
         let table = QueueTable { driver, queues: (0..queues).map(|_| None).collect() };
         Self { service, table, failed: false }
@@ -147,14 +147,14 @@ impl<S: QueueService> Task for TableTask<S> {
     }
 }
 
-/// Worker of a device whose queues are served by `S`.
+/// Worker of a device that serves its queues with `S`.
 pub(super) type TableWorker<S> = QueueWorker<TableTask<S>>;
 
 impl<S: QueueService> TableWorker<S> {
-    /// Serves `queues` queues by a thread called `thread`. `make` is called when the driver starts its first queue.
+    /// Serves `queues` queues with one thread called `thread`. The worker calls `make` when the driver starts its first queue.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn serving(
         thread: String,
         role: ThreadRole,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Threads that serve the queues of a device: their start and end, pause and resume, and their doorbells.
+//! Threads that serve the queues of a device, and their doorbells. Starts, stops, pauses and resumes the threads.
 
 use std::io;
 use std::sync::Mutex;
@@ -13,42 +13,42 @@ use crate::sandbox::{HostCpus, ThreadRole};
 use crate::sync::lock;
 use crate::worker::{Task, Worker};
 
-/// Work of a thread that serves queues. Its queues are added and removed while the thread is paused.
+/// Work of a thread that serves queues. The thread is paused while a queue is added or removed.
 ///
-/// A task is made with its first queue. The defaults are for a task that serves no other queue.
+/// A task is created with its first queue. The default methods are for a task that serves only this queue.
 pub(super) trait QueueTask: Task {
     /// Adds a queue.
     fn put(&mut self, _: u16, _: Queue) {}
-    /// Removes a queue. Returns how far it was served, or `None` if there is no such queue.
+    /// Removes a queue. Returns the position up to which it was served, or `None` if the task has no such queue.
     fn take(&mut self, index: u16) -> Option<QueueState> {
         self.state(index)
     }
-    /// Returns how far a queue was served, or `None` if there is no such queue.
+    /// Returns the position up to which a queue was served, or `None` if the task has no such queue.
     fn state(&self, index: u16) -> Option<QueueState>;
-    /// True if there is no queue left.
+    /// True if no queue is left.
     fn is_idle(&self) -> bool {
         true
     }
 }
 
-/// How a thread is started.
+/// Parameters of a new thread.
 pub(super) struct Thread {
     pub(super) name: String,
     pub(super) role: ThreadRole,
-    /// CPUs of the host that it runs on. `None`: any.
+    /// Host CPUs that the thread may run on. `None` means any.
     pub(super) cpus: Option<HostCpus>,
 }
 
-/// Makes the work of a thread, with its first queue and that queue's doorbell.
+/// Function that creates the task of a thread, from its first queue and the queue's doorbell.
 type Make<T> = dyn Fn(Driver, u16, Queue, &EventFd) -> io::Result<(Thread, T)> + Send + Sync;
 
-/// True if a queue of this driver has a thread of its own. It keeps the doorbell.
+/// Function that returns true if a queue of this driver has its own thread. The queue still uses its shared doorbell.
 type IsApart = dyn Fn(u16, &Driver) -> bool + Send + Sync;
 
-/// Changes with the driver.
+/// State that changes with the driver.
 struct Active<T: Task> {
     driver: Option<Driver>,
-    /// With the number of each thread. They are few, and a map for each kind of task is much code.
+    /// Threads with their numbers. A list suffices for few threads. A map would add much code for each task type.
     workers: Vec<(usize, Worker<T>)>,
     paused: bool,
 }
@@ -63,11 +63,11 @@ impl<T: Task> Active<T> {
     }
 }
 
-/// Threads that serve the queues of a device. Each starts with its first queue and ends with its last one.
+/// Threads that serve the queues of a device. Each thread starts with its first queue and ends with its last one.
 pub(super) struct QueueWorker<T: Task> {
     /// Number of queues.
     queues: usize,
-    /// Number of queues that share a thread and a doorbell: the first ones, the next ones, and so on.
+    /// Number of consecutive queues that share a thread and a doorbell.
     shared_by: usize,
     doorbells: Vec<EventFd>,
     is_apart: Box<IsApart>,
@@ -76,10 +76,10 @@ pub(super) struct QueueWorker<T: Task> {
 }
 
 impl<T: QueueTask> QueueWorker<T> {
-    /// Serves `queues` queues by one thread called `thread`.
+    /// Serves `queues` queues with one thread called `thread`.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn new(
         thread: String,
         role: ThreadRole,
@@ -96,10 +96,11 @@ impl<T: QueueTask> QueueWorker<T> {
         )
     }
 
-    /// Serves `queues` queues by a thread for each `shared_by` of them. A queue that `is_apart` has a thread of its own.
+    /// Serves `queues` queues with one thread for each `shared_by` consecutive queues. If `is_apart` returns true for a queue, the queue
+    /// has its own thread.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process has no free file descriptor.
     pub(super) fn several(
         queues: usize,
         shared_by: usize,
@@ -112,25 +113,25 @@ impl<T: QueueTask> QueueWorker<T> {
         Ok(Self { queues, shared_by, doorbells, is_apart: Box::new(is_apart), make: Box::new(make), active })
     }
 
-    /// Number of the thread that serves a queue.
+    /// Returns the number of the thread that serves a queue.
     fn thread(&self, index: u16, driver: Option<&Driver>) -> usize {
         let is_apart = driver.is_some_and(|driver| (self.is_apart)(index, driver));
-        // A queue that is apart has a number behind those of all others.
+        // Threads of a single queue have numbers above those of all shared threads.
         if is_apart { self.queues + usize::from(index) } else { usize::from(index) / self.shared_by }
     }
 
-    /// The driver, if one is ready.
+    /// Returns the driver, if one is ready.
     pub(super) fn driver(&self) -> Option<Driver> {
         lock(&self.active).driver.clone()
     }
 
     /// Rings all doorbells.
     pub(super) fn ring(&self) {
-        // It fails where it was rung 2^64 times already.
+        // The write fails only if the eventfd's counter would overflow.
         self.doorbells.iter().for_each(|doorbell| _ = doorbell.write(1));
     }
 
-    /// Pauses a device that is restored. Its queues are started afterwards.
+    /// Marks a restored device as paused, before its queues are started.
     pub(super) fn restore_paused(&self) {
         lock(&self.active).paused = true;
     }

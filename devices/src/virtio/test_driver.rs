@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device behind its PCI transport, with a driver that a test plays.
+//! Test harness: a device with its PCI transport, and a driver that the test controls.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -22,46 +22,46 @@ use crate::platform::test_support::Witness;
 use crate::ram::Ram;
 use crate::state::DeviceState;
 
-/// Distance from guest-physical addresses to IOVAs, for a device behind the IOMMU.
+/// Offset from guest-physical addresses to IOVAs, for a device behind the IOMMU.
 pub(super) const OFFSET: u64 = 0x1000_0000;
-/// Port of the first doorbell.
+/// I/O port of the first doorbell.
 pub(super) const NOTIFY_PORT: u64 = 0xc000;
-/// Device configuration in the first BAR.
+/// Offset of the device configuration in the first BAR.
 const CONFIG: u64 = 0x2000;
 /// Maximum number of queues of a device.
 const QUEUES: usize = 8;
-/// A feature of the transport.
+/// `VIRTIO_F_ACCESS_PLATFORM`, a feature of the transport.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// Flags of a descriptor.
 pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
 
-/// A descriptor: address, length, flags.
+/// Descriptor: address, length and flags.
 pub(super) type Part = (u64, u32, u16);
 
-/// Queues of a driver.
+/// Placement of a driver's queues.
 #[derive(Clone, Copy)]
 pub(super) struct Rings {
-    /// Descriptors, available ring and used ring of the first queue.
+    /// Addresses of the first queue's descriptor table, available ring and used ring.
     pub(super) first: [u64; 3],
-    /// Bytes from a queue's rings to the next one's.
+    /// Distance in bytes between the rings of two consecutive queues.
     pub(super) stride: u64,
     /// Number of elements of each queue.
     pub(super) size: u16,
 }
 
 impl Rings {
-    /// Descriptors, available ring and used ring of a queue.
+    /// Returns the addresses of a queue's descriptor table, available ring and used ring.
     pub(super) fn of(&self, queue: u16) -> [u64; 3] {
         self.first.map(|ring| ring + self.stride * u64::from(queue))
     }
 }
 
-/// The host and the guest's memory, for a device that is to be made.
+/// Host interfaces and guest memory for a new device.
 pub(super) struct TestPlatform {
     pub(super) ram: Arc<Ram>,
-    /// Memory as the device sees it.
+    /// Memory that the device can access.
     pub(super) memory: DeviceMemory,
     pub(super) witness: Arc<Witness>,
     pub(super) doorbells: Arc<FakeDoorbells>,
@@ -70,7 +70,8 @@ pub(super) struct TestPlatform {
 }
 
 impl TestPlatform {
-    /// Guest RAM of `bytes` bytes. If `translated`, the device is behind the IOMMU and sees only what is mapped.
+    /// Returns a platform with `bytes` bytes of guest RAM. If `translated` is true, the device is behind the IOMMU and can access only
+    /// mapped memory.
     pub(super) fn new(bytes: usize, translated: bool) -> Self {
         let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), bytes)]).unwrap());
         let (sender, relay) = fault_relay();
@@ -80,7 +81,7 @@ impl TestPlatform {
         Self { ram, memory, witness: Arc::default(), doorbells: Arc::default(), mapper, relay }
     }
 
-    /// Drives `device`, whose queues have these rings. `more` is what only the tests of this device need.
+    /// Returns a driver for `device`, whose queues have these rings. `more` is for the tests of this device type only.
     pub(super) fn drive<D, M>(
         self,
         (function, device): (Arc<VirtioPciDevice>, Arc<D>),
@@ -96,7 +97,7 @@ impl TestPlatform {
     }
 }
 
-/// A device `D` with its driver. It dereferences to what only the tests of this device need.
+/// Device `D` with its driver. It dereferences to `more`, the part for the tests of this device type.
 pub(super) struct TestDriver<D, M = ()> {
     pub(super) function: Arc<VirtioPciDevice>,
     pub(super) device: Arc<D>,
@@ -108,9 +109,9 @@ pub(super) struct TestDriver<D, M = ()> {
     pub(super) mapper: Option<TableMapper>,
     pub(super) relay: FaultRelay,
     rings: Rings,
-    /// Elements that were put into the available rings, by queue.
+    /// Number of elements that were added to each queue's available ring.
     pub(super) added: [u16; QUEUES],
-    /// The next descriptor, by queue.
+    /// Next descriptor of each queue.
     pub(super) descriptors: [u16; QUEUES],
 }
 
@@ -129,7 +130,7 @@ impl<D, M> DerefMut for TestDriver<D, M> {
 }
 
 impl<D, M> TestDriver<D, M> {
-    /// Distance from guest-physical addresses to those that the device uses.
+    /// Returns the offset from guest-physical addresses to the addresses that the device uses.
     pub(super) fn offset(&self) -> u64 {
         if self.mapper.is_some() { OFFSET } else { 0 }
     }
@@ -149,14 +150,14 @@ impl<D, M> TestDriver<D, M> {
         }
     }
 
-    /// Reads from the structures of the transport.
+    /// Reads the structures of the transport.
     pub(super) fn read<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];
         self.function.read_bar(0, offset, &mut bytes);
         bytes
     }
 
-    /// Writes to the structures of the transport.
+    /// Writes the structures of the transport.
     pub(super) fn write(&self, offset: u64, data: &[u8]) {
         self.function.write_bar(0, offset, data);
     }
@@ -165,12 +166,12 @@ impl<D, M> TestDriver<D, M> {
         self.read::<1>(20)[0]
     }
 
-    /// Generation of the device configuration.
+    /// Returns the generation of the device configuration.
     pub(super) fn generation(&self) -> u8 {
         self.read::<1>(21)[0]
     }
 
-    /// The device configuration at `offset`.
+    /// Reads the device configuration at `offset`.
     pub(super) fn config<const N: usize>(&self, offset: u64) -> [u8; N] {
         self.read(CONFIG + offset)
     }
@@ -182,12 +183,12 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(u32::from_le_bytes(id), (u32::from(device_type) + 0x1040) << 16 | 0x1af4);
     }
 
-    /// Sets the device up as a driver does that accepts `features` in addition to those of the transport, and uses these queues.
+    /// Initializes the device as its driver would. The driver accepts `features` and those of the transport, and enables these queues.
     pub(super) fn set_up(&self, features: u64, queues: impl IntoIterator<Item = u16>) {
         self.set_up_at(self.rings, features, queues);
     }
 
-    /// As [`set_up`](Self::set_up), with other rings.
+    /// Does the same as [`set_up`](Self::set_up), with other rings.
     pub(super) fn set_up_at(&self, rings: Rings, features: u64, queues: impl IntoIterator<Item = u16>) {
         let features = features | if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
         let queues =
@@ -195,7 +196,7 @@ impl<D, M> TestDriver<D, M> {
         assert!(set_up(&self.function, features, queues), "features are accepted");
     }
 
-    /// Takes the device away from its driver, and clears its rings.
+    /// Resets the device, and clears the rings of these queues.
     pub(super) fn reset(&mut self, queues: impl IntoIterator<Item = u16>) {
         self.write(20, &[0]);
         assert_eq!(self.status(), 0);
@@ -205,7 +206,7 @@ impl<D, M> TestDriver<D, M> {
         (self.added, self.descriptors) = ([0; QUEUES], [0; QUEUES]);
     }
 
-    /// Puts a chain into a queue, with addresses as the driver names them. Returns its head.
+    /// Adds a chain to a queue. The addresses in `parts` are written unchanged. Returns the head index.
     pub(super) fn chain(&mut self, queue: u16, parts: &[Part]) -> u16 {
         let next = &mut self.descriptors[usize::from(queue)];
         let head = *next;
@@ -214,7 +215,7 @@ impl<D, M> TestDriver<D, M> {
         head
     }
 
-    /// The same with its first descriptor at `head`. The others follow.
+    /// Adds a chain to a queue, with its first descriptor at `head` and the others after it.
     pub(super) fn chain_at(&mut self, queue: u16, head: u16, parts: &[Part]) {
         let [table, available, _] = self.rings.of(queue);
         let size = self.rings.size;
@@ -232,7 +233,7 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_obj(*added, GuestAddress(available + 2)).unwrap();
     }
 
-    /// Puts a buffer into a queue. If its flags name a next descriptor, that is not in the table.
+    /// Adds a chain with one buffer to a queue. If its flags contain `NEXT`, the next descriptor is not in the table.
     pub(super) fn chain_to_nowhere(&mut self, queue: u16, part: Part) {
         let head = self.chain(queue, &[part]);
         let next = self.rings.of(queue)[0] + 16 * u64::from(head) + 14;
@@ -244,18 +245,18 @@ impl<D, M> TestDriver<D, M> {
         self.function.write_bar(1, 4 * u64::from(queue), &queue.to_le_bytes());
     }
 
-    /// Number of elements that the device has put into the used ring.
+    /// Returns the number of elements that the device has added to the used ring.
     pub(super) fn used(&self, queue: u16) -> u16 {
         self.ram.read_obj(GuestAddress(self.rings.of(queue)[2] + 2)).unwrap()
     }
 
-    /// Head and written bytes of an element of the used ring.
+    /// Returns the head index and the number of written bytes of an element of the used ring.
     pub(super) fn used_element(&self, queue: u16, element: u16) -> (u32, u32) {
         let place = self.rings.of(queue)[2] + 4 + 8 * u64::from(element % self.rings.size);
         [place, place + 4].map(|place| self.ram.read_obj(GuestAddress(place)).unwrap()).into()
     }
 
-    /// Bytes that were written to the chain of the last used element.
+    /// Returns the number of bytes that were written to the chain of the last used element.
     pub(super) fn last_len(&self, queue: u16) -> u32 {
         self.used_element(queue, self.used(queue).wrapping_sub(1)).1
     }
@@ -287,20 +288,21 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_slice(bytes, GuestAddress(address)).unwrap();
     }
 
-    /// Bytes of guest RAM.
+    /// Reads guest RAM.
     pub(super) fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.ram.read_slice(&mut bytes, GuestAddress(address)).unwrap();
         bytes
     }
 
-    /// Continues as the driver of `old`, with its RAM. The device stays as it is.
+    /// Continues as the driver of `old`, with a copy of its RAM. The device does not change.
     pub(super) fn continue_from(&mut self, old: &Self) {
         self.fill(0, &old.bytes(0, usize::try_from(old.ram.last_addr().0 + 1).unwrap()));
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// The same with the state of the device of `old`, which is paused. The mappings of `old` must exist here.
+    /// Continues as the driver of `old`, and restores the state of its device. The device of `old` is paused. The mappings of `old` must
+    /// exist here too.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();
@@ -309,7 +311,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.function.save().unwrap(), state);
     }
 
-    /// Checks that the device refuses `state` with another value at `pointer`, and can be reset afterwards.
+    /// Checks that the device rejects `state` with `value` at `pointer`, and that it can be reset afterwards.
     pub(super) fn refuses(&self, state: &DeviceState, pointer: &str, value: &Value) {
         let mut state = state.clone();
         // The field may be missing.
@@ -320,7 +322,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.status(), 0);
     }
 
-    /// Checks that the device can be reset after `state` with some `changes` was restored or refused.
+    /// Checks that the device can be reset after it restored or rejected `state` with `changes`.
     pub(super) fn survives(&self, state: &DeviceState, changes: Changes) {
         let mut value = serde_json::to_value(state).unwrap();
         for (place, with) in changes {
@@ -339,20 +341,20 @@ impl<D, M> TestDriver<D, M> {
     }
 }
 
-/// Changes to a saved state, each a place and a value for [`spoil`].
+/// Changes to a saved state. Each is a place and a value for [`spoil`].
 pub(super) type Changes = Vec<(usize, u64)>;
 
-/// Some changes to a saved state.
+/// Generates random changes to a saved state.
 pub(super) fn changes() -> impl Strategy<Value = Changes> {
     prop::collection::vec((any::<usize>(), any::<u64>()), 1..4)
 }
 
-/// Waits until `is_so`.
+/// Waits until `is_so` returns true.
 #[track_caller]
 pub(super) fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it takes too long");
+        assert!(start.elapsed() < Duration::from_secs(60), "the condition is still false after 60 s");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A platform for the tests of virtio devices: interrupt vectors and memory slots that record what is done with them.
+//! Platform for the tests of virtio devices: interrupt vectors, doorbells and memory slots that record their use.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,10 +21,10 @@ use crate::sync::lock;
 use crate::virtio::byte_driver::queue_at;
 use crate::virtio::{DeviceError, Interrupt, VirtioPciDevice};
 
-/// Wait that is long enough for a device to do what a test forbids.
+/// Time to wait for a device action that the test expects not to happen.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
-/// Lets a function use the bus, or not, as its driver does.
+/// Turns bus mastering of a function on or off, as its driver would.
 pub(super) fn set_bus_master(function: &VirtioPciDevice, on: bool) {
     let mut command = [0; 2];
     function.read_config(COMMAND, &mut command);
@@ -33,13 +33,13 @@ pub(super) fn set_bus_master(function: &VirtioPciDevice, on: bool) {
     function.write_config(COMMAND, &command.to_le_bytes());
 }
 
-/// Vectors that count how often each was raised.
+/// Interrupt vectors that count how often each was raised.
 pub(super) struct FakeVectors {
     raised: Vec<AtomicU32>,
 }
 
 impl FakeVectors {
-    /// How often `vector` was raised.
+    /// Returns how often `vector` was raised.
     pub(super) fn raised(&self, vector: u16) -> u32 {
         self.raised[usize::from(vector)].load(Ordering::SeqCst)
     }
@@ -61,14 +61,14 @@ impl MsiVectors for FakeVectors {
     }
 }
 
-/// Hands out [`FakeVectors`] and keeps the last ones.
+/// Allocator of [`FakeVectors`]. It keeps the last allocated vectors.
 #[derive(Default)]
 pub(super) struct FakeMsi(Mutex<Option<Arc<FakeVectors>>>);
 
 impl FakeMsi {
-    /// The vectors that were handed out.
+    /// Returns the last allocated vectors.
     pub(super) fn vectors(&self) -> Arc<FakeVectors> {
-        lock(&self.0).clone().expect("a device was made")
+        lock(&self.0).clone().expect("a device was created")
     }
 }
 
@@ -85,12 +85,12 @@ impl MsiAllocator for FakeMsi {
 pub(super) struct FakeDoorbells(Mutex<BTreeMap<u64, EventFd>>);
 
 impl FakeDoorbells {
-    /// How many are connected.
+    /// Returns the number of connected doorbells.
     pub(super) fn count(&self) -> usize {
         lock(&self.0).len()
     }
 
-    /// A write of the guest at `address`.
+    /// Writes the doorbell at `address`, as the kernel does for a write of the guest.
     pub(super) fn ring(&self, address: u64) {
         lock(&self.0)[&address].write(1).unwrap();
     }
@@ -109,30 +109,30 @@ impl Doorbells for FakeDoorbells {
     }
 }
 
-/// Memory slots: what the guest would see.
+/// Memory slots as the guest would see them.
 #[derive(Default)]
 pub(crate) struct FakeSlots {
     slots: Mutex<BTreeMap<u32, (u64, HostRange)>>,
     next: AtomicU32,
-    /// The next insert fails.
+    /// If true, the next insert fails.
     pub(crate) fail: AtomicBool,
-    /// So many of the next removals fail.
+    /// Number of next removals that fail.
     pub(crate) kept: AtomicU32,
     removed: AtomicU32,
 }
 
 impl FakeSlots {
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(crate) fn len(&self) -> usize {
         lock(&self.slots).len()
     }
 
-    /// How many slots were taken away.
+    /// Returns the number of slots that were removed.
     pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// The memory that the guest sees at `gpa`.
+    /// Returns the host memory of the slot at `gpa`, from `gpa` on.
     pub(crate) fn at(&self, gpa: u64) -> Option<HostRange> {
         lock(&self.slots).values().find(|(base, host)| (*base..base + host.len as u64).contains(&gpa)).map(
             |(base, host)| {
@@ -154,7 +154,7 @@ impl FakeSlots {
 
     fn slice(&self, gpa: u64) -> VolatileSlice<'_> {
         let host = self.at(gpa).expect("the guest has memory there");
-        // SAFETY: Whoever inserted the slot promised that the range stays mapped until the slot is removed.
+        // SAFETY: The caller of `insert` promised that the range stays mapped until the slot is removed.
         unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(host.address), host.len) }
     }
 }
@@ -196,8 +196,12 @@ impl MemorySlots for FakeSlots {
     }
 }
 
-/// Changes a saved state in one place, of which `place` names one among all there are: a number to another, an element away or
-/// twice, anything else to a number.
+/// Changes a saved state in one place. `place`, modulo the number of places, selects the place. `with` selects the change:
+/// * A number becomes another number.
+/// * An array loses its last element, or gets its first element again at its end.
+/// * A boolean is inverted.
+/// * `null` becomes a number.
+/// * A string or object becomes `null`.
 pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
     fn count(value: &Value) -> usize {
         1 + match value {
@@ -223,7 +227,7 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
             }
             return;
         }
-        // Numbers that are near those that mean something are the best.
+        // Small numbers and neighbours of the old one are the most likely to find a mistake.
         let small = with >> (with % 64);
         match value {
             Value::Array(elements) if with.is_multiple_of(2) => drop(elements.pop()),
@@ -241,29 +245,29 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
     change(state, place % count(state), with);
 }
 
-/// A driver with `EVENT_IDX` whose interrupt handler adds the chain at descriptor 0 again, so many times in all. It counts what it is
-/// told, and what it has to tell.
+/// Driver with `EVENT_IDX` whose interrupt handler adds the chain at descriptor 0 again, until it was added `most` times. The driver
+/// counts its interrupts and its notifications.
 pub(super) struct BusyDriver {
     ram: Arc<Ram>,
     queue: Queue,
     most: u16,
-    /// Chains that were added.
+    /// Number of chains that were added.
     added: Mutex<u16>,
     interrupts: AtomicU32,
     notifications: AtomicU32,
 }
 
 impl BusyDriver {
-    /// A queue with `EVENT_IDX`: descriptors at 0x1000, the rings at 0x2000 and 0x3000.
+    /// Returns a queue with `EVENT_IDX`: the descriptor table is at 0x1000, the available ring at 0x2000 and the used ring at 0x3000.
     pub(super) fn queue(size: u16) -> Queue {
         let mut queue = queue_at(size, [0x1000, 0x2000, 0x3000]);
         queue.set_event_idx(true);
         queue
     }
 
-    /// Of `queue`, in `ram`.
+    /// Returns a driver of `queue`, whose rings are in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
-        // Another view of the same rings: nothing is taken by it.
+        // Another view of the same rings, only for their addresses.
         let view = queue_at(queue.size(), [0, queue.avail_ring(), queue.used_ring()]);
         Self {
             ram,
@@ -291,12 +295,12 @@ impl BusyDriver {
         }
     }
 
-    /// Chains that it has got back.
+    /// Returns the number of chains that the device has used.
     pub(super) fn used(&self) -> u16 {
         self.ram.load(GuestAddress(self.queue.used_ring()).unchecked_add(2), Ordering::Acquire).unwrap()
     }
 
-    /// How often it was interrupted, and how often it has had to notify.
+    /// Returns the number of interrupts, and the number of notifications that the driver had to send.
     pub(super) fn counts(&self) -> (u32, u32) {
         (self.interrupts.load(Ordering::SeqCst), self.notifications.load(Ordering::SeqCst))
     }
@@ -305,7 +309,7 @@ impl BusyDriver {
 impl Interrupt for BusyDriver {
     fn queue_used(&self, _: u16) {
         self.interrupts.fetch_add(1, Ordering::SeqCst);
-        // It wants to know of the next one, too.
+        // Ask for an interrupt for the next used chain too.
         let used_event = GuestAddress(self.queue.avail_ring()).unchecked_add(4 + 2 * u64::from(self.queue.size()));
         self.ram.store(self.used(), used_event, Ordering::Release).unwrap();
         if *lock(&self.added) < self.most {

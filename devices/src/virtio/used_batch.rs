@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Buffers that are used together: the driver sees all of them or none (virtio 1.3, section 5.1.6.4: those of a packet that is in
-//! several).
+//! Chains that are used together: the driver sees all of them or none. A packet that is spread over several chains needs this
+//! (virtio 1.3, section 5.1.6.4).
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -10,13 +10,13 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Error, Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory};
 
-/// Bytes of the used ring before its elements.
+/// Number of bytes in the used ring before its elements.
 const HEADER: u64 = 4;
-/// Bytes of an element.
+/// Size of an element in bytes.
 const ELEMENT: u64 = 8;
 
-/// Puts `used` into the used ring, chains by their heads with the bytes that were written to each, and shows all of them to the
-/// driver at once.
+/// Adds `used` to the used ring, and makes all elements visible to the driver at once. Each element is the head index of a chain and the
+/// number of bytes that were written to the chain.
 pub(super) fn add_used(queue: &mut Queue, memory: &impl GuestMemory, used: &[(u16, u32)]) -> Result<(), Error> {
     let ring = GuestAddress(queue.used_ring());
     let mut next = Wrapping(queue.next_used());
@@ -35,14 +35,14 @@ pub(super) fn add_used(queue: &mut Queue, memory: &impl GuestMemory, used: &[(u1
     memory.store(next.0.to_le(), index, Ordering::Release).map_err(Error::GuestMemory)
 }
 
-/// Whether the driver wants to be told of the buffers that were used since the index was `since` (virtio 1.3, section 2.7.7).
+/// True if the driver wants an interrupt for the chains that were used since the used index was `since` (virtio 1.3, section 2.7.7).
 pub(super) fn wants_interrupt(queue: &Queue, memory: &impl GuestMemory, since: u16) -> Result<bool, Error> {
     let now = Wrapping(queue.next_used());
     let used = now - Wrapping(since);
     if used.0 == 0 {
         return Ok(false);
     }
-    // The used index must be visible before this is read, or driver and device could miss each other.
+    // The used index must be visible before this function reads the driver's wish. Otherwise the driver could miss an interrupt.
     fence(Ordering::SeqCst);
     let ring = GuestAddress(queue.avail_ring());
     let load = |offset| -> Result<u16, Error> {
@@ -50,7 +50,7 @@ pub(super) fn wants_interrupt(queue: &Queue, memory: &impl GuestMemory, since: u
         memory.load(place, Ordering::Relaxed).map(u16::from_le).map_err(Error::GuestMemory)
     };
     if queue.event_idx_enabled() {
-        // Behind the available ring's elements.
+        // `used_event` follows the elements of the available ring.
         let used_event = Wrapping(load(4 + 2 * u64::from(queue.size()))?);
         return Ok(now - used_event - Wrapping(1) < used);
     }
@@ -72,7 +72,7 @@ mod tests {
     fn queue(memory: &Ram, event_idx: bool) -> Queue {
         let mock = MockSplitQueue::create(memory, GuestAddress(0x1000), 4);
         let mut queue: Queue = mock.create_queue().unwrap();
-        // The mock leaves no room for what is behind the available ring's elements.
+        // The mock leaves no room for `used_event` after the elements of the available ring.
         queue.set_used_ring_address(Some(0x2000), Some(0));
         queue.set_event_idx(event_idx);
         queue
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_is_told_once_of_what_it_wants_to_know() {
+    fn driver_gets_one_interrupt_where_it_asked_for_it() {
         let memory = memory();
         let near = NearMemory::new(&memory);
         for (used_event, wanted) in [(0u16, true), (1, true), (2, true), (3, false), (u16::MAX, false)] {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! DMA and interrupts of a device end with its right to use the bus.
+//! Stops DMA and interrupts of a device while it may not use the bus.
 //!
-//! The driver takes that right away by the command register's bus master bit, or by a power state other than D0. The device's
-//! queues are paused then, and its MSI-X messages stay pending: a message is a write to memory too. Both go on when the right
-//! comes back. A pause of the whole VM is a second, independent reason to stand still.
+//! The driver forbids bus use by the bus master bit of the command register, or by a power state other than D0. The gate then pauses the
+//! device's queues. Its MSI-X messages stay pending, because a message is a write to memory too. When the driver allows bus use again,
+//! the gate resumes the queues and sends the pending messages. A pause of the whole VM is a second, independent reason to pause the
+//! queues.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +14,11 @@ use super::interrupts::Interrupts;
 use crate::sync::lock;
 use crate::virtio::VirtioDevice;
 
-/// Reasons for a device to stand still.
+/// Reasons to pause a device.
 struct Reasons {
-    /// The function may use the bus.
+    /// True if the function may use the bus.
     on_bus: bool,
-    /// The VM is paused.
+    /// True if the VM is paused.
     vm_paused: bool,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct BusGate {
 }
 
 impl BusGate {
-    /// Returns a closed gate, as at power-on, of a device without a driver.
+    /// Returns a closed gate for a device without a driver, as at power-on.
     pub(super) fn closed(device: &dyn VirtioDevice, interrupts: &Interrupts) -> Self {
         device.pause();
         interrupts.with_msix(|msix| msix.set_on_bus(false));
@@ -47,9 +48,10 @@ impl BusGate {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Follows the registers. `may_use_bus` reads them with the gate locked, so that the last of several writes counts.
+    /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked, so the last of
+    /// several concurrent writes takes effect.
     ///
-    /// When this returns with a closed gate, the device's I/O under way has ended and no DMA or message follows.
+    /// When this function returns with a closed gate, the device has no I/O in flight and sends no more DMA or messages.
     pub(super) fn follow(
         &self,
         device: &dyn VirtioDevice,
@@ -69,7 +71,7 @@ impl BusGate {
         }
         set(device, stood_still, reasons.stands_still());
         if !open {
-            // After the pause: interrupts of the I/O that ended with it are sent.
+            // This follows the pause: interrupts for I/O that completed during the pause are still sent.
             interrupts.with_msix(|msix| msix.set_on_bus(false));
         }
     }
@@ -93,7 +95,7 @@ impl BusGate {
     }
 }
 
-/// Pauses or resumes the device if its state changes.
+/// Pauses or resumes the device if its state must change.
 fn set(device: &dyn VirtioDevice, stood_still: bool, stands_still: bool) {
     match (stood_still, stands_still) {
         (false, true) => device.pause(),

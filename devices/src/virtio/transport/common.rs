@@ -14,9 +14,9 @@ use crate::virtio::QueueState;
 
 /// `VIRTIO_F_RING_EVENT_IDX` (virtio 1.3, section 6).
 const EVENT_IDX: u64 = 1 << 29;
-/// `VIRTIO_F_VERSION_1` (virtio 1.3, section 6): a driver that does not accept it is a legacy one.
+/// `VIRTIO_F_VERSION_1` (virtio 1.3, section 6). A driver that does not accept this feature is a legacy driver.
 const VERSION_1: u64 = 1 << 32;
-/// `VIRTIO_F_ACCESS_PLATFORM` (virtio 1.3, section 6): addresses are those of the platform's IOMMU.
+/// `VIRTIO_F_ACCESS_PLATFORM` (virtio 1.3, section 6). The platform's IOMMU translates the device's addresses.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// Bits of the device status (virtio 1.3, section 2.1).
@@ -25,9 +25,9 @@ pub(super) mod status {
     pub(in super::super) const FEATURES_OK: u8 = 8;
     /// The driver is ready.
     pub(in super::super) const DRIVER_OK: u8 = 4;
-    /// The device cannot go on.
+    /// The device has failed and needs a reset.
     pub(in super::super) const NEEDS_RESET: u8 = 64;
-    /// All, with `ACKNOWLEDGE`, `DRIVER` and `FAILED`.
+    /// All defined bits: the above, `ACKNOWLEDGE`, `DRIVER` and `FAILED`.
     pub(in super::super) const ALL: u8 = 1 | 2 | DRIVER_OK | FEATURES_OK | NEEDS_RESET | 128;
 }
 
@@ -50,24 +50,24 @@ mod reg {
     pub(super) const QUEUE_DEVICE_END: u64 = 56;
 }
 
-/// What the driver's write asks of the device behind the registers.
+/// Action that a register write of the driver requires.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Nothing.
+    /// No action.
     None,
-    /// A reset.
+    /// Reset the device.
     Reset,
-    /// The driver has set `DRIVER_OK`.
+    /// Start the device: the driver has set `DRIVER_OK`.
     Start,
 }
 
-/// What the driver has set up of one queue.
+/// Registers of one queue.
 #[derive(Clone, Copy)]
 struct QueueSetup {
     max_size: u16,
     size: u16,
     enabled: bool,
-    /// Descriptor table, available ring, used ring: guest-physical addresses.
+    /// Addresses of the descriptor table, available ring and used ring, as the device sees them.
     rings: [u64; 3],
 }
 
@@ -89,7 +89,7 @@ pub(super) struct CommonState {
     pub(super) queues: Vec<QueueSetupState>,
 }
 
-/// Saved registers of a queue, and how far it was served.
+/// Saved registers of a queue, and the position up to which it was served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QueueSetupState {
@@ -101,10 +101,10 @@ pub(super) struct QueueSetupState {
     pub(super) served: Option<QueueState>,
 }
 
-/// The registers.
+/// Registers of the common configuration structure.
 pub(super) struct CommonConfig {
     offered: u64,
-    /// Of those, what a driver must accept.
+    /// Offered features that a driver must accept.
     needed: u64,
     device_select: u32,
     driver_select: u32,
@@ -115,8 +115,8 @@ pub(super) struct CommonConfig {
 }
 
 impl CommonConfig {
-    /// For a device that offers `features` beside those of the transport. `translated`: it is behind an IOMMU, and its driver must
-    /// know it.
+    /// Returns the registers of a device that offers `features` in addition to those of the transport. `translated` is true if the device
+    /// is behind an IOMMU. Its driver must then accept `ACCESS_PLATFORM`.
     pub(super) fn new(features: u64, translated: bool, queue_sizes: &[u16]) -> Self {
         let needed = VERSION_1 | if translated { ACCESS_PLATFORM } else { 0 };
         Self {
@@ -131,22 +131,22 @@ impl CommonConfig {
         }
     }
 
-    /// The device status.
+    /// Returns the device status.
     pub(super) fn status(&self) -> u8 {
         self.status
     }
 
-    /// The negotiated features.
+    /// Returns the negotiated features.
     pub(super) fn features(&self) -> u64 {
         self.driver_features
     }
 
-    /// The device cannot go on; stays so until a reset.
+    /// Sets `NEEDS_RESET`. The bit stays set until a reset.
     pub(super) fn set_needs_reset(&mut self) {
         self.status |= status::NEEDS_RESET;
     }
 
-    /// What the driver has set up, and how far each queue was served, of those that are started.
+    /// Returns the registers' state. `served` returns the position up to which a queue was served, or `None` if it was not started.
     pub(super) fn state(&self, served: impl Fn(u16) -> Option<QueueState>) -> CommonState {
         let queues = (0..).zip(&self.queues).map(|(index, queue)| QueueSetupState {
             size: queue.size,
@@ -166,27 +166,29 @@ impl CommonConfig {
         }
     }
 
-    /// Makes registers that were just made or reset what `state` says, if a driver could have made them so.
+    /// Restores `state` in registers that are new or were just reset. Rejects a state that no driver can reach.
     pub(super) fn restore(&mut self, state: &CommonState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {
-            return Err(StateError::rule("queues", format!("must be {}, as the device has", self.queues.len())));
+            return Err(StateError::rule("queues", format!("must have {} entries", self.queues.len())));
         }
         let (accepted, running) = (state.status & status::FEATURES_OK != 0, state.status & status::DRIVER_OK != 0);
         if state.status & !status::ALL != 0 || running && !accepted {
-            return Err(StateError::rule("status", format!("{:#x} is none that a driver can set", state.status)));
+            return Err(StateError::rule("status", format!("no driver can set the status {:#x}", state.status)));
         }
         if accepted && !self.features_fit(state.driver_features) {
-            let rule =
-                format!("{:#x} does not suit what the device offers, {:#x}", state.driver_features, self.offered);
+            let rule = format!(
+                "{:#x} do not fit the features that the device offers ({:#x})",
+                state.driver_features, self.offered
+            );
             return Err(StateError::rule("driver_features", rule));
         }
         for (index, (queue, setup)) in state.queues.iter().zip(&self.queues).enumerate() {
             let rule = |rule: &str| Err(StateError::rule(format!("queues[{index}]"), rule));
             if !queue.size.is_power_of_two() || queue.size > setup.max_size {
-                return rule("size must be a power of two and at most that of the device");
+                return rule("size must be a power of two and at most the device's maximum");
             }
             if queue.enabled && !accepted || queue.served.is_some() && !(queue.enabled && running) {
-                return rule("a queue is enabled once features are accepted, and served once the driver is ready");
+                return rule("a queue cannot be enabled before FEATURES_OK, or served before DRIVER_OK");
             }
         }
         (self.device_select, self.driver_select) = (state.device_select, state.driver_select);
@@ -199,7 +201,7 @@ impl CommonConfig {
         Ok(())
     }
 
-    /// Back to the state before the driver came.
+    /// Resets all registers.
     pub(super) fn reset(&mut self) {
         self.device_select = 0;
         self.driver_select = 0;
@@ -211,7 +213,7 @@ impl CommonConfig {
         }
     }
 
-    /// Reads at `offset`; behind the structure the bytes read as zero.
+    /// Reads at `offset`. Bytes beyond the end of the structure read as zero.
     pub(super) fn read(&self, offset: u64, data: &mut [u8], interrupts: &Interrupts) {
         let bytes = self.render(interrupts);
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -221,8 +223,8 @@ impl CommonConfig {
         }
     }
 
-    /// Writes at `offset`. Only whole registers of their own width count, except that 64-bit ones may be written in
-    /// halves (virtio 1.3, section 4.1.3.1).
+    /// Writes at `offset`. A write takes effect only if it covers exactly one register. A 64-bit register may also be written in halves
+    /// (virtio 1.3, section 4.1.3.1).
     pub(super) fn write(&mut self, offset: u64, data: &[u8], interrupts: &Interrupts) -> Action {
         match *data {
             [value] if offset == reg::STATUS => return self.write_status(value),
@@ -237,8 +239,8 @@ impl CommonConfig {
         Action::None
     }
 
-    /// The queues as the driver has set them up; `None` if one of them cannot be used: rings that are misaligned or not
-    /// in guest memory.
+    /// Returns the queues as the driver has set them up. The inner `None` is a queue that is not enabled. The outer `None` means that the
+    /// rings of some queue are misaligned or not in the device's memory.
     pub(super) fn build_queues(&self, memory: &DmaView<'_>) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
@@ -255,7 +257,7 @@ impl CommonConfig {
         queue.try_set_used_ring_address(used).ok()?;
         queue.set_event_idx(self.driver_features & EVENT_IDX != 0);
         queue.set_ready(true);
-        // An available ring at 0 is what virtio-queue takes for a queue that was never set up.
+        // virtio-queue takes an available ring at address 0 for a queue that was never set up.
         (setup.rings[1] != 0 && queue.is_valid(memory)).then_some(Some(queue))
     }
 
@@ -267,12 +269,12 @@ impl CommonConfig {
         put(at(reg::DRIVER_FEATURE_SELECT), &self.driver_select.to_le_bytes());
         put(at(reg::DRIVER_FEATURE), &half(self.driver_features, self.driver_select).to_le_bytes());
         put(at(reg::CONFIG_VECTOR), &interrupts.config_vector().to_le_bytes());
-        let count = u16::try_from(self.queues.len()).expect("checked when the device was made");
+        let count = u16::try_from(self.queues.len()).expect("checked when the device was created");
         put(reg::NUM_QUEUES, &count.to_le_bytes());
         put(at(reg::STATUS), &[self.status]);
         put(reg::GENERATION, &[interrupts.generation()]);
         put(at(reg::QUEUE_SELECT), &self.queue_select.to_le_bytes());
-        // A queue that does not exist has size 0, which says so.
+        // If the selected queue does not exist, its size register reads as 0.
         if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
             put(at(reg::QUEUE_SIZE), &queue.size.to_le_bytes());
             put(at(reg::QUEUE_VECTOR), &interrupts.queue_vector(self.queue_select).to_le_bytes());
@@ -289,12 +291,12 @@ impl CommonConfig {
         if value == 0 {
             return Action::Reset;
         }
-        // A bit that there is not would be one that no saved device may have.
+        // Undefined bits are ignored: `restore` rejects a state that has one.
         let mut added = value & status::ALL & !self.status & !status::NEEDS_RESET;
         if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;
         }
-        // DRIVER_OK without accepted features is no legal state; nothing starts.
+        // DRIVER_OK without accepted features is illegal. The bit is ignored and nothing starts.
         if (self.status | added) & status::FEATURES_OK == 0 {
             added &= !status::DRIVER_OK;
         }
@@ -303,7 +305,8 @@ impl CommonConfig {
         if starts { Action::Start } else { Action::None }
     }
 
-    /// Whether a driver accepted only what was offered, is no legacy driver, and knows of the IOMMU if there is one.
+    /// True if a driver that accepts `accepted` may start. It may accept only offered features. It must be no legacy driver, and must use
+    /// the IOMMU if the device is behind one.
     fn features_fit(&self, accepted: u64) -> bool {
         accepted & !self.offered == 0 && accepted & self.needed == self.needed
     }
@@ -356,12 +359,12 @@ impl CommonConfig {
     }
 }
 
-/// A register's offset as an index.
+/// Converts a register's offset to an index.
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// The half of `value` that a feature select register names; there are two.
+/// Returns the half of `value` that a feature select register names: 0 the low half, 1 the high half. Returns 0 for any other half.
 fn half(value: u64, select: u32) -> u32 {
     let bytes = value.to_le_bytes();
     match select {

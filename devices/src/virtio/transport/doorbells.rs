@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Notifications that reach a device's thread without a vCPU that leaves the guest for the VMM.
+//! Notifications that reach a device's thread without an exit of the vCPU to the VMM.
 //!
-//! The host's kernel writes an event for each write to a queue's address in the BAR for notifications. It does so only while
-//! the device serves a driver, may use the bus, and its BAR is decoded: otherwise a vCPU comes to the VMM, which drops it.
+//! The host kernel writes an eventfd for each guest write to a queue's address in the notification BAR. The eventfds are connected only
+//! while the device serves a driver, the device may use the bus, and the BAR is decoded. Otherwise the vCPU exits to the VMM, and the VMM
+//! ignores the notification.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +15,7 @@ use crate::platform::{Doorbells, Space};
 use crate::sync::lock;
 use crate::virtio::VirtioDevice;
 
-/// The doorbells of one device.
+/// Doorbells of one device.
 pub(super) struct QueueDoorbells {
     platform: Option<Arc<dyn Doorbells>>,
     place: Mutex<Place>,
@@ -22,24 +23,25 @@ pub(super) struct QueueDoorbells {
 
 #[derive(Default)]
 struct Place {
-    /// Where the BAR is claimed.
+    /// Address at which the BAR is claimed.
     bar: Option<u64>,
-    /// Where the kernel listens.
+    /// Address of the BAR at which the kernel has the eventfds connected.
     listening: Option<u64>,
 }
 
 impl QueueDoorbells {
-    /// None yet. Without `platform` there never are.
+    /// Returns the doorbells, not connected. Without `platform` they are never connected.
     pub(super) fn new(platform: Option<Arc<dyn Doorbells>>) -> Self {
         Self { platform, place: Mutex::default() }
     }
 
-    /// The BAR is at `address` from now on, or nowhere.
+    /// Sets the address of the BAR. `None` means that the BAR is not claimed.
     pub(super) fn set_bar(&self, address: Option<u64>) {
         lock(&self.place).bar = address;
     }
 
-    /// Has the kernel listen where the BAR is, if it is decoded at `decoded`, the device `serves` and that is not so already.
+    /// Connects the doorbells at the BAR's address, if the device serves a driver (`serves`) and the BAR is decoded at this address
+    /// (`decoded`). Otherwise disconnects them.
     pub(super) fn update(&self, device: &dyn VirtioDevice, serves: bool, decoded: Option<u64>) {
         let Some(platform) = &self.platform else { return };
         let mut place = lock(&self.place);
@@ -55,13 +57,13 @@ impl QueueDoorbells {
         };
         for (address, bell) in place.listening.take().into_iter().flat_map(bells) {
             if let Err(error) = platform.disconnect(Space::Port, address, bell) {
-                warn!("disconnecting a doorbell at port {address:#x}: {error}");
+                warn!("cannot disconnect the virtio doorbell at port {address:#x}: {error}");
             }
         }
         for (address, bell) in wanted.into_iter().flat_map(bells) {
             if let Err(error) = platform.connect(Space::Port, address, bell) {
-                // The vCPU rings it then.
-                warn!("connecting a doorbell at port {address:#x}: {error}");
+                // The vCPU then exits to the VMM, which notifies the device.
+                warn!("cannot connect a virtio doorbell at port {address:#x} (notifications are slower): {error}");
             }
         }
         place.listening = wanted;

@@ -13,7 +13,7 @@ use crate::pci::{MsixError, MsixState, MsixTable};
 use crate::state::StateError;
 use crate::sync::lock;
 
-/// The vector number that stands for none (virtio 1.3, section 4.1.5.1.2).
+/// Vector number that means "no vector" (virtio 1.3, section 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
 
 /// ISR status: buffers were used (virtio 1.3, section 4.1.4.5).
@@ -40,14 +40,14 @@ pub(super) struct Interrupts {
     queue_vectors: Vec<AtomicU16>,
     isr: AtomicU8,
     generation: AtomicU8,
-    /// The driver has set `DRIVER_OK`: before that no notification may be sent (virtio 1.3, section 2.1.2).
+    /// True if the driver has set `DRIVER_OK`. Before this, no notification may be sent (virtio 1.3, section 2.1.2).
     running: AtomicBool,
-    /// A failure of the platform was logged already.
+    /// True if a failure of the platform was logged already.
     complained: AtomicBool,
 }
 
 impl Interrupts {
-    /// For a device with `queues` queues; nothing is routed.
+    /// Returns the interrupts of a device with `queues` queues. No vector is assigned yet.
     pub(super) fn new(msix: MsixTable, queues: usize) -> Self {
         Self {
             vector_count: msix.count(),
@@ -61,53 +61,52 @@ impl Interrupts {
         }
     }
 
-    /// The MSI-X table, for the guest's accesses. Failures of the platform are logged: a guest can do nothing about
-    /// them.
+    /// Calls `change` with the MSI-X table, for an access of the guest. Failures of the platform are only logged, because the guest cannot
+    /// handle them.
     pub(super) fn with_msix(&self, change: impl FnOnce(&mut MsixTable) -> Result<(), MsixError>) {
         if let Err(error) = change(&mut lock(&self.msix)) {
             self.complain(&error);
         }
     }
 
-    /// The vector of configuration changes.
+    /// Returns the vector of configuration changes.
     pub(super) fn config_vector(&self) -> u16 {
         self.config_vector.load(Ordering::Relaxed)
     }
 
-    /// Sets the vector of configuration changes; one that does not exist leaves [`NO_VECTOR`].
+    /// Sets the vector of configuration changes. If the vector does not exist, sets [`NO_VECTOR`].
     pub(super) fn set_config_vector(&self, vector: u16) {
         self.config_vector.store(self.existing(vector), Ordering::Relaxed);
     }
 
-    /// The vector of a queue.
+    /// Returns the vector of a queue.
     pub(super) fn queue_vector(&self, queue: u16) -> u16 {
         self.queue_vectors.get(usize::from(queue)).map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
     }
 
-    /// Sets the vector of a queue; one that does not exist leaves [`NO_VECTOR`].
+    /// Sets the vector of a queue. If the vector does not exist, sets [`NO_VECTOR`].
     pub(super) fn set_queue_vector(&self, queue: u16, vector: u16) {
         if let Some(place) = self.queue_vectors.get(usize::from(queue)) {
             place.store(self.existing(vector), Ordering::Relaxed);
         }
     }
 
-    /// Reads the ISR status, which clears it.
+    /// Reads and clears the ISR status.
     pub(super) fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// The generation of the device configuration.
+    /// Returns the generation of the device configuration.
     pub(super) fn generation(&self) -> u8 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether the driver may be notified.
+    /// Allows or forbids notifications to the driver.
     pub(super) fn set_running(&self, running: bool) {
         self.running.store(running, Ordering::Release);
     }
 
-    /// A reset of the virtio device: no vectors, nothing pending in the ISR status. The MSI-X table belongs to PCI and
-    /// stays as it is.
+    /// Resets the virtio part: removes all vectors and clears the ISR status. The MSI-X table belongs to PCI and does not change.
     pub(super) fn reset(&self) {
         self.set_running(false);
         self.set_config_vector(NO_VECTOR);
@@ -117,7 +116,7 @@ impl Interrupts {
         self.isr.store(0, Ordering::Release);
     }
 
-    /// All of it, but for whether the driver runs.
+    /// Returns the saved state. It does not contain `running`.
     pub(super) fn state(&self) -> InterruptsState {
         InterruptsState {
             msix: lock(&self.msix).state(),
@@ -128,17 +127,17 @@ impl Interrupts {
         }
     }
 
-    /// Makes it what `state` says. See [`MsixTable::restore`].
+    /// Restores `state`. See [`MsixTable::restore`].
     pub(super) fn restore(&self, state: &InterruptsState) -> Result<(), StateError> {
         if state.queue_vectors.len() != self.queue_vectors.len() {
-            return Err(StateError::rule("queue_vectors", format!("must be {}", self.queue_vectors.len())));
+            return Err(StateError::rule("queue_vectors", format!("must have {} entries", self.queue_vectors.len())));
         }
         let mut vectors = state.queue_vectors.iter().chain([&state.config_vector]);
         if let Some(vector) = vectors.find(|vector| self.existing(**vector) != **vector) {
-            return Err(StateError::rule("queue_vectors, config_vector", format!("there is no vector {vector}")));
+            return Err(StateError::rule("queue_vectors, config_vector", format!("vector {vector} does not exist")));
         }
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
-            return Err(StateError::rule("isr", format!("{:#x} has bits that there are not", state.isr)));
+            return Err(StateError::rule("isr", format!("{:#x} has undefined bits", state.isr)));
         }
         lock(&self.msix).restore(&state.msix)?;
         self.config_vector.store(state.config_vector, Ordering::Relaxed);
@@ -154,8 +153,8 @@ impl Interrupts {
         if vector < self.vector_count { vector } else { NO_VECTOR }
     }
 
-    /// Sends the message of `vector`, or without MSI-X sets `isr_bit`: a driver that uses none polls the status, since
-    /// there is no INTx (virtio 1.3, section 4.1.5.3.1).
+    /// Sends the message of `vector`. If MSI-X is off, sets `isr_bit` in the ISR status instead. The device has no INTx, so a driver
+    /// without MSI-X must poll the status (virtio 1.3, section 4.1.5.3.1).
     fn raise(&self, vector: u16, isr_bit: u8) {
         let mut msix = lock(&self.msix);
         if !msix.is_enabled() {
@@ -167,25 +166,25 @@ impl Interrupts {
         }
     }
 
-    /// Tells the driver that buffers of `queue` were used.
+    /// Notifies the driver that the device has used buffers of `queue`.
     pub(super) fn queue_used(&self, queue: u16) {
         if self.running.load(Ordering::Acquire) {
             self.raise(self.queue_vector(queue), ISR_QUEUE);
         }
     }
 
-    /// The event of the vector of `queue`. It counts whether or not the vector is masked at the moment.
+    /// Returns the eventfd of the vector of `queue`. It works even while the vector is masked: the interrupt stays pending then.
     pub(super) fn queue_event(&self, queue: u16) -> Option<EventFd> {
         let msix = lock(&self.msix);
         let event = msix.is_enabled().then(|| msix.vectors().event(self.queue_vector(queue))).flatten()?;
         event.try_clone().ok()
     }
 
-    /// A new generation of the device configuration; tells the driver so if `notify`.
+    /// Increments the generation of the device configuration. If `notify` is true, notifies the driver.
     pub(super) fn config_changed(&self, notify: bool) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         if notify && self.running.load(Ordering::Acquire) {
-            // Set whatever the kind of interrupt (virtio 1.3, section 4.1.4.5.1).
+            // The bit is set for every kind of interrupt, including MSI-X (virtio 1.3, section 4.1.4.5.1).
             self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
             self.raise(self.config_vector(), ISR_CONFIG);
         }
@@ -193,7 +192,7 @@ impl Interrupts {
 
     fn complain(&self, error: &dyn std::error::Error) {
         if !self.complained.swap(true, Ordering::Relaxed) {
-            warn!("virtio interrupt lost: {error} (reported once)");
+            warn!("a virtio interrupt may be lost: {error} (reported once)");
         }
     }
 }

@@ -1,46 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where the structures of the transport lie, and the capabilities that say so (virtio 1.3, section 4.1.4).
+//! Layout of the transport's structures in the BARs, and the capabilities that describe it (virtio 1.3, section 4.1.4).
 
 use crate::pci::regs::{CAP_MSIX, CAP_PM, CAP_VENDOR, PM_CONTROL_STATE};
 use crate::pci::{Bar, BarKind, Capability, ConfigSpace, Identity};
 use crate::virtio::SharedRegion;
 
-/// The BAR that holds the structures and the MSI-X table.
+/// BAR with the structures and the MSI-X table.
 pub(super) const STRUCTURES_BAR: u8 = 0;
-/// The BAR of I/O ports that notifications go to. A port write leaves the guest with its value and address known, where
-/// a write to memory has the hypervisor look for the address in page tables and decode the instruction first.
+/// I/O port BAR for notifications. The hypervisor gets the address and value of a port write with the VM exit. For a write to memory, it
+/// must walk page tables and decode the instruction first.
 pub(super) const NOTIFY_BAR: u8 = 1;
-/// The BAR that holds nothing but the shared memory region; 64-bit, so it takes register 3 too.
+/// BAR with only the shared memory region. It is a 64-bit BAR, so it uses BAR register 3 too.
 pub(super) const SHARED_BAR: u8 = 2;
-/// Size of [`STRUCTURES_BAR`]: eight pages, one for each structure so that each could be trapped on its own.
+/// Size of [`STRUCTURES_BAR`]: eight pages. Each structure has its own page, so that each could be trapped alone.
 pub(super) const STRUCTURES_SIZE: u64 = 0x8000;
 
-/// Common configuration: offset in the BAR.
+/// Offset of the common configuration in the BAR.
 pub(super) const COMMON: u64 = 0x0000;
-/// Bytes of the common configuration: up to and without `queue_notify_data`, whose feature is not offered.
+/// Size of the common configuration in bytes. It ends before `queue_notify_data`, whose feature is not offered.
 pub(super) const COMMON_SIZE: usize = 56;
-/// ISR status: offset in the BAR, 1 byte.
+/// Offset of the ISR status in the BAR. The status is 1 byte.
 pub(super) const ISR: u64 = 0x1000;
-/// Device configuration: offset in the BAR.
+/// Offset of the device configuration in the BAR.
 pub(super) const DEVICE: u64 = 0x2000;
-/// Notifications of drivers that cannot use [`NOTIFY_BAR`]: offset in the BAR.
+/// Offset of the notification page in the BAR, for drivers that cannot use [`NOTIFY_BAR`].
 pub(super) const NOTIFY: u64 = 0x3000;
-/// Bytes from one queue's notification address to the next one's.
+/// Distance in bytes between the notification addresses of two consecutive queues.
 pub(super) const NOTIFY_MULTIPLIER: u32 = 4;
-/// MSI-X table: offset in the BAR.
+/// Offset of the MSI-X table in the BAR.
 pub(super) const MSIX_TABLE: u64 = 0x4000;
-/// MSI-X pending bits: offset in the BAR.
+/// Offset of the MSI-X pending bits in the BAR.
 pub(super) const MSIX_PENDING: u64 = 0x5000;
-/// Room for each structure.
+/// Maximum size of each structure in bytes.
 pub(super) const PAGE: u64 = 0x1000;
 
-/// The most queues a device can have: each takes 4 bytes of the notification page and a vector of the table's page.
+/// Maximum number of queues of a device. The MSI-X table's page has room for 256 vectors: one for each queue, and one for configuration
+/// changes.
 pub(super) const MAX_QUEUES: usize = 255;
 
 /// Vendor ID of virtio devices (virtio 1.3, section 4.1.2).
 const VENDOR: u16 = 0x1af4;
-/// Device IDs start here (virtio 1.3, section 4.1.2).
+/// PCI device ID of virtio device type 0 (virtio 1.3, section 4.1.2).
 const FIRST_DEVICE: u16 = 0x1040;
 
 /// `cfg_type` of the capabilities (virtio 1.3, section 4.1.4).
@@ -51,35 +52,35 @@ const CFG_DEVICE: u8 = 4;
 const CFG_PCI: u8 = 5;
 const CFG_SHARED_MEMORY: u8 = 8;
 
-/// Offsets in the PCI configuration access capability, from its start.
+/// Offsets of fields from the start of the PCI configuration access capability.
 pub(super) mod access {
-    /// u8: BAR to access.
+    /// BAR to access (u8).
     pub(in super::super) const BAR: u16 = 4;
-    /// le32: offset in the BAR.
+    /// Offset in the BAR (le32).
     pub(in super::super) const OFFSET: u16 = 8;
-    /// le32: width of the access.
+    /// Width of the access in bytes (le32).
     pub(in super::super) const LENGTH: u16 = 12;
-    /// u8\[4]: what was read or is to be written.
+    /// Data to write, or data that was read (u8\[4]).
     pub(in super::super) const DATA: u16 = 16;
 }
 
-/// What the device asks of its configuration space.
+/// Properties of the device that determine its configuration space.
 pub(super) struct Shape {
     /// Virtio device type.
     pub(super) device_type: u16,
     /// PCI class.
     pub(super) class: u32,
-    /// Queues.
+    /// Number of queues.
     pub(super) queues: u16,
-    /// Bytes of the device configuration.
+    /// Size of the device configuration in bytes.
     pub(super) config_len: u32,
     /// Shared memory region.
     pub(super) shared: Option<SharedRegion>,
 }
 
-/// The configuration space, and where in it the registers lie that act when accessed.
+/// Configuration space, and the offsets of those capabilities whose registers have side effects.
 pub(super) struct Space {
-    /// The bytes.
+    /// Contents of the configuration space.
     pub(super) config: ConfigSpace,
     /// Offset of the MSI-X capability.
     pub(super) msix: u16,
@@ -114,7 +115,7 @@ pub(super) fn build(shape: &Shape) -> Space {
     if shape.config_len != 0 {
         add(&mut config, &structure(CFG_DEVICE, STRUCTURES_BAR, DEVICE, shape.config_len), &[]);
     }
-    // A driver uses the first place that it can (virtio 1.3, section 4.1.4.1).
+    // A driver uses the first notification capability that it supports (virtio 1.3, section 4.1.4.1).
     for (bar, offset) in [(NOTIFY_BAR, 0), (STRUCTURES_BAR, NOTIFY)] {
         let mut notify = structure(CFG_NOTIFY, bar, offset, notify_len);
         notify.extend(NOTIFY_MULTIPLIER.to_le_bytes());
@@ -129,12 +130,12 @@ pub(super) fn build(shape: &Shape) -> Space {
     Space { config, msix, power, access }
 }
 
-/// The low half of an offset within the BAR.
+/// Converts an offset or size in a BAR to 32 bits.
 fn low(value: u64) -> u32 {
     u32::try_from(value).expect("offsets and sizes within the BAR are below 4 GiB")
 }
 
-/// The body of a virtio capability of type `kind` that points into BAR `bar`.
+/// Returns the body of a virtio capability of type `kind` that points into BAR `bar`.
 fn structure(kind: u8, bar: u8, offset: u64, len: u32) -> Vec<u8> {
     let mut body = vec![0, kind, bar, 0, 0, 0];
     body.extend(low(offset).to_le_bytes());
@@ -142,7 +143,7 @@ fn structure(kind: u8, bar: u8, offset: u64, len: u32) -> Vec<u8> {
     body
 }
 
-/// The body of a shared memory capability: offset and length have a high half.
+/// Returns the body of a shared memory capability. Its offset and length also have a high half.
 fn shared_memory(shared: SharedRegion) -> Vec<u8> {
     let mut body = vec![0, CFG_SHARED_MEMORY, SHARED_BAR, shared.id, 0, 0];
     let len = shared.size.to_le_bytes();
@@ -153,7 +154,7 @@ fn shared_memory(shared: SharedRegion) -> Vec<u8> {
     body
 }
 
-/// Adds a virtio capability; the first byte of its body is its length.
+/// Adds a virtio capability. Sets the first byte of its body to the length of the capability.
 fn add(config: &mut ConfigSpace, body: &[u8], writable: &[u8]) -> u16 {
     let mut body = body.to_vec();
     body[0] = u8::try_from(body.len() + 2).expect("a virtio capability has at most 24 bytes");
@@ -167,12 +168,13 @@ fn add_msix(config: &mut ConfigSpace, vectors: u16) -> u16 {
     config.add_capability(Capability { id: CAP_MSIX, body: &body, writable: &[0, 0xc0] })
 }
 
-/// Power management, so that a guest that goes to sleep leaves the device as it is. Without it, or without `No_Soft_Reset`,
-/// Linux resets the device when it wakes up, which a virtio-iommu with mappings does not survive.
+/// Adds the power management capability, so that the device keeps its state while the guest sleeps.
+///
+/// Without this capability, or without `No_Soft_Reset`, Linux resets the device at wake-up. A virtio-iommu would lose its mappings.
 fn add_power_management(config: &mut ConfigSpace) -> u16 {
     const VERSION: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;
-    // Registers answer in every state, DMA and interrupts end outside of D0. Only the state is the guest's to write.
+    // The registers answer in every power state. DMA and interrupts stop outside D0. The guest can write only the power state.
     let body = [VERSION, 0, NO_SOFT_RESET, 0, 0, 0];
     let state = PM_CONTROL_STATE.to_le_bytes();
     config.add_capability(Capability { id: CAP_PM, body: &body, writable: &[0, 0, state[0], state[1]] })
@@ -181,7 +183,7 @@ fn add_power_management(config: &mut ConfigSpace) -> u16 {
 fn add_access(config: &mut ConfigSpace) -> u16 {
     let mut body = structure(CFG_PCI, STRUCTURES_BAR, 0, 0);
     body.extend([0; 4]);
-    // From offset 4 of the capability: bar, then (behind id and padding) offset, length and data.
+    // Bytes 2 (capability offset 4) and 6 to 17 are writable: bar, and after id and padding, offset, length and data.
     let writable = [0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
     add(config, &body, &writable)
 }

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Whether a device serves its driver, as one number that changes without a lock.
+//! State of a device towards its driver, in one number that changes without a lock.
 //!
-//! A device fails on its own threads, which a reset waits for, while it holds the lock on the registers. So whoever fails must
-//! not wait for that lock: it changes this number, and the registers are read with it. A failure counts for the driver that it
-//! was found with: one that comes late leaves the next driver alone.
+//! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a failing
+//! thread must not wait for this lock. Instead it changes the number, and each read of the registers includes the number. A failure
+//! belongs to the driver during whose use it was found. A late failure does not affect the next driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The device was activated.
 const LIVE: u64 = 1 << 0;
-/// It cannot go on until it is reset.
+/// The device failed and needs a reset.
 const FAILED: u64 = 1 << 1;
-/// The number of the driver stands above these bits.
+/// Position of the driver's number, above the other bits.
 const NUMBER_SHIFT: u32 = 2;
 
-/// A number that can be changed if it is what was read. Tests put a model's in place.
+/// Number with an atomic compare-and-exchange. Tests replace it by one of loom.
 pub(super) trait Word {
-    /// Reads it.
+    /// Reads the number.
     fn load(&self) -> u64;
-    /// Writes `new` if it is `current`; otherwise returns what it is.
+    /// Writes `new` if the number is `current`. Otherwise returns the number as the error.
     fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
@@ -33,42 +33,42 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Names a driver: each reset begins with the next one.
+/// Number of a driver. Each reset increments it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DriverNumber(u64);
 
-/// Which driver there is, whether the device was activated for it, and whether it failed since.
+/// Number of the current driver, with two flags: the device was activated for this driver, and the device has failed since.
 #[derive(Default)]
 pub(super) struct Life<W = AtomicU64>(W);
 
 impl<W: Word> Life<W> {
-    /// The driver of now.
+    /// Returns the current driver.
     pub(super) fn driver(&self) -> DriverNumber {
         DriverNumber(self.0.load() >> NUMBER_SHIFT)
     }
 
-    /// The driver that the device serves, if it does.
+    /// Returns the driver that the device serves, or `None` if it serves no driver.
     pub(super) fn served(&self) -> Option<DriverNumber> {
         let now = self.0.load();
         (now & (LIVE | FAILED) == LIVE).then_some(DriverNumber(now >> NUMBER_SHIFT))
     }
 
-    /// Whether the device cannot go on until it is reset.
+    /// True if the device has failed and needs a reset.
     pub(super) fn has_failed(&self) -> bool {
         self.0.load() & FAILED != 0
     }
 
-    /// The device serves its driver from now on, unless it has failed meanwhile.
+    /// Marks the device as activated. It serves its driver from now on, unless it has failed meanwhile.
     pub(super) fn start(&self) {
         self.change(|now| Some(now | LIVE));
     }
 
-    /// The device cannot go on with this driver; `false` if it is gone, or the device had failed already.
+    /// Marks the device as failed for `driver`. Returns false if this driver is gone, or if the device had failed already.
     pub(super) fn fail(&self, driver: DriverNumber) -> bool {
         self.change(|now| (now >> NUMBER_SHIFT == driver.0 && now & FAILED == 0).then_some(now | FAILED))
     }
 
-    /// The driver is gone. What is found with it from now on counts for nothing.
+    /// Ends the use by the current driver. Failures that are found later with this driver have no effect.
     pub(super) fn stop(&self) {
         self.change(|now| Some(((now >> NUMBER_SHIFT) + 1) << NUMBER_SHIFT));
     }
@@ -110,7 +110,7 @@ mod tests {
         let driver = life.served().unwrap();
         assert!(life.fail(driver));
         assert_eq!((life.served(), life.has_failed()), (None, true));
-        assert!(!life.fail(driver), "it is told once");
+        assert!(!life.fail(driver), "a failure is reported once");
         life.stop();
         assert!(!life.has_failed());
     }
@@ -127,22 +127,22 @@ mod tests {
     }
 
     #[test]
-    fn device_that_fails_before_its_start_serves_nobody() {
+    fn device_that_fails_before_its_start_serves_no_driver() {
         let life: Life = Life::default();
         assert!(life.fail(life.driver()));
         life.start();
         assert_eq!((life.served(), life.has_failed()), (None, true));
     }
 
-    /// What a worker is told, as in `crate::worker`.
+    /// Orders for a worker, as in `crate::worker`.
     struct Orders {
-        /// To stop, to pause, and whether the thread is parked or has ended.
+        /// Three flags: order to stop, order to pause, and "the thread is parked or has ended".
         state: Mutex<(bool, bool, bool)>,
         changed: Condvar,
     }
 
-    /// A worker that fails, a vCPU that resets the device, which stops the worker and waits for its end, and the control
-    /// thread that pauses it. A thread that waits for ever is a failure of the model.
+    /// Runs three threads. A worker fails. A vCPU resets the device: it stops the worker and waits for its end. The control thread pauses
+    /// the worker. loom reports a thread that waits for ever as a failure.
     #[test]
     #[cfg_attr(careful, ignore = "with AddressSanitizer loom takes more than ten minutes for all orders of events")]
     fn reset_failure_and_pause_do_not_wait_for_each_other() {
@@ -185,7 +185,7 @@ mod tests {
                 worker.join().unwrap();
             }
             control.join().unwrap();
-            // Whenever it failed, the next driver finds a device that has not.
+            // Regardless of when the failure came, the device has not failed for the next driver.
             assert!(!life.has_failed());
             life.start();
             assert!(life.served().is_some());

@@ -30,42 +30,42 @@ use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastRequests, VirtioDevice};
 
-/// Why a virtio device could not be put on PCI.
+/// Error while a virtio device is put on PCI.
 #[derive(Debug, Error)]
 pub enum TransportError {
-    /// The device has more queues than the transport can number.
-    #[error("{0} queues: the transport has room for {MAX_QUEUES}")]
+    /// The device has more queues than the transport supports.
+    #[error("the device has {0} queues, and the virtio PCI transport supports at most {MAX_QUEUES}")]
     Queues(usize),
-    /// The device's configuration is larger than its page.
-    #[error("{0} bytes of device configuration: the transport has room for {PAGE}")]
+    /// The device configuration is larger than its page.
+    #[error("the device configuration has {0} bytes, and the virtio PCI transport supports at most {PAGE}")]
     Config(usize),
-    /// The process can have no more descriptors.
-    #[error("making the device's events: {0}")]
+    /// The process has no free file descriptor.
+    #[error("cannot create the device's eventfds: {0}")]
     Descriptors(#[source] io::Error),
-    /// The platform had no interrupt vectors.
-    #[error("allocating {count} interrupt vectors: {source}")]
+    /// The platform cannot allocate the interrupt vectors.
+    #[error("cannot allocate {count} interrupt vectors: {source}")]
     Vectors {
-        /// How many were asked for.
+        /// Number of requested vectors.
         count: u16,
-        /// What the platform said.
+        /// Error of the platform.
         source: io::Error,
     },
 }
 
-/// What the driver sees of the device's state: the part of the function that threads of the device reach too.
+/// Driver-visible state of the device. The device's threads access this part of the function too.
 struct State {
     id: String,
     interrupts: Interrupts,
     common: Mutex<CommonConfig>,
     life: Life,
-    /// The device was activated and not reset since. Changed with `common` locked.
+    /// True if the device was activated and not reset since. It changes only while `common` is locked.
     activated: AtomicBool,
     complained: AtomicBool,
     observer: Option<Arc<dyn DeviceObserver>>,
 }
 
 impl State {
-    /// Keeps whether the device is active, and tells the observer of a change.
+    /// Sets `activated`, and reports a change to the observer.
     fn set_activated(&self, activated: bool) {
         if self.activated.swap(activated, Ordering::Relaxed) != activated {
             self.observe(if activated { DeviceEvent::Activated } else { DeviceEvent::Reset });
@@ -78,8 +78,8 @@ impl State {
         }
     }
 
-    /// The device cannot go on until this driver resets it (virtio 1.3, section 2.1.2). Takes no lock on the registers: a reset
-    /// holds it while it waits for the device's threads.
+    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). Does not lock the registers: a reset holds this
+    /// lock while it waits for the device's threads.
     fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
         if !self.life.fail(driver) {
             return;
@@ -93,7 +93,7 @@ impl State {
         self.interrupts.config_changed(true);
     }
 
-    /// The registers as they are, with what became of the device meanwhile.
+    /// Locks the registers, after a failure of the device is included in the status.
     fn registers(&self) -> MutexGuard<'_, CommonConfig> {
         let mut common = lock(&self.common);
         if self.life.has_failed() {
@@ -103,7 +103,7 @@ impl State {
     }
 }
 
-/// The way to a driver, for the device that it has activated.
+/// Notifications to a driver, from the device that this driver has activated.
 struct DriverLine {
     state: Arc<State>,
     driver: DriverNumber,
@@ -127,23 +127,23 @@ impl Interrupt for DriverLine {
     }
 }
 
-/// What a virtio device on PCI is made of.
+/// Parameters of a virtio device on PCI.
 pub struct VirtioPciParams {
     /// Name for logs and the API.
     pub id: String,
     /// The device.
     pub device: Arc<dyn VirtioDevice>,
-    /// What it sees of memory. Its queues lie in it.
+    /// Memory that the device can access. Its queues lie in this memory.
     pub memory: DeviceMemory,
-    /// Gives one vector for each queue and one for configuration changes.
+    /// Allocator of interrupt vectors: one for each queue and one for configuration changes.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications of queues that have an event are connected.
+    /// Connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// A virtio device on the modern PCI transport.
+/// Virtio device on the modern PCI transport.
 pub struct VirtioPciDevice {
     device: Arc<dyn VirtioDevice>,
     memory: DeviceMemory,
@@ -151,7 +151,7 @@ pub struct VirtioPciDevice {
     requests: Arc<LastRequests>,
     state: Arc<State>,
     space: Mutex<ConfigSpace>,
-    /// What `space` is at power-on, with the addresses that the VMM assigned.
+    /// Value of `space` at power-on, with the addresses that the VMM assigned.
     pristine: Mutex<ConfigSpace>,
     msix_capability: u16,
     access_capability: u16,
@@ -163,7 +163,7 @@ impl VirtioPciDevice {
     /// Puts a device on PCI.
     ///
     /// # Errors
-    /// The device does not fit the transport, or the platform has no vectors.
+    /// The device does not fit the transport, or the platform cannot allocate the vectors.
     pub fn new(params: VirtioPciParams) -> Result<Self, TransportError> {
         let VirtioPciParams { id, device, memory, msi, doorbells, observer } = params;
         let DeviceProperties { device_type, pci_class: class, features, queue_sizes: sizes, config_len } =
@@ -202,13 +202,13 @@ impl VirtioPciDevice {
         })
     }
 
-    /// The way to the driver, for changes that come from the VMM's side.
+    /// Returns notifications to the current driver, for changes that come from the VMM.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
         Arc::new(DriverLine { state: self.state.clone(), driver: self.state.life.driver() })
     }
 
-    /// A write at `place` of a notification structure: the queue's number is in the address; what is written only
-    /// repeats it.
+    /// Handles a write at `place` of a notification structure. The address gives the queue's number. The written value only repeats the
+    /// number.
     fn notify_at(&self, place: u64) {
         if let Ok(queue) = u16::try_from(place / u64::from(NOTIFY_MULTIPLIER)) {
             self.notify(queue);
@@ -236,7 +236,7 @@ impl VirtioPciDevice {
                 let driver = self.state.life.driver();
                 match self.build_queues(&common) {
                     Some(queues) => self.start(&common, queues, driver),
-                    None => self.state.fail(driver, &"the rings of a queue are misaligned or not in its memory"),
+                    None => self.state.fail(driver, &"queue rings are misaligned or not in the device's memory"),
                 }
             }
         }
@@ -248,7 +248,7 @@ impl VirtioPciDevice {
         common.build_queues(&self.memory.view())
     }
 
-    /// Activates the device and starts its queues. The lock on the registers is held, so that no reset comes in between.
+    /// Activates the device and starts its queues. The caller holds the lock on the registers, so that no reset can interfere.
     fn start(&self, common: &CommonConfig, queues: Vec<Option<Queue>>, driver: DriverNumber) {
         self.device.activate(self.driver(common, driver));
         self.start_queues(queues, driver);
@@ -270,9 +270,9 @@ impl VirtioPciDevice {
         self.state.life.start();
     }
 
-    /// `of_all`: the whole VM is reset.
+    /// Resets the device. `of_all` is true if the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
-        // From here on no failure of the device counts: its threads may find one while they are waited for.
+        // From here on, failures of the device are ignored. Its threads may still report one while this function waits for them.
         self.state.life.stop();
         for index in 0..self.queue_count() {
             self.device.stop_queue(index);
@@ -288,10 +288,10 @@ impl VirtioPciDevice {
     }
 
     fn queue_count(&self) -> u16 {
-        u16::try_from(self.device.queue_sizes().len()).expect("checked when the device was made")
+        u16::try_from(self.device.queue_sizes().len()).expect("checked when the device was created")
     }
 
-    /// Has the device run or stand still as the registers say.
+    /// Pauses or resumes the device according to the registers.
     fn follow_bus(&self) {
         let power_control = self.power_capability + PM_CONTROL;
         self.gate.follow(&*self.device, &self.state.interrupts, || {
@@ -300,15 +300,15 @@ impl VirtioPciDevice {
         });
     }
 
-    /// Has notifications go to the device's threads directly, or to the vCPU.
+    /// Connects or disconnects the doorbells, according to the device's state and the BAR.
     fn update_doorbells(&self) {
         let serves = self.state.life.served().is_some() && self.gate.is_open();
         let decoded = lock(&self.space).bar_address(NOTIFY_BAR);
         self.doorbells.update(&*self.device, serves, decoded);
     }
 
-    /// The access that the PCI configuration access capability describes: BAR, place and width, if it is a legal one into
-    /// a BAR that holds structures (virtio 1.3, section 4.1.4.9.1). The shared memory region is not reached this way.
+    /// Returns the access that the PCI configuration access capability describes: BAR, offset and width (virtio 1.3, section 4.1.4.9.1).
+    /// Returns `None` if the access is illegal. An access to the shared memory region is illegal.
     fn described_access(&self, space: &ConfigSpace) -> Option<(u8, u64, usize)> {
         let mut index = [0];
         space.read(self.access_capability + access::BAR, &mut index);
@@ -442,7 +442,7 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
-        // Notifications, and the shared region where it has no memory, read as zero.
+        // The notification BAR, and those parts of the shared region that have no memory, read as zero.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }
     }
 
@@ -487,7 +487,7 @@ impl PciDevice for VirtioPciDevice {
         let state: TransportState = state.payload(STATE.0, STATE.1)?;
         let mut common = lock(&self.state.common);
         common.restore(&state.common)?;
-        // Restored functions are paused; their queues go on with the VM, if the registers let them.
+        // Restored functions are paused. Their queues resume with the VM, if the registers allow bus use.
         self.gate.pause_vm(&*self.device);
         lock(&self.space).restore(&state.config)?;
         self.follow_bus();
@@ -503,7 +503,7 @@ impl PciDevice for VirtioPciDevice {
         }
         self.device.activate(self.driver(&common, driver));
         self.device.restore(&state.device)?;
-        // Not before: what the device maps of memory comes with its state, or with that of the IOMMU in front of it.
+        // This must follow the restore: the device's mappings are part of its state, or of the IOMMU's state.
         let unusable = || StateError::rule("common.queues", "rings are misaligned or not in the device's memory");
         let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
         for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {
@@ -516,7 +516,7 @@ impl PciDevice for VirtioPciDevice {
                 _ => {
                     return Err(StateError::rule(
                         "common.queues",
-                        "of a driver that is ready each enabled queue is served",
+                        "must have `served` for each enabled queue if the driver is ready",
                     ));
                 }
             }
@@ -527,7 +527,7 @@ impl PciDevice for VirtioPciDevice {
     }
 }
 
-/// Whether an access of `len` bytes at `offset` touches `[start, start + size)`.
+/// True if an access of `len` bytes at `offset` overlaps `[start, start + size)`.
 fn touches(offset: u16, len: usize, start: u16, size: u16) -> bool {
     let end = usize::from(offset) + len;
     usize::from(offset) < usize::from(start + size) && end > usize::from(start)

@@ -12,13 +12,13 @@ use crate::state::DeviceState;
 /// Kind and version of the state of a virtio device on PCI.
 pub(super) const STATE: (&str, u32) = ("virtio-pci", 1);
 
-/// A virtio device on PCI.
+/// State of a virtio device on PCI.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TransportState {
     pub(super) config: ConfigState,
     pub(super) interrupts: InterruptsState,
     pub(super) common: CommonState,
-    /// The device's own.
+    /// The device's own state.
     pub(super) device: DeviceState,
 }

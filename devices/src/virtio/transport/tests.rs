@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the PCI transport with a device that records what reaches it.
+//! Tests of the PCI transport with a device that records the calls that it gets.
 
 mod bus;
 mod recorder;
@@ -76,7 +76,7 @@ impl Harness {
         self.function.read_config(offset, &mut data);
         u32::from_le_bytes(data)
     }
-    /// Offsets of all capabilities of kind `id`.
+    /// Returns the offsets of all capabilities with this ID.
     fn capabilities(&self, id: u8) -> Vec<u16> {
         let mut found = Vec::new();
         let mut at = self.config_byte(CAPABILITIES);
@@ -88,7 +88,7 @@ impl Harness {
         }
         found
     }
-    /// Offset of the virtio capability of type `kind`.
+    /// Returns the offset of the virtio capability of type `kind`.
     fn virtio_capability(&self, kind: u8) -> Option<u16> {
         self.capabilities(CAP_VENDOR).into_iter().find(|at| self.config_byte(at + 3) == kind)
     }
@@ -159,7 +159,7 @@ impl Harness {
 }
 
 #[test]
-fn function_says_that_it_is_a_modern_virtio_device() {
+fn function_has_ids_and_bars_of_a_modern_virtio_device() {
     let harness = Harness::new();
     assert_eq!(harness.config_dword(0), 0x1057_1af4);
     assert_eq!(harness.config_dword(8), 0x0880_0001);
@@ -174,7 +174,7 @@ fn function_says_that_it_is_a_modern_virtio_device() {
 #[test]
 fn capabilities_point_to_the_structures() {
     let harness = Harness::new();
-    // The first place for notifications is the ports.
+    // The first notification capability names the I/O ports.
     for (kind, bar, offset, len) in [(1, 0, COMMON, 56), (2, 1, 0, 8), (3, 0, ISR, 1), (4, 0, DEVICE, 8)] {
         let at = harness.virtio_capability(kind).unwrap();
         assert_eq!(harness.config_byte(at + 4), bar, "BAR of structure {kind}");
@@ -301,7 +301,7 @@ fn unusable_rings_need_a_reset() {
         harness.set_status(0);
         assert_eq!(harness.status(), 0);
         harness.start();
-        assert_eq!(harness.status() & NEEDS_RESET, 0, "after a reset all is well");
+        assert_eq!(harness.status() & NEEDS_RESET, 0, "the device works after a reset");
     }
 }
 
@@ -327,7 +327,7 @@ fn notification_reaches_only_an_active_bus_mastering_device() {
 }
 
 #[test]
-fn failed_device_needs_a_reset_and_says_so() {
+fn failed_device_sets_needs_reset_and_interrupts() {
     let harness = Harness::new();
     harness.start();
     harness.enable_msix();
@@ -337,7 +337,7 @@ fn failed_device_needs_a_reset_and_says_so() {
     assert_ne!(harness.status() & NEEDS_RESET, 0);
     assert_eq!(harness.vectors.raised(2), 1);
     harness.write(NOTIFY, &[0, 0]);
-    assert_eq!(lock(&harness.recorder.notified).len(), 1, "a device that needs a reset is left alone");
+    assert_eq!(lock(&harness.recorder.notified).len(), 1, "a device that needs a reset gets no notification");
     harness.set_status(harness.status());
     assert_ne!(harness.status() & NEEDS_RESET, 0);
     harness.set_status(0);
@@ -368,11 +368,11 @@ fn observer_sees_each_activation_failure_and_reset_once() {
     harness.set_queue(0, 16, [RAM as u64, 0x2000, 0x3000]);
     harness.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
     harness.set_status(0);
-    assert_eq!(harness.witness.take(), [DeviceEvent::Failed], "rings that cannot be used activate nothing");
+    assert_eq!(harness.witness.take(), [DeviceEvent::Failed], "unusable rings activate nothing");
 }
 
 #[test]
-fn vector_that_does_not_exist_is_none() {
+fn missing_vector_reads_back_as_no_vector() {
     let harness = Harness::new();
     assert_eq!(harness.word(COMMON + 16), NO_VECTOR);
     for (offset, vector, kept) in [(16, 2, 2), (16, 3, NO_VECTOR), (26, 1, 1), (26, 0x8000, NO_VECTOR)] {
@@ -397,7 +397,7 @@ fn used_buffers_raise_the_vector_of_their_queue() {
 }
 
 #[test]
-fn without_msix_the_status_tells_and_reading_clears_it() {
+fn isr_status_without_msix_is_cleared_by_a_read() {
     let harness = Harness::new();
     harness.start();
     harness.interrupt().queue_used(0);
@@ -452,7 +452,7 @@ fn device_configuration_is_read_and_written() {
     let harness = Harness::new();
     harness.write(DEVICE + 4, &[1, 2, 3, 4]);
     assert_eq!(harness.read(DEVICE + 4), [1, 2, 3, 4]);
-    assert_eq!(harness.read(DEVICE + 6), [3, 4, 0, 0], "behind the end reads zero");
+    assert_eq!(harness.read(DEVICE + 6), [3, 4, 0, 0], "bytes beyond the end read as zero");
 }
 
 #[test]
@@ -468,7 +468,7 @@ fn shared_region_reads_zero_and_its_moves_reach_the_device() {
 }
 
 #[test]
-fn shared_region_keeps_its_place_when_another_bar_wants_it() {
+fn shared_region_refuses_to_be_released() {
     let harness = Harness::new();
     harness.function.bar_moved(2, 0x80_0000_0000).unwrap();
     harness.function.bar_released(0).unwrap();
@@ -499,7 +499,7 @@ fn device_survives_a_change_of_its_power_state() {
     harness.start();
     let at = harness.capabilities(CAP_PM)[0];
     let control = at + 4;
-    assert_eq!(harness.config_dword(control), 8, "D0, and no reset on the way back to it");
+    assert_eq!(harness.config_dword(control), 8, "D0 with No_Soft_Reset");
 
     harness.function.write_config(control, &[0xff; 4]);
     assert_eq!(harness.config_dword(control), 0xb, "D3hot; nothing else can be written");
@@ -513,7 +513,7 @@ fn device_survives_a_change_of_its_power_state() {
 #[test]
 fn no_access_harms_the_device() {
     let harness = Harness::new();
-    // A multiplicative generator (Knuth's MMIX constants) is random enough, and the same in every run.
+    // A linear congruential generator with Knuth's MMIX constants is random enough, and yields the same sequence in every run.
     let mut seed = 1u64;
     let mut random = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The right to use the bus: what takes it away from a device, and what gives it back.
+//! Tests of bus use: bus mastering, power states and pauses of the VM.
 
 use super::{COMMON, Harness};
 use crate::pci::PciDevice;
@@ -13,7 +13,7 @@ const D3HOT: u8 = 3;
 const NONE: [bool; 0] = [];
 
 impl Harness {
-    /// Calls of `pause` (true) and `resume` (false) since the last look.
+    /// Returns the calls of `pause` (true) and `resume` (false) since the last call of this function.
     fn pauses(&self) -> Vec<bool> {
         std::mem::take(&mut lock(&self.recorder.pauses))
     }
@@ -50,7 +50,7 @@ fn device_is_paused_outside_of_d0() {
     assert_eq!(harness.pauses(), NONE, "bus mastering is off");
     harness.set_power_state(D3HOT);
     harness.write_command(ON);
-    assert_eq!(harness.pauses(), NONE, "it is in D3");
+    assert_eq!(harness.pauses(), NONE, "the device is in D3hot");
     harness.set_power_state(D0);
     assert_eq!(harness.pauses(), [false]);
 }

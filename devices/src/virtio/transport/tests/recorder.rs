@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device that records what reaches it.
+//! Device that records the calls that it gets.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -21,7 +21,7 @@ pub(super) struct Recorder {
     pub(super) config: Mutex<[u8; 8]>,
     pub(super) moved: Mutex<Vec<u64>>,
     pub(super) resets: Mutex<u32>,
-    /// Each call of `pause` as true, and of `resume` as false.
+    /// Calls of `pause` (true) and `resume` (false).
     pub(super) pauses: Mutex<Vec<bool>>,
     pub(super) vm_resumes: Mutex<u32>,
     pub(super) fail: Mutex<bool>,

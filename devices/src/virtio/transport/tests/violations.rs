@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers that break a rule of the device's initialization or of the PCI transport: each case names the section of virtio 1.4.
-//! `docs/virtio-conformance.md` lists them.
+//! Tests with drivers that break a rule of the device's initialization or of the PCI transport. Each case names the section of virtio 1.4.
+//! `docs/virtio-conformance.md` lists the cases.
 
 use super::*;
 
 const FAILED: u8 = 128;
 
-/// What the driver writes to the device status, and what it reads afterwards.
+/// Each case has the values that the driver writes to the device status, and the value that it then reads.
 #[test]
 fn status_that_breaks_the_order_starts_nothing() {
     let cases: &[(&str, &[u8], u8)] = &[
         ("3.1.1: ready at once", &[DRIVER_OK], 0),
         ("3.1.1: ready without FEATURES_OK", &[1, 3, 7], 3),
         ("3.1.1: FEATURES_OK and no feature was accepted", &[1, 3, 11], 3),
-        ("2.1: only the device says that it needs a reset", &[1, 3, 3 | NEEDS_RESET], 3),
-        ("2.1: bits cannot be taken back", &[1, 3, 1], 3),
+        ("2.1: only the device can set DEVICE_NEEDS_RESET", &[1, 3, 3 | NEEDS_RESET], 3),
+        ("2.1: bits cannot be cleared", &[1, 3, 1], 3),
         ("2.1: the driver gives up", &[1, 3, 3 | FAILED], 3 | FAILED),
-        ("2.1: bits that there are not", &[1, 3, 3 | 0x30], 3),
+        ("2.1: undefined bits", &[1, 3, 3 | 0x30], 3),
     ];
     for (case, writes, status) in cases {
         let harness = Harness::new();
@@ -31,28 +31,28 @@ fn status_that_breaks_the_order_starts_nothing() {
         harness.set_status(0);
         assert_eq!(harness.status(), 0, "{case}");
         harness.start();
-        assert_eq!(lock(&harness.recorder.activations).len(), 1, "{case}: a reset mends it");
+        assert_eq!(lock(&harness.recorder.activations).len(), 1, "{case}: the device works after a reset");
     }
 }
 
 #[test]
-fn driver_that_says_again_that_it_is_ready_starts_nothing_again() {
+fn second_driver_ok_does_not_start_the_device_again() {
     let harness = Harness::new();
     harness.start();
     for status in [15, 7, 15, 4] {
         harness.set_status(status);
         assert_eq!(harness.status(), 15);
     }
-    // As if it had just come, without a reset.
+    // The driver initializes the device again without a reset.
     harness.negotiate();
     harness.set_queue(0, 8, [0x7000, 0x8000, 0x9000]);
     harness.set_status(15);
     assert_eq!(lock(&harness.recorder.activations).len(), 1);
-    assert_eq!(harness.word(COMMON + 24), 16, "the queue is as it was");
+    assert_eq!(harness.word(COMMON + 24), 16, "the queue did not change");
 }
 
 #[test]
-fn registers_that_are_read_only_stay_as_they_are() {
+fn read_only_registers_ignore_writes() {
     // Offset and length (4.1.4.3): device_feature, num_queues, config_generation, queue_notify_off.
     for (offset, len) in [(4, 4), (18, 2), (21, 1), (30, 2)] {
         let harness = Harness::new();
@@ -63,7 +63,7 @@ fn registers_that_are_read_only_stay_as_they_are() {
 }
 
 #[test]
-fn queue_that_is_enabled_cannot_be_disabled_but_by_a_reset() {
+fn enabled_queue_is_disabled_only_by_a_reset() {
     let harness = Harness::new();
     harness.negotiate();
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);
@@ -76,7 +76,7 @@ fn queue_that_is_enabled_cannot_be_disabled_but_by_a_reset() {
     assert_eq!(harness.word(COMMON + 28), 0);
 }
 
-/// Registers are accessed by their own width (4.1.3.1).
+/// A driver must access each register with its own width (4.1.3.1).
 #[test]
 fn accesses_of_other_widths_change_nothing() {
     for len in [1usize, 2, 3, 4, 5, 6, 7, 8, 9, 64] {
@@ -96,7 +96,7 @@ fn accesses_of_other_widths_change_nothing() {
             };
             assert!(legal || after == before, "{len} bytes at {offset} changed something");
         }
-        // What is read of a part of a register is that part, and nothing is written beyond the buffer.
+        // A read of part of a register returns this part, and writes nothing beyond the buffer.
         let harness = Harness::new();
         let mut bytes = vec![0xee; len + 1];
         harness.function.read_bar(0, COMMON + 17, &mut bytes[..len]);
@@ -105,12 +105,13 @@ fn accesses_of_other_widths_change_nothing() {
 }
 
 #[test]
-fn notification_of_a_queue_that_there_is_not_reaches_nobody() {
+fn notification_of_a_missing_queue_is_ignored() {
     let harness = Harness::new();
     harness.negotiate();
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);
     harness.set_status(15);
-    // The device has two queues. The driver has enabled the first only, and what a device does of another it knows itself.
+    // The device has two queues, and the driver has enabled only the first. The transport passes on notifications of both. Each device
+    // ignores those of a queue that is not enabled.
     for (offset, data) in [(4, &[1, 0][..]), (8, &[2, 0]), (0x7c, &[31, 0]), (0xffc, &[0xff, 0xff])] {
         harness.write(NOTIFY + offset, data);
         assert_eq!(harness.status() & NEEDS_RESET, 0);
@@ -121,19 +122,19 @@ fn notification_of_a_queue_that_there_is_not_reaches_nobody() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// The window in configuration space (4.1.4.9): its bar, offset and length are the driver's, and may be anything.
+/// The driver may set any bar, offset and length in the PCI configuration access capability (4.1.4.9).
 #[test]
 fn pci_cfg_access_to_an_invalid_target_changes_nothing() {
     let cases: [(&str, u8, u64, u32); 9] = [
-        ("a BAR that is not there", 3, COMMON + 20, 1),
-        ("a BAR that cannot be", 9, COMMON + 20, 1),
-        ("the last number of a BAR", 0xff, COMMON + 20, 1),
-        ("behind the BAR", 0, STRUCTURES_SIZE, 1),
+        ("a missing BAR", 3, COMMON + 20, 1),
+        ("an invalid BAR number", 9, COMMON + 20, 1),
+        ("the largest BAR number", 0xff, COMMON + 20, 1),
+        ("beyond the end of the BAR", 0, STRUCTURES_SIZE, 1),
         ("across the end of the BAR", 0, STRUCTURES_SIZE - 2, 4),
         ("an offset that wraps", 0, 0xffff_fffe, 4),
-        ("no length", 0, COMMON + 20, 0),
-        ("a length that no access has", 0, COMMON + 20, 3),
-        ("the longest length", 0, COMMON + 20, u32::MAX),
+        ("length 0", 0, COMMON + 20, 0),
+        ("an unsupported length", 0, COMMON + 20, 3),
+        ("the maximum length", 0, COMMON + 20, u32::MAX),
     ];
     for (case, bar, offset, len) in cases {
         let harness = Harness::new();
