@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The channel for a server's own requests: that the device's configuration has changed, and those about translations. Nothing here
-//! waits, whatever part of a message a server sends, or if it takes no answers.
+//! Channel for requests of the server: changes of the device configuration, and requests about translations.
+//!
+//! No function here blocks, even if the server sends only part of a message, or does not read replies.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,50 +13,50 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::iotlb::{self, Iotlb, Kind};
 
-/// Bytes of a header: request, flags and size.
+/// Size of a header in bytes: request, flags and size.
 const HEADER: usize = 12;
 /// `VHOST_USER_BACKEND_IOTLB_MSG`.
 const IOTLB_MSG: u32 = 1;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const CONFIG_CHANGE: u32 = 2;
-/// Flags of a request: version 1, and whether an answer is wanted.
+/// Flags of a request: version 1, and "reply wanted".
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
-/// Flags of an answer: version 1.
+/// Flags of a reply: version 1.
 const REPLY: u32 = 1 << 2 | VERSION;
 
-/// This side's end.
+/// Front end's side of the channel.
 pub(super) struct BackChannel {
     socket: UnixStream,
     message: [u8; HEADER + iotlb::BYTES],
     filled: usize,
-    /// The request that wants an answer.
+    /// Last request, if the server wants a reply and has not got it yet.
     unanswered: Option<u32>,
 }
 
-/// What came.
+/// Received request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// No whole request.
+    /// No complete request has arrived.
     None,
-    /// The configuration has changed.
+    /// The device configuration has changed.
     ConfigChanged,
-    /// The server needs to know what is mapped here, for this access.
+    /// The server needs the translation of this IOVA for this access.
     Miss(u64, Permissions),
-    /// The server was stopped at this access.
+    /// The server denied this access to this IOVA by itself.
     Stopped(u64, Permissions),
-    /// The channel has ended, or what came is none that is known.
+    /// The channel has ended, or the server sent an unknown message.
     End,
 }
 
 impl BackChannel {
-    /// A channel, and the server's end of it.
+    /// Creates a channel. Returns both ends: this process's and the server's.
     pub(super) fn new() -> io::Result<(Self, UnixStream)> {
         let (socket, theirs) = UnixStream::pair()?;
         Ok((Self { socket, message: [0; HEADER + iotlb::BYTES], filled: 0, unanswered: None }, theirs))
     }
 
-    /// Becomes readable when something came.
+    /// Returns the socket. It becomes readable when a message arrives.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -65,7 +66,8 @@ impl BackChannel {
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 
-    /// Bytes of the message that is being read; `None` if it is none that is known.
+    /// Returns the number of bytes to read for the current message: the header, and then the whole message. Returns `None` if the message
+    /// is unknown.
     fn len(&self) -> Option<usize> {
         if self.filled < HEADER {
             return Some(HEADER);
@@ -78,7 +80,7 @@ impl BackChannel {
         (self.word(1) & !NEED_REPLY == VERSION).then_some(HEADER + payload)
     }
 
-    /// Takes the next request. Descriptors that come with one are closed by the kernel. It is to be [answered](Self::answer) next.
+    /// Takes the next request. The caller must then [answer](Self::answer) it. The kernel closes file descriptors that come with a request.
     pub(super) fn take(&mut self) -> Request {
         loop {
             let Some(len) = self.len() else { return Request::End };
@@ -106,7 +108,8 @@ impl BackChannel {
         }
     }
 
-    /// Says whether the request was done, if the server wants to know; `false` if it takes no answers.
+    /// Replies whether the request was done, if the server wants a reply. Returns false if the reply cannot be sent, for example because the
+    /// server does not read replies.
     pub(super) fn answer(&mut self, done: bool) -> bool {
         let Some(request) = self.unanswered.take() else { return true };
         let mut answer = [request, REPLY, 8].map(u32::to_le_bytes).concat();
@@ -139,12 +142,12 @@ mod tests {
         assert_eq!((&answer[..12], &answer[12..]), (&message(2, 5, 8)[..], [0; 8].as_slice()));
         server.write_all(&message(2, 1, 0)).unwrap();
         assert_eq!(channel.take(), Request::ConfigChanged);
-        assert!(channel.answer(true), "none is wanted");
+        assert!(channel.answer(true), "no reply is wanted");
         drop(server);
         assert_eq!(channel.take(), Request::End);
     }
 
-    /// An access to an IOVA that a server asks for (1) or was stopped at (4).
+    /// Returns a message of the server about an access to an IOVA. `kind` is 1 for a miss and 4 for a denied access.
     fn access(iova: u64, permissions: u8, kind: u8) -> Vec<u8> {
         let rest = [permissions, kind, 0, 0, 0, 0, 0, 0];
         [&message(1, 9, 32), &iova.to_le_bytes()[..], &[0; 16], &rest].concat()
@@ -166,11 +169,11 @@ mod tests {
         assert_eq!((&answer[..12], answer[12]), (&message(1, 5, 8)[..], 1));
         assert_eq!(channel.take(), Request::Stopped(0x5678, Permissions::WRITE));
         server.write_all(&access(0, 1, 2)).unwrap();
-        assert_eq!(channel.take(), Request::End, "it gives no translations");
+        assert_eq!(channel.take(), Request::End, "a server must not send translations");
     }
 
     #[test]
-    fn answers_that_a_server_does_not_read_are_not_waited_for() {
+    fn reply_that_the_server_does_not_read_does_not_block() {
         let (mut channel, mut server) = BackChannel::new().unwrap();
         let mut taken = 0;
         while taken < 1_000_000 {
@@ -181,11 +184,11 @@ mod tests {
             }
             taken += 1;
         }
-        panic!("all answers were sent");
+        panic!("all replies were sent");
     }
 
     #[test]
-    fn what_is_not_known_ends_the_channel() {
+    fn unknown_message_ends_the_channel() {
         for (request, flags, size) in
             [(1, 1, 0), (1, 1, 33), (0, 1, 0), (3, 1, 0), (2, 1, 1), (2, 2, 0), (2, 5, 0), (u32::MAX, u32::MAX, 0)]
         {

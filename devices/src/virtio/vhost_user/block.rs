@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A disk (virtio 1.3, section 5.2), served by qemu-storage-daemon, SPDK and others.
+//! Disk (virtio 1.3, section 5.2), served by qemu-storage-daemon, SPDK or others.
 
 use super::model::{ConfigSource, Model, OnLoss};
 use super::spec::block::{CONFIG_BYTES, DEVICE_TYPE, FEATURES, NUM_QUEUES, PCI_CLASS, WRITEBACK};
 
 impl Model {
-    /// A disk with so many queues, each of `size`. What is in it, and what it can do, the server says.
+    /// Returns the description of a disk with `queues` queues of size `size`. The server determines the disk's contents and features.
     pub fn block(queues: u16, size: u16) -> Self {
         Self {
             device_type: DEVICE_TYPE,
@@ -17,7 +17,7 @@ impl Model {
             pairs: None,
             config: ConfigSource::Server {
                 len: CONFIG_BYTES,
-                // Servers tell how many they have, which may be more.
+                // The server's value is its own number of queues, which may be larger.
                 over: vec![(NUM_QUEUES, queues.to_le_bytes().to_vec())],
                 writable: WRITEBACK..WRITEBACK + 1,
             },

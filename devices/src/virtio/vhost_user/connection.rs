@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The socket to a server, which may be broken or hostile. Each request is answered within a time, or the server is *gone*: that is
-//! kept with its reason, and all that follows fails at once.
+//! Connection to a server, which may be broken or hostile. If the server does not answer a request in time, it is *gone*: the connection
+//! keeps the reason, and all later requests fail at once.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -28,25 +28,26 @@ use crate::patience::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 
-/// How long a server may take for anything else in one [`Operation`], however many requests that takes. A vCPU may be waiting, with interrupts off in its guest.
+/// Time limit for all requests of one [`Operation`] together, without the draining of queues. A vCPU may wait for the operation, with
+/// interrupts off in the guest.
 const TIME: Duration = Duration::from_secs(5);
-/// How long it may take to end the requests of a queue.
+/// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// How much longer than that the servers of a device may hold others, all in all: what they took comes back slowly.
+/// Budget of all servers of a device, as a fraction (numerator, denominator) of the time limit for draining. The budget refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// Which part of the time for anything else costs nothing of it.
+/// Divisor for the time limit of an operation. Each request may take the result without a charge to the budget.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.
 const IOTLB_MSG: u32 = 22;
-/// Flags of a header: version 1, an answer, and that one is wanted.
+/// Flags of a header: version 1, reply, and "reply wanted".
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// Bytes of a header.
+/// Size of a header in bytes.
 const HEADER: usize = 12;
 
-/// Where the rings of a queue are, in guest-physical addresses.
+/// Size of a queue and addresses of its rings, as the driver set them. Behind the virtio-iommu, the addresses are IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rings {
     pub(super) size: u16,
@@ -55,23 +56,23 @@ pub(super) struct Rings {
     pub(super) used: u64,
 }
 
-/// A region of memory that is a part of a file, and what the server knows it by.
+/// Memory region that is part of a file.
 pub(super) struct FileRegion {
-    /// In place of an address of this process, and as guest-physical address.
+    /// Address under which the server knows the region. The server gets it as both the user address and the guest-physical address.
     pub(super) address: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub(super) len: u64,
-    /// Where it is in its file.
+    /// Offset in the file.
     pub(super) offset: u64,
     pub(super) file: File,
 }
 
-/// The times that a server has.
+/// Time limits for a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// To end the requests of a queue.
+    /// Limit for completing the requests of a queue.
     pub(super) drain: Duration,
-    /// For all else.
+    /// Limit for all other requests of an operation.
     pub(super) other: Duration,
 }
 
@@ -82,36 +83,37 @@ impl Default for Times {
 }
 
 impl Times {
-    /// Of a server whose device is behind the virtio-iommu: an UNMAP may have to wait until the server has ended the requests of a queue.
+    /// Returns the limits for a device behind the virtio-iommu. An UNMAP may have to wait until the server has completed the requests of a
+    /// queue, so the limit for this is shorter.
     pub(super) fn behind_iommu() -> Self {
         Self { drain: TIME, other: TIME }
     }
 
-    /// What all servers of a device have together. One that connects anew gets no new one.
+    /// Returns the common budget of all servers of a device. A server that reconnects gets no new budget.
     pub(super) fn budget(self) -> Arc<Mutex<Budget>> {
         let budget = Budget::new(self.drain * BUDGET.0 / BUDGET.1, self.other / FREE, Instant::now());
         Arc::new(Mutex::new(budget))
     }
 }
 
-/// This side of a connection.
+/// Connection to a server.
 pub(super) struct Connection {
     frontend: Frontend,
-    /// The same, for messages that the crate does not know.
+    /// Copy of the socket, for messages that the `vhost` crate does not support.
     socket: UnixStream,
     limit: TimeLimit,
     times: Times,
     peer: Peer,
-    /// Of the device.
+    /// Common budget of all servers of the device.
     budget: Arc<Mutex<Budget>>,
-    /// Why the server is gone, if it is.
+    /// Reason why the server is gone, if it is.
     gone: Option<String>,
-    /// It has closed the connection itself.
+    /// True if the server closed the connection.
     left: bool,
 }
 
 impl Connection {
-    /// To the server on `socket`, of a device `id` with `queues` queues and this budget.
+    /// Starts a connection on `socket` for device `id` with `queues` queues and this budget.
     pub(super) fn new(
         id: &str,
         socket: UnixStream,
@@ -119,14 +121,14 @@ impl Connection {
         times: Times,
         budget: Arc<Mutex<Budget>>,
     ) -> Result<Self, ServerError> {
-        let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
+        let host = |source| ServerError::Host { what: "set up the connection to the vhost-user server", source };
         let (watched, own) = (socket.try_clone().map_err(host)?, socket.try_clone().map_err(host)?);
         let limit = TimeLimit::new(format!("{id}_limit"), watched).map_err(host)?;
         let frontend = Frontend::from_stream(socket, queues as u64);
         Ok(Self { frontend, socket: own, limit, times, peer: Peer::new_server(), budget, gone: None, left: false })
     }
 
-    /// Makes a request.
+    /// Sends a request and waits for its completion, for at most `time`.
     fn call<R>(
         &mut self,
         request: &'static str,
@@ -171,34 +173,34 @@ impl Connection {
         self.call(request, self.times.other, call)
     }
 
-    /// Ends the connection to a server that broke a rule.
+    /// Closes the connection to a server that broke a rule, and returns the error.
     pub(super) fn give_up(&mut self, reason: String) -> ServerError {
         self.limit.close();
         ServerError::Gone(self.gone.get_or_insert(reason).clone())
     }
 
-    /// Why the server is gone, if it is.
+    /// Returns the reason why the server is gone, or `None` if it is not.
     pub(super) fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
     }
 
-    /// Whether it is gone because it has closed the connection.
+    /// True if the server is gone because it closed the connection.
     pub(super) fn has_left(&self) -> bool {
         self.left
     }
 
-    /// The time that a server has for most requests.
+    /// Returns the time limit of an operation, without the draining of queues.
     pub(super) fn time(&self) -> Duration {
         self.times.other
     }
 
-    /// Takes the server, and asks for its virtio features.
+    /// Claims the server (`SET_OWNER`), and returns its virtio features.
     pub(super) fn take(&mut self) -> Result<u64, ServerError> {
         self.short("SET_OWNER", |server| server.set_owner())?;
         self.short("GET_FEATURES", |server| server.get_features())
     }
 
-    /// Agrees on those protocol features of `wanted` that the server has.
+    /// Negotiates those protocol features of `wanted` that the server supports. Returns the result.
     pub(super) fn agree(
         &mut self,
         wanted: VhostUserProtocolFeatures,
@@ -207,23 +209,23 @@ impl Connection {
         let agreed = has & wanted;
         self.short("SET_PROTOCOL_FEATURES", |server| server.set_protocol_features(agreed))?;
         if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
-            // From here on a refusal is heard of.
+            // From here on, the server acknowledges each request, so refusals are detected.
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         Ok(agreed)
     }
 
-    /// How many queues the server has.
+    /// Returns the number of queues that the server supports.
     pub(super) fn queue_count(&mut self) -> Result<u64, ServerError> {
         self.short("GET_QUEUE_NUM", VhostUserFrontend::get_queue_num)
     }
 
-    /// How many regions of memory the server takes.
+    /// Returns the maximum number of memory regions that the server supports.
     pub(super) fn most_regions(&mut self) -> Result<u64, ServerError> {
         self.short("GET_MAX_MEM_SLOTS", VhostUserFrontend::get_max_mem_slots)
     }
 
-    /// The first bytes of the device configuration.
+    /// Returns the first `len` bytes of the device configuration.
     pub(super) fn config(&mut self, len: usize) -> Result<Vec<u8>, ServerError> {
         let size = u32::try_from(len).map_err(|_| ServerError::Refused("GET_CONFIG"))?;
         let zeroes = vec![0; len];
@@ -237,50 +239,51 @@ impl Connection {
         self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
     }
 
-    /// Gives the server the end of a channel for requests of its own.
+    /// Sends the server its end of the channel for its own requests.
     pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
         self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
     }
 
-    /// Says what the driver has accepted.
+    /// Sends the features that the driver has accepted.
     pub(super) fn set_features(&mut self, features: u64) -> Result<(), ServerError> {
         self.short("SET_FEATURES", |server| server.set_features(features))
     }
 
-    /// Has the server reset the device.
+    /// Asks the server to reset the device.
     pub(super) fn reset_device(&mut self) -> Result<(), ServerError> {
         self.short("RESET_DEVICE", VhostUserFrontend::reset_device)
     }
 
-    /// Gives the server these regions of RAM, and no others.
+    /// Replaces the server's memory table by these regions of RAM.
     pub(super) fn set_memory(&mut self, regions: &[&RamRegion]) -> Result<(), ServerError> {
         let regions = regions.iter().map(|region| describe(region)).collect::<Result<Vec<_>, _>>()?;
         self.short("SET_MEM_TABLE", |server| server.set_mem_table(&regions).map(drop))
     }
 
-    /// Gives the server one more.
+    /// Adds a region of RAM to the server's memory table.
     pub(super) fn add_memory(&mut self, region: &RamRegion) -> Result<(), ServerError> {
         let region = describe(region)?;
         self.short("ADD_MEM_REG", |server| server.add_mem_region(&region).map(drop))
     }
 
-    /// Takes one back.
+    /// Removes a region of RAM from the server's memory table.
     pub(super) fn remove_memory(&mut self, region: &RamRegion) -> Result<(), ServerError> {
         let region = describe(region)?;
         self.short("REM_MEM_REG", |server| server.remove_mem_region(&region))
     }
 
-    /// Gives the server another part of a file.
+    /// Adds part of a file to the server's memory table.
     pub(super) fn add_region(&mut self, region: &FileRegion) -> Result<(), ServerError> {
         self.short("ADD_MEM_REG", |server| server.add_mem_region(&describe_file(region)).map(drop))
     }
 
-    /// Takes it back.
+    /// Removes part of a file from the server's memory table.
     pub(super) fn remove_region(&mut self, region: &FileRegion) -> Result<(), ServerError> {
         self.short("REM_MEM_REG", |server| server.remove_mem_region(&describe_file(region)))
     }
 
-    /// Tells the server of a mapping. This never waits: a server that does not read what it is told is given up.
+    /// Sends a translation to the server. This function never waits. If the socket is full because the server does not read, the connection
+    /// is closed.
     pub(super) fn update(&mut self, mapping: Iotlb) -> Result<(), ServerError> {
         if let Some(reason) = &self.gone {
             return Err(ServerError::Gone(reason.clone()));
@@ -296,27 +299,27 @@ impl Connection {
         }
     }
 
-    /// Has the server forget what it knows of `len` bytes from `iova` on, and waits until it says that it has, for `time` at most.
+    /// Asks the server to drop its translations of `len` bytes from `iova` on. Waits for the confirmation, for at most `time`.
     pub(super) fn invalidate(&mut self, iova: u64, len: u64, time: Duration) -> Result<(), ServerError> {
         let range = Iotlb { iova, size: len, user: 0, permissions: Permissions::empty(), kind: Kind::Invalidate };
         let message = iotlb_message(range, NEED_REPLY);
         let socket = self.socket.try_clone();
-        let socket = socket.map_err(|source| ServerError::Host { what: "telling a vhost-user server", source })?;
+        let socket = socket.map_err(|source| ServerError::Host { what: "send to the vhost-user server", source })?;
         self.call("IOTLB_MSG (invalidate)", time, |_| ask(&socket, &message).map_err(VhostError::VhostUserProtocol))
     }
 
-    /// Has the server make a file in which it keeps account of requests.
+    /// Asks the server to create a file in which it records requests in flight.
     pub(super) fn new_inflight(&mut self, queues: u16, size: u16) -> Result<(VhostUserInflight, File), ServerError> {
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
         self.short("GET_INFLIGHT_FD", |server| server.get_inflight_fd(&wanted))
     }
 
-    /// Gives it that file, or the one of a server before it.
+    /// Sends the server the file for requests in flight, which it or a previous server created.
     pub(super) fn set_inflight(&mut self, inflight: &VhostUserInflight, file: &File) -> Result<(), ServerError> {
         self.short("SET_INFLIGHT_FD", |server| server.set_inflight_fd(inflight, file.as_raw_fd()))
     }
 
-    /// Sets a queue up, from element `next` of its available ring on.
+    /// Sets up a queue. The server starts at element `next` of its available ring.
     pub(super) fn set_queue(&mut self, index: u16, rings: &Rings, next: u16) -> Result<(), ServerError> {
         let place = usize::from(index);
         let addresses = VringConfigData {
@@ -333,7 +336,7 @@ impl Connection {
         self.short("SET_VRING_ADDR", |server| server.set_vring_addr(place, &addresses))
     }
 
-    /// Gives the server the events of a queue, which has it begin.
+    /// Sends the server the eventfds of a queue. The kick eventfd starts the queue.
     pub(super) fn set_events(
         &mut self,
         index: u16,
@@ -347,21 +350,22 @@ impl Connection {
         self.short("SET_VRING_KICK", |server| server.set_vring_kick(place, kick))
     }
 
-    /// Turns a queue on or off, with a server that has protocol features.
+    /// Enables or disables a queue. The server must have negotiated protocol features.
     pub(super) fn enable_queue(&mut self, index: u16, on: bool) -> Result<(), ServerError> {
         self.short("SET_VRING_ENABLE", |server| server.set_vring_enable(index.into(), on))
     }
 
-    /// Ends a queue; returns the next element of its available ring. When this returns, none is half served.
+    /// Stops a queue. Returns the index of the next element of its available ring. When this function returns, no element is half served.
     pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
         let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
         u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next}")))
     }
 }
 
-/// A region as a server gets it. The server is told guest-physical addresses in place of this process's own, which concern nobody.
+/// Converts a region to the protocol's form. The user address is the guest-physical address, because the server needs no address of this
+/// process.
 fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError> {
-    let what = "giving guest RAM to a vhost-user server";
+    let what = "share guest RAM with the vhost-user server";
     let file = region.file_offset().ok_or(ServerError::Host { what, source: io::ErrorKind::Unsupported.into() })?;
     let gpa = region.start_addr().raw_value();
     Ok(VhostUserMemoryRegionInfo {
@@ -373,7 +377,7 @@ fn describe(region: &RamRegion) -> Result<VhostUserMemoryRegionInfo, ServerError
     })
 }
 
-/// The same of another part of a file.
+/// Converts part of a file to the protocol's form.
 fn describe_file(region: &FileRegion) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
@@ -384,7 +388,7 @@ fn describe_file(region: &FileRegion) -> VhostUserMemoryRegionInfo {
     }
 }
 
-/// A message about translations.
+/// Returns a message about translations.
 fn iotlb_message(message: Iotlb, flags: u32) -> [u8; HEADER + BYTES] {
     let mut bytes = [0; HEADER + BYTES];
     let size = u32::try_from(BYTES).unwrap_or(0);
@@ -395,7 +399,7 @@ fn iotlb_message(message: Iotlb, flags: u32) -> [u8; HEADER + BYTES] {
     bytes
 }
 
-/// Sends such a message, and waits for the answer to it.
+/// Sends a message about translations, and waits for the reply.
 fn ask(mut socket: &UnixStream, message: &[u8]) -> Result<(), WireError> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::UnexpectedEof => WireError::Disconnected,

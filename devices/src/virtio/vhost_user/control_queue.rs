@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control queue of a network card with several pairs of queues. Servers have none: the front end reads how many pairs the driver
-//! uses, and turns the queues of the others off.
+//! Control queue of a network card with several queue pairs. vhost-user servers do not serve control queues. So the front end reads the
+//! number of pairs that the driver uses, and disables the queues of all other pairs.
 
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -18,7 +18,7 @@ use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::Worker;
 
-/// Has the server use so many pairs.
+/// Server that is told the number of queue pairs.
 struct Server {
     id: String,
     shared: Arc<Shared>,
@@ -30,13 +30,13 @@ impl Pairs for Server {
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        // A request for each queue, and they have the time of one together.
+        // This sends a request for each queue. All of them share the time limit of one operation.
         let _operation = Operation::begin();
         self.shared.session_first().set_pairs(pairs).map_err(io::Error::other)
     }
 }
 
-/// What changes with the driver.
+/// State that changes with the driver.
 #[derive(Default)]
 struct Active {
     driver: Option<Driver>,
@@ -44,20 +44,20 @@ struct Active {
     paused: bool,
 }
 
-/// The queue.
+/// Control queue.
 pub(super) struct ControlQueue {
-    /// Pairs of queues of the device.
+    /// Number of queue pairs of the device.
     most: u16,
     server: Arc<Server>,
-    /// The event of the number behind all pairs.
+    /// Doorbell of the queue after all pairs.
     doorbell: EventFd,
-    /// Pairs that the driver uses.
+    /// Number of queue pairs that the driver uses.
     pairs: Arc<AtomicU16>,
     active: Mutex<Active>,
 }
 
 impl ControlQueue {
-    /// Of a device `id` with `most` pairs of queues.
+    /// Returns the control queue of device `id` with `most` queue pairs.
     pub(super) fn new(id: &str, most: u16, shared: Arc<Shared>) -> io::Result<Self> {
         Ok(Self {
             most,
@@ -68,13 +68,13 @@ impl ControlQueue {
         })
     }
 
-    /// True if it has this number. That depends on what the driver accepted.
+    /// True if the control queue has this number. The number depends on the features that the driver accepted.
     pub(super) fn has_index(&self, index: u16) -> bool {
         let driver_features = lock(&self.active).driver.as_ref().map_or(0, |driver| driver.features);
         index == control_queue(driver_features, self.most)
     }
 
-    /// The event of queue `index`, if that number is behind all pairs.
+    /// Returns the doorbell if `index` is the number after all pairs.
     pub(super) fn doorbell(&self, index: u16) -> Option<&EventFd> {
         (index == 2 * self.most).then_some(&self.doorbell)
     }
@@ -84,25 +84,25 @@ impl ControlQueue {
         lock(&self.active).driver = Some(driver);
     }
 
-    /// Starts it as queue `index`, whose notifications ring `doorbell`.
+    /// Starts the control queue as queue `index`, whose notifications write `doorbell`.
     pub(super) fn start(&self, index: u16, queue: Queue, doorbell: &EventFd) -> io::Result<()> {
         let mut active = lock(&self.active);
         let Some(driver) = active.driver.clone() else { return Ok(()) };
         let task = Control::new(index, queue, driver, self.server.clone(), self.most, self.pairs.clone());
         let name = format!("{}_q{index}", self.server.id);
-        // It sends messages to the server.
+        // The worker has this role because it sends messages to the server.
         let worker = Worker::spawn(name, ROLE, doorbell.try_clone()?, active.paused, task)?;
         active.worker = Some(worker);
         Ok(())
     }
 
     pub(super) fn stop(&self) -> Option<QueueState> {
-        // Taken out first: the worker may be waited for without the lock.
+        // Take the worker out first, so that the lock is not held while this thread waits for the worker.
         let worker = lock(&self.active).worker.take()?;
         Some(worker.stop(|task| task.state()))
     }
 
-    /// How far it is served, in a device that is paused.
+    /// Returns the position of the control queue of a paused device.
     pub(super) fn state(&self) -> Option<QueueState> {
         lock(&self.active).worker.as_ref().map(|worker| worker.with_task(|task| task.state()))
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the front end of a vhost-user device counts. Requests of the guest do not come its way.
+//! Counters of the front end of a vhost-user device. The guest's requests bypass the front end, so it cannot count them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::counters::counters;
 
 counters! {
-    /// Counters of the device's server since the device was made.
+    /// Counters of the device's servers since the device was created.
     VhostUserCounters {
         server_connections: "Connections to servers that were made.",
         server_losses: "Connections to servers that were lost.",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device as the transport sees it.
+//! Implementation of [`VirtioDevice`] for vhost-user devices.
 
 use std::io;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use crate::sync::lock;
 use crate::virtio::device::read_bytes;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, VirtioDevice};
 
-/// Why there is no saved state.
-const NO_STATE: &str = "a process of the host has it (vhost-user); remove the device first";
+/// Error text for a save or restore.
+const NO_STATE: &str = "its vhost-user server has it; remove the device first";
 
-/// The front end of a device that a process of the host serves.
+/// Front end of a vhost-user device.
 pub struct VhostUserDevice {
     model: Model,
     features: u64,
@@ -42,9 +42,9 @@ pub struct VhostUserDevice {
 }
 
 impl VhostUserDevice {
-    /// A device whose server listens at `address`. `table` has its mappings, if it is behind the virtio-iommu.
+    /// Connects to the server at `address` and creates the device. `table` contains the mappings if the device is behind the virtio-iommu.
     pub(super) fn connect(address: Address, table: Option<Arc<DmaTable>>) -> Result<Self, ServerError> {
-        let host = |source| ServerError::Host { what: "making a vhost-user device", source };
+        let host = |source| ServerError::Host { what: "create the vhost-user device", source };
         let Connected { link, socket, back_channel } = address.connect_first()?;
         let (model, counts) = (address.model.clone(), Arc::new(Counts::default()));
         Counts::add(&counts.server_connections);
@@ -59,30 +59,30 @@ impl VhostUserDevice {
         Ok(Self { model, features, queue_sizes, shared, events, kicker, counts, control, _watcher: watcher })
     }
 
-    /// The control queue, if `index` is that.
+    /// Returns the control queue if `index` is its number.
     fn control(&self, index: u16) -> Option<&ControlQueue> {
         self.control.as_ref().filter(|control| control.has_index(index))
     }
 
-    /// What has become of its server.
+    /// Returns the counters.
     pub fn counters(&self) -> VhostUserCounters {
         self.counts.read()
     }
 
-    /// What fills `table`, by which it was made.
+    /// Returns the mapper that fills `table`, the table that the device was created with.
     pub(super) fn mapper(&self, table: Arc<DmaTable>) -> VhostUserMapper {
         VhostUserMapper::new(self.shared.clone(), table)
     }
 
-    /// The guest gets this region of RAM.
+    /// Sends the server a new region of guest RAM.
     ///
     /// # Errors
-    /// The server does not take it, or it is not backed by a file.
+    /// The server does not accept the region, or no file backs the region.
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), ServerError> {
         self.shared.session_first().add_ram(region)
     }
 
-    /// The guest does not get it after all.
+    /// Takes a region of RAM back from the server, because adding it to the guest failed.
     pub fn take_ram(&self, region: &RamRegion) {
         self.shared.session_first().take_ram(region);
     }
@@ -136,15 +136,15 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        // Whatever the driver accepted: the kernel connects an event with a number, and disconnects the same one.
+        // The result must not depend on the accepted features: the kernel disconnects a doorbell with the same eventfd as it connects it.
         let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
         of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }
 
-    /// A vCPU that found no doorbell has it rung.
+    /// Notifies the queue when the kernel has no doorbell connected.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         if let Some(doorbell) = self.control.as_ref().and_then(|control| control.doorbell(queue)) {
-            // It fails where it was rung 2^64 times already.
+            // The write fails only if the eventfd's counter would overflow.
             let _ = doorbell.write(1);
         }
         self.kicker.kick(queue);
@@ -159,7 +159,7 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn pause(&self) {
-        // First: a command of the driver is not half done.
+        // The control queue comes first, so that no command of the driver is half done.
         self.control.iter().for_each(ControlQueue::pause);
         self.shared.session_first().pause();
     }

@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a server cannot be used.
+//! Errors of vhost-user servers.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a server does not do what it is asked for.
+/// Error of a vhost-user server, or of a request to it.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// Nobody can be reached at the socket.
-    #[error("no vhost-user server: {source}")]
+    /// No server accepts a connection at the socket.
+    #[error("cannot connect to the vhost-user server: {source}")]
     NoServer {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the host said.
+        /// Error of the host kernel.
         source: io::Error,
     },
-    /// The server is gone: it closed the connection, was silent for too long, or broke the protocol.
+    /// The connection has ended: the server closed it, took too long to answer, or broke the protocol.
     #[error("the vhost-user server {0}")]
     Gone(String),
-    /// The server says no.
+    /// The server refused a request.
     #[error("the vhost-user server refuses {0}")]
     Refused(&'static str),
-    /// The server cannot do what this device needs.
+    /// The server lacks a capability that this device needs.
     #[error("the vhost-user server {0}")]
     Unfit(String),
-    /// The host gives no thread or no descriptor.
-    #[error("{what}: {source}")]
+    /// The host has no free thread or file descriptor, or the memory is not backed by a file.
+    #[error("cannot {what}: {source}")]
     Host {
-        /// What was being done.
+        /// Failed action.
         what: &'static str,
-        /// What the host said.
+        /// Error of the host kernel.
         source: io::Error,
     },
 }
 
 impl ServerError {
-    /// The same as what became of the server, to stand behind its name.
+    /// Returns the error text without "the vhost-user server", for use after a subject.
     pub(super) fn reason(&self) -> String {
         let text = self.to_string();
         text.strip_prefix("the vhost-user server ").map_or(text.clone(), str::to_string)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The events of a queue that do not change.
+//! Eventfds of a queue that exist for the device's whole life.
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// Both are the server's too.
+/// Eventfds of a queue. The server has copies of both.
 pub(super) struct QueueEvents {
-    /// Rung by the driver.
+    /// Eventfd that notifies the server of new buffers.
     pub(super) kick: EventFd,
-    /// Rung by the server while the driver has no interrupt that an event could raise.
+    /// Eventfd that the server writes for used buffers, if the queue's interrupt has no eventfd of its own.
     pub(super) call: EventFd,
 }

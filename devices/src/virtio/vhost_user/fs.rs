@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A file system of the host (virtio 1.3, section 5.11), served by virtiofsd.
+//! File system of the host (virtio 1.3, section 5.11), served by virtiofsd.
 
 use super::model::{ConfigSource, Model, OnLoss};
 use super::spec::fs::{DEVICE_TYPE, PCI_CLASS, TAG_BYTES};
 
 impl Model {
-    /// A file system that the guest mounts by its `tag`, of which the first 36 bytes count, with `requests` queues for requests
-    /// beside the one for urgent ones, each of `size`.
+    /// Returns the description of a file system that the guest mounts by its `tag`. Only the first 36 bytes of the tag are used. The file
+    /// system has `requests` request queues and one high-priority queue, each of size `size`.
     pub fn fs(tag: &str, requests: u16, size: u16) -> Self {
         let mut config = tag.as_bytes().to_vec();
         config.resize(TAG_BYTES, 0);

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Messages about translations (vhost-user, "IOTLB messages"): how one is written and read, on either channel.
+//! Encoding of messages about translations (vhost-user, "IOTLB messages"), for both channels.
 
 use iommu_bounce::Permissions;
 
-/// Bytes of a message, without its header: `struct vhost_iotlb_msg` (`include/uapi/linux/vhost_types.h`).
+/// Size of a message in bytes, without its header: `struct vhost_iotlb_msg` (`include/uapi/linux/vhost_types.h`).
 pub(super) const BYTES: usize = 32;
 
-/// What a message is about.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The server wants a translation.
+    /// The server needs a translation.
     Miss,
-    /// It gets one.
+    /// The server gets a translation.
     Update,
-    /// It must forget what it knows of a range.
+    /// The server must drop its translations of a range.
     Invalidate,
-    /// The server was stopped at an access.
+    /// The server denied an access by itself.
     AccessFail,
 }
 
-/// A message.
+/// Message about translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Iotlb {
     pub(super) iova: u64,
-    /// Bytes from there on.
+    /// Number of bytes from `iova` on.
     pub(super) size: u64,
-    /// What the server knows the memory by, in its table of regions.
+    /// Address of the memory in the server's memory table.
     pub(super) user: u64,
     pub(super) permissions: Permissions,
     pub(super) kind: Kind,
 }
 
 impl Iotlb {
-    /// As it is sent. Permissions have the same bits in the protocol: 1 to read, 2 to write.
+    /// Encodes the message. The protocol's permission bits are 1 for read and 2 for write.
     pub(super) fn to_bytes(self) -> [u8; BYTES] {
         let kind = match self.kind {
             Kind::Miss => 1,
@@ -49,7 +49,7 @@ impl Iotlb {
         bytes
     }
 
-    /// Of bytes that came; `None` if they are no message of a server's.
+    /// Decodes a message of a server. Returns `None` if the bytes are not such a message.
     pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let number = |place: usize| {
             let mut number = [0; 8];
@@ -88,7 +88,7 @@ mod tests {
             (bytes[1], bytes[9], bytes[17], &bytes[24..]),
             (0x10, 0x20, 0x30, [2, 2, 0, 0, 0, 0, 0, 0].as_slice())
         );
-        assert_eq!(Iotlb::from_bytes(&bytes), None, "servers give no translations");
+        assert_eq!(Iotlb::from_bytes(&bytes), None, "a server must not send translations");
         for kind in [Kind::Miss, Kind::AccessFail] {
             let asked = Iotlb { kind, permissions: Permissions::READ | Permissions::WRITE, ..update };
             assert_eq!(Iotlb::from_bytes(&asked.to_bytes()), Some(asked));

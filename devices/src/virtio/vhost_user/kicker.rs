@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Kicks of this process's own. They are rare: the host's kernel writes those of the driver.
+//! Notifications (kicks) from this process to the server. They are rare, because the host kernel writes the driver's notifications.
 //!
-//! A server can fill the counter of an event that it has, and have a write wait (`O_NONBLOCK` is a flag of the open file). So a thread that
-//! nobody waits for does it: at worst it stays until the process ends.
+//! A server can fill the counter of an eventfd and clear `O_NONBLOCK`, which is a flag of the shared open file. A write then blocks. So a
+//! separate thread writes, and no other thread waits for it. In the worst case this thread blocks until the process ends.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::sync::lock;
 
 #[derive(Default)]
 struct State {
-    /// The queues to be kicked.
+    /// True for each queue to notify.
     wanted: Vec<bool>,
     ended: bool,
 }
@@ -26,7 +26,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Whoever kicks. Dropping it tells the thread to end.
+/// Handle of the thread. Dropping the handle tells the thread to end, without waiting for it.
 pub(super) struct Kicker(Arc<Shared>);
 
 impl Kicker {
@@ -38,7 +38,7 @@ impl Kicker {
         Ok(Self(shared))
     }
 
-    /// Has the server look at a queue.
+    /// Notifies the server of a queue.
     pub(super) fn kick(&self, queue: u16) {
         if let Some(wanted) = lock(&self.0.state).wanted.get_mut(usize::from(queue)) {
             *wanted = true;
@@ -64,7 +64,7 @@ impl Shared {
             };
             state.wanted[queue] = false;
             drop(state);
-            // It fails where the counter is full, and then the server has been told.
+            // The write fails if the counter is full. The server has been notified then.
             let _ = self.events[queue].kick.write(1);
             state = lock(&self.state);
         }

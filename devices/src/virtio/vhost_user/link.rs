@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a server is found and taken.
+//! Connects to a server and negotiates with it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -21,52 +21,52 @@ use crate::local_socket::connect_now;
 use crate::patience::{Budget, Operation};
 use crate::sync::lock;
 
-/// How long a server that is just being started may take until it listens.
+/// Maximum time until a server that is just starting listens.
 const START_TIME: Duration = Duration::from_secs(2);
-/// How long to wait between two tries.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A budget is spent when it allows less than this part of the time for an operation.
+/// Divisor for the time of an operation. A budget counts as spent when it allows less than the result.
 const SPENT: u32 = 10;
 
-/// Where the server of a device is, and what it is to be.
+/// Address of a device's server, and the requirements of the device.
 #[derive(Clone)]
 pub(super) struct Address {
     pub(super) id: String,
     path: PathBuf,
     pub(super) model: Model,
     times: Times,
-    /// How long its servers may hold others, one after the other.
+    /// Time for which all servers of the device together may block threads.
     budget: Arc<Mutex<Budget>>,
-    /// It is behind the virtio-iommu.
+    /// True if the device is behind the virtio-iommu.
     translated: bool,
 }
 
-/// A connection to a server that has what the device needs.
+/// Connection to a server that has all capabilities that the device needs.
 pub(super) struct Connected {
     pub(super) link: Link,
-    /// To learn of its end by.
+    /// Copy of the socket, to detect the end of the connection.
     pub(super) socket: UnixStream,
     pub(super) back_channel: Option<BackChannel>,
 }
 
 impl Address {
-    /// Where the server of device `id` is.
+    /// Returns the address of the server of device `id`.
     pub(super) fn new(id: String, path: PathBuf, model: Model, times: Times, translated: bool) -> Self {
         Self { id, path, model, times, budget: times.budget(), translated }
     }
 
-    /// Whether its servers have held others for nearly all the time that they may.
+    /// True if the budget of the device's servers is nearly spent.
     pub(super) fn is_spent(&self) -> bool {
         lock(&self.budget).allows(Instant::now()) < self.times.other / SPENT
     }
 
-    /// Connects to the server if it listens at this moment.
+    /// Connects to the server. Fails at once if the server does not listen.
     pub(super) fn connect(&self) -> Result<Connected, ServerError> {
         let socket = connect_now(&self.path).map_err(|source| self.no_server(source))?;
         self.take(socket)
     }
 
-    /// The same, with some time for it to start.
+    /// Connects to the server. Retries for [`START_TIME`] if the server does not listen yet.
     pub(super) fn connect_first(&self) -> Result<Connected, ServerError> {
         let start = Instant::now();
         loop {
@@ -83,11 +83,11 @@ impl Address {
     }
 
     fn take(&self, socket: UnixStream) -> Result<Connected, ServerError> {
-        let host = |source| ServerError::Host { what: "listening to a vhost-user server", source };
+        let host = |source| ServerError::Host { what: "set up the connection to the vhost-user server", source };
         let watched = socket.try_clone().map_err(host)?;
         let queues = self.model.queues.len();
         let mut connection = Connection::new(&self.id, socket, queues, self.times, self.budget.clone())?;
-        // Whoever makes the device waits for this, and whoever removes it while a server is looked for.
+        // The thread that creates the device waits for this negotiation. So does a thread that removes the device during a reconnection.
         let _operation = Operation::begin();
         let offer = Offer::agree(&mut connection, &self.model, self.translated)?;
         let mut back_channel = None;
@@ -100,7 +100,7 @@ impl Address {
     }
 }
 
-/// Whether a server may just not be there yet.
+/// True if the error shows that the server may not have started yet.
 fn may_come(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }

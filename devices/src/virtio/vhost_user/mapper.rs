@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The I/O address space of a device behind the virtio-iommu that a server serves.
+//! I/O address space of a vhost-user device behind the virtio-iommu.
 //!
-//! The server has the descriptors of all guest RAM; what it may use of it, it is told when it asks, and it forgets what is unmapped
-//! before the guest is told that it is. So the guest is kept from its own drivers' mistakes and from a device's, not from a server that
-//! lies: who wants that takes a device of vfio-user. A chunk of a window goes to the server as a region of its own. While some of a
-//! file is mapped that the guest sees as memory, the file is a region, too.
+//! The server has the file descriptors of all guest RAM. It asks for a translation before it accesses memory, and it drops the
+//! translation before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from
+//! a malicious server. A vfio-user device protects it from that too.
+//!
+//! A mapped window chunk is a memory region of its own for the server. So is a file that the guest sees as device memory, while part of
+//! the file is mapped.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,14 +26,14 @@ use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
 
-/// Fills the table that translations are taken of.
+/// Mapper that fills the table of translations.
 ///
-/// An UNMAP that returns has had the server forget the mapping. One that the server does not confirm in time fails, and the device
-/// with it.
+/// When an UNMAP returns, the server has dropped the translation. If the server does not confirm this in time, the UNMAP and the device
+/// fail.
 pub struct VhostUserMapper {
     table: MapperTable,
     shared: Arc<Shared>,
-    /// First IOVAs of mappings of devices' memory that the server has, and the address in this process of what they lead to.
+    /// Mappings of device memory that the server has: first IOVA, and address of the memory's range in this process.
     devices: BTreeMap<u64, usize>,
 }
 
@@ -40,18 +42,18 @@ impl VhostUserMapper {
         Self { table: MapperTable(table), shared, devices: BTreeMap::new() }
     }
 
-    /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
+    /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
     /// [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
         self.table.connect(windows, devices);
     }
 
-    /// Gives the server a chunk.
+    /// Sends the server a window chunk.
     fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps what it is given for reading and writing. What it may do with it, it is told with the translation, as for RAM.
+        // A server maps each region for reads and writes. The translation has the permissions, as for RAM.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
-        // The driver does without a window then.
+        // Without a file, the driver works without this chunk.
         let file = file.ok_or(MapError::NoResources)?;
         let region = RegionName::Chunk(index);
         self.shared.session_first().add_region(region, len, FilePart::whole(file.into())).map_err(|error| match error {
@@ -60,8 +62,8 @@ impl VhostUserMapper {
         })
     }
 
-    /// Gives the server the file behind the mapping of a device's memory at `iova`. If there is no file, or the server takes no more
-    /// regions, the server gets no translation: its accesses are reported.
+    /// Sends the server the backing file of the device memory that is mapped at `iova`. If no file backs the memory, or the server supports
+    /// no more regions, the server gets no translation. Its accesses are then reported as faults.
     fn give_device(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
         let Some(device) = self.table.device_at(iova) else { return Ok(()) };
         let range = device.host();
@@ -70,7 +72,7 @@ impl VhostUserMapper {
                 let part = FilePart { file: place.file.try_clone()?, offset: place.offset };
                 self.shared.session_first().add_region(RegionName::Device(range.address), range.len as u64, part)
             }
-            None => Err(ServerError::Unfit("cannot be given what is in no file".into())),
+            None => Err(ServerError::Unfit("cannot map memory that no file backs".into())),
         };
         match given {
             Ok(()) => {
@@ -79,7 +81,7 @@ impl VhostUserMapper {
             }
             Err(ServerError::Unfit(reason)) => {
                 debug!("{}: no access at {iova:#x}: the server {reason}", self.table.name());
-                // It is there: it was just mapped.
+                // This cannot fail: the mapping was just inserted.
                 let _ = self.table.block(iova, len, |_| {});
                 Ok(())
             }
@@ -101,20 +103,20 @@ impl DmaMapper for VhostUserMapper {
             _ => self.give_device(iova, len),
         };
         given.inspect_err(|_| {
-            // It was just put there, and nobody was told of it.
+            // This cannot fail: the mapping was just inserted. The server has no translation of it.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let mut chunks = Vec::new();
-        // From here on the server gets no translation of it.
+        // From here on, the server gets no translation of the range.
         self.table.block(iova, len, |chunk| chunks.push(chunk))?;
         let (_operation, begin) = (Operation::begin(), Instant::now());
         let mut session = self.shared.session_first();
         session.forget(iova, len, begin).map_err(|error| UnmapError::Host(io::Error::other(error)))?;
         chunks.into_iter().for_each(|chunk| session.take_region(RegionName::Chunk(chunk)));
-        // It does not wrap around: the table has checked it.
+        // The range does not wrap around: the table has checked this.
         for (_, range) in self.devices.extract_if(iova..=iova + (len - 1), |_, _| true) {
             session.take_region(RegionName::Device(range));
         }
@@ -122,7 +124,7 @@ impl DmaMapper for VhostUserMapper {
         Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
-    /// No chunk stays with the server over a reset of the VM.
+    /// Returns false: a reset of the VM takes all chunks back from the server.
     fn keeps_page_tables(&self) -> bool {
         false
     }

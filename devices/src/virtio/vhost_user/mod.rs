@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vhost-user: virtio devices that another process of the host serves (QEMU's `docs/interop/vhost-user.rst`). That process is not
-//! trusted with this one, but it reaches all guest RAM.
+//! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). Carom does not
+//! trust the server with its own process, but the server can access all guest RAM.
 //!
-//! This side is the front end: it has the PCI function, and what is in its registers goes to the *server* when a driver is ready. From
-//! then on guest and server are among themselves: notifications go to the server by events that KVM writes, and its interrupts to
-//! the guest by events that KVM reads. `connection` makes requests, each within a time ([`time_limit`]); `offer` is what a
-//! server has, `session` the device between driver and server, and `watcher` a thread that learns of a server's end. `fs`, `block` and
-//! `net` say what a device is; of a network card the front end serves one queue itself (`control_queue`).
+//! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the contents of the registers to
+//! the server. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that notify the server, and reads
+//! the eventfds that interrupt the guest.
 //!
-//! Behind the virtio-iommu, the server uses addresses of the guest's mappings. It asks for them on the `back_channel`; `mapper` is where
-//! the engine maps and unmaps, and `translation` what the server knows of it. A mapping is told and taken back under the session's lock,
-//! in which `precedence` says who goes first.
+//! * `connection` sends requests. Each request has a time limit ([`time_limit`]).
+//! * `offer` describes the capabilities of a server.
+//! * `session` connects the driver and the server.
+//! * `watcher` is a thread that notices a lost server and connects to the next one.
+//! * `fs`, `block` and `net` describe the device types. The front end itself serves the control queue of a network card
+//!   (`control_queue`).
+//!
+//! Behind the virtio-iommu, the server uses IOVAs. It asks for translations on the `back_channel`. The engine maps and unmaps through
+//! `mapper`. `translation` tracks the translations that the server has. The front end sends and invalidates translations under the
+//! session's lock, and `precedence` decides which thread gets this lock first.
 
 mod back_channel;
 mod block;
@@ -58,58 +63,61 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::ram::Ram;
 use crate::sandbox::{Call, ThreadRole, calls};
 
-/// Sockets whose other end goes to the server.
+/// Socket pairs. The server gets one end of each.
 const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
 
-/// Role of the threads of a device. One waits for the server, looks for the next one and sends it the device's state. One sends the
-/// pairs of queues that a driver uses. One ends a connection whose server takes too long.
+/// Role of the threads of a device:
+/// * The watcher waits for events of the server. After a loss it connects to the next server and sends it the device's state.
+/// * The control queue's thread sends the number of queue pairs that a driver uses.
+/// * The time limit's thread closes a connection whose server takes too long.
+/// * The kicker's thread notifies the server.
 pub const ROLE: ThreadRole = ThreadRole { name: "vhost-user", calls: &[calls::MESSAGES, calls::SOCKETS, SOCKET_PAIRS] };
 
-/// What a vhost-user device is made of.
+/// Parameters of a vhost-user device.
 pub struct VhostUserParams {
     /// Name for logs, threads and the API.
     pub id: String,
-    /// Where its server listens.
+    /// Path of the socket at which the server listens.
     pub socket: PathBuf,
-    /// What it is.
+    /// Description of the device.
     pub model: Model,
-    /// Guest RAM, of files that can be shared. The server gets all of it.
+    /// Guest RAM, backed by shareable files. The server gets all of it.
     pub ram: Arc<Ram>,
-    /// Its mappings, if it is behind the virtio-iommu; of the same RAM.
+    /// Mappings of the same RAM, if the device is behind the virtio-iommu.
     pub table: Option<Arc<DmaTable>>,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Where notifications are connected.
+    /// Connects the doorbells of queues.
     pub doorbells: Option<Arc<dyn Doorbells>>,
-    /// Who learns when the device is activated, fails and is reset.
+    /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// A device that was made.
+/// New vhost-user device.
 pub struct VhostUser {
-    /// Its PCI function.
+    /// PCI function of the device.
     pub function: Arc<VirtioPciDevice>,
-    /// The device by which RAM is added and counters are read.
+    /// Device, for adding RAM and reading counters.
     pub device: Arc<VhostUserDevice>,
-    /// What fills its table of mappings, if it has one.
+    /// Mapper that fills the device's table of mappings, if it has one.
     pub mapper: Option<VhostUserMapper>,
 }
 
-/// Why there is no such device.
+/// Error while a vhost-user device is created.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
-    /// Its server cannot be used.
+    /// The server is unusable.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// It cannot be put on PCI.
+    /// The device cannot be put on PCI.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
 
-/// Connects to the server, and makes the device.
+/// Connects to the server and creates the device.
 ///
 /// # Errors
-/// The server is not there or cannot do what is needed, or the platform has no interrupt vectors.
+/// The server does not answer or lacks a capability, or the platform cannot allocate interrupt vectors.
 pub fn create(params: VhostUserParams) -> Result<VhostUser, VhostUserError> {
     let VhostUserParams { id, socket, model, ram, table, msi, doorbells, observer } = params;
     let translated = table.is_some();

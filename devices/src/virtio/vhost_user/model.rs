@@ -1,57 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What differs between the devices that a server can serve.
+//! Description of a device that a server can serve.
 
 use std::ops::Range;
 
 use crate::virtio::net::CONTROL_QUEUE_SIZE;
 
-/// Where the device configuration comes from.
+/// Source of the device configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConfigSource {
-    /// The front end has it.
+    /// The front end has the configuration.
     Own(Vec<u8>),
-    /// The server has it.
+    /// The server has the configuration.
     Server {
-        /// Its bytes.
+        /// Size of the configuration in bytes.
         len: usize,
-        /// What the front end puts in its place: offset and bytes.
+        /// Values that replace those of the server: offset and bytes.
         over: Vec<(usize, Vec<u8>)>,
-        /// What the driver may write.
+        /// Bytes that the driver may write.
         writable: Range<usize>,
     },
 }
 
-/// What becomes of a device whose server is lost.
+/// Reaction of a device to the loss of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLoss {
-    /// It has failed until its driver resets it: the server had state of its own.
+    /// The device fails until its driver resets it, because the server had state of its own.
     Fail,
-    /// It goes on with the next server. Where requests were under way, only if the servers keep account of them.
+    /// The device continues with the next server. If requests were in flight, this needs a server that records them
+    /// (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). Otherwise the device fails.
     GoOn,
-    /// It goes on with the next server, and what was under way is lost, as on a wire.
+    /// The device continues with the next server. Packets in flight are lost, as on a wire.
     Lose,
 }
 
-/// A device to be served by a server.
+/// Description of a device that a server serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     pub(super) device_type: u16,
     pub(super) pci_class: u32,
     /// Features of the device type that a server may offer.
     pub(super) server_features: u64,
-    /// Those that the front end offers itself.
+    /// Features that the front end itself offers.
     pub(super) own_features: u64,
-    /// Size of each queue that the server has.
+    /// Size of each queue that the server serves.
     pub(super) queues: Vec<u16>,
-    /// Pairs of queues, of a network card with several: there is a control queue behind them then, which the front end serves.
+    /// Number of queue pairs, for a network card with more than one. Such a card has a control queue after the pairs. The front end serves
+    /// this queue.
     pub(super) pairs: Option<u16>,
     pub(super) config: ConfigSource,
     pub(super) on_loss: OnLoss,
 }
 
 impl Model {
-    /// Bytes of the device configuration.
+    /// Returns the size of the device configuration in bytes.
     pub(super) fn config_len(&self) -> usize {
         match &self.config {
             ConfigSource::Own(bytes) => bytes.len(),
@@ -59,13 +61,13 @@ impl Model {
         }
     }
 
-    /// Size of each queue that the driver has.
+    /// Returns the size of each queue that the driver sees.
     pub(super) fn queue_sizes(&self) -> Vec<u16> {
         let control = self.pairs.map(|_| CONTROL_QUEUE_SIZE);
         self.queues.iter().copied().chain(control).collect()
     }
 
-    /// Whether the server has the device configuration.
+    /// True if the server has the device configuration.
     pub(super) fn asks_for_config(&self) -> bool {
         matches!(self.config, ConfigSource::Server { .. })
     }

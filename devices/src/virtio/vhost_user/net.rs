@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A network card (virtio 1.4, section 5.1) whose packets a server moves: DPDK's, passt's and others. The front end has its
-//! configuration, and serves its control queue.
+//! Network card (virtio 1.4, section 5.1) whose packets a server moves, such as DPDK or passt. The front end has its configuration and
+//! serves its control queue.
 
 use super::model::{ConfigSource, Model, OnLoss};
 use crate::virtio::net::spec::{
@@ -9,31 +9,31 @@ use crate::virtio::net::spec::{
     HOST_TSO4, HOST_TSO6, HOST_USO, MAC, MQ, MRG_RXBUF, MTU, PCI_CLASS,
 };
 
-/// What a driver is told of a card.
+/// Driver-visible properties of a network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedNet {
-    /// Its address.
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Most bytes of a packet, without the Ethernet header, if the driver is told that.
+    /// Maximum packet size in bytes, without the Ethernet header. `None` if the driver does not get this limit.
     pub mtu: Option<u16>,
-    /// Pairs of queues, 1 at least.
+    /// Number of queue pairs, at least 1.
     pub pairs: u16,
     /// Size of each queue, a power of two.
     pub queue_size: u16,
-    /// Whether checksums may be left to the other side, where the server has that.
+    /// True if checksum offload is allowed, in both directions, as far as the server supports it.
     pub csum: bool,
-    /// Likewise segments of TCP. Needs checksums.
+    /// True if TCP segmentation offload is allowed, as far as the server supports it. Needs `csum`.
     pub tso: bool,
-    /// Likewise segments of UDP. Needs checksums.
+    /// True if UDP segmentation offload is allowed, as far as the server supports it. Needs `csum`.
     pub uso: bool,
 }
 
 impl Model {
-    /// A network card.
+    /// Returns the description of a network card.
     pub fn net(net: &ServedNet) -> Self {
         let when = |holds, features| if holds { features } else { 0 };
         let mut config = net.mac.to_vec();
-        // No status of the link.
+        // The link status field is unused: `VIRTIO_NET_F_STATUS` is not offered.
         config.extend([0; 2]);
         config.extend(net.pairs.to_le_bytes());
         config.extend(net.mtu.unwrap_or(0).to_le_bytes());
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!((plain.pairs, plain.own_features), (None, 1 << 5));
         assert_ne!(plain.server_features & HOST_TSO4, 0);
         let bare = Model::net(&ServedNet { csum: false, ..PLAIN });
-        assert_eq!(bare.server_features, MRG_RXBUF, "segments need checksums");
+        assert_eq!(bare.server_features, MRG_RXBUF, "segmentation offloads need checksum offload");
         let no_tso = Model::net(&ServedNet { tso: false, ..PLAIN });
         assert_eq!(no_tso.server_features & (HOST_TSO4 | GUEST_TSO6 | HOST_USO | CSUM), HOST_USO | CSUM);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a server has, and what is agreed on with it when it is connected.
+//! Capabilities of a server, and the negotiation after the connection.
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
@@ -9,41 +9,43 @@ use super::error::ServerError;
 use super::model::{ConfigSource, Model, OnLoss};
 use super::spec::{ACCESS_PLATFORM, PROTOCOL_FEATURES, RING_FEATURES, VERSION_1};
 
-/// Regions of RAM that any server takes.
+/// Number of memory regions that every server supports.
 pub(super) const BASE_REGIONS: usize = 8;
 
-/// What a server needs to translate addresses: it asks for translations, says when it has forgotten one, and takes chunks of windows.
+/// Protocol features that a server needs behind the virtio-iommu: it must request translations, confirm invalidations, and accept chunks
+/// of windows as regions.
 const TRANSLATIONS: [(Protocol, &str); 3] = [
     (Protocol::BACKEND_REQ, "VHOST_USER_PROTOCOL_F_BACKEND_REQ"),
     (Protocol::REPLY_ACK, "VHOST_USER_PROTOCOL_F_REPLY_ACK"),
     (Protocol::CONFIGURE_MEM_SLOTS, "VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS"),
 ];
 
-/// What a server has.
+/// Capabilities of a server.
 #[derive(Clone, Debug)]
 pub(super) struct Offer {
-    /// Virtio features, those between front end and server among them.
+    /// Virtio features, including `VHOST_USER_F_PROTOCOL_FEATURES`.
     features: u64,
+    /// Negotiated protocol features.
     protocol: Protocol,
-    /// Most regions of RAM.
+    /// Maximum number of memory regions.
     pub(super) regions: usize,
-    /// The device configuration.
+    /// Device configuration.
     pub(super) config: Vec<u8>,
 }
 
 impl Offer {
-    /// Agrees with the server of a device of `model`, which is behind the virtio-iommu if `translated`.
+    /// Negotiates with the server of a device of `model`. `translated` is true if the device is behind the virtio-iommu.
     ///
     /// # Errors
-    /// The server is gone, refuses, or lacks what the device needs.
+    /// The server is gone, refuses a request, or lacks a capability that the device needs.
     pub(super) fn agree(connection: &mut Connection, model: &Model, translated: bool) -> Result<Self, ServerError> {
         let unfit = |text: String| Err(ServerError::Unfit(text));
         let features = connection.take()?;
         if features & VERSION_1 == 0 {
-            return unfit("serves legacy drivers only (VIRTIO_F_VERSION_1)".into());
+            return unfit("supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)".into());
         }
         if translated && features & ACCESS_PLATFORM == 0 {
-            return unfit("translates no addresses, as iommu=on needs it (VIRTIO_F_ACCESS_PLATFORM)".into());
+            return unfit("does not support iommu=on (it lacks VIRTIO_F_ACCESS_PLATFORM)".into());
         }
         let mut protocol = Protocol::empty();
         if features & PROTOCOL_FEATURES != 0 {
@@ -62,16 +64,16 @@ impl Offer {
         }
         for (needed, name) in TRANSLATIONS {
             if translated && !protocol.contains(needed) {
-                return unfit(format!("translates addresses without what iommu=on needs for it ({name})"));
+                return unfit(format!("does not support iommu=on (it lacks {name})"));
             }
         }
         if protocol.contains(Protocol::MQ) {
             let (has, wanted) = (connection.queue_count()?, model.queues.len());
             if has < wanted as u64 {
-                return unfit(format!("has {has} queues, and the device {wanted}"));
+                return unfit(format!("has {has} queues, and the device needs {wanted}"));
             }
         } else if model.pairs.is_some() {
-            return unfit("has one pair of queues only (VHOST_USER_PROTOCOL_F_MQ)".into());
+            return unfit("supports only one queue pair (it lacks VHOST_USER_PROTOCOL_F_MQ)".into());
         }
         let regions = if protocol.contains(Protocol::CONFIGURE_MEM_SLOTS) {
             usize::try_from(connection.most_regions()?).unwrap_or(usize::MAX)
@@ -81,40 +83,40 @@ impl Offer {
         let config = match &model.config {
             ConfigSource::Own(bytes) => bytes.clone(),
             ConfigSource::Server { .. } if !protocol.contains(Protocol::CONFIG) => {
-                return unfit("does not tell the device's configuration (VHOST_USER_PROTOCOL_F_CONFIG)".into());
+                return unfit("cannot send the device configuration (it lacks VHOST_USER_PROTOCOL_F_CONFIG)".into());
             }
             ConfigSource::Server { .. } => read_config(connection, model)?,
         };
         Ok(Self { features, protocol, regions, config })
     }
 
-    /// What the driver is offered of it.
+    /// Returns the features to offer to the driver.
     pub(super) fn for_driver(&self, model: &Model) -> u64 {
         self.features & (model.server_features | RING_FEATURES) | model.own_features
     }
 
-    /// What of the features that a driver has accepted is for the server.
+    /// Returns the features to send to the server, if the driver has accepted `accepted`.
     pub(super) fn for_server(&self, accepted: u64) -> u64 {
         self.features & accepted | self.features & PROTOCOL_FEATURES
     }
 
-    /// Whether it has what `accepted` needs beside `own`, the front end's features.
+    /// True if the server has all features of `accepted` except `own`, the features of the front end.
     pub(super) fn can_go_on(&self, accepted: u64, own: u64) -> bool {
         accepted & !own & !self.features == 0
     }
 
-    /// Whether queues are turned on and off.
+    /// True if the server supports requests that enable and disable queues.
     pub(super) fn enables_queues(&self) -> bool {
         self.features & PROTOCOL_FEATURES != 0
     }
 
-    /// Whether this was agreed on.
+    /// True if this protocol feature was negotiated.
     pub(super) fn has(&self, feature: Protocol) -> bool {
         self.protocol.contains(feature)
     }
 }
 
-/// The device configuration of a server, as the driver is to see it.
+/// Reads the device configuration from the server, and replaces the front end's own fields.
 pub(super) fn read_config(connection: &mut Connection, model: &Model) -> Result<Vec<u8>, ServerError> {
     let mut config = connection.config(model.config_len())?;
     if let ConfigSource::Server { over, .. } = &model.config {

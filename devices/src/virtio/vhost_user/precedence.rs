@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Who goes first where a lock does not say.
+//! Precedence of threads that wait for the same lock.
 //!
-//! A server may ask for translations, and say that its configuration has changed, without end. Each time takes the session's lock for a
-//! moment. A thread that waits for the lock to take a mapping away, or to pause the device, could lose each time. So whoever serves the
-//! server lets such threads go first.
+//! A server may send an endless stream of requests, for translations or because its configuration has changed. Each request takes the
+//! session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the thread that
+//! serves the server lets such threads go first.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,22 +12,23 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// How long those are let go first in a row. Many are threads of vCPUs, which the server must not wait for without end either.
+/// Maximum time for which a thread lets others go first. Many of those are vCPU threads, and the guest must not be able to block the
+/// server for ever either.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// Precedence for a lock. See the module.
 #[derive(Default)]
 pub(super) struct Precedence {
     first: Mutex<u32>,
     none: Condvar,
 }
 
-/// Somebody goes first, as long as this is there.
+/// Registration of a thread that goes first. It ends when the value is dropped.
 struct First<'p>(&'p Precedence);
 
-/// What is locked by somebody who goes first.
+/// Guard of a lock whose holder goes first.
 pub(super) struct FirstGuard<'p, T> {
-    /// Unlocked before others are let go on.
+    /// Declared before `_first`, so the lock is released before the registration ends.
     guard: MutexGuard<'p, T>,
     _first: First<'p>,
 }
@@ -47,25 +48,25 @@ impl<T> DerefMut for FirstGuard<'_, T> {
 }
 
 impl Precedence {
-    /// Locks `mutex` for a caller who goes first.
+    /// Locks `mutex` for a caller that goes first.
     pub(super) fn lock_first<'p, T>(&'p self, mutex: &'p Mutex<T>) -> FirstGuard<'p, T> {
         let first = self.take();
         FirstGuard { guard: lock(mutex), _first: first }
     }
 
-    /// Locks it for a caller who lets those go first who do.
+    /// Locks `mutex` for a caller that lets others go first.
     pub(super) fn lock_last<'p, T>(&self, mutex: &'p Mutex<T>) -> MutexGuard<'p, T> {
         self.give();
         lock(mutex)
     }
 
-    /// The caller goes first.
+    /// Registers the caller as a thread that goes first.
     fn take(&self) -> First<'_> {
         *lock(&self.first) += 1;
         First(self)
     }
 
-    /// Lets those go first who do.
+    /// Waits until no thread goes first, for at most [`LONGEST`].
     fn give(&self) {
         let first = lock(&self.first);
         let waited = self.none.wait_timeout_while(first, LONGEST, |first| *first != 0);
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gives_waits_for_those_who_take_and_not_without_end() {
+    fn give_waits_for_takers_up_to_the_limit() {
         let precedence = Precedence::default();
         precedence.give();
         let first = precedence.take();
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn who_locks_first_goes_first_until_it_is_unlocked() {
+    fn lock_last_waits_until_lock_first_is_released() {
         let (precedence, mutex) = (Precedence::default(), Mutex::new(0));
         let mut first = precedence.lock_first(&mutex);
         *first += 1;

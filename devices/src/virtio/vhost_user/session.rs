@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device between its driver and its server: which queues run, and what a server must be told so that they do.
+//! State of a device between its driver and its server: the running queues, and the requests that start and stop them.
 //!
-//! All of it is behind one lock, which is held while the server is asked for something, each time for a while at most.
+//! One lock protects the whole session. A thread holds the lock while it waits for an answer of the server, and this time is limited.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -31,38 +31,38 @@ use crate::dma::DmaTable;
 use crate::ram::{Ram, RamRegion};
 use crate::virtio::{DeviceError, Driver, QueueState};
 
-/// A server with what was agreed on.
+/// Connection to a server, and the negotiated capabilities.
 pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) offer: Offer,
 }
 
-/// A queue that the driver has set up.
+/// Queue that the driver has set up.
 struct ActiveQueue {
     rings: Rings,
-    /// How far it was served when it stood still last.
+    /// Position at the last stop.
     state: QueueState,
-    /// The server has it.
+    /// True if the server serves the queue.
     runs: bool,
 }
 
-/// See the module.
+/// Session of a device with its driver and server. See the module.
 pub(super) struct Session {
     id: String,
     model: Model,
     link: Option<Link>,
     driver: Option<Driver>,
     queues: Vec<Option<ActiveQueue>>,
-    /// Of a network card with several pairs of queues: how many its driver uses.
+    /// Number of queue pairs that the driver uses. `None` unless the device is a network card with more than one pair.
     pairs: Option<u16>,
-    /// The server's account of requests.
+    /// File in which the server records requests in flight.
     inflight: Option<(VhostUserInflight, File)>,
-    /// Of a device behind the virtio-iommu.
+    /// Translations. `None` unless the device is behind the virtio-iommu.
     translation: Option<Translation>,
-    /// First addresses of the regions of RAM that the server has.
+    /// First addresses of the RAM regions that the server has.
     shown: BTreeSet<u64>,
     paused: bool,
-    /// The driver was told that the device has failed.
+    /// True if a failure of the device was reported to the driver.
     broken: bool,
     pub(super) events: Arc<Vec<QueueEvents>>,
     pub(super) kicker: Arc<Kicker>,
@@ -71,7 +71,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// `table` has the mappings of a device behind the virtio-iommu.
+    /// Starts a session. `table` contains the mappings if the device is behind the virtio-iommu.
     pub(super) fn new(
         id: &str,
         model: Model,
@@ -101,7 +101,7 @@ impl Session {
         })
     }
 
-    /// A driver is ready.
+    /// Activates the device for a driver that is ready.
     pub(super) fn activate(&mut self, driver: Driver) {
         self.driver = Some(driver);
         self.broken = false;
@@ -110,7 +110,7 @@ impl Session {
         self.note(prepared);
     }
 
-    /// Queue `index` may run from now on.
+    /// Starts queue `index`, unless the device is paused or has failed.
     pub(super) fn start(&mut self, index: u16, queue: &Queue) {
         let rings = Rings {
             size: queue.size(),
@@ -126,19 +126,19 @@ impl Session {
         }
     }
 
-    /// Queue `index` is no longer served. Returns how far it was, if it was started.
+    /// Stops queue `index`. Returns the position at the stop, or `None` if the queue was not started.
     pub(super) fn stop(&mut self, index: u16) -> Option<QueueState> {
         let stopped = self.halt_queue(index);
         self.note(stopped);
         self.queues.get_mut(usize::from(index))?.take().map(|queue| queue.state)
     }
 
-    /// How far a queue is served that stands still.
+    /// Returns the position of a stopped queue.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
         self.queues.get(usize::from(index))?.as_ref().map(|queue| queue.state)
     }
 
-    /// The driver is gone. All queues were stopped.
+    /// Drops the driver, and resets the server if it supports this. The caller has stopped all queues.
     pub(super) fn reset(&mut self) {
         if self.driver.take().is_some()
             && let Some(link) = self.link.as_mut().filter(|link| link.offer.has(Protocol::RESET_DEVICE))
@@ -151,7 +151,7 @@ impl Session {
         self.shown.clear();
     }
 
-    /// The driver uses so many pairs of queues, and the server is to use no others.
+    /// Enables the first `pairs` queue pairs on the server, and disables all others.
     pub(super) fn set_pairs(&mut self, pairs: u16) -> Result<(), ServerError> {
         let before = self.pairs.replace(pairs);
         let Some(link) = &mut self.link else { return Ok(()) };
@@ -167,18 +167,18 @@ impl Session {
                 self.count(&error);
                 Err(error)
             }
-            // The next server is told.
+            // After a loss, the next server gets the number from `self.pairs`.
             _ => Ok(()),
         }
     }
 
-    /// Has all queues stand still.
+    /// Stops all queues.
     pub(super) fn pause(&mut self) {
         self.paused = true;
         self.halt();
     }
 
-    /// Lets them go on.
+    /// Starts all queues again, unless the device has failed.
     pub(super) fn resume(&mut self) {
         self.paused = false;
         if !self.broken {
@@ -187,7 +187,7 @@ impl Session {
         }
     }
 
-    /// The guest gets this region of RAM.
+    /// Sends the server a new region of guest RAM.
     pub(super) fn add_ram(&mut self, region: &RamRegion) -> Result<(), ServerError> {
         let gpa = region.start_addr().raw_value();
         let (Some(link), Some(driver)) = (&mut self.link, &self.driver) else { return Ok(()) };
@@ -196,12 +196,12 @@ impl Session {
         }
         let most = link.offer.regions;
         if self.shown.len() + self.translation.as_ref().map_or(0, Translation::regions) >= most {
-            return Err(ServerError::Unfit(format!("takes {most} regions of RAM, and has them all")));
+            return Err(ServerError::Unfit(format!("supports {most} memory regions, and all are in use")));
         }
         let added = if link.offer.has(Protocol::CONFIGURE_MEM_SLOTS) {
             link.connection.add_memory(region)
         } else {
-            // A server may not do with less for a moment what its queues are in.
+            // The queues must be stopped: the server may drop the old regions for a moment, and the rings lie in them.
             let ram = driver.memory.ram().clone();
             let known: Vec<&RamRegion> =
                 ram.iter().filter(|other| self.shown.contains(&other.start_addr().raw_value())).collect();
@@ -225,19 +225,19 @@ impl Session {
         }
     }
 
-    /// The guest does not get it after all.
+    /// Takes a region of RAM back from the server, because adding it to the guest failed.
     pub(super) fn take_ram(&mut self, region: &RamRegion) {
         let shown = self.shown.remove(&region.start_addr().raw_value());
         let slots = self.link.as_mut().filter(|link| shown && link.offer.has(Protocol::CONFIGURE_MEM_SLOTS));
-        // A server that knows no single regions keeps it: the guest cannot tell, as it has nothing there.
+        // A server that does not support removal keeps the region. This is harmless, because the guest has no RAM at the address.
         let taken = slots.map_or(Ok(()), |link| link.connection.remove_memory(region));
         self.note(taken);
     }
 
-    /// The server asks for the mapping that an access needs; whether it has got it.
+    /// Sends the server the translation for an access. Returns false if the server did not get one.
     pub(super) fn translate(&mut self, iova: u64, access: Permissions) -> bool {
         let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return false };
-        // Without a driver there is nothing that it could access.
+        // Without a driver, the server has nothing to access.
         if self.driver.is_none() {
             return false;
         }
@@ -248,13 +248,13 @@ impl Session {
         })
     }
 
-    /// The server was stopped at an access.
+    /// Reports an access that the server denied by itself.
     pub(super) fn stopped(&mut self, iova: u64, access: Permissions) {
         self.translation.iter_mut().for_each(|translation| translation.report(iova, access));
     }
 
-    /// Has the server forget what it knows of a range that nothing is told of any more. A server that does not say that it has, within
-    /// its time from `begin` on, is given up, and the device fails.
+    /// Asks the server to drop its translations of a range that is already blocked in the table. If the server does not confirm this within
+    /// its time limit, counted from `begin`, the connection is closed and the device fails.
     pub(super) fn forget(&mut self, iova: u64, len: u64, begin: Instant) -> Result<(), ServerError> {
         let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return Ok(()) };
         let connection = &mut link.connection;
@@ -266,14 +266,14 @@ impl Session {
         if connection.has_left() {
             return Ok(());
         }
-        let reason = format!("does not forget what was unmapped: {}", error.reason());
+        let reason = format!("does not drop the translation of unmapped memory: {}", error.reason());
         connection.give_up(reason.clone());
         self.count(&error);
         self.fail(&reason);
         Err(error)
     }
 
-    /// Memory that is in this part of a file, `len` bytes, is mapped.
+    /// Adds a memory region of `len` bytes, backed by `part` of a file, when some of it is mapped.
     pub(super) fn add_region(&mut self, name: RegionName, len: u64, part: FilePart) -> Result<(), ServerError> {
         let (Some(translation), has) = (&mut self.translation, self.shown.len()) else { return Ok(()) };
         let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);
@@ -282,21 +282,21 @@ impl Session {
         added.inspect_err(|error| self.count(error))
     }
 
-    /// It is no longer.
+    /// Removes one use of a memory region. The server loses the region with its last use.
     pub(super) fn take_region(&mut self, name: RegionName) {
         let Some(translation) = &mut self.translation else { return };
         let taken = translation.take_region(self.link.as_mut().map(|link| &mut link.connection), name);
         self.note(taken);
     }
 
-    /// Asks the server for the device configuration anew; `None` if it cannot be had.
+    /// Re-reads the device configuration from the server. Returns `None` if the server does not answer, or has no configuration.
     pub(super) fn read_config(&mut self) -> Option<Vec<u8>> {
         let link = self.link.as_mut().filter(|_| self.model.asks_for_config())?;
         let config = offer::read_config(&mut link.connection, &self.model);
         config.map_err(|error| self.note(Err(error))).ok()
     }
 
-    /// Writes the device configuration; `false` if the server did not take it.
+    /// Writes the device configuration. Returns false if the server did not accept the write.
     pub(super) fn write_config(&mut self, offset: u32, value: &[u8]) -> bool {
         let Some(link) = &mut self.link else { return false };
         match link.connection.set_config(offset, value) {
@@ -308,26 +308,26 @@ impl Session {
         }
     }
 
-    /// Tells the driver that the device's configuration is another one.
+    /// Notifies the driver of a changed device configuration.
     pub(super) fn config_changed(&self) {
         if let Some(driver) = &self.driver {
             driver.interrupt.config_changed(true);
         }
     }
 
-    /// The driver has used buffers in this queue.
+    /// Notifies the driver of used buffers in this queue.
     pub(super) fn queue_used(&self, index: u16) {
         if let Some(driver) = &self.driver {
             driver.interrupt.queue_used(index);
         }
     }
 
-    /// The server says that it has found a queue to be broken.
+    /// Fails the device because the server reported an error in a queue.
     pub(super) fn queue_broken(&mut self) {
         self.fail("reports an error in a queue");
     }
 
-    /// The server has closed the connection, or it was ended.
+    /// Handles the end of the connection.
     pub(super) fn lost(&mut self) {
         let Some(link) = self.link.take() else { return };
         let reason = link.connection.gone().unwrap_or("closed the connection").to_string();
@@ -339,7 +339,7 @@ impl Session {
             let used = self.used_index(index);
             if let Some(queue) = self.queues[index].as_mut().filter(|queue| queue.runs) {
                 queue.runs = false;
-                // Requests that were answered are done, whatever the server had taken beyond them.
+                // Answered requests are complete. The server may have taken later requests, and these must be served again.
                 let done = used.unwrap_or(queue.state.next_used);
                 queue.state = QueueState { next_avail: done, next_used: done };
             }
@@ -347,20 +347,20 @@ impl Session {
         match (self.model.on_loss, self.pending().filter(|_| self.inflight.is_none())) {
             (OnLoss::Fail, _) if ran => self.fail(&reason),
             (OnLoss::GoOn, Some(count)) if ran => {
-                self.fail(&format!("{reason}, with {count} requests under way of which it kept no account"));
+                self.fail(&format!("{reason}, with {count} requests in flight that it did not record"));
             }
             _ => {}
         }
-        // Whoever sees the count sees what came of it.
+        // Count the loss last, so that a reader of the counter also sees all effects of the loss.
         Counts::add(&self.counts.server_losses);
     }
 
-    /// Another server is there.
+    /// Continues with another server.
     pub(super) fn adopt(&mut self, link: Link) {
-        info!("{}: connected to a vhost-user server again", self.id);
+        info!("{}: reconnected to the vhost-user server", self.id);
         Counts::add(&self.counts.server_connections);
         let accepted = self.driver.as_ref().map_or(0, |driver| driver.features);
-        // The transport's own are between it and the driver.
+        // The server need not support these: the front end and the transport implement them.
         let own = self.model.own_features | super::spec::VERSION_1;
         let fits = link.offer.can_go_on(accepted, own);
         self.link = Some(link);
@@ -368,16 +368,16 @@ impl Session {
             return;
         }
         if !fits {
-            self.fail("offers less than the one before it");
+            self.fail("offers fewer features than the previous server");
             return;
         }
         let prepared = self.prepare().and_then(|()| if self.paused { Ok(()) } else { self.run() });
         self.note(prepared);
     }
 
-    /// Tells the server what holds for the whole device.
+    /// Sends the server the state of the whole device: features, file for requests in flight, and memory.
     fn prepare(&mut self) -> Result<(), ServerError> {
-        let gone = || ServerError::Gone("is not there".into());
+        let gone = || ServerError::Gone("is not connected".into());
         let driver = self.driver.as_ref().ok_or_else(gone)?;
         let Link { connection, offer } = self.link.as_mut().ok_or_else(gone)?;
         connection.set_features(offer.for_server(driver.features))?;
@@ -395,10 +395,10 @@ impl Session {
         let regions: Vec<&RamRegion> = ram.iter().collect();
         let count = regions.len() + self.translation.as_ref().map_or(0, Translation::regions);
         if count > offer.regions {
-            let rule = format!("takes {} regions of RAM, and the guest has {count}", offer.regions);
+            let rule = format!("supports {} memory regions, and the device needs {count}", offer.regions);
             return Err(ServerError::Unfit(rule));
         }
-        // A message has room for so many.
+        // One SET_MEM_TABLE message has room for `BASE_REGIONS` regions.
         let (first, rest) = regions.split_at(regions.len().min(BASE_REGIONS));
         connection.set_memory(first)?;
         rest.iter().try_for_each(|region| connection.add_memory(region))?;
@@ -407,7 +407,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the server a queue that stands still.
+    /// Starts a stopped queue on the server.
     fn run_queue(&mut self, index: u16) -> Result<(), ServerError> {
         let (Some(link), Some(driver)) = (&mut self.link, &self.driver) else { return Ok(()) };
         let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
@@ -419,7 +419,7 @@ impl Session {
         if link.offer.enables_queues() {
             link.connection.enable_queue(index, self.pairs.is_none_or(|pairs| index / 2 < pairs))?;
         }
-        // What came while it stood still.
+        // The driver may have added buffers while the queue was stopped.
         self.kicker.kick(index);
         Ok(())
     }
@@ -428,7 +428,7 @@ impl Session {
         (0..self.queue_count()).try_for_each(|index| self.run_queue(index))
     }
 
-    /// Takes a queue from the server.
+    /// Stops a queue on the server.
     fn halt_queue(&mut self, index: u16) -> Result<(), ServerError> {
         let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
         let Some(link) = self.link.as_mut().filter(|_| queue.runs) else { return Ok(()) };
@@ -461,12 +461,12 @@ impl Session {
         Some(u16::from_le(index))
     }
 
-    /// Index of the next element of the used ring, as the server has written it.
+    /// Returns the index of the next element of the used ring, as the server has written it.
     fn used_index(&self, index: usize) -> Option<u16> {
         self.ring_index(self.queues.get(index)?.as_ref()?.rings.used)
     }
 
-    /// How many requests of all queues are not done, if any.
+    /// Returns the number of incomplete requests in all queues, or `None` if there are none.
     fn pending(&self) -> Option<u32> {
         let of = |queue: &ActiveQueue| {
             let available = Wrapping(self.ring_index(queue.rings.available)?);
@@ -476,7 +476,7 @@ impl Session {
         (count > 0).then_some(count)
     }
 
-    /// Tells the driver that the device cannot go on.
+    /// Reports to the driver that the device has failed.
     fn fail(&mut self, reason: &str) {
         if let (false, Some(driver)) = (self.broken, &self.driver) {
             self.broken = true;
@@ -484,8 +484,8 @@ impl Session {
         }
     }
 
-    /// What to do about a server that is gone the thread that waits for it decides, which looks for another. One that refuses what
-    /// the device needs would do so again.
+    /// Handles an error. If the server is gone, the watcher's thread handles this and looks for another server. After any other error the
+    /// device fails, because the server would refuse the same request again.
     fn note(&mut self, result: Result<(), ServerError>) {
         let Err(error) = result else { return };
         self.count(&error);

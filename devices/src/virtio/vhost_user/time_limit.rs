@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A bound on how long a server may take.
+//! Time limit for the answers of a server.
 //!
-//! The calls of the `vhost` crate wait for as long as the socket is open: a timeout of the socket only has them try again. So a thread
-//! shuts the socket down when the time is over, and the call fails.
+//! The calls of the `vhost` crate wait as long as the socket is open. After a timeout of the socket they just retry. So a thread shuts
+//! the socket down when the time is over, and the call fails.
 
 use std::io;
 use std::net::Shutdown;
@@ -18,9 +18,9 @@ use crate::sync::lock;
 
 #[derive(Default)]
 struct State {
-    /// When the call at hand must have ended.
+    /// Deadline of the current call.
     until: Option<Instant>,
-    /// One took too long.
+    /// True if a call took too long.
     over: bool,
     ended: bool,
 }
@@ -32,7 +32,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Until the limit is dropped.
+    /// Enforces deadlines until the [`TimeLimit`] is dropped.
     fn watch(&self) {
         let mut state = lock(&self.state);
         while !state.ended {
@@ -51,19 +51,19 @@ impl Shared {
     }
 
     fn close(&self) {
-        // It fails where the server has done so.
+        // The shutdown fails if the server has closed the connection already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
-/// The thread that watches the time of calls on one socket. Dropping it ends the thread and leaves the socket as it is.
+/// Thread that limits the time of calls on one socket. Dropping the value ends the thread and leaves the socket open.
 pub(super) struct TimeLimit {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TimeLimit {
-    /// For calls on `socket`. The thread is called `name`.
+    /// Starts the thread, called `name`, for calls on `socket`.
     pub(super) fn new(name: String, socket: UnixStream) -> io::Result<Self> {
         let shared = Arc::new(Shared { socket, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
@@ -71,7 +71,7 @@ impl TimeLimit {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Does `call`, which fails if it takes longer than `time`. There is one call at a time.
+    /// Runs `call`. If it takes longer than `time`, the socket is shut down, so that `call` fails. Only one call may run at a time.
     pub(super) fn during<R>(&self, time: Duration, call: impl FnOnce() -> R) -> R {
         lock(&self.shared.state).until = Some(Instant::now() + time);
         self.shared.changed.notify_all();
@@ -80,12 +80,12 @@ impl TimeLimit {
         result
     }
 
-    /// Whether a call took too long.
+    /// True if a call took too long.
     pub(super) fn is_over(&self) -> bool {
         lock(&self.shared.state).over
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(super) fn close(&self) {
         self.shared.close();
     }
@@ -98,7 +98,7 @@ impl Drop for TimeLimit {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("a thread that watches the time of a vhost-user server panicked");
+            log::error!("the thread that limits the response time of a vhost-user server panicked");
         }
     }
 }

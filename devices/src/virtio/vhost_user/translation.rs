@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a server knows of the mappings of its device, which is behind the virtio-iommu.
+//! Translations and memory regions that the server of a device behind the virtio-iommu has.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,26 +14,27 @@ use super::error::ServerError;
 use super::iotlb::{Iotlb, Kind};
 use crate::dma::{Backing, DmaTable};
 
-/// Where servers know chunks of windows, in their table of regions: behind all guest-physical addresses (52 bits).
+/// First address of window chunks in the server's memory table. It is above all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
-/// Where they know memory of devices: behind all chunks. Addresses of this process have 47 bits, or 56 with five levels of page tables.
+/// First address of device memory in the server's memory table. It is above all chunks. The address in this process is added: 47 bits, or
+/// 56 bits with five levels of page tables.
 const DEVICES: u64 = 1 << 57;
-/// Most accesses of a server that were stopped of which a driver is told.
+/// Maximum number of denied accesses that are reported to a driver.
 const REPORTS: usize = 64;
-/// What a report is about.
+/// Page size for reports. Denied accesses to the same page count as one.
 const PAGE: u64 = 4096;
 
 /// Name of a region that is not RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RegionName {
-    /// The chunk of a window of this index.
+    /// Window chunk with this index.
     Chunk(u32),
-    /// Memory of a device that is at this address in this process.
+    /// Device memory at this address in this process.
     Device(usize),
 }
 
 impl RegionName {
-    /// Where servers know it, if it has `len` bytes.
+    /// Returns the region's address in the server's memory table. `len` is the size of the region in bytes.
     fn address(self, len: u64) -> u64 {
         match self {
             Self::Chunk(index) => CHUNKS + u64::from(index) * len,
@@ -42,45 +43,46 @@ impl RegionName {
     }
 }
 
-/// A file from this offset on.
+/// File and an offset in it.
 pub(super) struct FilePart {
     pub(super) file: File,
     pub(super) offset: u64,
 }
 
 impl FilePart {
-    /// All of a file.
+    /// Returns a whole file.
     pub(super) fn whole(file: File) -> Self {
         Self { file, offset: 0 }
     }
 }
 
-/// A region that is mapped for the device, RAM apart.
+/// Region other than RAM that is mapped for the device.
 struct Region {
     region: FileRegion,
-    /// Mappings of it.
+    /// Number of mappings of the region.
     uses: u32,
-    /// The server at hand has it.
+    /// True if the current server has the region.
     given: bool,
 }
 
-/// See the module.
+/// Translations and regions of a server. See the module.
 pub(super) struct Translation {
     table: Arc<DmaTable>,
-    /// First IOVA and length of the mappings that the server at hand was told.
+    /// First IOVA and length of each mapping whose translation the current server has.
     told: BTreeMap<u64, u64>,
     regions: BTreeMap<RegionName, Region>,
-    /// Pages and accesses of which the guest was told.
+    /// Pages and accesses that were reported to the guest.
     reported: Vec<(u64, Permissions)>,
 }
 
 impl Translation {
-    /// By `table`.
+    /// Returns the translations by `table`. The server has none yet.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
         Self { table, told: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
     }
 
-    /// Tells the server of the mapping that `access` to `iova` needs; `false` if there is none, which the guest learns.
+    /// Sends the server the translation that `access` to `iova` needs. If no mapping allows the access, reports this to the guest and
+    /// returns false. Also returns false, without a report, if the server does not have the mapping's region.
     pub(super) fn answer(
         &mut self,
         connection: &mut Connection,
@@ -104,13 +106,13 @@ impl Translation {
         let asked = iova / PAGE;
         let (iova, size, permissions) = (mapping.iova, mapping.len, mapping.permissions);
         self.reported.retain(|(page, _)| *page != asked);
-        // Before it is: a thread that takes the mapping away waits for the session.
+        // Record the translation before it is sent. A thread that unmaps waits for the session's lock, so it sees the record.
         self.told.insert(iova, size);
         connection.update(Iotlb { iova, size, user, permissions, kind: Kind::Update })?;
         Ok(true)
     }
 
-    /// The server was stopped at an access. The guest is told once.
+    /// Reports a denied access to the guest, once for each page and kind of access.
     pub(super) fn report(&mut self, iova: u64, access: Permissions) {
         let access_to = (iova / PAGE, access);
         if self.reported.len() < REPORTS && !self.reported.contains(&access_to) {
@@ -119,12 +121,12 @@ impl Translation {
         }
     }
 
-    /// The driver is gone. What is stopped for the next one is news.
+    /// Forgets the reports, because the next driver needs its own.
     pub(super) fn reset(&mut self) {
         self.reported.clear();
     }
 
-    /// Has the server forget the mappings of this range, if it knows any, within `time`.
+    /// Asks the server to drop its translations in this range within `time`. Does nothing if the server has none.
     pub(super) fn forget(
         &mut self,
         connection: &mut Connection,
@@ -142,8 +144,10 @@ impl Translation {
         Ok(())
     }
 
-    /// This memory of `len` bytes is mapped. The server gets it at once if it `has` so many regions and takes `most`, and otherwise when it
-    /// gets RAM.
+    /// Adds a use of a region of `len` bytes. For its first use, sends the region over `connection`. Without a connection, the server gets
+    /// the region when it gets RAM.
+    ///
+    /// `has` is the number of the server's RAM regions, and `most` is the maximum number of all its regions.
     pub(super) fn add_region(
         &mut self,
         connection: Option<&mut Connection>,
@@ -156,14 +160,14 @@ impl Translation {
             return Ok(());
         }
         if has + self.regions.len() >= most {
-            return Err(ServerError::Unfit(format!("takes {most} regions, and has them all")));
+            return Err(ServerError::Unfit(format!("supports {most} memory regions, and all are in use")));
         }
         let mut region =
             Region { region: FileRegion { address: name.address(len), len, offset, file }, uses: 1, given: false };
         if let Some(connection) = connection {
             match connection.add_region(&region.region) {
                 Ok(()) => region.given = true,
-                // The next server gets it.
+                // The next server gets the region.
                 Err(ServerError::Gone(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -172,7 +176,7 @@ impl Translation {
         Ok(())
     }
 
-    /// One mapping less of this memory.
+    /// Removes a use of a region. After its last use, takes the region back from the server.
     pub(super) fn take_region(
         &mut self,
         connection: Option<&mut Connection>,
@@ -190,12 +194,12 @@ impl Translation {
         }
     }
 
-    /// Number of regions that are mapped, RAM apart.
+    /// Returns the number of mapped regions, without RAM.
     pub(super) fn regions(&self) -> usize {
         self.regions.len()
     }
 
-    /// Gives the server all regions, RAM apart. It has a new table of regions without any of them.
+    /// Sends the server all regions except RAM, after its memory table was replaced.
     pub(super) fn give_regions(&mut self, connection: &mut Connection) -> Result<(), ServerError> {
         self.regions.values_mut().for_each(|region| region.given = false);
         for region in self.regions.values_mut() {
@@ -205,7 +209,7 @@ impl Translation {
         Ok(())
     }
 
-    /// The server is gone. The next one knows nothing.
+    /// Handles the loss of the server. The next server has no translations and no regions.
     pub(super) fn lost(&mut self) {
         self.told.clear();
         self.regions.values_mut().for_each(|region| region.given = false);

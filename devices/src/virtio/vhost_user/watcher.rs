@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The thread that learns when a server is gone and looks for the next one, and of what a server says of its own accord.
+//! Thread that detects the loss of a server, connects to the next one, and serves the requests of the server.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -27,17 +27,17 @@ use crate::sandbox;
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
-/// How long to wait between two looks for a server.
+/// Pause between two attempts to connect to a server.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The same, where a server listens that cannot be used, or where servers have held others for long enough.
+/// Pause between two attempts if the server is unusable, or if the time budget is spent.
 const LOOK_LATER: Duration = Duration::from_secs(5);
 
-/// What the thread and the device share.
+/// State that the thread and the device share.
 pub(super) struct Shared {
     session: Mutex<Session>,
-    /// The threads of the VMM go before the server.
+    /// Lets the VMM's threads lock the session before the thread that serves the server.
     precedence: Precedence,
-    /// The device configuration.
+    /// Device configuration.
     pub(super) config: Mutex<Vec<u8>>,
     wake: EventFd,
     ends: AtomicBool,
@@ -55,25 +55,25 @@ impl Shared {
         })
     }
 
-    /// The session, for a thread of the VMM.
+    /// Locks the session, for a thread of the VMM.
     pub(super) fn session_first(&self) -> FirstGuard<'_, Session> {
         self.precedence.lock_first(&self.session)
     }
 
-    /// The session, to do what a server asks for or makes necessary.
+    /// Locks the session, for work that the server requests or causes.
     fn session_last(&self) -> MutexGuard<'_, Session> {
         self.precedence.lock_last(&self.session)
     }
 }
 
-/// The thread. Dropping it ends it.
+/// Handle of the thread. Dropping the handle ends the thread.
 pub(super) struct Watcher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
-    /// Watches the server on `socket`, and looks for others at `address`.
+    /// Starts the thread. It watches the server on `socket`. After a loss it connects to the next server at `address`.
     pub(super) fn spawn(
         shared: Arc<Shared>,
         address: Address,
@@ -103,26 +103,26 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Release);
-        // It fails where it was rung 2^64 times already.
+        // The write fails only if the eventfd's counter would overflow.
         let _ = self.shared.wake.write(1);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            error!("a thread that watches a vhost-user server panicked");
+            error!("the thread that watches a vhost-user server panicked");
         }
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Watch {
     shared: Arc<Shared>,
     address: Address,
     events: Arc<Vec<QueueEvents>>,
     errors: Arc<EventFd>,
-    /// That of the server, while there is one.
+    /// Socket of the server, or `None` while no server is connected.
     socket: Option<UnixStream>,
     back_channel: Option<BackChannel>,
-    /// When to look for a server, while there is none.
+    /// Time of the next attempt to connect, while no server is connected.
     next_look: Instant,
     throttle: Throttle,
 }
@@ -137,7 +137,7 @@ impl Watch {
             if self.socket.as_ref().is_some_and(is_closed) {
                 (self.socket, self.back_channel) = (None, None);
                 lock(&self.shared.session).lost();
-                // A server that has spent the budget must not hold the session again and again all the same.
+                // A server that has spent the budget must not block the session again and again.
                 self.look_after(if self.address.is_spent() { LOOK_LATER } else { LOOK_AGAIN });
             } else if self.is_to_look() && !self.shared.ends.load(Ordering::Acquire) {
                 self.look();
@@ -150,26 +150,27 @@ impl Watch {
         self.next_look = Instant::now() + pause;
     }
 
-    /// A server that was lost can still write events that this thread waits for. They do not make it look sooner.
+    /// True if it is time to connect to a server. A lost server can still write eventfds and so wake this thread. The time check ensures
+    /// that this causes no earlier attempt.
     fn is_to_look(&self) -> bool {
         self.socket.is_none() && Instant::now() >= self.next_look
     }
 
-    /// Waits until something came; `false` if that cannot be waited for.
+    /// Waits for an event. Returns false if the host kernel cannot wait.
     fn wait(&self) -> bool {
         let events = self.events.iter().map(|events| event_fd::borrow(&events.call));
         let mut files: Vec<_> = events.collect();
         files.extend([event_fd::borrow(&self.shared.wake), event_fd::borrow(&self.errors)]);
         files.extend(self.back_channel.iter().map(BackChannel::socket));
         let mut files: Vec<_> = files.iter().map(|file| PollFd::new(file, PollFlags::IN)).collect();
-        // What it sends is read by those who have asked for it.
+        // Wait only for the end of the connection: the thread that sends a request reads the reply.
         files.extend(self.socket.iter().map(|socket| PollFd::new(socket, PollFlags::RDHUP)));
         let pause = self.next_look.saturating_duration_since(Instant::now());
         let time = self.socket.is_none().then(|| Timespec::try_from(pause).ok()).flatten();
         match poll(&mut files, time.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => true,
             Err(error) => {
-                error!("{}: waiting for its server: {error}", self.address.id);
+                error!("{}: cannot wait for events of its vhost-user server: {error}", self.address.id);
                 false
             }
         }
@@ -186,14 +187,14 @@ impl Watch {
         }
     }
 
-    /// Looks for another server.
+    /// Tries to connect to another server.
     fn look(&mut self) {
         match self.address.connect() {
             Ok(Connected { link, socket, back_channel }) => {
                 (self.socket, self.back_channel) = (Some(socket), back_channel);
                 let config = link.offer.config.clone();
                 let changed = std::mem::replace(&mut *lock(&self.shared.config), config.clone()) != config;
-                // All its requests share the time of one operation, so nobody waits longer for the session.
+                // All these requests share the time limit of one operation. So no thread waits longer than this for the session.
                 let _operation = Operation::begin();
                 let mut session = self.shared.session_last();
                 session.adopt(link);
@@ -213,7 +214,7 @@ impl Watch {
 
     fn serve_back_channel(&mut self) {
         let Some(channel) = &mut self.back_channel else { return };
-        // One at a time: whoever waits for the session has a chance in between.
+        // Serve one request at a time, so that threads that wait for the session get a chance in between.
         let done = match channel.take() {
             Request::None => return,
             Request::End => {
@@ -240,7 +241,8 @@ impl Watch {
     }
 }
 
-/// Whether somebody wrote the event. The server has it too, so it is not read in a way that could wait.
+/// Clears an eventfd. Returns true if it was written. The server has the eventfd too and could drain it, so this function must not use a
+/// read that can block.
 fn take(event: &EventFd) -> bool {
     let fired = event_fd::has_fired(event);
     if fired {
@@ -249,7 +251,7 @@ fn take(event: &EventFd) -> bool {
     fired
 }
 
-/// Whether the other side, or this one, has closed the socket.
+/// True if this side or the server has closed the socket.
 fn is_closed(socket: &UnixStream) -> bool {
     let file = socket.as_fd();
     let mut files = [PollFd::new(&file, PollFlags::RDHUP)];

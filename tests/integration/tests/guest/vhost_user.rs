@@ -133,7 +133,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     wait_gone(&vmm, "files");
     drop(server);
     let (status, answer) = call(&vmm, "vm.add-fs", &second);
-    assert!(status == 400 && answer.contains("no vhost-user server"), "{status} {answer}");
+    assert!(status == 400 && answer.contains("cannot connect to the vhost-user server"), "{status} {answer}");
     let _server = virtiofsd(&share, &socket);
     fs::write(share.join("go"), "").unwrap();
     let (status, answer) = call(&vmm, "vm.add-fs", &second);

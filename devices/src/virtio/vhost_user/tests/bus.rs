@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device behind its transport: its server has the queues only while the function may use the bus.
+//! Tests of the device with its transport: the server has the queues only while the function may use the bus.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::virtio::byte_driver::set_up;
 use crate::virtio::test_support::{FakeDoorbells, FakeMsi, set_bus_master};
 use crate::virtio::{VirtioDevice, VirtioPciDevice, VirtioPciParams};
 
-/// Puts a device on PCI and sets it up as a driver with two queues does.
+/// Puts a device on PCI, and initializes it as a driver with two queues does.
 fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
     let features = device.features();
     let params = VirtioPciParams {
@@ -33,7 +33,7 @@ fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
     function
 }
 
-/// How often the server was asked for something.
+/// Returns the number of requests of this kind.
 fn count(asked: &[Asked], request: u32) -> usize {
     asked.iter().filter(|one| one.request == request).count()
 }
@@ -44,14 +44,14 @@ fn server_has_the_queues_while_on_the_bus(model: impl Fn() -> Model) {
     let function = started(device.clone());
     assert_eq!(count(&server.take(), SET_VRING_KICK), 2);
     set_bus_master(&function, false);
-    assert_eq!(count(&server.take(), GET_VRING_BASE), 2, "it gave them back before the write ended");
-    // A server that comes meanwhile gets none.
+    assert_eq!(count(&server.take(), GET_VRING_BASE), 2, "the queues were stopped before the write returned");
+    // A server that connects meanwhile gets no queue.
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner::default());
     wait(|| device.counters().server_connections == 2);
     assert_eq!(count(&server.wait_for(SET_MEM_TABLE), SET_VRING_KICK), 0);
-    // Neither does a VM that goes on give it any.
+    // A resumed VM does not give the server a queue either.
     function.pause();
     function.resume();
     assert_eq!(count(&server.take(), SET_VRING_KICK), 0);

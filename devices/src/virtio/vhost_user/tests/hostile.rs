@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers that refuse, lie, fall silent and go: nothing waits for them for long, and nothing of them is believed.
+//! Tests with servers that refuse, send wrong answers, do not answer, or close the connection. The front end never waits long for them,
+//! and checks all answers.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -19,26 +20,26 @@ fn with(request: u32, vice: Vice) -> Manner {
     Manner { vices: [(request, vice)].into(), ..Manner::default() }
 }
 
-/// Why no device is made.
+/// Returns the error of a failed connection.
 fn refused(manner: Manner) -> String {
-    connect_briefly(&Server::start(manner), fs()).err().expect("a device was made").to_string()
+    connect_briefly(&Server::start(manner), fs()).err().expect("a device was created").to_string()
 }
 
 #[test]
 fn server_that_lacks_what_the_device_needs_is_refused() {
     let legacy = Manner { features: 1 << 30, ..Manner::default() };
-    assert_eq!(refused(legacy), "the vhost-user server serves legacy drivers only (VIRTIO_F_VERSION_1)");
+    assert_eq!(refused(legacy), "the vhost-user server supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)");
     let few = Manner { queues: 1, ..Manner::default() };
-    assert_eq!(refused(few), "the vhost-user server has 1 queues, and the device 2");
+    assert_eq!(refused(few), "the vhost-user server has 1 queues, and the device needs 2");
 }
 
 #[test]
-fn socket_without_a_server_is_no_server() {
+fn missing_socket_is_reported_with_its_error() {
     let server = Server::start(Manner::default());
     std::fs::remove_file(server.socket()).unwrap();
     let start = Instant::now();
     let error = connect_briefly(&server, fs()).err().unwrap().to_string();
-    assert!(error.starts_with("no vhost-user server: No such file"), "{error}");
+    assert!(error.starts_with("cannot connect to the vhost-user server: No such file"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
@@ -50,7 +51,7 @@ fn server_that_misbehaves_at_once_gives_no_device() {
         (GET_QUEUE_NUM, Vice::Answer(message(GET_QUEUE_NUM, &u64::MAX.to_le_bytes())), "answers GET_QUEUE_NUM"),
         (GET_FEATURES, Vice::Answer(message(SET_OWNER, &[0; 8])), "answers GET_FEATURES with an invalid message"),
         (GET_FEATURES, Vice::Answer(vec![0xff; 20]), "answers GET_FEATURES with an invalid message"),
-        // A part of a message.
+        // This answer is only part of a message.
         (GET_FEATURES, Vice::Answer(message(GET_FEATURES, &[0; 8])[..15].to_vec()), "takes more than 200 ms"),
     ] {
         let error = refused(with(request, vice));
@@ -59,7 +60,7 @@ fn server_that_misbehaves_at_once_gives_no_device() {
 }
 
 #[test]
-fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
+fn server_that_refuses_a_queue_fails_the_device_and_stays() {
     let Running { server: _server, device, told, .. } = Running::briefly(with(SET_VRING_ADDR, Vice::Refuse), fs(), 2);
     assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
     assert_eq!((device.counters().server_refusals, device.counters().server_losses), (1, 0));
@@ -67,7 +68,7 @@ fn server_that_says_no_to_a_queue_fails_the_device_and_stays() {
 }
 
 #[test]
-fn server_that_falls_silent_holds_nothing_up_for_long() {
+fn silent_server_does_not_block_calls_for_long() {
     for request in [SET_FEATURES, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE] {
         let server = Server::start(with(request, Vice::Silent));
         let device = connect_briefly(&server, fs()).unwrap();
@@ -83,7 +84,7 @@ fn server_that_falls_silent_holds_nothing_up_for_long() {
 }
 
 #[test]
-fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
+fn answers_sent_byte_by_byte_are_accepted() {
     let all = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::ZERO))).into();
     let Running { server: _server, device, told, .. } =
@@ -96,7 +97,7 @@ fn answers_that_come_byte_by_byte_are_taken_when_they_are_whole() {
 
 #[test]
 fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
-    // Each byte of the 20 comes in time, and all take three times what there is.
+    // Each of the 20 bytes is in time, but together they take three times the limit.
     let slow = Vice::Dribble(TIMES.other * 3 / 20);
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));
@@ -111,7 +112,7 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
 
 #[test]
 fn server_slow_at_every_request_is_limited_per_operation() {
-    // More than 60 ms for each of sixteen requests, of 200 ms that there are for each and for all.
+    // Each of sixteen requests takes more than 60 ms. The limit for each, and for all together, is 200 ms.
     let all =
         [SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::from_millis(3)))).into();
@@ -129,7 +130,7 @@ fn server_slow_at_every_request_is_limited_per_operation() {
 
 #[test]
 fn server_flooding_config_changes_does_not_hold_up_pauses() {
-    // About 50 ms for each, which is free.
+    // Each answer takes about 50 ms. This is free of charge.
     let Running { server, device, .. } =
         Running::new(with(GET_CONFIG, Vice::Dribble(Duration::from_micros(500))), Model::block(1, 64), 1);
     let asked = server.take();
@@ -145,12 +146,12 @@ fn server_flooding_config_changes_does_not_hold_up_pauses() {
         waited += before.filter(|request| **request == GET_CONFIG).count();
         device.resume();
     }
-    // The one that is under way at a pause is not among them.
+    // These do not include the request that is in flight when a pause begins.
     assert!(waited <= 16, "{waited} more answers were waited for at 8 pauses");
 }
 
 #[test]
-fn event_that_a_server_has_block_holds_nobody_up() {
+fn kick_eventfd_made_blocking_by_the_server_blocks_no_call() {
     let server = Server::start(Manner::default());
     let device = connect_briefly(&server, fs()).unwrap();
     let told = Told::with_events(0);
@@ -181,7 +182,7 @@ fn silent_server_of_a_device_with_running_queues_fails_it() {
 }
 
 #[test]
-fn impossible_place_in_a_ring_ends_the_connection() {
+fn impossible_ring_position_ends_the_connection() {
     let Running { server: _server, device, told, .. } =
         Running::briefly(Manner { base: 0x1_0000, ..Manner::default() }, fs(), 1);
     device.pause();
@@ -197,7 +198,7 @@ fn plain_server_without_protocol_features_is_served_too() {
     assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 1);
-    // It answers nothing, so what it got is known when the next question was answered.
+    // The server acknowledges nothing. The answer to GET_VRING_BASE shows that it has received all earlier requests.
     device.pause();
     let asked = server.requests();
     assert!(!asked.contains(&SET_VRING_ENABLE) && asked.last() == Some(&GET_VRING_BASE), "{asked:?}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device behind the virtio-iommu: its server asks for translations, and forgets them.
+//! Tests of a device behind the virtio-iommu: its server asks for translations, and drops them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ use crate::windows::{WindowMemory, WindowMemoryConfig};
 
 const ENDPOINT: u32 = 24;
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Where the tests map something.
+/// IOVA at which the tests map memory.
 const IOVA: u64 = 0x7000_0000;
 
 fn manner() -> Manner {
@@ -43,7 +43,7 @@ fn manner() -> Manner {
     }
 }
 
-/// A card behind the virtio-iommu.
+/// Network card behind the virtio-iommu.
 struct Card {
     server: Server,
     device: VhostUserDevice,
@@ -62,19 +62,19 @@ fn connect(server: &Server, table: Arc<DmaTable>, times: Times) -> Result<VhostU
 }
 
 fn channel(asked: &[Asked]) -> UnixStream {
-    let given = asked.iter().find(|one| one.request == SET_BACKEND_REQ_FD).expect("it gets a channel");
+    let given = asked.iter().find(|one| one.request == SET_BACKEND_REQ_FD).expect("the server gets a channel");
     let channel = UnixStream::from(given.files[0].try_clone().unwrap());
     channel.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     channel
 }
 
 impl Card {
-    /// One whose driver has mapped its rings where they are, and is ready.
+    /// Returns a card whose driver is ready. The rings are mapped at their guest-physical addresses.
     fn new(manner: Manner) -> Self {
         Self::with_times(manner, Times::default())
     }
 
-    /// The same, whose server has these times.
+    /// Does the same as [`new`](Self::new), with these time limits for the server.
     fn with_times(manner: Manner, times: Times) -> Self {
         let (server, ram, (sender, faults)) = (Server::start(manner), ram(1), fault_relay());
         let table = Arc::new(DmaTable::new("d", ram.clone(), Some((ENDPOINT, sender))));
@@ -100,7 +100,8 @@ impl Card {
         self.mapper.map(iova, slice, permissions).unwrap();
     }
 
-    /// Asks for the translation of an access (1 to read, 2 to write), or says (`kind` 4) that it was stopped; whether that was done.
+    /// Sends a message of the server about an access (1 read, 2 write). `kind` is 1 for a miss, and 4 for a denied access. Returns true if
+    /// the front end answers that the request was done.
     fn ask(&mut self, iova: u64, access: u8, kind: u8) -> bool {
         self.channel.write_all(&message(iova, access, kind)).unwrap();
         let mut answer = [0; 20];
@@ -120,7 +121,7 @@ fn message(iova: u64, access: u8, kind: u8) -> Vec<u8> {
     [&[1u32, 9, 32].map(u32::to_le_bytes).concat(), &iova.to_le_bytes()[..], &[0; 16], &rest].concat()
 }
 
-/// What the server was told of translations: first IOVA, bytes, address, permissions and kind (2 to know, 3 to forget).
+/// Returns the translation messages to the server: first IOVA, size, address, permissions and kind (2 update, 3 invalidate).
 fn translations(asked: &[Asked]) -> Vec<(u64, u64, u64, u8, u8)> {
     let told = asked.iter().filter(|one| one.request == IOTLB_MSG);
     told.map(|one| (one.number(0), one.number(8), one.number(16), one.payload[24], one.payload[25])).collect()
@@ -130,10 +131,10 @@ fn translations(asked: &[Asked]) -> Vec<(u64, u64, u64, u8, u8)> {
 fn server_that_cannot_translate_is_refused_with_what_it_lacks() {
     let all = manner().protocol;
     for (features, protocol, reason) in [
-        (1 << 32 | 1 << 30, all, "translates no addresses, as iommu=on needs it (VIRTIO_F_ACCESS_PLATFORM)"),
-        (manner().features, all & !BACKEND_REQ, "for it (VHOST_USER_PROTOCOL_F_BACKEND_REQ)"),
-        (manner().features, all & !REPLY_ACK, "for it (VHOST_USER_PROTOCOL_F_REPLY_ACK)"),
-        (manner().features, all & !MEM_SLOTS, "for it (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS)"),
+        (1 << 32 | 1 << 30, all, "does not support iommu=on (it lacks VIRTIO_F_ACCESS_PLATFORM)"),
+        (manner().features, all & !BACKEND_REQ, "(it lacks VHOST_USER_PROTOCOL_F_BACKEND_REQ)"),
+        (manner().features, all & !REPLY_ACK, "(it lacks VHOST_USER_PROTOCOL_F_REPLY_ACK)"),
+        (manner().features, all & !MEM_SLOTS, "(it lacks VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS)"),
     ] {
         let server = Server::start(Manner { features, protocol, ..Manner::default() });
         let table = Arc::new(DmaTable::new("d", ram(1), None));
@@ -149,7 +150,7 @@ fn mapping_is_sent_on_a_miss_and_invalidated_by_unmap() {
     let asked = card.server.take();
     let accepted = asked.iter().find(|one| one.request == SET_FEATURES).unwrap().number(0);
     assert_eq!(accepted & 1 << 33, 1 << 33);
-    assert_eq!(translations(&asked), [], "nothing is told that nobody asks for");
+    assert_eq!(translations(&asked), [], "the server gets a translation only after a miss");
 
     assert!(card.ask(IOVA + 0x1234, 2, 1));
     card.mapper.unmap(IOVA, 0x2000).unwrap();
@@ -159,7 +160,7 @@ fn mapping_is_sent_on_a_miss_and_invalidated_by_unmap() {
     assert!(!card.ask(IOVA, 2, 1));
     assert_eq!(translations(&card.server.take()), []);
 
-    // What the server never knew, it need not forget.
+    // The server has no translation, so there is nothing to invalidate.
     card.map(IOVA, 0x8000, 0x1000, Permissions::READ);
     card.mapper.unmap(IOVA, 0x1000).unwrap();
     assert_eq!(translations(&card.server.take()), []);
@@ -167,7 +168,7 @@ fn mapping_is_sent_on_a_miss_and_invalidated_by_unmap() {
     assert!(card.told.failures().is_empty());
 }
 
-/// Bytes of a chunk.
+/// Size of a chunk in bytes.
 const CHUNK: u64 = 4096;
 
 fn windows() -> Arc<WindowMemory> {
@@ -200,25 +201,25 @@ fn window_chunk_is_a_server_memory_region_while_mapped() {
     let mut bytes = [0; 13];
     File::from(asked[0].files.remove(0)).read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"of the window");
-    assert!(address >= 1 << 52, "where no RAM can be");
+    assert!(address >= 1 << 52, "the address is above all RAM");
     assert!(card.ask(IOVA + 1, 3, 1));
     assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 3, 2)]);
 
-    // The server takes two regions, and the other one is RAM: the driver does without a second chunk.
+    // The server supports two regions: RAM and one chunk. So the driver works without a second chunk.
     let other = store.back().unwrap();
     let refused = card.mapper.map(IOVA + CHUNK, store.memory(other).unwrap(), READ_WRITE);
     assert!(matches!(refused, Err(MapError::NoResources)), "{refused:?}");
     assert!(card.server.requests().is_empty());
     assert!(!card.ask(IOVA + CHUNK, 1, 1));
 
-    // The next server gets the chunk that is mapped.
+    // The next server gets the mapped chunk.
     card.server.close();
     wait(|| card.device.counters().server_losses == 1);
     card.server.listen(manner());
     let asked = card.server.wait_for(SET_VRING_KICK);
     assert_eq!(asked.iter().find(|one| one.request == ADD_MEM_REG).unwrap().number(8), address);
     card.mapper.unmap(IOVA, CHUNK).unwrap();
-    assert_eq!(card.server.requests().last(), Some(&REM_MEM_REG), "it was told nothing that it would have to forget");
+    assert_eq!(card.server.requests().last(), Some(&REM_MEM_REG), "the next server has no translation to invalidate");
     assert!(card.told.failures().is_empty());
 }
 
@@ -232,12 +233,12 @@ fn chunk_that_a_device_only_writes_is_a_region_too() {
     card.server.take();
     card.mapper.map(IOVA, store.memory(index).unwrap(), Permissions::WRITE).unwrap();
     let address = card.server.wait_for(ADD_MEM_REG)[0].number(8);
-    assert!(!card.ask(IOVA, 1, 1), "it may only be written");
+    assert!(!card.ask(IOVA, 1, 1), "the mapping allows only writes");
     assert!(card.ask(IOVA, 2, 1));
     assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), [(IOVA, CHUNK, address, 2, 2)]);
 }
 
-/// Shows a range with this content to the guest.
+/// Makes a range of device memory with this content visible to the guest.
 fn show(card: &Card, content: DeviceContent) -> DeviceRange {
     let (range, _) = range(0x4000, false, content);
     card.mapper.connect(None, Some(&showing(&[&range])));
@@ -258,7 +259,7 @@ fn guest_visible_file_is_a_server_region_while_partly_mapped() {
     assert_eq!(asked.iter().map(|one| one.request).collect::<Vec<_>>(), [ADD_MEM_REG]);
     let (address, len, offset) = (asked[0].number(24), asked[0].number(16), asked[0].number(32));
     assert_eq!((len, offset, asked[0].files[0].try_clone().is_ok()), (0x4000, 0x2000, true));
-    assert!(address >= 1 << 57, "where neither RAM nor a chunk can be");
+    assert!(address >= 1 << 57, "the address is above all RAM and chunks");
     assert!(card.ask(IOVA + 0x1008, 3, 1));
     let told = [(IOVA + 0x1000, 0x1000, address + 0x3000, 3, 2)];
     assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), told);
@@ -300,9 +301,9 @@ fn denied_access_is_nacked_each_time_and_faults_once() {
     card.map(IOVA, 0x8000, 0x1000, Permissions::READ);
     assert!(card.ask(IOVA, 1, 1));
     for _ in 0..3 {
-        assert!(!card.ask(IOVA + 8, 2, 1), "it may only read");
-        assert!(!card.ask(IOVA + 0x1000, 1, 1), "nothing is there");
-        assert!(card.ask(IOVA + 0x3000, 1, 4), "it was stopped itself");
+        assert!(!card.ask(IOVA + 8, 2, 1), "the mapping allows only reads");
+        assert!(!card.ask(IOVA + 0x1000, 1, 1), "nothing is mapped");
+        assert!(card.ask(IOVA + 0x3000, 1, 4), "the server denied the access by itself");
     }
     let wanted =
         [(IOVA + 8, Permissions::WRITE), (IOVA + 0x1000, Permissions::READ), (IOVA + 0x3000, Permissions::READ)];
@@ -310,7 +311,7 @@ fn denied_access_is_nacked_each_time_and_faults_once() {
     for page in 0..1000 {
         assert!(!card.ask(IOVA + 0x10_0000 + page * 0x1000, 1, 1));
     }
-    assert!(card.faults().len() < 64, "a flood is no news");
+    assert!(card.faults().len() < 64, "the number of reports is limited");
 }
 
 #[test]
@@ -321,21 +322,21 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         (Vice::Answer(refuses), "refuses IOTLB_MSG (invalidate)"),
         (Vice::Answer(vec![0xff; 20]), "answers IOTLB_MSG (invalidate) with an invalid message"),
     ] {
-        // A server that answers has ample time, as the machine may be busy.
+        // A server that answers gets the long limits, because the machine may be busy.
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
         let mut card = Card::with_times(Manner { vices: [(IOTLB_MSG, vice)].into(), ..manner() }, times);
         card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
-        // Answered before the update was looked at, which wants no answer.
+        // The update wants no answer, so this is true even though the server misbehaves at the update.
         assert!(card.ask(IOVA, 1, 1));
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);
         assert!(matches!(outcome, Err(UnmapError::Host(_))), "{outcome:?}");
-        assert!(begin.elapsed() < Duration::from_secs(60), "the server is waited for without an end");
+        assert!(begin.elapsed() < Duration::from_secs(60), "the UNMAP waited too long for the server");
         let failures = card.told.failures();
-        let wanted = format!("the vhost-user server does not forget what was unmapped: {reason}");
+        let wanted = format!("the vhost-user server does not drop the translation of unmapped memory: {reason}");
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
         wait(|| card.device.counters().server_losses == 1);
-        // Nobody is left who knows it.
+        // No server has the translation any more.
         card.mapper.unmap(IOVA, 0x1000).unwrap();
     }
 }
@@ -345,7 +346,7 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     let mut card = Card::new(Manner { vices: [(IOTLB_MSG, Vice::Close)].into(), ..manner() });
     card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
     card.map(IOVA + 0x1000, 0x9000, 0x1000, READ_WRITE);
-    // It closes the connection at the update.
+    // The server closes the connection at the update.
     let _ = card.channel.write_all(&message(IOVA, 1, 1));
     wait(|| card.device.counters().server_losses == 1);
     card.mapper.unmap(IOVA, 0x1000).unwrap();
@@ -355,18 +356,18 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     wait(|| card.device.counters().server_connections == 2);
     card.mapper.unmap(IOVA + 0x1000, 0x1000).unwrap();
     assert_eq!(translations(&card.server.take()), []);
-    assert!(card.ask(0x1000, 1, 1), "its rings");
+    assert!(card.ask(0x1000, 1, 1), "the rings are still mapped");
     assert!(card.told.failures().is_empty(), "{:?}", card.told.failures());
 }
 
 #[test]
-fn server_that_asks_without_end_holds_no_unmap_up() {
+fn server_flooding_misses_does_not_hold_up_unmaps() {
     let mut card = Card::new(manner());
     let mut flood = card.channel.try_clone().unwrap();
     flood.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     let flooding = std::thread::spawn(move || {
         let asked = message(0x1000, 1, 1).repeat(1000);
-        // Until the front end has enough of it: it closes a channel whose answers nobody reads.
+        // The loop ends when the front end closes the channel, because the server does not read its answers.
         while flood.write_all(&asked).is_ok() {}
     });
     for number in 0..200 {
@@ -383,7 +384,7 @@ fn server_that_asks_without_end_holds_no_unmap_up() {
 fn server_that_does_not_read_translations_is_given_up() {
     let card = Card::new(manner());
     card.server.stop_reading();
-    // It wants no answers, so it leaves none unread in the channel either.
+    // These requests want no answers. So the front end does not close the channel because of unread answers.
     let mut asked = message(0x1000, 1, 1);
     asked[4] = 1;
     let mut flood = card.channel.try_clone().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a server is told from the driver's coming to its going.
+//! Tests of the requests to a server, from the activation by a driver to the reset.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -13,12 +13,12 @@ use super::support::{REGION, RINGS, Running, Told, connect, fs, ram, reset, star
 use crate::state::StateError;
 use crate::virtio::{QueueState, VirtioDevice};
 
-/// Writes an event that came as a descriptor.
+/// Writes an eventfd that the server received.
 fn ring(event: &OwnedFd) {
     rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
 }
 
-/// Whether an event that came as a descriptor was written since it was last asked.
+/// Reads an eventfd that the server received. Returns true if it was written since the last read.
 fn was_rung(event: &OwnedFd) -> bool {
     rustix::io::read(event, &mut [0; 8]).is_ok()
 }
@@ -27,7 +27,7 @@ fn of(asked: &[Asked], request: u32) -> Vec<&Asked> {
     asked.iter().filter(|one| one.request == request).collect()
 }
 
-/// What each queue is set up by.
+/// Requests that set up a queue.
 const QUEUE: [u32; 7] =
     [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_ENABLE];
 
@@ -49,7 +49,7 @@ fn server_gets_memory_and_queues_only_on_activation() {
     let numbers: Vec<u32> = asked.iter().map(|one| one.request).collect();
     assert_eq!(numbers, [&[SET_FEATURES, SET_MEM_TABLE], QUEUE.as_slice(), &QUEUE].concat());
     assert_eq!(asked[0].number(0), 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28);
-    // Regions by guest-physical addresses: nothing of this process's own is told.
+    // Regions have guest-physical addresses, not addresses of this process.
     let table = &asked[1];
     assert_eq!((table.payload[0], table.files.len()), (2, 2));
     let second: Vec<u64> = (0..4).map(|field| table.number(8 + 32 + 8 * field)).collect();
@@ -64,12 +64,12 @@ fn kick_and_call_bypass_the_front_end() {
     let Running { server, device, told, .. } = Running::new(Manner::default(), fs(), 2);
     let asked = server.take();
     let kick = &of(&asked, SET_VRING_KICK)[1].files[0];
-    // What was there before is looked for.
+    // The front end notifies the server once at the start of the queue, for buffers that were added earlier.
     wait(|| was_rung(kick));
     device.doorbell(1).unwrap().write(1).unwrap();
     assert!(was_rung(kick) && !was_rung(kick));
     device.notify(1).unwrap();
-    // A vCPU has the same bell rung.
+    // A notification by a vCPU writes the same eventfd.
     wait(|| was_rung(kick));
     ring(&of(&asked, SET_VRING_CALL)[1].files[0]);
     assert_eq!(told.events[1].read().unwrap(), 1);
@@ -77,7 +77,7 @@ fn kick_and_call_bypass_the_front_end() {
 }
 
 #[test]
-fn driver_without_such_an_interrupt_is_told_by_the_front_end() {
+fn front_end_interrupts_a_driver_without_interrupt_eventfds() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
     let told = Told::with_events(0);
@@ -104,7 +104,7 @@ fn paused_device_stops_its_queues_and_resumes_at_their_base() {
     assert_eq!(device.queue_state(0), Some(QueueState { next_avail: 7, next_used: 5 }));
     assert_eq!(device.queue_state(1), None);
     start_queue(&device, 1, 0);
-    assert!(server.requests().is_empty(), "it is paused");
+    assert!(server.requests().is_empty(), "the device is paused");
     device.resume();
     let asked = server.take();
     assert_eq!(of(&asked, SET_VRING_BASE)[0].payload, [0u32, 7].map(u32::to_le_bytes).concat());
@@ -124,7 +124,7 @@ fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
     assert_eq!(of(&asked, SET_VRING_BASE)[1].payload, [1u32, 0].map(u32::to_le_bytes).concat());
     assert!(told.failures().is_empty());
     drop(device);
-    assert!(server.requests().is_empty(), "it hears of the end by the socket");
+    assert!(server.requests().is_empty(), "the end of the device only closes the socket");
 }
 
 #[test]
@@ -136,11 +136,11 @@ fn added_ram_is_sent_once_and_only_while_a_driver_runs() {
     let late = more.iter().last().unwrap();
     server.take();
     device.add_ram(late).unwrap();
-    assert!(server.requests().is_empty(), "the next driver's table has it");
+    assert!(server.requests().is_empty(), "without a driver the server gets no memory");
     start(&device, &ram, &told, 1);
     server.take();
     device.add_ram(ram.iter().next().unwrap()).unwrap();
-    assert!(server.requests().is_empty(), "it has that one");
+    assert!(server.requests().is_empty(), "the server has this region already");
     device.add_ram(late).unwrap();
     let asked = server.take();
     assert_eq!((asked.len(), asked[0].request, asked[0].files.len()), (1, ADD_MEM_REG, 1));
@@ -162,13 +162,13 @@ fn queues_stop_for_a_new_memory_table_without_add_mem_reg() {
 }
 
 #[test]
-fn more_regions_than_a_server_takes_are_refused() {
+fn regions_beyond_the_server_limit_are_refused() {
     let server = Server::start(Manner { regions: 2, ..Manner::default() });
     let device = connect(&server, fs()).unwrap();
     let (ram, told) = (ram(2), Told::with_events(2));
     start(&device, &ram, &told, 1);
     let error = device.add_ram(super::support::ram(3).iter().last().unwrap()).unwrap_err();
-    assert_eq!(error.to_string(), "the vhost-user server takes 2 regions of RAM, and has them all");
+    assert_eq!(error.to_string(), "the vhost-user server supports 2 memory regions, and all are in use");
     assert!(told.failures().is_empty());
 
     let server = Server::start(Manner { protocol: MEM_SLOTS | REPLY_ACK, ..Manner::default() });

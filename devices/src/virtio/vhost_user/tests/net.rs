@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A network card: its pairs of queues, and what becomes of it when its server goes.
+//! Tests of a network card: its queue pairs, and the loss of its server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +15,32 @@ use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
 use crate::virtio::byte_driver::queue_at;
 
-/// Queues that the server is told to turn on (`true`) or off, in this order.
+/// Returns the queues that the server was asked to enable (true) or disable (false), in the order of the requests.
 fn turned(asked: &[Asked]) -> Vec<(u32, bool)> {
     let word = |one: &Asked, place: usize| u32::from_le_bytes(one.payload[place..place + 4].try_into().unwrap());
     let turns = asked.iter().filter(|one| one.request == SET_VRING_ENABLE);
     turns.map(|one| (word(one, 0), word(one, 4) == 1)).collect()
 }
 
-/// Descriptors, available ring, used ring, command and answer of the control queue, where the other queues have nothing.
+/// Addresses of the control queue: descriptor table, available ring, used ring, command and answer. The other queues do not use these.
 const CONTROL: [u64; 5] = [0x4000, 0x4400, 0x4800, 0x4c00, 0x4d00];
 
 fn start_control(device: &VhostUserDevice) {
     start_control_as(device, 4);
 }
 
-/// The same as queue `index`.
+/// Starts the control queue as queue `index`.
 fn start_control_as(device: &VhostUserDevice, index: u16) {
     let [descriptors, available, used, ..] = CONTROL;
     device.start_queue(index, queue_at(64, [descriptors, available, used])).unwrap();
 }
 
-/// Has the driver's command number `number` ask for so many pairs; the answer.
+/// Sends command number `number` of the driver, which asks for `pairs` queue pairs. Returns the answer.
 fn use_pairs(device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
     use_pairs_by(4, device, ram, number, pairs)
 }
 
-/// The same by queue `index`.
+/// Sends the command on queue `index`.
 fn use_pairs_by(index: u16, device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
     let [descriptors, available, used, command, answer] = CONTROL;
     ram.write_slice(&[&[4, 0], &pairs.to_le_bytes()[..]].concat(), GuestAddress(command)).unwrap();
@@ -77,7 +77,7 @@ fn control_queue_enables_and_disables_queue_pairs() {
     server.take();
     assert_eq!(device.queue_state(4).map(|state| state.next_avail), Some(3));
     device.resume();
-    assert_eq!(turned(&server.take()), [(0, true), (1, true), (2, true), (3, true)], "as the driver had it");
+    assert_eq!(turned(&server.take()), [(0, true), (1, true), (2, true), (3, true)], "the driver still uses two pairs");
     assert_eq!(device.stop_queue(4).map(|state| state.next_used), Some(3));
     reset(&device, 4);
     start(&device, &ram, &told, 4);
@@ -95,7 +95,7 @@ fn control_queue_without_mq_is_the_third() {
     start_as(&device, &ram, &told, 2, features);
     start_control_as(&device, 2);
     assert_eq!(turned(&server.take()), [(0, true), (1, true)]);
-    // It was not told of the command.
+    // Without `MQ`, the command is unknown.
     for number in 0..2 {
         assert_eq!(use_pairs_by(2, &device, &ram, number, 1), 1);
     }
@@ -111,7 +111,7 @@ fn control_queue_without_mq_is_the_third() {
 }
 
 #[test]
-fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
+fn pairs_command_fails_if_the_server_refuses() {
     let refuses = Manner { vices: [(SET_VRING_ENABLE, Vice::Refuse)].into(), ..Manner::default() };
     let Running { server: _server, device, ram, .. } = Running::new(refuses, card(2), 1);
     start_control(&device);
@@ -120,13 +120,13 @@ fn pairs_that_a_server_refuses_are_refused_to_the_driver() {
 
 #[test]
 fn server_slow_at_each_queue_is_limited_per_control_command() {
-    // More than 200 ms for each of four queues, of 500 ms that there are for all.
+    // Each of four requests takes more than 200 ms. The limit for all of them is 500 ms.
     let slow =
         Manner { vices: [(SET_VRING_ENABLE, Vice::Dribble(Duration::from_millis(10)))].into(), ..Manner::default() };
     let Running { server, device, ram, .. } = Running::within(SHORT, slow, card(2), 4);
     start_control(&device);
     server.take();
-    assert_eq!(use_pairs(&device, &ram, 0, 2), 0, "the next server is told");
+    assert_eq!(use_pairs(&device, &ram, 0, 2), 0, "the next server gets the number of pairs");
     let turned = turned(&server.take());
     assert!(turned.len() <= 3, "{turned:?}");
 }
@@ -135,17 +135,17 @@ fn server_slow_at_each_queue_is_limited_per_control_command() {
 fn server_with_one_pair_serves_no_card_with_two() {
     let manner = || Manner { protocol: REPLY_ACK | MEM_SLOTS, ..Manner::default() };
     let error = connect(&Server::start(manner()), card(2)).err().unwrap().to_string();
-    assert!(error.ends_with("has one pair of queues only (VHOST_USER_PROTOCOL_F_MQ)"), "{error}");
+    assert!(error.ends_with("supports only one queue pair (it lacks VHOST_USER_PROTOCOL_F_MQ)"), "{error}");
     assert!(connect(&Server::start(manner()), card(1)).is_ok());
     let few = Manner { queues: 2, protocol: MQ, ..Manner::default() };
     let error = connect(&Server::start(few), card(2)).err().unwrap().to_string();
-    assert!(error.ends_with("has 2 queues, and the device 4"), "{error}");
+    assert!(error.ends_with("has 2 queues, and the device needs 4"), "{error}");
 }
 
 #[test]
 fn net_card_continues_from_its_used_index_on_reconnect() {
     let Running { server, device, ram, told } = Running::new(Manner::default(), card(1), 2);
-    // Seven buffers were used, two are with the server.
+    // The server has used seven buffers, and still has two.
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();

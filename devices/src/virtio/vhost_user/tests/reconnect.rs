@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What becomes of a device whose server goes, and when another one comes.
+//! Tests of the loss of a server, and of the connection to the next one.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ fn lost_server_fails_file_system_until_the_next_driver() {
     server.listen(Manner::default());
     server.wait_for(GET_MAX_MEM_SLOTS);
     wait(|| device.counters().server_connections == 2);
-    assert!(server.requests().is_empty(), "the driver is told nothing of it");
+    assert!(server.requests().is_empty(), "the next server gets no queue before the next driver");
     reset(&device, 2);
     start(&device, &ram, &told, 2);
     assert!(server.requests().contains(&SET_VRING_KICK));
@@ -49,12 +49,12 @@ fn file_system_started_without_a_server_waits_for_the_next() {
     assert!(told.failures().is_empty());
 }
 
-/// A disk of one queue.
+/// Returns the description of a disk with one queue.
 fn disk() -> Model {
     Model::block(1, 64)
 }
 
-/// One whose driver knows features 28, 29 and 9, and whose server keeps account of requests or not.
+/// Returns a server for a disk that offers feature 9. `account` is [`INFLIGHT`] if the server records requests in flight, and 0 otherwise.
 fn disk_server(account: u64) -> Manner {
     Manner {
         protocol: MQ | REPLY_ACK | CONFIG | MEM_SLOTS | account,
@@ -90,14 +90,13 @@ fn busy_disk_reconnects_only_with_an_inflight_buffer() {
         server.take();
         server.close();
         wait(|| device.counters().server_losses == 1);
-        let reason =
-            "the vhost-user server closed the connection, with 2 requests under way of which it kept no account";
+        let reason = "the vhost-user server closed the connection, with 2 requests in flight that it did not record";
         assert_eq!(told.failures(), if fails { vec![reason] } else { vec![] });
         server.listen(disk_server(account));
         if !fails {
             let asked = server.wait_for(SET_VRING_KICK);
             assert_eq!(of(&asked, SET_INFLIGHT_FD).files.len(), 1);
-            assert!(asked.iter().all(|one| one.request != GET_INFLIGHT_FD), "it gets the account that there is");
+            assert!(asked.iter().all(|one| one.request != GET_INFLIGHT_FD), "the next server gets the existing file");
             assert_eq!(of(&asked, SET_VRING_BASE).payload, [0u32, 7].map(u32::to_le_bytes).concat());
         }
     }
@@ -110,11 +109,11 @@ fn next_server_with_fewer_features_fails_the_disk() {
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
     wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server offers less than the one before it"]);
+    assert_eq!(told.failures(), ["the vhost-user server offers fewer features than the previous server"]);
 }
 
 #[test]
-fn configuration_is_the_servers_and_changes_with_it() {
+fn configuration_follows_the_server() {
     let server = Server::start(Manner::default());
     let device = connect(&server, disk()).unwrap();
     let mut config = [0; 60];
@@ -137,13 +136,13 @@ fn configuration_is_the_servers_and_changes_with_it() {
 }
 
 #[test]
-fn server_that_does_not_tell_the_configuration_serves_no_disk() {
+fn server_without_the_config_feature_serves_no_disk() {
     let manner = Manner { protocol: MQ | REPLY_ACK, ..Manner::default() };
     let error = connect(&Server::start(manner), disk()).err().unwrap().to_string();
     assert!(error.ends_with("(VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
 }
 
-/// A server with this vice at each of some requests.
+/// Returns a server with this misbehaviour at each of `requests`.
 fn at(requests: &[u32], vice: &Vice) -> Manner {
     Manner { vices: requests.iter().map(|request| (*request, vice.clone())).collect(), ..Manner::default() }
 }
@@ -154,19 +153,19 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.take();
-    // More than 300 ms for each, of 500 ms that there are for all.
+    // Each answer takes more than 300 ms. The limit for all of them is 500 ms.
     let slow = [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_CALL];
     server.listen(at(&slow, &Vice::Dribble(Duration::from_millis(15))));
     server.wait_for(SET_VRING_NUM);
     device.pause();
     let asked = server.requests();
-    assert!(asked.len() <= 1, "it is waited for meanwhile: {asked:?}");
+    assert!(asked.len() <= 1, "the pause waited for more requests: {asked:?}");
     assert!(told.failures().is_empty(), "{:?}", told.failures());
 }
 
 #[test]
 fn successive_slow_servers_share_one_connection_time_budget() {
-    // Each answer takes more than 60 ms, of which 4 ms are free. All have 450 ms together.
+    // Each answer takes more than 60 ms. Of these, 4 ms are free. The budget for all answers is 450 ms.
     let slow = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
     let manner = at(&slow, &Vice::Dribble(Duration::from_millis(3)));
     let server = Server::start(manner.clone());
@@ -177,7 +176,7 @@ fn successive_slow_servers_share_one_connection_time_budget() {
         server.listen(manner.clone());
     }
     let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
-    // Eight answers, and one that did not come in time for each connection. Some time comes back.
+    // This is eight answers, and one late answer for each connection. The rest is because the budget refills.
     assert!(asked <= 21, "{asked} requests");
 }
 
@@ -191,16 +190,16 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     let asked = server.take();
     server.close();
     wait(|| server.ended() == 1);
-    // It is waited for until nearly all time is spent.
+    // This server's silence spends nearly the whole budget.
     server.listen(at(&[SET_VRING_NUM], &Vice::Silent));
     wait(|| server.ended() == 2);
     server.take();
     server.listen(Manner::default());
-    // The first server writes an event that the front end waits for. It gains nothing.
+    // The first server writes an eventfd that the front end waits for. This must not cause an earlier attempt to connect.
     rustix::io::write(&of(&asked, SET_VRING_CALL).files[0], &1u64.to_ne_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let asked = server.requests();
-    assert!(asked.is_empty(), "it is looked for after five seconds: {asked:?}");
+    assert!(asked.is_empty(), "the next attempt to connect is after five seconds: {asked:?}");
     server.wait_for(SET_OWNER);
     assert!(told.failures().is_empty(), "{:?}", told.failures());
 }

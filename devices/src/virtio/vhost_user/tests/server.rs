@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A server that a test steers: it writes down what it is asked for, and may refuse, lie, fall silent or go.
+//! Server that a test controls. It records requests, and can refuse, send wrong answers, not answer, or close the connection.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -53,22 +53,22 @@ pub(super) const CONFIG: u64 = 1 << 9;
 pub(super) const INFLIGHT: u64 = 1 << 12;
 pub(super) const MEM_SLOTS: u64 = 1 << 15;
 
-/// What a server does at a request instead of what it should.
+/// Misbehaviour of a server at a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Vice {
-    /// It does not answer.
+    /// The server does not answer.
     Silent,
-    /// It closes the connection.
+    /// The server closes the connection.
     Close,
-    /// It says no.
+    /// The server refuses the request.
     Refuse,
-    /// It answers with this, whatever that is.
+    /// The server answers with these bytes.
     Answer(Vec<u8>),
-    /// It answers as it should, a byte at a time, with so much time before each.
+    /// The server answers correctly, but byte by byte, with this pause before each byte.
     Dribble(Duration),
 }
 
-/// What a server is.
+/// Capabilities and behaviour of a server.
 #[derive(Clone)]
 pub(super) struct Manner {
     pub(super) features: u64,
@@ -76,13 +76,13 @@ pub(super) struct Manner {
     pub(super) queues: u64,
     pub(super) regions: u64,
     pub(super) config: Vec<u8>,
-    /// What it answers to GET_VRING_BASE.
+    /// Answer to GET_VRING_BASE.
     pub(super) base: u32,
     pub(super) vices: BTreeMap<u32, Vice>,
 }
 
 impl Default for Manner {
-    /// One that can do all, and behaves.
+    /// Returns a correct server that has all capabilities.
     fn default() -> Self {
         Self {
             features: 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28,
@@ -96,7 +96,7 @@ impl Default for Manner {
     }
 }
 
-/// A request.
+/// Request that the server received.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: u32,
@@ -105,7 +105,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// The 64-bit number at `place` of the payload.
+    /// Returns the 64-bit number at offset `place` of the payload.
     pub(super) fn number(&self, place: usize) -> u64 {
         u64::from_le_bytes(self.payload[place..place + 8].try_into().unwrap())
     }
@@ -115,15 +115,15 @@ impl Asked {
 struct Log {
     asked: Mutex<Vec<Asked>>,
     changed: Condvar,
-    /// It reads nothing until the connection is closed.
+    /// If true, the server reads nothing until the connection is closed.
     sleeps: AtomicBool,
-    /// The connection at hand.
+    /// Current connection.
     socket: Mutex<Option<UnixStream>>,
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     ended: AtomicU32,
 }
 
-/// The server. Dropping it ends it.
+/// Server. Dropping the value closes the connection.
 pub(super) struct Server {
     dir: tempfile::TempDir,
     log: Arc<Log>,
@@ -136,7 +136,7 @@ impl Server {
         server
     }
 
-    /// Serves one client at the server's socket, where nobody listens.
+    /// Listens at the server's socket for one client, and serves it. No other listener may be active.
     pub(super) fn listen(&self, manner: Manner) {
         let path = self.socket();
         let _ = std::fs::remove_file(&path);
@@ -155,7 +155,7 @@ impl Server {
         self.dir.path().join("socket")
     }
 
-    /// Closes the connection at hand.
+    /// Closes the current connection.
     pub(super) fn close(&self) {
         self.log.sleeps.store(false, Ordering::SeqCst);
         if let Some(socket) = lock(&self.log.socket).take() {
@@ -163,27 +163,27 @@ impl Server {
         }
     }
 
-    /// How many connections have ended, whoever ended them.
+    /// Returns the number of connections that either side has ended.
     pub(super) fn ended(&self) -> u32 {
         self.log.ended.load(Ordering::SeqCst)
     }
 
-    /// Reads no message any more after the next one, until the connection at hand is closed.
+    /// Lets the server read no message after the next one, until the current connection is closed.
     pub(super) fn stop_reading(&self) {
         self.log.sleeps.store(true, Ordering::SeqCst);
     }
 
-    /// What it was asked for since the last call.
+    /// Takes the requests since the last call.
     pub(super) fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *lock(&self.log.asked))
     }
 
-    /// The same, as numbers of requests.
+    /// Takes the requests since the last call. Returns their numbers.
     pub(super) fn requests(&self) -> Vec<u32> {
         self.take().iter().map(|asked| asked.request).collect()
     }
 
-    /// Waits until it was asked for `request`, and takes that and all before it.
+    /// Waits until the server has received `request`. Takes all requests so far.
     pub(super) fn wait_for(&self, request: u32) -> Vec<Asked> {
         let asked = lock(&self.log.asked);
         let missing = |asked: &mut Vec<Asked>| asked.iter().all(|one| one.request != request);
@@ -200,7 +200,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads a header or a payload with the files that come with it; `None` at the end.
+/// Reads a header, with the files that come with it. Returns `None` at the end of the connection.
 fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<Vec<OwnedFd>>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -268,7 +268,7 @@ fn serve(socket: &UnixStream, manner: &Manner, log: &Log) {
     }
 }
 
-/// An answer to `request`.
+/// Returns an answer to `request`.
 pub(super) fn message(request: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap();
     [[request, 5, size].map(u32::to_le_bytes).as_flattened(), payload].concat()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device with a driver that a test plays.
+//! Test harness: a device with a driver that the test controls.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,15 +23,15 @@ use crate::sync::lock;
 use crate::virtio::byte_driver::queue_at;
 use crate::virtio::{DeviceError, Driver, Interrupt, VirtioDevice};
 
-/// Bytes of a region of RAM.
+/// Size of a RAM region in bytes.
 pub(super) const REGION: usize = 0x1_0000;
-/// Where rings are: descriptors, available, used.
+/// Addresses of the descriptor table, available ring and used ring of the first queue.
 pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 
-/// What a driver was told.
+/// Interrupt implementation that records the notifications to the driver.
 #[derive(Default)]
 pub(super) struct Told {
-    /// Events that are interrupts of a queue each, where there are any.
+    /// Interrupt eventfds by queue. A queue beyond the end has none.
     pub(super) events: Vec<EventFd>,
     pub(super) used: AtomicU32,
     pub(super) changed: AtomicU32,
@@ -68,12 +68,12 @@ impl Interrupt for Told {
 pub(super) fn wait(what: impl Fn() -> bool) {
     let start = Instant::now();
     while !what() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it did not come");
+        assert!(start.elapsed() < Duration::from_secs(60), "the condition is still false after 60 s");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// RAM of so many regions with room between them, each of a file.
+/// Returns RAM with `regions` regions. Each is backed by its own file, and there is a gap after each.
 pub(super) fn ram(regions: u64) -> Arc<Ram> {
     let region = |number: u64| {
         let file = tempfile::tempfile().unwrap();
@@ -83,18 +83,18 @@ pub(super) fn ram(regions: u64) -> Arc<Ram> {
     Arc::new(Ram::from_ranges_with_files((0..regions).map(region)).unwrap())
 }
 
-/// Times that a test can wait for, and that a server on a busy machine may not keep.
+/// Time limits that are short enough for a test to wait for. A correct server on a busy machine may exceed them.
 pub(super) const TIMES: Times = Times { drain: Duration::from_millis(300), other: Duration::from_millis(200) };
 
-/// Little time for an operation, and a budget that no test spends.
+/// Short time limit for an operation, with a budget that no test spends.
 pub(super) const SHORT: Times = Times { drain: Duration::from_secs(20), other: Duration::from_millis(500) };
 
-/// A file system, whose driver knows two queues.
+/// Returns the description of a file system with two queues.
 pub(super) fn fs() -> Model {
     Model::fs("t", 1, 64)
 }
 
-/// A network card of so many pairs of queues.
+/// Returns the description of a network card with `pairs` queue pairs.
 pub(super) fn card(pairs: u16) -> Model {
     Model::net(&ServedNet { mac: [2; 6], mtu: None, pairs, queue_size: 64, csum: true, tso: true, uso: true })
 }
@@ -104,17 +104,17 @@ pub(super) fn connect(server: &Server, model: Model) -> Result<VhostUserDevice, 
     connect_with(server, model, Times::default())
 }
 
-/// The same, to one that has [`TIMES`] only.
+/// Connects to the server of a device, with the limits [`TIMES`].
 pub(super) fn connect_briefly(server: &Server, model: Model) -> Result<VhostUserDevice, ServerError> {
     connect_with(server, model, TIMES)
 }
 
-/// The same, to one that has these times.
+/// Connects to the server of a device, with these time limits.
 pub(super) fn connect_with(server: &Server, model: Model, times: Times) -> Result<VhostUserDevice, ServerError> {
     VhostUserDevice::connect(address(server, model, times), None)
 }
 
-/// A device with its server and a driver that is ready.
+/// Device with its server and a driver that is ready.
 pub(super) struct Running {
     pub(super) server: Server,
     pub(super) device: VhostUserDevice,
@@ -123,17 +123,17 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// A device of `model` whose driver has started the first `queues` queues. Each queue has an interrupt.
+    /// Returns a device of `model` whose driver has started the first `queues` queues. Each queue has an interrupt eventfd.
     pub(super) fn new(manner: Manner, model: Model, queues: u16) -> Self {
         Self::within(Times::default(), manner, model, queues)
     }
 
-    /// The same, with a server that has [`TIMES`] only.
+    /// Does the same as [`new`](Self::new), with the time limits [`TIMES`].
     pub(super) fn briefly(manner: Manner, model: Model, queues: u16) -> Self {
         Self::within(TIMES, manner, model, queues)
     }
 
-    /// The same, with a server that has these times.
+    /// Does the same as [`new`](Self::new), with these time limits.
     pub(super) fn within(times: Times, manner: Manner, model: Model, queues: u16) -> Self {
         let server = Server::start(manner);
         let device = connect_with(&server, model, times).unwrap();
@@ -143,17 +143,17 @@ impl Running {
     }
 }
 
-/// Where the server of a device is, and what it has.
+/// Returns the address of a device's server.
 pub(super) fn address(server: &Server, model: Model, times: Times) -> Address {
     Address::new("d".into(), server.socket(), model, times, false)
 }
 
-/// As a driver that is ready does: it activates the device and starts queues up to `queues`.
+/// Activates the device and starts the first `queues` queues, as a driver that is ready does.
 pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16) {
     start_as(device, ram, told, queues, device.features() | 1 << 32);
 }
 
-/// The same for a driver that accepted `features`.
+/// Does the same as [`start`], for a driver that accepted `features`.
 pub(super) fn start_as(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16, features: u64) {
     let memory = DeviceMemory::all_ram(ram.clone());
     device.activate(Driver { requests: Arc::default(), memory, interrupt: told.clone(), features });
@@ -168,7 +168,7 @@ pub(super) fn start_queue(device: &VhostUserDevice, index: u16, next: u16) {
     device.start_queue(index, queue).unwrap();
 }
 
-/// As a driver that resets the device does.
+/// Stops the first `queues` queues and resets the device, as its driver does.
 pub(super) fn reset(device: &VhostUserDevice, queues: u16) {
     for index in 0..queues {
         device.stop_queue(index);
