@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-iommu device: its queues and configuration (virtio 1.3, section 5.13).
+//! virtio-iommu device: its queues and configuration (virtio 1.3, section 5.13).
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -23,23 +23,23 @@ use crate::windows::WindowMemory;
 const DEVICE_TYPE: u16 = 23;
 /// PCI class: base system peripheral, other.
 const PCI_CLASS: u32 = 0x08_8000;
-/// The `shmid` of the region that windows appear in.
+/// `shmid` of the shared memory region for windows.
 const WINDOW_SHMID: u8 = 0;
 
-/// Largest sizes of the request and the event queue.
+/// Maximum sizes of the request queue and the event queue.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
 
-/// A virtio-iommu device in front of an engine.
+/// virtio-iommu device with its engine.
 ///
-/// Requests are served on the thread of the vCPU that notified: Linux's driver spins with interrupts off until the
-/// answer is there, so any other thread would only add its wake-up to the wait. When requests come fast, a thread that
-/// polls for them saves even the notification ([`poller`](super::poller)). Faults are handed over on whatever thread reports
-/// them, and when the driver gives buffers for them.
+/// The thread of the notifying vCPU serves requests: Linux's driver spins with interrupts off until the answer arrives, and the wake-up of
+/// another thread would only lengthen this wait. When requests come fast, a polling thread serves them without notifications
+/// ([`poller`](super::poller)). Faults are delivered by the thread that reports them, or when the driver adds buffers for them.
 ///
-/// The bound of a batch relies on a driver that notifies of all that comes after what it has served, or on the polling thread:
-/// see [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
+/// The size of a batch is bounded. Requests after the batch need a notification of their own, or the polling thread. See
+/// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
-    /// First, so that its thread has ended when the queues are dropped: that thread may not unmap and close what the engine has.
+    /// This is the first field, so that its thread has ended when the queues are dropped. The thread's sandbox does not allow it to drop
+    /// the engine, which would unmap and close files.
     poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
@@ -48,11 +48,11 @@ pub struct VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// A device in front of `engine`; `windows` owns the memory of the engine's chunk store, if it has one. `poll`: a
+    /// Creates a device with this engine. `windows` owns the memory of the engine's chunk store, if the engine has one. `poll` is true if a
     /// thread may poll for requests.
     ///
     /// # Errors
-    /// The host gives no thread.
+    /// The host cannot start a thread.
     pub fn new(
         engine: Arc<Mutex<Engine>>,
         windows: Option<Arc<WindowMemory>>,
@@ -75,7 +75,7 @@ impl VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// Lets the thread poll that may do so, or not.
+    /// Allows or forbids polling.
     pub(super) fn allow_polling(&self, allowed: bool) {
         self.poller.allow(allowed);
     }
@@ -91,7 +91,7 @@ impl VirtioDevice for VirtioIommu {
         read_bytes(&space[..self.config_len], offset, data);
     }
 
-    /// Only `bypass` is writable.
+    /// Writes the device configuration. Only `bypass` is writable.
     fn write_config(&self, offset: usize, data: &[u8]) {
         if let Some(value) = config::BYPASS.checked_sub(offset).and_then(|at| data.get(at)) {
             lock(self.queues.engine()).write_bypass(*value);
@@ -153,7 +153,7 @@ impl VirtioDevice for VirtioIommu {
         state::save(&lock(self.queues.engine()))
     }
 
-    /// The device comes paused, as all are that are restored.
+    /// Restores the state. The device is paused afterwards, like every restored device.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         self.queues.pause();
         state::restore(&mut lock(self.queues.engine()), self.windows.as_deref(), state)
@@ -169,22 +169,22 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// Stalls: times without a CPU of the polling thread while requests came.
+    /// Returns the stalls: times for which requests waited because the polling thread had no CPU.
     pub(super) fn poll_stalls(&self) -> Histogram {
         self.queues.stalls()
     }
 
-    /// The same; `None` if another thread holds the lock.
+    /// Returns the stalls, or `None` if another thread holds the lock.
     pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
         self.queues.stalls_soon()
     }
 
-    /// Hands faults that were reported to the driver, as far as it has given buffers.
+    /// Delivers pending faults to the driver, as long as it has added buffers for them.
     pub(super) fn hand_over_faults(&self) {
         self.queues.hand_over_faults();
     }
 
-    /// Lets go of the queues, and resets the engine.
+    /// Drops the queues, and resets the engine with `reset`.
     fn stop(&self, reset: fn(&mut Engine)) {
         self.queues.close();
         reset(&mut lock(self.queues.engine()));

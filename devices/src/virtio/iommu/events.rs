@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The event queue: faults on their way to the driver (virtio 1.3, section 5.13.6.9).
+//! Event queue: delivers faults to the driver (virtio 1.3, section 5.13.6.9).
 
 use iommu_bounce::Engine;
 use iommu_bounce::spec::fault;
@@ -15,9 +15,9 @@ use crate::virtio::notification::{ask_for_notifications, wants_interrupt};
 /// Index of the event queue.
 pub(super) const EVENT_QUEUE: u16 = 1;
 
-/// Hands the faults that wait to the driver, as far as it has given buffers; `true` if it wants to be told.
+/// Delivers pending faults to the driver, as long as it has added buffers for them. Returns true if the driver wants an interrupt.
 ///
-/// A buffer that is too small for a report is given back empty: the fault goes into the next one.
+/// A buffer that is too small for a report is returned empty. The fault goes into the next buffer.
 pub(super) fn deliver(queue: &mut Queue, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
     let memory = &NearMemory::new(memory);
     let (broken, ring_error) = (broken(EVENT_QUEUE), ring_error(EVENT_QUEUE));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver of the whole device, written in bytes: for a fuzzer, and for replaying what one found.
+//! Driver of the whole device that follows a byte string, for fuzzing and for replaying the results of a fuzzer.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const APERTURE: u64 = 0xe000_0000;
 const ENDPOINT: u32 = 8;
 const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
-/// All that the device offers.
+/// All features that the device offers.
 const ALL: u64 = feature::INPUT_RANGE
     | feature::DOMAIN_RANGE
     | feature::MAP_UNMAP
@@ -37,15 +37,15 @@ const ALL: u64 = feature::INPUT_RANGE
     | INDIRECT_DESC
     | EVENT_IDX;
 
-/// Where the rings of each queue are: descriptors, available, used.
+/// Addresses of each queue's descriptor table, available ring and used ring.
 const RINGS: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]];
-/// Where requests are put that are well formed as far as the queue goes.
+/// Address of requests in well-formed chains.
 const REQUEST: u64 = 0x8000;
 const REPLY: u64 = 0x9000;
-/// Where a request's descriptors are put that has a table of its own.
+/// Address of an indirect descriptor table.
 const TABLE: u64 = 0xa000;
 
-/// A platform on which all works and nothing is seen.
+/// Platform whose operations all succeed and have no effect.
 #[derive(Default)]
 struct Platform(AtomicU32);
 
@@ -87,7 +87,7 @@ struct Machine {
     available: u16,
 }
 
-/// A little-endian number of two bytes at the front of `data`, and the rest.
+/// Splits off a little-endian 16-bit number from the start of `data`. Returns the number and the rest.
 fn word(data: &[u8]) -> Option<(u16, &[u8])> {
     let (bytes, rest) = data.split_first_chunk()?;
     Some((u16::from_le_bytes(*bytes), rest))
@@ -95,7 +95,7 @@ fn word(data: &[u8]) -> Option<(u16, &[u8])> {
 
 impl Machine {
     fn new() -> Self {
-        let memory = Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("it is little memory");
+        let memory = Ram::from_ranges(&[(GuestAddress(0), RAM)]).expect("the RAM is small");
         let memory = Arc::new(memory);
         let platform = Arc::new(Platform::default());
         let window = WindowConfig { aperture: APERTURE..=APERTURE + 8 * CHUNK - 1, budget: 3 * CHUNK, threshold: 0 };
@@ -114,7 +114,7 @@ impl Machine {
         let (function, handle) = create(params).expect("the configuration is valid");
         let mapper = RecordingMapper::new();
         let probe = mapper.probe();
-        handle.add_endpoint(ENDPOINT, Box::new(mapper)).expect("it is the first");
+        handle.add_endpoint(ENDPOINT, Box::new(mapper)).expect("this is the first endpoint");
         function.bar_moved(2, 1 << 40).expect("the platform refuses nothing");
         Self { memory, function, handle, mapper: probe, available: 0 }
     }
@@ -123,21 +123,21 @@ impl Machine {
         self.function.write_bar(0, offset, data);
     }
 
-    /// Does what a driver does up to `DRIVER_OK`.
+    /// Initializes the device up to `DRIVER_OK`.
     fn start(&mut self, features: u64) {
         self.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
         self.available = 0;
-        self.memory.write_slice(&[0; 0x6000], GuestAddress(0x1000)).expect("it is RAM");
+        self.memory.write_slice(&[0; 0x6000], GuestAddress(0x1000)).expect("the range is RAM");
         self.register(20, &[0]);
-        // The driver continues even if the device refuses the features.
+        // The driver continues even if the device rejects the features.
         set_up(&self.function, features, [0, 1].map(|queue| (queue, 16, RINGS[usize::from(queue)])));
     }
 
-    /// Puts a request into the queue as a driver does, with so many bytes for the reply; its descriptors may be in a table
-    /// of their own.
+    /// Adds a request to the queue and notifies the device. `room` is the size of the reply buffer. If `in_table` is true, the request uses
+    /// an indirect descriptor table.
     fn send(&mut self, request: &[u8], room: u32, in_table: bool) {
         let put = |address: u64, data: &[u8]| {
-            self.memory.write_slice(data, GuestAddress(address)).expect("it is RAM");
+            self.memory.write_slice(data, GuestAddress(address)).expect("the range is RAM");
         };
         put(REQUEST, request);
         let len = u32::try_from(request.len()).unwrap_or(0);
@@ -160,7 +160,7 @@ impl Machine {
         self.register(0x3000, &[0, 0]);
     }
 
-    /// Does what the bytes at the front of `data` say; returns the rest.
+    /// Does one step of kind `kind` with arguments from the start of `data`. Returns the rest, or `None` if `data` is too short.
     fn step<'d>(&mut self, kind: u8, data: &'d [u8]) -> Option<&'d [u8]> {
         let (number, rest) = word(data)?;
         let [low, high] = number.to_le_bytes();
@@ -176,9 +176,9 @@ impl Machine {
                 return Some(behind);
             }
             120..=159 => {
-                // Rings, descriptors and buffers, as they lie.
+                // Raw bytes of rings, descriptors and buffers.
                 let address = GuestAddress(0x1000 + 64 * u64::from(low));
-                self.memory.write_slice(bytes, address).expect("it is RAM");
+                self.memory.write_slice(bytes, address).expect("the range is RAM");
                 return Some(behind);
             }
             160..=179 => self.register(u64::from(number) & 0x4fff, &rest[..rest.len().min(usize::from(kind & 7))]),
@@ -192,7 +192,7 @@ impl Machine {
             230..=239 => {
                 self.handle.set_budget(u64::from(low & 3) * CHUNK).expect("the region is as large");
                 let pages = Some(u64::from(low >> 2)).filter(|pages| *pages != 0);
-                self.handle.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("it is not 0");
+                self.handle.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("the limit is not 0");
             }
             240..=244 => self.function.reset().expect("nothing is refused"),
             _ => self.start(if low & 1 == 0 { ALL } else { u64::from(low) }),
@@ -201,7 +201,7 @@ impl Machine {
     }
 }
 
-/// Lives through `data`: records of one byte that says what comes, and two bytes of length or argument.
+/// Runs a device with the steps in `data`. Each step is one byte for its kind, two bytes for a length or an argument, and its data.
 ///
 /// # Panics
 /// When the device breaks a promise to its host.
@@ -214,7 +214,7 @@ pub fn device(data: &[u8]) {
         rest = behind;
         assert!(machine.handle.counters().window_bytes <= 3 * CHUNK);
     }
-    // Ends bypass; then parking, as a driver without windows does.
+    // The reset ends bypass. The start of a driver without windows then frees the parked chunks.
     machine.function.reset().expect("nothing is refused");
     machine.start(feature::MAP_UNMAP);
     machine.register(20, &[0]);
@@ -222,10 +222,11 @@ pub fn device(data: &[u8]) {
     assert_eq!(machine.handle.counters().window_bytes, 0);
 }
 
-/// Reads a saved state of the device and restores it. Whether it is taken or refused, the next driver finds a sound device.
+/// Restores a saved state from `data`. Whether the device accepts or rejects the state, it must work for the next driver.
 ///
 /// # Panics
-/// When it does not, or what was taken is saved as something else, or leads beyond what the device may have.
+/// The device does not work for the next driver, a restored state changes when it is saved and restored again, or the device exceeds its
+/// window memory.
 pub fn state(data: &[u8]) {
     let Ok(state) = serde_json::from_slice::<DeviceState>(data) else { return };
     let mut machine = Machine::new();
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
     use crate::virtio::test_support::spoil;
 
-    /// A device that has served a driver: a mapping, two chunks of windows, faults that wait.
+    /// Returns the state of a device that has served a driver: it has a mapping, two window chunks and a pending fault.
     fn lived() -> DeviceState {
         let mut machine = Machine::new();
         machine.start(ALL);

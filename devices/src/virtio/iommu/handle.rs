@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VMM's side of a virtio-iommu device.
+//! Interface of a virtio-iommu device for the VMM.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
@@ -19,29 +19,28 @@ use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::windows::WindowMemory;
 
-/// What a virtio-iommu device is set to and what it holds, at one moment. How long things took, and figures per domain and
-/// endpoint, are in the engine's [`Report`].
+/// Settings and current usage of a virtio-iommu device. The engine's [`Report`] has latencies, and counters per domain and endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct IommuStatus {
-    /// The engine's totals.
+    /// Totals of the engine.
     pub counters: Counters,
-    /// Bytes of window memory that all domains may use.
+    /// Maximum window memory of all domains together, in bytes.
     pub budget: u64,
-    /// Advice to the driver: the size in bytes at or below which it should copy; 0 leaves it to the driver.
+    /// Advice to the driver: it should bounce DMA of at most this size in bytes. 0 leaves the choice to the driver.
     pub threshold: u32,
-    /// The most bytes of guest RAM that may be mapped; `None` without a limit.
+    /// Maximum number of bytes of guest RAM that may be mapped. `None` means no limit.
     pub max_mapped_bytes: Option<u64>,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_size: u64,
-    /// Bytes of window memory that the host has allocated, the stash included.
+    /// Bytes of window memory that the host has allocated, including the stash.
     pub held_window_bytes: u64,
-    /// The windows of all domains.
+    /// Windows of all domains.
     pub windows: Vec<DomainWindow>,
-    /// Stalls: times without a CPU of the polling thread while requests came. The requests waited for that long at most.
+    /// Stalls: times for which the polling thread had no CPU while requests came. Each is the maximum time for which a request waited.
     pub poll_stalls: Histogram,
 }
 
-/// A handle on a virtio-iommu device, for whoever runs the VM.
+/// Handle of a virtio-iommu device, for the VMM.
 pub struct IommuHandle {
     engine: Arc<Mutex<Engine>>,
     device: Arc<VirtioIommu>,
@@ -62,50 +61,50 @@ impl IommuHandle {
         Self { engine, device, windows, devices, interrupt, interruption }
     }
 
-    /// Puts an endpoint behind the IOMMU: its DMA reaches only what the guest maps from then on.
+    /// Puts an endpoint behind the IOMMU. From then on, its DMA can access only memory that the guest maps.
     ///
     /// # Errors
-    /// The ID is in use, or the host cannot translate what the configuration promises.
+    /// The ID is in use, or the host cannot provide the translations that the device configuration promises.
     pub fn add_endpoint(&self, id: EndpointId, mapper: Box<dyn DmaMapper>) -> Result<(), ConfigError> {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// Has requests that take long be left undone, while somebody waits for vCPUs and for the device. They are served when the device goes
-    /// on.
+    /// Interrupts long requests while `wanted` is true. The VMM sets it while a thread waits for vCPUs or for the device. The device
+    /// serves interrupted requests when it is resumed.
     pub fn interrupt(&self, wanted: bool) {
         self.interruption.want(wanted);
     }
 
-    /// Lets the device's thread [poll](super::IommuParams::poll), or not.
+    /// Allows or forbids the device's thread to [poll](super::IommuParams::poll).
     pub fn allow_polling(&self, allowed: bool) {
         self.device.allow_polling(allowed);
     }
 
-    /// RAM comes: endpoints in bypass mode reach it from now on.
+    /// Adds RAM: maps it for all endpoints in bypass mode.
     ///
     /// # Errors
-    /// The host does not map it for one of them. Then none reaches it.
+    /// The host cannot map the RAM for one of these endpoints. Then it is mapped for none.
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), ConfigError> {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
-    /// RAM that was refused goes, once it is withdrawn: no endpoint reaches it any more, though its driver may have mapped it meanwhile.
-    /// `false` if the host keeps something mapped: then the pages must stay.
+    /// Unmaps RAM for all endpoints, after adding it failed and it was withdrawn. A driver may have mapped it meanwhile.
+    ///
+    /// Returns false if the host keeps part of it mapped. The caller must then keep the pages.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         lock(&self.engine).take_ram(region.start_addr().0, region.len())
     }
 
-    /// Takes an endpoint away: everything is unmapped for it. Returns its mapper.
+    /// Removes an endpoint, and unmaps everything for it. Returns its mapper.
     ///
     /// # Errors
-    /// There is no such endpoint.
+    /// The endpoint does not exist.
     pub fn remove_endpoint(&self, id: EndpointId) -> Result<Box<dyn DmaMapper>, ConfigError> {
         lock(&self.engine).remove_endpoint(id)
     }
 
-    /// Translates an access of a device that the VMM emulates behind the IOMMU, and reports it to the driver if it is not
-    /// allowed.
+    /// Translates an access of an emulated device behind the IOMMU. If no mapping allows the access, reports a fault to the driver.
     ///
     /// # Errors
     /// The fault.
@@ -117,25 +116,25 @@ impl IommuHandle {
         outcome
     }
 
-    /// Reports a fault of an endpoint's to the driver. `false` if it is dropped, which is counted: there is no such
-    /// endpoint, or too many faults came already.
+    /// Reports a fault of an endpoint to the driver. Returns false if the fault is dropped, because the endpoint does not exist or too many
+    /// faults are pending. Dropped faults are counted.
     pub fn report_fault(&self, fault: Fault) -> bool {
         let reported = lock(&self.engine).report_fault(fault);
         self.device.hand_over_faults();
         reported
     }
 
-    /// The memory of bounce windows, if there are any.
+    /// Returns the memory of bounce windows, if the device has windows.
     pub fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.as_ref()
     }
 
-    /// Slots that show devices' memory to the guest, if devices behind the virtio-iommu may reach it.
+    /// Returns the slots with guest-visible device memory, if devices behind the virtio-iommu may access this memory.
     pub fn devices(&self) -> Option<&Arc<ShownMemory>> {
         self.devices.as_ref()
     }
 
-    /// Maps memory of devices that a restored state has mapped. To be called once the guest sees that memory again.
+    /// Maps the device memory that was mapped in a restored state. Call this once the guest sees the memory again.
     ///
     /// # Errors
     /// A [`RestoreError`] that names the mapping.
@@ -143,57 +142,57 @@ impl IommuHandle {
         lock(&self.engine).restore_device_memory()
     }
 
-    /// Indices of the chunks that bounce windows have, in ascending order.
+    /// Returns the indices of the chunks in bounce windows, in ascending order.
     pub fn window_chunks(&self) -> Vec<u32> {
         let mut chunks: Vec<u32> = lock(&self.engine).state().chunks().collect();
         chunks.sort_unstable();
         chunks
     }
 
-    /// Calls `then` with the memory of a chunk of a bounce window, all of it; `None` if there is no such chunk. The device is
-    /// paused, and no vCPU runs: nobody gives it back meanwhile.
+    /// Calls `then` with the whole memory of a window chunk. Returns `None` if the chunk does not exist. The caller must have paused the
+    /// device and all vCPUs, so that the chunk is not freed meanwhile.
     pub fn with_window_chunk<R>(&self, index: u32, then: impl FnOnce(VolatileSlice<'_>) -> R) -> Option<R> {
         self.windows.as_ref().filter(|windows| windows.is_backed(index))?.chunk(index).map(then)
     }
 
-    /// First and last IOVA of the aperture of bounce windows, if the device has windows.
+    /// Returns the first and last IOVA of the aperture of bounce windows, if the device has windows.
     pub fn window_aperture(&self) -> Option<(u64, u64)> {
         lock(&self.engine).window_aperture().map(RangeInclusive::into_inner)
     }
 
-    /// The engine's figures, per domain and endpoint too, with latencies.
+    /// Returns the engine's counters and latencies, also per domain and endpoint.
     pub fn engine_report(&self) -> Report {
         lock(&self.engine).report()
     }
 
-    /// The engine's totals.
+    /// Returns the engine's totals.
     pub fn counters(&self) -> Counters {
         lock(&self.engine).counters()
     }
 
-    /// What the device is set to and what it holds: its windows first of all.
+    /// Returns the settings and current usage of the device.
     pub fn status(&self) -> IommuStatus {
         let held_window_bytes = self.held_window_bytes();
         status_of(&lock(&self.engine), held_window_bytes, self.device.poll_stalls())
     }
 
-    /// The same for who must not wait; `None` if somebody keeps what it is read from for more than some microseconds, such as
-    /// for a mapping that the host takes long for.
+    /// Returns the status without waiting. Returns `None` if another thread holds one of the locks for more than some microseconds, for
+    /// example during a slow mapping by the host.
     pub fn status_soon(&self) -> Option<IommuStatus> {
         let held_window_bytes = self.windows.as_ref().map_or(Some(0), |windows| windows.held_bytes_soon())?;
         let poll_stalls = self.device.poll_stalls_soon()?;
         Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes, poll_stalls))
     }
 
-    /// Bytes of window memory that the host has allocated, the stash included; 0 without bounce windows.
+    /// Returns the bytes of window memory that the host has allocated, including the stash. Returns 0 without bounce windows.
     pub fn held_window_bytes(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.held_bytes())
     }
 
-    /// Changes the window memory that all domains may use, in bytes. The driver is told if it uses bounce windows.
+    /// Changes the maximum window memory of all domains together, in bytes. Notifies the driver if it uses bounce windows.
     ///
     /// # Errors
-    /// There are no bounce windows, or the region is smaller.
+    /// The device has no bounce windows, or the region is smaller than `bytes`.
     pub fn set_budget(&self, bytes: u64) -> Result<(), ConfigError> {
         let mut engine = lock(&self.engine);
         let notify = engine.set_budget(bytes)?;
@@ -205,22 +204,22 @@ impl IommuHandle {
         Ok(())
     }
 
-    /// Changes the size in bytes at or below which the driver is advised to copy; 0 leaves it to the driver, which is
-    /// told if it uses bounce windows.
+    /// Changes the advised maximum size of bounced DMA in bytes. 0 leaves the choice to the driver. Notifies the driver if it uses bounce
+    /// windows.
     ///
     /// # Errors
-    /// There are no bounce windows.
+    /// The device has no bounce windows.
     pub fn set_threshold(&self, bytes: u32) -> Result<(), ConfigError> {
         let notify = lock(&self.engine).set_threshold(bytes)?;
         self.interrupt.config_changed(notify);
         Ok(())
     }
 
-    /// Changes the most bytes of guest RAM that may be mapped; `None` lifts the limit. The driver learns of it by the requests that
-    /// are refused.
+    /// Changes the maximum number of bytes of guest RAM that may be mapped. `None` removes the limit. The driver is not notified. Its MAP
+    /// requests fail when they exceed the limit.
     ///
     /// # Errors
-    /// It is 0.
+    /// The limit is 0.
     pub fn set_max_mapped_bytes(&self, bytes: Option<u64>) -> Result<(), ConfigError> {
         lock(&self.engine).set_max_mapped_bytes(bytes)
     }
@@ -228,9 +227,9 @@ impl IommuHandle {
 
 impl FaultReporter for IommuHandle {
     fn report_stopped(&self, Stopped { endpoint, iova, access }: Stopped) {
-        // The engine knows, and reports, whether the endpoint is in a domain at all.
+        // If the access still fails, `translate` reports the fault with its exact reason.
         if self.translate(endpoint, iova, access).is_ok() {
-            // It was mapped since.
+            // The IOVA was mapped since the access.
             self.report_fault(Fault { reason: FaultReason::Mapping, endpoint, address: Some(iova), access });
         }
     }

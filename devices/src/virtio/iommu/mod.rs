@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-iommu on PCI: queues and configuration in front of the engine of `iommu_bounce`.
+//! virtio-iommu on PCI: the queues and the configuration. The engine of `iommu_bounce` serves the requests.
 
 mod device;
 mod events;
@@ -35,74 +35,74 @@ use crate::shown::ShownMemory;
 use crate::sync::lock;
 use crate::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 
-/// The memory behind bounce windows. The budget stands in [`EngineConfig::window`].
+/// Memory region of bounce windows. [`EngineConfig::window`] has the budget.
 pub struct WindowRegion {
-    /// Bytes of the shared memory region, the most that the budget can be raised to: a multiple of `chunk_size`.
+    /// Size of the shared memory region in bytes, a multiple of `chunk_size`. The budget cannot exceed this size.
     pub size: u64,
-    /// Bytes per chunk, a power of two; 2 MiB is what the protocol expects.
+    /// Size of a chunk in bytes, a power of two. The protocol expects 2 MiB.
     pub chunk_size: u64,
-    /// Chunks are made of huge pages of 2 MiB.
+    /// True if chunks consist of huge pages of 2 MiB.
     pub hugepages: bool,
-    /// Where the guest's view of chunks is made.
+    /// Memory slots that make chunks visible to the guest.
     pub slots: Arc<dyn MemorySlots>,
 }
 
-/// What the device offers of the rings' optional parts (virtio 1.3, sections 2.7.5.3 and 2.7.10).
+/// Optional ring features that the device offers (virtio 1.3, sections 2.7.5.3 and 2.7.10).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingFeatures {
-    /// `INDIRECT_DESC`: a request may have a table of descriptors of its own.
+    /// `INDIRECT_DESC`: a request may use an indirect descriptor table.
     pub indirect_desc: bool,
-    /// `EVENT_IDX`: driver and device tell each other of which element they want to hear next.
+    /// `EVENT_IDX`: driver and device name the next element for which they want a notification.
     pub event_idx: bool,
 }
 
-/// What a virtio-iommu device is made of.
+/// Parameters of a virtio-iommu device.
 pub struct IommuParams {
     /// Name for logs and the API.
     pub id: String,
-    /// Guest RAM: the queues lie in it, and only it can be mapped.
+    /// Guest RAM. The queues lie in this RAM. Drivers can map it.
     pub memory: Arc<Ram>,
-    /// Interrupt vectors.
+    /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// The engine's set-up. `engine.window` goes with `windows`: both or neither.
+    /// Configuration of the engine. Set `engine.window` if and only if `windows` is set.
     pub engine: EngineConfig,
-    /// The memory behind bounce windows.
+    /// Memory region of bounce windows.
     pub windows: Option<WindowRegion>,
-    /// What its queues can do.
+    /// Optional features of the queues.
     pub rings: RingFeatures,
-    /// When requests come fast, a thread polls for them. It needs a CPU of the host besides those that run vCPUs, and
-    /// gives it back when a request takes less than a thirty-second of the time until the next.
+    /// True if a thread polls for requests when they come fast. The thread needs a host CPU in addition to those that run vCPUs. It stops
+    /// polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
-    /// The slots in which the guest sees devices' memory, if other devices are to be let at that.
+    /// Slots in which the guest sees device memory, if other devices may access device memory.
     pub devices: Option<Arc<ShownMemory>>,
-    /// Hosts map registers of devices for other devices: `MMIO` is offered.
+    /// True if the host can map registers of devices for other devices. The device then offers `MMIO`.
     pub mmio: bool,
-    /// Who is to know when the guest's driver activates and resets the device.
+    /// Observer that is notified when the guest's driver activates or resets the device.
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Why a virtio-iommu device could not be made.
+/// Error while a virtio-iommu device is created.
 #[derive(Debug, Error)]
 pub enum IommuError {
-    /// The engine's set-up breaks a rule.
+    /// The configuration of the engine breaks a rule.
     #[error("virtio-iommu: {0}")]
     Engine(#[from] ConfigError),
-    /// The window memory's set-up breaks a rule, or the host refused it.
+    /// The configuration of the window memory breaks a rule, or the host cannot allocate the memory.
     #[error("virtio-iommu: window memory: {0}")]
     Windows(#[from] WindowError),
-    /// The host gave no thread to poll with.
-    #[error("virtio-iommu: starting its polling thread: {0}")]
+    /// The host cannot start the polling thread.
+    #[error("virtio-iommu: cannot start its polling thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// The transport could not be made.
+    /// The device cannot be put on PCI.
     #[error("virtio-iommu: {0}")]
     Transport(#[from] TransportError),
 }
 
-/// Makes a virtio-iommu device: the PCI function to put on the root bus, and the handle by which the VMM adds endpoints,
-/// reads figures and changes the budget.
+/// Creates a virtio-iommu device. Returns the PCI function for the root bus, and the handle for the VMM. With the handle, the VMM adds
+/// endpoints, reads counters and changes the budget.
 ///
 /// # Errors
-/// An [`IommuError`] that names the field and its rule, or what the host refused.
+/// An [`IommuError`] names the field and its rule, or the error of the host.
 pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHandle>), IommuError> {
     let IommuParams { id, memory, msi, engine: config, windows, rings, poll, devices, mmio, observer } = params;
     let budget = config.window.as_ref().map_or(0, |window| window.budget);
@@ -117,14 +117,14 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let engine = Arc::new(Mutex::new(Engine::new(config, Arc::new(ram), store)?));
     if let Some(devices) = &devices {
         let engine = Arc::downgrade(&engine);
-        // Without the engine there are no mappers, and nothing is mapped.
+        // If the engine is gone, no mappers exist, so nothing is mapped.
         let revoke = move |gpa, len| engine.upgrade().is_none_or(|engine| lock(&engine).revoke_device_memory(gpa, len));
         devices.set_revoke(Box::new(revoke));
     }
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
     let memory = DeviceMemory::all_ram(memory);
-    // Notifications are served in the exit of the vCPU, whose driver spins for the answer.
+    // The vCPU's exit serves the notification, because the driver spins until the answer arrives.
     let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
     let function = Arc::new(VirtioPciDevice::new(params)?);
     let handle = IommuHandle::new(engine, device, (windows, devices), function.interrupt());

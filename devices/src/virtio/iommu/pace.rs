@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How fast requests come, and how long the device takes for one: what decides whether to poll for them.
+//! Measures how fast requests come and how long the device takes for each. These two decide whether polling pays.
 
 use std::time::{Duration, Instant};
 
-/// Notifications from one look at the clock to the next.
+/// Number of notifications for each measurement.
 const SAMPLE: u32 = 16;
-/// For how many times the duration of one request to poll for the next one. A poller then spins only while requests
-/// themselves take a thirty-second of a CPU.
+/// Patience as a multiple of the duration of one request: the maximum time to poll for the next request. So the thread polls only while
+/// requests themselves take at least 1/32 of a CPU.
 const PATIENCE: u32 = 32;
-/// Bounds of the patience: what a look at the clock can resolve, and what a CPU may be spent on for nothing.
+/// Bounds of the patience: the resolution of the clock, and the maximum time to waste a CPU.
 const LEAST: Duration = Duration::from_micros(50);
 const MOST: Duration = Duration::from_millis(5);
 
@@ -22,13 +22,13 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Begins with what was measured so far, for requests that are polled for from now on.
+    /// Returns a measurement for polled requests. It starts with the patience that was measured before.
     pub(super) fn polled(patience: Duration) -> Self {
         Self { count: 0, since: Some(Instant::now()), patience }
     }
 
-    /// Calls `serve`, which serves the requests of one notification, or those of one look at the ring, and says whether polling pays,
-    /// if that was measured now: the last ones came within [`Pace::patience`] of each other, on average.
+    /// Calls `serve`, which serves the requests of one notification or of one check of the ring. Also returns true if polling pays: the
+    /// last [`SAMPLE`] notifications were on average at most [`Pace::patience`] apart. Returns `None` if this call made no measurement.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {
@@ -40,7 +40,8 @@ impl Pace {
         (result, Some(pays))
     }
 
-    /// Notes that a notification came at `start` and took `service`, [`SAMPLE`] after the last one noted.
+    /// Records a notification that came at `start` and took `service`. It is the [`SAMPLE`]th after the last recorded one. Returns true if
+    /// polling pays.
     fn sample(&mut self, start: Instant, service: Duration) -> bool {
         self.count = 0;
         self.patience = (service * PATIENCE).clamp(LEAST, MOST);
@@ -48,12 +49,12 @@ impl Pace {
         since.is_some_and(|since| start.duration_since(since) < self.patience * SAMPLE)
     }
 
-    /// How long to poll for the next request.
+    /// Returns the maximum time to poll for the next request.
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// Begins anew: what came before says nothing about what comes.
+    /// Starts a new measurement, because the times so far no longer apply.
     pub(super) fn restart(&mut self) {
         (self.count, self.since) = (0, None);
     }
@@ -65,7 +66,7 @@ mod tests {
 
     const SERVICE: Duration = Duration::from_micros(100);
 
-    /// What samples say that are `gap` apart, each of one of [`SAMPLE`] notifications.
+    /// Returns the results of four samples that are `gap` apart.
     fn samples(gap: Duration) -> Vec<bool> {
         let (mut pace, start) = (Pace::default(), Instant::now());
         (0..4).map(|number| pace.sample(start + gap * number, SERVICE)).collect()
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn first_sample_after_a_restart_says_nothing() {
+    fn first_sample_after_a_restart_never_pays() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         assert!(!pace.sample(start, SERVICE));
         pace.restart();

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A thread that looks for requests in guest memory, so that a driver which makes many of them need not leave the guest
-//! for each.
+//! Thread that polls guest memory for requests, so that a driver with many requests needs no VM exit for each.
 //!
-//! A request that comes by a notification costs an exit of the vCPU, which is far more than the request itself where
-//! exits are dear. So when requests come fast, this thread takes over: it asks for no notifications (virtio 1.3, section
-//! 2.7.7), watches the available ring, and serves what it finds while the driver spins for its answer *in* the guest. It
-//! gives up, and has notifications sent again, when nothing came for as long as a number of requests would take, and when those that
-//! come take less than a thirty-second of the time: it measures both again and again.
+//! Each notification of a request costs an exit of the vCPU. Where exits are expensive, this costs far more than the request itself. So
+//! when requests come fast, this thread takes over. It suppresses notifications (virtio 1.3, section 2.7.7), watches the available ring,
+//! and serves requests while the driver spins for the answer *in* the guest.
 //!
-//! The queue belongs to whoever holds its lock; the thread watches the ring without it. A notification that is on its way
-//! when the thread takes over is served by the vCPU as ever.
+//! The thread stops polling and asks for notifications again in two cases, which it measures continuously:
+//! * No request came for 32 times the duration of one request (within fixed bounds).
+//! * Serving requests takes less than 1/32 of the time.
+//!
+//! The holder of the lock owns the queue. The thread watches the ring without the lock. If a notification is in flight when the thread
+//! takes over, the vCPU serves it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,29 +28,29 @@ use crate::sandbox::{self, ThreadRole, calls};
 /// Role of the thread that polls the request queue.
 pub const POLL_ROLE: ThreadRole = ThreadRole { name: "iommu_poll", calls: &[calls::MAPPINGS, calls::MESSAGES] };
 
-/// How many looks at the ring are made between looks at the clock, which is dear on some hosts.
+/// Number of checks of the ring between two reads of the clock, which is expensive on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
 
-/// The thread, and the way to wake it.
+/// Handle of the thread.
 pub(super) struct Poller {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// There is a CPU of the host for it.
+    /// True if polling is allowed, because a host CPU is free for the thread.
     allowed: AtomicBool,
     wanted: AtomicBool,
-    /// There are requests that nobody tells of.
+    /// True if requests wait for which no notification will come.
     asked: AtomicBool,
     stop: AtomicBool,
 }
 
 impl Poller {
-    /// Starts the thread for `queues`, asleep. It takes over if that is `allowed`.
+    /// Starts the thread for `queues`. It sleeps at first. If `allowed` is true, it may take over the request queue.
     ///
     /// # Errors
-    /// The host gives no thread.
+    /// The host cannot start a thread.
     pub(super) fn spawn(queues: Arc<Queues>, allowed: bool) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             allowed: AtomicBool::new(allowed),
@@ -62,7 +63,7 @@ impl Poller {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Has the thread take over the request queue. Costs little when it has already.
+    /// Wakes the thread to take over the request queue, if polling is allowed. This is cheap if the thread polls already.
     pub(super) fn wake(&self) {
         if self.shared.allowed.load(Ordering::Acquire)
             && !self.shared.wanted.swap(true, Ordering::AcqRel)
@@ -72,7 +73,7 @@ impl Poller {
         }
     }
 
-    /// The same, whether it may take over or not: it serves what is there.
+    /// Wakes the thread to serve all pending requests, even if polling is not allowed.
     pub(super) fn serve(&self) {
         self.shared.asked.store(true, Ordering::Release);
         if let Some(thread) = &self.thread {
@@ -80,7 +81,7 @@ impl Poller {
         }
     }
 
-    /// Lets the thread take over, or not: then it gives up as soon as no request waits.
+    /// Allows or forbids polling. If forbidden, the thread stops polling as soon as no request waits.
     pub(super) fn allow(&self, allowed: bool) {
         self.shared.allowed.store(allowed, Ordering::Release);
     }
@@ -117,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Serves requests until none come any more, the driver goes, or the device is dropped.
+    /// Polls and serves requests until polling no longer pays, the driver is gone, or the device is dropped.
     fn poll(&self, queues: &Queues, mut watch: Watch) {
         let mut idle = Idle { served: true, since: None };
         let mut pace = Pace::polled(watch.patience());
@@ -150,14 +151,14 @@ impl Shared {
                 }
             }
             if self.stopped() {
-                // Whatever came in between, no vCPU runs any more that could wait for it.
+                // The device is being dropped. No vCPU runs any more, so no one waits for later requests.
                 return;
             }
         }
     }
 }
 
-/// Notes the time that served requests can have waited, if the thread had no CPU.
+/// Records how long the served requests may have waited, if the thread had no CPU.
 fn note(queues: &Queues, stalls: &mut Stalls, served: Served) {
     match served.between {
         Some(between) if !served.late => {
@@ -169,16 +170,16 @@ fn note(queues: &Queues, stalls: &mut Stalls, served: Served) {
     }
 }
 
-/// How long nothing came.
+/// Measures the time without requests.
 struct Idle {
-    /// Something came since the last look at the clock.
+    /// True if requests were served since the last read of the clock.
     served: bool,
-    /// When a look at the clock first found that nothing had come.
+    /// First read of the clock after the last request.
     since: Option<Instant>,
 }
 
 impl Idle {
-    /// To be called after looks that found nothing: whether nothing came for `patience`.
+    /// True if no request came for `patience`. Call this after checks of the ring that found nothing.
     fn is_over(&mut self, patience: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The queues of a running driver in front of the engine: what vCPUs and the polling thread share.
+//! Queues of a running driver and the engine. vCPUs and the polling thread share them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,76 +19,76 @@ use crate::ram::Ram;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
-/// What a driver has set up.
+/// State of a running driver.
 struct Active {
-    /// How many drivers came before.
+    /// Number that changes whenever polling must end: with each driver, at a stop of the request queue, and at a pause while polled.
     number: u64,
     memory: Arc<Ram>,
     requests: Option<RequestQueue>,
     events: Option<Queue>,
     interrupt: Arc<dyn Interrupt>,
     pace: Pace,
-    /// The driver was asked for no notifications, because the polling thread watches the request queue.
+    /// True if notifications are suppressed, because the polling thread watches the request queue.
     polled: bool,
-    /// When requests were served last.
+    /// Times of the last batch of requests.
     served: Served,
 }
 
-/// When requests were served.
+/// Times of a batch of requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
-    /// When the first of a batch was begun, and the last one answered. `None` if there was none.
+    /// Start of the first request and end of the last one. `None` if the batch was empty.
     pub(super) between: Option<(Instant, Instant)>,
-    /// Another thread had the engine or the queue first.
+    /// True if this thread had to wait for the lock on the engine or the queues.
     pub(super) late: bool,
 }
 
-/// The queues, if a driver has set any up, and the engine. Whoever holds the lock owns the queues.
+/// Queues of the driver, if one is active, and the engine. The holder of the lock owns the queues.
 pub(super) struct Queues {
     engine: Arc<Mutex<Engine>>,
     active: Mutex<Option<Active>>,
-    /// How many drivers there have been.
+    /// Source of [`Active::number`].
     drivers: AtomicU64,
-    /// The rings are left alone. Changed with `active` locked.
+    /// True if no thread may access the rings. Changed only while `active` is locked.
     paused: AtomicBool,
-    /// Stalls: times without a CPU of the polling thread while requests came.
+    /// Stalls: times for which requests waited because the polling thread had no CPU.
     stalls: Mutex<Histogram>,
 }
 
-/// Where the polling thread looks for requests, without a lock.
+/// Place where the polling thread looks for requests, without a lock.
 pub(super) struct Watch {
     number: u64,
     memory: Arc<Ram>,
     interrupt: Arc<dyn Interrupt>,
     index: GuestAddress,
-    /// The available ring's index at which everything has been served.
+    /// Index of the available ring up to which all requests have been served.
     next: u16,
     patience: Duration,
-    /// When the requests were served that were seen last.
+    /// Times of the last batch of requests.
     pub(super) served: Served,
 }
 
 impl Watch {
-    /// Whether the driver has put requests into the queue since they were last served.
+    /// True if the driver has added requests since the last batch.
     pub(super) fn sees_requests(&self) -> bool {
         let index: Result<u16, _> = self.memory.load(self.index, Ordering::Acquire);
         // The ring was checked when the driver set it up.
         index.is_ok_and(|index| u16::from_le(index) != self.next)
     }
 
-    /// For how long to go on without requests, as measured before polling began.
+    /// Returns how long to keep polling without requests, as measured before polling began.
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// Tells the driver that the device cannot go on.
+    /// Reports a failure of the device to the driver.
     pub(super) fn fail(&self, error: &DeviceError) {
         self.interrupt.failed(error);
     }
 }
 
 impl Queues {
-    /// No queues yet, in front of `engine`.
+    /// Returns the queues for `engine`. No driver is active yet.
     pub(super) fn new(engine: Arc<Mutex<Engine>>) -> Self {
         Self {
             engine,
@@ -99,27 +99,27 @@ impl Queues {
         }
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub(super) fn engine(&self) -> &Mutex<Engine> {
         &self.engine
     }
 
-    /// Notes such a time.
+    /// Records a stall.
     pub(super) fn note_stall(&self, time: Duration) {
         lock(&self.stalls).record(time);
     }
 
-    /// Stalls: times without a CPU of the polling thread while requests came.
+    /// Returns the stalls.
     pub(super) fn stalls(&self) -> Histogram {
         *lock(&self.stalls)
     }
 
-    /// The same; `None` if another thread holds the lock.
+    /// Returns the stalls, or `None` if another thread holds the lock.
     pub(super) fn stalls_soon(&self) -> Option<Histogram> {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }
 
-    /// A driver, whose queues are to be started.
+    /// Makes a driver active. Its queues are not started yet.
     pub(super) fn open(&self, driver: &Driver) {
         let number = self.drivers.fetch_add(1, Ordering::Relaxed);
         *lock(&self.active) = Some(Active {
@@ -134,7 +134,7 @@ impl Queues {
         });
     }
 
-    /// A queue of the driver's.
+    /// Starts a queue of the driver.
     pub(super) fn start(&self, index: u16, queue: Queue) {
         if let Some(active) = lock(&self.active).as_mut() {
             match index {
@@ -145,13 +145,13 @@ impl Queues {
         }
     }
 
-    /// Lets go of a queue. When it returns, nobody touches it any more, the polling thread neither.
+    /// Stops a queue. When this function returns, no thread accesses the queue any more. Returns its position.
     pub(super) fn stop(&self, index: u16) -> Option<QueueState> {
         let mut active = lock(&self.active);
         let active = active.as_mut()?;
         match index {
             REQUEST_QUEUE => {
-                // Who polls it sees another driver's number.
+                // The polling thread sees the new number and stops polling.
                 active.number = self.drivers.fetch_add(1, Ordering::Relaxed);
                 active.polled = false;
                 active.requests.take().map(|requests| requests.state())
@@ -161,7 +161,7 @@ impl Queues {
         }
     }
 
-    /// How far a queue is served.
+    /// Returns the position of a queue.
     pub(super) fn state(&self, index: u16) -> Option<QueueState> {
         let active = lock(&self.active);
         let active = active.as_ref()?;
@@ -172,15 +172,15 @@ impl Queues {
         }
     }
 
-    /// Stops polling and serving until [`Self::resume`]. When it returns, the rings are left alone.
+    /// Stops polling and serving until [`Self::resume`]. When this function returns, no thread accesses the rings any more.
     ///
-    /// Requests that the driver made before, and that the polling thread would have seen, are served first, up to one that was
-    /// interrupted. vCPUs may run and make more; those wait.
+    /// If the queue is polled, this function first serves the requests that the driver has already added, up to an interrupted one. vCPUs
+    /// may still run and add more requests. Those wait.
     pub(super) fn pause(&self) {
         let mut active = lock(&self.active);
         self.paused.store(true, Ordering::Relaxed);
         let Some(active) = active.as_mut().filter(|active| active.polled) else { return };
-        // Who polls sees another driver's number.
+        // The polling thread sees the new number and stops polling.
         active.number = self.drivers.fetch_add(1, Ordering::Relaxed);
         active.polled = false;
         active.pace.restart();
@@ -190,8 +190,8 @@ impl Queues {
         }
     }
 
-    /// Lets requests be served again, and hands over faults that came meanwhile. Returns true if requests wait that no notification
-    /// will follow: their serving was interrupted, or they came during the pause.
+    /// Allows serving again, and delivers faults that were reported meanwhile. Returns true if requests wait for which no further
+    /// notification will come: they were interrupted, or the driver added them during the pause.
     pub(super) fn resume(&self) -> bool {
         let mut active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
@@ -199,17 +199,16 @@ impl Queues {
             active.deliver_waiting(&mut lock(&self.engine));
         }
         let requests = active.as_ref().and_then(|active| Some((active.requests.as_ref()?, &active.memory)));
-        // Who serves a ring that is broken tells the driver.
+        // A broken ring counts as one with requests: serving it reports the failure to the driver.
         requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
     }
 
-    /// Lets go of the queues. When it returns, nobody touches them any more, the polling thread neither.
+    /// Drops the queues. When this function returns, no thread accesses them any more.
     pub(super) fn close(&self) {
         *lock(&self.active) = None;
     }
 
-    /// Serves what the driver has put into `queue`, after its notification; `true` if requests come so fast that polling
-    /// for them pays.
+    /// Serves `queue` after a notification of the driver. Returns true if requests come so fast that polling pays.
     pub(super) fn notified(&self, queue: u16) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|_| !self.is_paused()) else { return Ok(false) };
@@ -222,7 +221,7 @@ impl Queues {
         served.map(|()| pays == Some(true))
     }
 
-    /// Hands faults that were reported to the driver, as far as it has given buffers.
+    /// Delivers pending faults to the driver, as long as it has added buffers for them.
     pub(super) fn hand_over_faults(&self) {
         let mut active = lock(&self.active);
         if let Some(active) = active.as_mut().filter(|_| !self.is_paused()) {
@@ -230,12 +229,12 @@ impl Queues {
         }
     }
 
-    /// To be called with `active` locked.
+    /// True if the device is paused. Call this while `active` is locked.
     fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
 
-    /// Asks the driver for no notifications of requests; `None` if there is no driver.
+    /// Suppresses notifications of requests, and begins polling. Returns `None` if no driver is active, or the device is paused.
     pub(super) fn begin_polling(&self) -> Option<Watch> {
         let mut active = lock(&self.active);
         let active = active.as_mut().filter(|_| !self.is_paused())?;
@@ -253,7 +252,7 @@ impl Queues {
         })
     }
 
-    /// Serves what `watch` sees; `false` if its driver is gone.
+    /// Serves the requests that `watch` sees. Returns false if polling must end: its driver is gone, or a request was interrupted.
     pub(super) fn serve_polled(&self, watch: &mut Watch) -> Result<bool, DeviceError> {
         let _operation = Operation::begin();
         let (mut active, late) = lock_or_wait(&self.active);
@@ -263,7 +262,7 @@ impl Queues {
         let Some(requests) = active.requests.as_mut() else { return Ok(true) };
         watch.next = requests.served_index();
         if requests.is_interrupted() {
-            // The device is about to be paused or reset. What is in the queue is served when it goes on.
+            // The device is about to be paused or reset. `resume` finds the requests that are left in the queue.
             requests.resume_notifications(&active.memory)?;
             active.polled = false;
             return Ok(false);
@@ -271,7 +270,7 @@ impl Queues {
         Ok(true)
     }
 
-    /// Has the driver notify again; `true` if requests came meanwhile, and polling must go on to serve them.
+    /// Asks the driver for notifications again, and ends polling. Returns true if requests came meanwhile, so that polling must continue.
     pub(super) fn end_polling(&self, watch: &Watch) -> Result<bool, DeviceError> {
         let mut active = lock(&self.active);
         let Some(active) = active.as_mut().filter(|active| active.number == watch.number) else { return Ok(false) };
@@ -286,14 +285,14 @@ impl Queues {
     }
 }
 
-/// Locks, and says if another thread had the lock first.
+/// Locks `mutex`. Also returns true if another thread held the lock.
 fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
     mutex.try_lock().map_or_else(|_| (lock(mutex), true), |guard| (guard, false))
 }
 
 impl Active {
-    /// Serves the request queue if `queue` is that one, and hands over faults, of which a request may have brought one
-    /// about, as a buffer for them may have come.
+    /// Serves a queue after a notification, or after polling has found requests. Delivers faults if `queue` is the event queue, or if any
+    /// are pending afterwards, because a request can cause a fault.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {
@@ -306,13 +305,13 @@ impl Active {
         if queue == EVENT_QUEUE || engine.has_faults() { self.deliver(&mut engine) } else { Ok(()) }
     }
 
-    /// Serves what is in the request queue, at most as many requests as fit into it, and asks for notifications of the next one.
+    /// Asks for notifications again, and serves the requests in the queue, at most as many as the queue holds.
     fn drain(&mut self, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let Some(requests) = &mut self.requests else { return Ok(()) };
         if requests.resume_notifications(&self.memory)? { self.serve(REQUEST_QUEUE, engine) } else { Ok(()) }
     }
 
-    /// Hands over faults. If the queue is broken, the next notification fails for the same reason, and the driver is told then.
+    /// Delivers faults. An error is only logged: the next notification fails for the same reason, and then the driver is notified.
     fn deliver_waiting(&mut self, engine: &mut Engine) {
         if let Err(error) = self.deliver(engine) {
             debug!("{error}");

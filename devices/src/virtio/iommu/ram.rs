@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest RAM as the engine sees it.
+//! Guest RAM and device memory for the engine.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, Vo
 use crate::ram::Ram;
 use crate::shown::ShownMemory;
 
-/// Guest RAM, and what the guest sees of devices' memory.
+/// Guest RAM, and guest-visible device memory.
 pub struct RamView {
     ram: Arc<Ram>,
     devices: Option<Arc<ShownMemory>>,
@@ -18,12 +18,12 @@ pub struct RamView {
 }
 
 impl RamView {
-    /// A view of `memory` and of what is in the slots of `devices`. If `mmio`, the virtio-iommu offers the feature of that name.
+    /// Returns a view of `memory` and of the slots in `devices`. If `mmio` is true, the virtio-iommu offers the `MMIO` feature.
     pub fn new(memory: Arc<Ram>, devices: Option<Arc<ShownMemory>>, mmio: bool) -> Self {
         Self { ram: memory, devices, mmio }
     }
 
-    /// The part of `[gpa, gpa + len)` that begins at `gpa` and lies in one region.
+    /// Returns the start of `[gpa, gpa + len)`, up to the end of its region.
     fn part(&self, gpa: u64, len: u64) -> Option<VolatileSlice<'_>> {
         let gpa = GuestAddress(gpa);
         let region = self.ram.find_region(gpa)?;
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn range_over_two_regions_is_no_slice_but_has_a_prefix() {
+    fn range_over_two_regions_has_only_a_prefix() {
         let view = view();
         assert!(view.slice(0x3000, 0x2000).is_none());
         assert_eq!(view.prefix(0x3000, 0x2000).unwrap().len(), 0x1000);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ram_has_neither() {
+    fn range_outside_ram_has_neither_slice_nor_prefix() {
         let view = view();
         assert!(view.slice(0x8000, 0x1000).is_none());
         assert!(view.prefix(0x8000, 0x1000).is_none());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The request queue: from descriptor chains to the engine and back.
+//! Request queue: takes requests from descriptor chains, lets the engine serve them, and writes the replies.
 
 use std::sync::atomic::Ordering;
 
@@ -19,32 +19,32 @@ use crate::virtio::{DeviceError, QueueState};
 /// Index of the request queue.
 pub(super) const REQUEST_QUEUE: u16 = 0;
 
-/// Room for the readable part of a request: more than the longest has (PROBE, 72 bytes). What lies behind it counts for
-/// nothing, as the engine ignores bytes behind a request.
+/// Size of the buffer for the readable part of a request. It exceeds the longest request (PROBE, 72 bytes). Bytes beyond the buffer do not
+/// matter, because the engine ignores bytes after a request.
 const MAX_REQUEST: usize = 128;
 
 /// Offset of the index in the available ring.
 const AVAILABLE_INDEX: u64 = 2;
 
-/// Where the reply to an UNMAP goes.
+/// Destination of the reply to an UNMAP.
 struct UnmapReply {
-    /// Head of the request's chain.
+    /// Head index of the request's chain.
     head: u16,
-    /// Where the tail is to be written.
+    /// Address of the tail.
     tail: GuestAddress,
-    /// The request among the last ones.
+    /// Entry of the request in the record of last requests.
     kept: Pending,
 }
 
-/// The request queue, and the UNMAPs that were taken from it and wait to be served together.
+/// Request queue, with the UNMAPs that were taken and wait to be served together.
 pub(super) struct RequestQueue {
     queue: Queue,
-    /// The driver was asked for no notifications.
+    /// True if the driver is asked to send no notifications.
     suppressed: bool,
-    /// The next request was interrupted: it is to be served when the device goes on.
+    /// True if the next request was interrupted. It must be served when the device is resumed.
     interrupted: bool,
     unmaps: Vec<UnmapRequest>,
-    /// Of each of them, in the order of the queue.
+    /// Replies to `unmaps`, in the order of the queue.
     replies: Vec<UnmapReply>,
 }
 
@@ -60,11 +60,11 @@ impl RequestQueue {
         }
     }
 
-    /// Serves what is in the queue; `true` if the driver wants to be told.
+    /// Serves the requests in the queue. Returns true if the driver wants an interrupt.
     ///
-    /// One call serves at most as many requests as the queue can hold: all that were there when the driver notified, so a
-    /// vCPU cannot be kept here by another one that goes on adding. What is added later has its own notification, or is
-    /// found by the polling thread, which asks for notifications again only when there is nothing left.
+    /// One call serves at most as many requests as the queue holds. This includes all that were present at the notification. So a vCPU
+    /// that keeps adding requests cannot keep another vCPU in this function. Later requests have their own notification, or the polling
+    /// thread finds them: it asks for notifications again only when the queue is empty.
     pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
@@ -72,7 +72,7 @@ impl RequestQueue {
         }
         engine.begin_batch();
         let outcome = self.take(memory, engine);
-        // What stands before a broken chain counts.
+        // Requests before a broken chain are valid.
         let flushed = self.flush(memory, engine);
         engine.end_batch();
         flushed?;
@@ -82,46 +82,47 @@ impl RequestQueue {
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Whether serving ended at a request that the VMM interrupted, which is still in the queue.
+    /// True if the VMM interrupted the last request. The request is still in the queue.
     pub(super) fn is_interrupted(&self) -> bool {
         self.interrupted
     }
 
-    /// Whether there are requests that nobody has served.
+    /// True if requests are pending.
     pub(super) fn has_requests(&self, memory: &Ram) -> Result<bool, DeviceError> {
         let index = self.queue.avail_idx(&NearMemory::new(memory), Ordering::Acquire);
         index.map(|index| index.0 != self.queue.next_avail()).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// How far it is served.
+    /// Returns the position of the queue.
     pub(super) fn state(&self) -> QueueState {
         QueueState::of(&self.queue)
     }
 
-    /// Asks the driver for no notifications (virtio 1.3, section 2.7.7), or with `EVENT_IDX` does not ask for any more.
+    /// Suppresses notifications by a flag (virtio 1.3, section 2.7.7). With `EVENT_IDX`, just stops asking for them.
     pub(super) fn suppress_notifications(&mut self, memory: &Ram) -> Result<(), DeviceError> {
         self.suppressed = true;
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Asks the driver for notifications again; `true` if it has put something into the queue meanwhile, of which it may
-    /// not notify.
+    /// Asks the driver for notifications again. Returns true if the driver has added requests meanwhile, for which it may send no
+    /// notification.
     pub(super) fn resume_notifications(&mut self, memory: &Ram) -> Result<bool, DeviceError> {
         self.suppressed = false;
         self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Where the driver says up to which index it has filled the available ring (virtio 1.3, section 2.7.6).
+    /// Returns the address of the available ring's index (virtio 1.3, section 2.7.6).
     pub(super) fn available_index(&self) -> GuestAddress {
         GuestAddress(self.queue.avail_ring() + AVAILABLE_INDEX)
     }
 
-    /// The index up to which the available ring has been served.
+    /// Returns the index of the next request to serve in the available ring.
     pub(super) fn served_index(&self) -> u16 {
         self.queue.next_avail()
     }
 
-    /// Takes requests from the queue; returns how many. UNMAPs wait until something else comes.
+    /// Takes and serves requests from the queue. Returns their number. UNMAPs are only collected: the next request of another kind, or the
+    /// caller, serves them.
     fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);
@@ -148,7 +149,7 @@ impl RequestQueue {
             let room = chain.writable.min(MAX_REPLY);
             let used = engine.handle(readable, &mut reply[..room]).min(room);
             if engine.take_interrupted() {
-                // As if the driver had not added it yet.
+                // Put the request back, as if the driver had not added it yet.
                 self.queue.set_next_avail(first);
                 self.interrupted = true;
                 return Ok(taken);
@@ -161,7 +162,7 @@ impl RequestQueue {
         Ok(size)
     }
 
-    /// Serves the UNMAPs that wait, and gives them back in the order in which they came.
+    /// Serves the collected UNMAPs, and returns their chains to the driver in the order of the queue.
     fn flush(&mut self, memory: &NearMemory<'_>, engine: &mut Engine) -> Result<(), DeviceError> {
         if self.unmaps.is_empty() {
             return Ok(());

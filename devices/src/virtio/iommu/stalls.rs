@@ -1,49 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long the polling thread had no CPU while requests waited for it.
+//! Measures how long requests waited because the polling thread had no CPU.
 //!
-//! A driver does not notify while the thread polls, so a request has no known time. But the thread knows when it last ran:
-//! when it had served the requests before, or when it last read the clock. It reads the clock after every few looks at the ring. So the time
-//! between two readings is short, unless the host, or a hypervisor below it, ran something else. If the thread finds requests after a long
-//! time, they waited for that long at most.
+//! A driver sends no notification while the thread polls, so the arrival time of a request is unknown. But the thread knows when it last
+//! ran: when it finished the previous requests, or when it last read the clock. It reads the clock after a fixed number of checks of the
+//! ring. The time between two reads is short, unless the host, or a hypervisor below the host, ran something else on the CPU. If the
+//! thread finds requests after a long time, this time is the maximum that they waited.
 //!
-//! The engine reads the clock around each request anyway, so this costs a few comparisons for a batch.
+//! The engine reads the clock around each request anyway, so this measurement costs only a few comparisons for each batch.
 
 use std::time::{Duration, Instant};
 
-/// A thread that has a CPU is never away for so long, on a host whose clock and `pause` are fast.
+/// Minimum stall. A thread that has a CPU never takes this long between two reads, if the host's clock and `pause` instruction are fast.
 const LEAST: Duration = Duration::from_micros(200);
 
-/// See the module. For one time that the thread takes over.
+/// Measures stalls while the thread polls, from its takeover on. See the module.
 pub(super) struct Stalls {
-    /// Last time that the thread surely ran.
+    /// Last time at which the thread certainly ran.
     at_work: Instant,
-    /// The least time that a chunk of looks took which found nothing; it is long where the host is emulated.
+    /// Shortest time between two reads of the clock without requests. It is long on an emulated host.
     chunk: Option<Duration>,
 }
 
 impl Stalls {
-    /// The thread takes over at this moment.
+    /// Starts the measurement at the takeover.
     pub(super) fn new(now: Instant) -> Self {
         Self { at_work: now, chunk: None }
     }
 
-    /// A chunk of looks has found nothing.
+    /// Records a read of the clock after checks of the ring that found nothing.
     pub(super) fn looked(&mut self, now: Instant) {
         let took = now.saturating_duration_since(self.at_work);
         self.chunk = Some(self.chunk.map_or(took, |chunk| chunk.min(took)));
         self.at_work = now;
     }
 
-    /// Notes that requests were found, and served between these moments. Returns the longest time that they can have waited if the thread
-    /// had no CPU.
+    /// Records that requests were found and were served between these times. If the thread had no CPU before, returns the maximum time
+    /// that the requests waited.
     pub(super) fn served(&mut self, (began, ended): (Instant, Instant)) -> Option<Duration> {
         let away = began.saturating_duration_since(self.at_work);
         self.at_work = ended;
         (away >= LEAST && away >= self.chunk.unwrap_or_default() * 2).then_some(away)
     }
 
-    /// The same, if another thread had the engine or the queue: then the time says nothing.
+    /// Records that requests were served after a wait for the lock on the engine or the queues. This wait is no stall.
     pub(super) fn served_late(&mut self, ended: Instant) {
         self.at_work = ended;
     }
@@ -63,16 +63,16 @@ mod tests {
         assert_eq!(stalls.served((at(150), at(180))), None);
         stalls.looked(at(230));
         assert_eq!(stalls.served((at(250), at(300))), None);
-        assert_eq!(stalls.served((at(4300), at(4320))), Some(MICRO * 4000), "since the last was served");
+        assert_eq!(stalls.served((at(4300), at(4320))), Some(MICRO * 4000), "time since the last request");
         stalls.looked(at(9000));
-        assert_eq!(stalls.served((at(9040), at(9060))), None, "nobody waited while it was away");
+        assert_eq!(stalls.served((at(9040), at(9060))), None, "no request waited while the thread had no CPU");
         assert_eq!(stalls.served((at(9259), at(9260))), None);
         assert_eq!(stalls.served((at(9460), at(9470))), Some(LEAST));
-        assert_eq!(stalls.served((at(9000), at(9480))), None, "a clock that goes back");
+        assert_eq!(stalls.served((at(9000), at(9480))), None, "the clock went backwards");
     }
 
     #[test]
-    fn looks_that_are_slow_are_no_stalls() {
+    fn slow_checks_of_the_ring_are_no_stalls() {
         let start = Instant::now();
         let at = |micros: u32| start + MICRO * micros;
         let mut stalls = Stalls::new(start);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_somebody_else_is_no_stall() {
+    fn wait_for_a_lock_is_no_stall() {
         let start = Instant::now();
         let mut stalls = Stalls::new(start);
         stalls.served_late(start + MICRO * 5000);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saved state of a virtio-iommu. The bytes of bounce windows are not in it: they are beside the guest's RAM, and come after
-//! the state, by [`IommuHandle::with_window_chunk`](super::IommuHandle::with_window_chunk).
+//! Saved state of a virtio-iommu. It does not contain the bytes of bounce windows. The VMM saves them with the guest's RAM, and restores
+//! them after the state, through [`IommuHandle::with_window_chunk`](super::IommuHandle::with_window_chunk).
 
 use iommu_bounce::{Engine, EngineState};
 
 use crate::state::{DeviceState, StateError};
 use crate::windows::WindowMemory;
 
-/// Kind and version. The engine's state has a version of its own.
+/// Kind and version of the state. The engine's state has its own version.
 const STATE: (&str, u32) = ("iommu", 1);
 
-/// What the engine holds.
+/// Returns the state of the engine.
 pub(super) fn save(engine: &Engine) -> Result<DeviceState, StateError> {
     DeviceState::new(STATE.0, STATE.1, &engine.state())
 }
 
-/// Makes an engine that was just made or reset, and the memory of its windows, what `state` says.
+/// Restores `state` in an engine that is new or was just reset, and in the memory of its windows.
 ///
 /// # Errors
-/// What of the state is refused. Engine and windows are as after a reset then.
+/// Part of the state is rejected. The engine and the windows are then in the state after a reset.
 pub(super) fn restore(
     engine: &mut Engine,
     windows: Option<&WindowMemory>,
@@ -28,7 +28,7 @@ pub(super) fn restore(
     let state: EngineState = state.payload(STATE.0, STATE.1)?;
     let budget = state.window.map_or(0, |window| window.budget);
     if let Some(windows) = windows {
-        // A budget that was lowered leaves what is backed.
+        // The saved state may have more chunks than its budget allows, if the budget was lowered. Allow them during the restore.
         let needed = state.window_bytes(engine.chunk_size()).min(windows.region_size());
         windows.set_budget(budget.max(needed));
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, a mapper that
-//! records.
+//! Tests of the whole device: a driver in guest memory, the PCI function, the engine, window memory, and a mapper that records its calls.
 
 mod devices;
 mod faults;
@@ -32,7 +31,7 @@ use crate::virtio::test_support::{FakeMsi, FakeSlots};
 
 const RAM: usize = 4 << 20;
 const CHUNK: u64 = 2 << 20;
-/// More than a piece is mapped in several.
+/// Maximum size of one host mapping in bytes. The engine splits larger mappings.
 const PIECE: u64 = 1 << 20;
 const APERTURE: u64 = 0xd000_0000;
 const BAR: u64 = 0x80_0000_0000;
@@ -44,7 +43,7 @@ const STATUS: u64 = 20;
 const DEVICE_CONFIG: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
 
-/// Where the driver has its queue.
+/// Size and addresses of the driver's request queue.
 const QUEUE_SIZE: u16 = 16;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
@@ -55,7 +54,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A descriptor: address, length, flags, next.
+/// Descriptor: address, length, flags and next.
 type Descriptor = (u64, u32, u16, u16);
 
 struct Guest {
@@ -66,7 +65,7 @@ struct Guest {
     msi: Arc<FakeMsi>,
     mapper: MapperProbe,
     available: u16,
-    /// Whether the driver has accepted `EVENT_IDX`.
+    /// True if the driver has accepted `EVENT_IDX`.
     event_idx: bool,
 }
 
@@ -97,17 +96,17 @@ fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows
 }
 
 impl Guest {
-    /// A device with one endpoint, without a driver.
+    /// Returns a device with one endpoint and no driver.
     fn new(windows: bool) -> Self {
         Self::with(windows, false)
     }
 
-    /// As [`new`](Self::new); `poll`: with a thread that polls for requests.
+    /// Does the same as [`new`](Self::new). If `poll` is true, a thread may poll for requests.
     fn with(windows: bool, poll: bool) -> Self {
         Self::made(windows, poll, &[(0, RAM)])
     }
 
-    /// A device without windows, of a machine with RAM at these places.
+    /// Returns a device without windows, for a VM with RAM at these addresses.
     fn of(ram: &[(u64, usize)]) -> Self {
         Self::made(false, false, ram)
     }
@@ -128,7 +127,7 @@ impl Guest {
         Self { memory, function, handle, slots, msi, mapper: probe, available: 0, event_idx: false }
     }
 
-    /// A device whose driver has accepted `features` and runs.
+    /// Returns a device with a running driver that has accepted `features`.
     fn running(features: u64) -> Self {
         let mut guest = Self::new(features & feature::BOUNCE_WINDOW != 0);
         guest.start(features);
@@ -139,12 +138,12 @@ impl Guest {
         self.start_with(features, None);
     }
 
-    /// As [`start`](Self::start), with these rings of the request queue.
+    /// Does the same as [`start`](Self::start), with these rings of the request queue.
     fn start_in(&mut self, features: u64, rings: [u64; 3]) {
         self.start_all(features, rings, None);
     }
 
-    /// As [`start`](Self::start), with an event queue of 4 in these rings.
+    /// Does the same as [`start`](Self::start), with an event queue of size 4 in these rings.
     fn start_with(&mut self, features: u64, events: Option<[u64; 3]>) {
         self.start_all(features, [DESCRIPTORS, AVAILABLE, USED], events);
     }
@@ -154,9 +153,9 @@ impl Guest {
         self.event_idx = features & EVENT_IDX != 0;
         self.memory.write_slice(&[0; 0x100], GuestAddress(AVAILABLE)).unwrap();
         self.memory.write_slice(&[0; 0x100], GuestAddress(USED)).unwrap();
-        // No interrupt is wanted, as with Linux's driver.
+        // The driver wants no interrupts, like Linux's driver.
         self.memory.write_obj(1u16, GuestAddress(AVAILABLE)).unwrap();
-        // The vector of the request queue.
+        // Set the vector of the request queue.
         self.write(22, &0u16.to_le_bytes());
         self.write(26, &1u16.to_le_bytes());
         let events = events.map(|rings| (1, 4, rings));
@@ -177,7 +176,7 @@ impl Guest {
         self.function.read_bar(0, DEVICE_CONFIG + offset, &mut data);
         u64::from_le_bytes(data)
     }
-    /// Has MSI-X vector 1, that of the request queue, reach somebody.
+    /// Enables MSI-X vector 1, the vector of the request queue.
     fn enable_vector(&self) {
         self.function.write_bar(0, 0x4000 + 16, &0xfee0_0000u64.to_le_bytes());
         self.function.write_bar(0, 0x4000 + 28, &[0; 4]);
@@ -210,7 +209,7 @@ impl Guest {
     fn used_index(&self) -> u16 {
         self.memory.read_obj(GuestAddress(USED + 2)).unwrap()
     }
-    /// Head and length of the last used element.
+    /// Returns the head index and length of the last used element.
     fn last_used(&self) -> (u32, u32) {
         let index = u64::from(self.used_index().wrapping_sub(1) % QUEUE_SIZE);
         let element = GuestAddress(USED + 4 + 8 * index);
@@ -220,12 +219,12 @@ impl Guest {
         )
     }
 
-    /// Sends a request with its readable and writable part cut into pieces of these sizes; returns the used length and
-    /// the writable part.
+    /// Sends a request whose readable and writable parts are split into buffers of these sizes. Returns the used length and the writable
+    /// part.
     fn send_split(&mut self, request: &[u8], pieces: &[u32], replies: &[u32]) -> (u32, Vec<u8>) {
         self.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
         let len: u32 = replies.iter().sum();
-        // Each writable piece lies in a page of its own, so that a write beyond it is seen.
+        // Each writable buffer is in its own page, so that a write beyond the buffer is detected.
         self.memory.write_slice(&vec![0xcc; 0x1000 * (replies.len() + 1)], GuestAddress(2 * BUFFERS)).unwrap();
         let readable = pieces.iter().scan(BUFFERS, |at, len| {
             *at += u64::from(*len);
@@ -261,7 +260,7 @@ impl Guest {
         self.send_split(request, &[u32::try_from(request.len()).unwrap()], &[reply])
     }
 
-    /// The status of a request whose writable part is a tail.
+    /// Sends a request whose writable part is only a tail. Returns the status.
     fn simple(&mut self, request: &[u8]) -> u8 {
         let (used, reply) = self.send(request, 4);
         assert_eq!(used, 4);
@@ -298,10 +297,10 @@ fn withdrawn_ram_is_unmapped_and_cannot_be_mapped_again() {
     }
     assert!(memory.withdraw(GuestAddress(LATER)) && guest.handle.take_ram(region));
     assert_eq!(guest.mapper.mappings().into_keys().collect::<Vec<_>>(), [0x1000]);
-    assert_eq!(guest.simple(&map(1, 0, 0xfff, LATER, 3)), Status::Inval as u8, "it is no RAM");
+    assert_eq!(guest.simple(&map(1, 0, 0xfff, LATER, 3)), Status::Inval as u8, "the address is no longer RAM");
 }
 
-/// What asks the device for its status while the engine has it map.
+/// Mapper that asks the device for its status while the engine maps.
 struct Asking {
     device: Weak<IommuHandle>,
     refused: Arc<AtomicUsize>,
@@ -330,7 +329,7 @@ impl DmaMapper for Asking {
 }
 
 #[test]
-fn status_is_told_soon_unless_the_host_is_busy_with_a_mapping() {
+fn status_soon_fails_only_during_a_mapping() {
     for features in [BASIC, BASIC | feature::BOUNCE_WINDOW] {
         let mut guest = Guest::running(features);
         let (device, refused) = (Arc::downgrade(&guest.handle), Arc::new(AtomicUsize::new(0)));
@@ -339,7 +338,7 @@ fn status_is_told_soon_unless_the_host_is_busy_with_a_mapping() {
         assert_eq!(guest.simple(&attach(ENDPOINT + 8, 1)), OK);
         assert_eq!(guest.simple(&map(1, 0x1000, 0x2fff, 0x8000, 1)), OK);
         assert_eq!(refused.load(Ordering::Relaxed), 1);
-        // The thread that prepares window memory has its lock now and then, and the bytes held grow by what it does.
+        // The thread that prepares window memory sometimes holds the lock. It also increases the allocated bytes.
         let soon = (0..1_000_000).find_map(|_| {
             thread::yield_now();
             guest.handle.status_soon()
@@ -380,7 +379,7 @@ fn request_of_the_wrong_length_does_no_harm() {
     let mut long = attach(ENDPOINT, 1);
     long.resize(0x2000, 0);
     let (used, reply) = guest.send(&long, 4);
-    assert_eq!((used, reply[0]), (4, OK), "bytes behind a request do not count");
+    assert_eq!((used, reply[0]), (4, OK), "bytes after a request are ignored");
     let (_, reply) = guest.send(&attach(ENDPOINT, 1)[..19], 4);
     assert_eq!(reply[0], Status::Inval as u8);
     let (used, _) = guest.send(&[9, 9], 4);
@@ -410,7 +409,7 @@ fn batch_is_served_in_one_notification() {
     assert_eq!(guest.last_used(), (14, 4));
 }
 
-/// Sends requests in one notification, each in 0x100 bytes of their own. Returns the statuses.
+/// Sends several requests with one notification. Each is in its own 0x100 bytes. Returns the statuses.
 fn batch(guest: &mut Guest, requests: &[Vec<u8>]) -> Vec<u8> {
     for (turn, request) in (0u16..).zip(requests) {
         let at = BUFFERS + 0x100 * u64::from(turn);
@@ -441,7 +440,7 @@ fn adjacent_unmaps_in_a_batch_merge_and_answer_in_order() {
     let maps = (0..6).map(|n| map(1, page(n).0, page(n).1, 0x8000, 3));
     let statuses = batch(&mut guest, &[attach(ENDPOINT, 1)].into_iter().chain(maps).collect::<Vec<_>>());
     assert_eq!(statuses, [OK; 7]);
-    // What comes in between parts them: only the last two are neighbours.
+    // A request of another kind separates UNMAPs. So only the last adjacent pair can be merged.
     let one = |n| unmap(1, page(n).0, page(n).1);
     let requests = [one(3), one(0), map(1, 0x10_0000, 0x10_0fff, 0x8000, 3), one(9), one(5), one(4), one(0x100)];
     assert_eq!(batch(&mut guest, &requests), [OK; 7]);
@@ -472,7 +471,7 @@ fn unmaps_in_front_of_a_broken_chain_are_served() {
 }
 
 #[test]
-fn reply_to_an_unmap_may_lie_anywhere_or_nowhere() {
+fn unmap_reply_may_be_split_but_must_be_in_memory() {
     let mut guest = Guest::running(BASIC);
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
     let request = unmap(1, 0, 0xfff);
@@ -538,7 +537,7 @@ fn driver_writes_bypass_and_nothing_else() {
     assert_eq!(guest.config_u64(32) >> 32, 1);
     let ram: Vec<_> = guest.mapper.mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
     assert_eq!(ram, (0..RAM as u64).step_by(1 << 20).map(|iova| (iova, PIECE)).collect::<Vec<_>>());
-    // As part of a wider access, too.
+    // The driver may also write `bypass` as part of a wider access.
     guest.write(DEVICE_CONFIG + 32, &[0; 8]);
     assert_eq!(guest.config_u64(32) >> 32, 0);
     assert!(guest.mapper.is_empty());

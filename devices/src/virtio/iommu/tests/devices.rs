@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! MAPs of memory that the guest sees and that is not RAM, by drivers that never set the MMIO flag.
+//! Tests of MAPs of guest-visible device memory, by drivers that never set the MMIO flag.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,11 +14,11 @@ use crate::shown::ShownMemory;
 use crate::virtio::pmem::spec::GRANULE;
 use crate::virtio::pmem::{PmemParams, create as create_pmem};
 
-/// Where the guest sees the file and the registers.
+/// Guest-physical addresses of the file and the registers.
 const FILE: u64 = 0x10_0000_0000;
 const REGISTERS: u64 = 0x20_0000_0000;
 const IOVA: u64 = 0x40_0000;
-/// An emulated device behind the virtio-iommu.
+/// Endpoint of an emulated device behind the virtio-iommu.
 const EMULATED: u32 = 0x30;
 
 struct Rig {
@@ -32,7 +32,7 @@ struct Rig {
     slot: u32,
 }
 
-/// A guest that sees a file and registers, with a device of the host and an emulated one in one domain.
+/// Returns a guest that sees a file and registers. Its domain has a host device and an emulated device.
 fn rig(discard_writes: bool) -> Rig {
     let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
@@ -78,7 +78,7 @@ fn rig(discard_writes: bool) -> Rig {
 }
 
 impl Rig {
-    /// Maps a page for both devices; returns the status.
+    /// Maps a page for both devices. Returns the status.
     fn map(&mut self, gpa: u64) -> u8 {
         self.guest.simple(&map(1, IOVA, IOVA + 0xfff, gpa, 3))
     }
@@ -88,7 +88,7 @@ impl Rig {
     }
 }
 
-/// Nothing ends what it began.
+/// Owner of I/O that ignores cancellation.
 #[derive(Default)]
 struct Deaf;
 
@@ -109,7 +109,7 @@ fn file_that_the_guest_sees_is_mapped_for_all_devices() {
     let mut bytes = [0; 4];
     rig.file.read_exact_at(&mut bytes, 0x3008).unwrap();
     assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
-    // The host's device and the kernel's operations have the same page.
+    // The host device and I/O of the host kernel use the same page.
     let address = rig.guest.mapper.translate(IOVA).unwrap().0;
     let io = begin(&rig.device).unwrap();
     assert_eq!(io.ranges().iter().map(|range| (range.address, range.len)).collect::<Vec<_>>(), [(address, 16)]);
@@ -146,7 +146,7 @@ fn registers_are_mapped_and_an_emulated_device_fails_at_once() {
 }
 
 #[test]
-fn place_without_memory_is_invalid_for_all_devices() {
+fn address_without_memory_is_invalid_for_all_devices() {
     let mut rig = rig(false);
     for gpa in [FILE - 0x1000, FILE + GRANULE, REGISTERS + 0x2000, RAM as u64] {
         assert_eq!(rig.map(gpa), Status::Inval as u8, "{gpa:#x}");
@@ -155,7 +155,7 @@ fn place_without_memory_is_invalid_for_all_devices() {
 }
 
 #[test]
-fn file_that_leaves_or_moves_is_taken_from_all_devices() {
+fn removed_or_moved_file_is_unmapped_for_all_devices() {
     for leaves in [true, false] {
         let mut rig = rig(false);
         assert_eq!(rig.map(FILE), OK);
@@ -166,7 +166,7 @@ fn file_that_leaves_or_moves_is_taken_from_all_devices() {
         }
         assert!(rig.guest.mapper.is_empty());
         assert!(rig.device.view().read_obj::<u8>(GuestAddress(IOVA)).is_err() && begin(&rig.device).is_none());
-        assert_eq!(rig.unmap(), OK, "as if it were there");
+        assert_eq!(rig.unmap(), OK, "the guest's mapping still exists");
         assert_eq!(rig.map(FILE), Status::Inval as u8);
         assert_eq!(rig.map(FILE + GRANULE), if leaves { Status::Inval as u8 } else { OK });
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Faults through the event queue.
+//! Tests of faults on the event queue.
 
 use iommu_bounce::spec::feature;
 use iommu_bounce::test_utils::{attach, map};
@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{BASIC, ENDPOINT, Guest, NEEDS_RESET, NOTIFY, OK, RAM, STATUS, WRITE};
 use crate::virtio::test_support::set_bus_master;
 
-/// Where the driver has its event queue, of 4.
+/// Addresses of the driver's event queue. Its size is 4.
 const DESCRIPTORS: u64 = 0x5000;
 const AVAILABLE: u64 = 0x6000;
 const USED: u64 = 0x7000;
@@ -19,7 +19,7 @@ const BUFFERS: u64 = 0x8000;
 const FAULT: Fault =
     Fault { reason: FaultReason::Mapping, endpoint: ENDPOINT, address: Some(0x1234_5000), access: Permissions::READ };
 
-/// A driver that has an event queue, too.
+/// Returns a guest whose driver also has an event queue.
 fn guest() -> Guest {
     let mut guest = Guest::new(false);
     guest.start_with(BASIC | feature::BYPASS_CONFIG, Some([DESCRIPTORS, AVAILABLE, USED]));
@@ -40,7 +40,7 @@ fn kick_events(guest: &Guest) {
     guest.write(NOTIFY + 4, &[1, 0]);
 }
 
-/// Used elements so far: descriptor and length each.
+/// Returns all used elements: descriptor and length.
 fn used(guest: &Guest) -> Vec<(u32, u32)> {
     let count: u16 = guest.memory.read_obj(GuestAddress(USED + 2)).unwrap();
     let element = |n: u16| {
@@ -65,7 +65,7 @@ fn fault_fills_a_buffer_that_the_driver_gave() {
     assert!(guest.handle.report_fault(FAULT));
     assert_eq!(used(&guest), [(0, 24)]);
     assert_eq!(report(&guest, BUFFERS), FAULT.encode());
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "requests go on");
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "requests still work");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn fault_waits_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn access_of_an_emulated_device_that_is_stopped_is_told() {
+fn denied_access_of_an_emulated_device_is_reported() {
     let mut guest = guest();
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
     assert_eq!(guest.simple(&map(1, 0x1000, 0x1fff, 0x8000, 1)), OK);
@@ -121,7 +121,7 @@ fn faults_of_unknown_endpoint_or_in_a_flood_count_as_dropped() {
     let counters = guest.handle.counters();
     assert!(counters.faults <= 64 && counters.faults_dropped >= 1001 - 64, "{counters:?}");
     guest.write(STATUS, &[0]);
-    assert_eq!(guest.handle.counters().faults_dropped, 1001, "those that waited, too");
+    assert_eq!(guest.handle.counters().faults_dropped, 1001, "a reset also drops pending faults");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers that mean harm.
+//! Tests with malicious drivers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::pci::PciDevice;
 
-/// A queue that no driver may make.
+/// Checks that an invalid queue, written by `describe`, needs a reset, and that the device works after the reset.
 fn hostile(describe: impl Fn(&mut Guest)) {
     hostile_with(BASIC, describe);
 }
 
-/// As [`hostile`], of a driver that has accepted these features.
+/// Does the same as [`hostile`], for a driver that has accepted these features.
 pub(super) fn hostile_with(features: u64, describe: impl Fn(&mut Guest)) {
     let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
@@ -31,7 +31,7 @@ pub(super) fn hostile_with(features: u64, describe: impl Fn(&mut Guest)) {
     guest.write(STATUS, &[0]);
     assert_eq!(guest.status(), 0);
     guest.start(BASIC);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "a reset mends it");
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "the device works after a reset");
 }
 
 #[test]
@@ -53,12 +53,12 @@ fn buffers_outside_memory_need_a_reset() {
 #[test]
 fn broken_chains_need_a_reset() {
     let chains: [&[(u16, Descriptor)]; 6] = [
-        // A loop of one, a loop of two, a link out of the table, a readable buffer behind a writable one.
+        // A loop of one descriptor, a loop of two, a link out of the table, and a readable buffer after a writable one.
         &[(0, (BUFFERS, 4, NEXT, 0))],
         &[(0, (BUFFERS, 4, NEXT, 1)), (1, (BUFFERS, 4, WRITE | NEXT, 0))],
         &[(0, (BUFFERS, 20, NEXT, QUEUE_SIZE))],
         &[(0, (BUFFERS, 4, WRITE | NEXT, 1)), (1, (BUFFERS, 20, 0, 0))],
-        // Indirect tables: outside memory, and within themselves.
+        // Indirect tables: one outside memory, and one that contains itself.
         &[(0, (RAM as u64, 32, INDIRECT, 0))],
         &[(0, (DESCRIPTORS, 32, INDIRECT, 0))],
     ];
@@ -116,7 +116,7 @@ fn huge_buffers_are_cut_or_refused_without_harm() {
 #[test]
 fn random_rings_and_descriptors_do_no_harm() {
     let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
-    // A multiplicative generator (Knuth's MMIX constants) is random enough, and the same in every run.
+    // A linear congruential generator with Knuth's MMIX constants is random enough, and yields the same sequence in every run.
     let mut seed = 7u64;
     let mut random = move |bound: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -147,7 +147,7 @@ fn random_rings_and_descriptors_do_no_harm() {
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
 }
 
-/// Sets a flag when it goes, also when a test fails: the threads that watch it would never end otherwise.
+/// Sets a flag when it is dropped, even if a test fails. Otherwise the threads that watch the flag would never end.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

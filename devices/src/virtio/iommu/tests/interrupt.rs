@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests that take long while the device is to be paused or reset.
+//! Tests of long requests during a pause or reset of the device.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use iommu_bounce::test_utils::{attach, map, unmap};
 
 use super::*;
 
-/// No wait of these tests takes so long unless something is wrong.
+/// Time after which a wait fails the test.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Two pieces.
+/// Returns a MAP that the engine splits into two host mappings.
 fn long_map() -> Vec<u8> {
     map(1, 0, 2 * PIECE - 1, 0, 3)
 }
 
-/// A running device that is to be interrupted. `poll`: with a thread that may poll.
+/// Returns a running device whose requests are interrupted. If `poll` is true, a thread may poll.
 fn interrupted(features: u64, poll: bool) -> Guest {
     let mut guest = Guest::with(false, poll);
     guest.start(features);
@@ -25,7 +25,7 @@ fn interrupted(features: u64, poll: bool) -> Guest {
     guest
 }
 
-/// Puts a request into the queue and notifies.
+/// Adds a request to the queue and notifies the device.
 fn put(guest: &mut Guest, request: &[u8]) {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.describe(0, (BUFFERS, u32::try_from(request.len()).unwrap(), NEXT, 1));
@@ -37,7 +37,7 @@ fn put(guest: &mut Guest, request: &[u8]) {
 fn wait_for_answer(guest: &Guest, before: u16) {
     let start = Instant::now();
     while guest.memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap() == before {
-        assert!(start.elapsed() < LONG, "there is no answer");
+        assert!(start.elapsed() < LONG, "the device did not answer in time");
         thread::yield_now();
     }
     assert_eq!(guest.memory.read_obj::<u8>(GuestAddress(2 * BUFFERS)).unwrap(), OK);
@@ -56,7 +56,7 @@ fn interrupted_request_is_served_after_resume() {
         guest.function.resume();
         wait_for_answer(&guest, before);
         assert_eq!(guest.mapper.mapped_bytes(), 2 * PIECE);
-        // The next one is notified of as ever.
+        // The next request has a notification as usual.
         assert_eq!(guest.simple(&unmap(1, 0, 2 * PIECE - 1)), OK);
     }
 }
@@ -89,7 +89,7 @@ fn request_left_by_the_polling_thread_is_served_after_resume() {
 }
 
 #[test]
-fn saved_device_has_the_request_and_serves_it_when_it_goes_on() {
+fn restored_device_serves_an_interrupted_request() {
     let mut old = interrupted(BASIC, false);
     let before = old.used_index();
     put(&mut old, &long_map());
@@ -107,7 +107,7 @@ fn saved_device_has_the_request_and_serves_it_when_it_goes_on() {
 }
 
 #[test]
-fn reset_forgets_a_request_that_was_interrupted() {
+fn reset_drops_an_interrupted_request() {
     let mut guest = interrupted(BASIC, true);
     put(&mut guest, &long_map());
     guest.function.reset().unwrap();

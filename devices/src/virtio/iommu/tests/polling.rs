@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests that the polling thread finds, with a driver that notifies only when it is asked to.
+//! Tests of the polling thread, with a driver that sends only notifications that the device asks for.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::{BASIC, BUFFERS, ENDPOINT, EVENT_IDX, Guest, NEEDS_RESET, NEXT, OK, S
 use crate::pci::PciDevice;
 use crate::virtio::test_support::{SOON, set_bus_master};
 
-/// No wait of these tests takes so long unless something is wrong.
+/// Time after which a wait fails the test.
 const LONG: Duration = Duration::from_secs(120);
 
 fn running() -> Guest {
@@ -28,7 +28,7 @@ fn running_with(features: u64) -> Guest {
     guest
 }
 
-/// Waits, as a driver does: spinning.
+/// Spins until `done` returns true, as a driver does.
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -47,7 +47,7 @@ fn notifications_wanted(guest: &Guest) -> bool {
     u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
 }
 
-/// Whether the device wants to be notified of the request that the driver makes next.
+/// True if the device wants a notification for the driver's next request.
 fn next_is_notified(guest: &Guest) -> bool {
     if guest.event_idx {
         return guest.memory.load::<u16>(GuestAddress(AVAIL_EVENT), Ordering::Acquire).unwrap() == guest.available;
@@ -55,7 +55,7 @@ fn next_is_notified(guest: &Guest) -> bool {
     notifications_wanted(guest)
 }
 
-/// Puts a request into the queue, and notifies if that is wanted.
+/// Adds a request to the queue. Sends a notification if the device wants one, and returns true then.
 fn put(guest: &mut Guest, request: &[u8], len: u32) -> bool {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.describe(0, (BUFFERS, len, NEXT, 1));
@@ -68,7 +68,7 @@ fn put(guest: &mut Guest, request: &[u8], len: u32) -> bool {
     wanted
 }
 
-/// Sends a request and waits for its status; also says whether it took a notification.
+/// Sends a request and waits for the answer. Returns the status, and true if the request needed a notification.
 fn ask(guest: &mut Guest, request: &[u8]) -> (u8, bool) {
     let before = guest.used_index();
     let notified = put(guest, request, u32::try_from(request.len()).unwrap());
@@ -76,7 +76,7 @@ fn ask(guest: &mut Guest, request: &[u8]) -> (u8, bool) {
     (guest.memory.read_obj(GuestAddress(2 * BUFFERS)).unwrap(), notified)
 }
 
-/// Makes requests until `count` of them were answered without a notification.
+/// Sends requests until at least `count` of them were answered without a notification.
 fn make_polled(guest: &mut Guest, count: usize) {
     let (start, mut polled) = (Instant::now(), 0);
     while polled < count {
@@ -113,7 +113,7 @@ fn requests_wait_while_bus_mastering_is_off() {
         guest.kick();
         std::thread::sleep(SOON);
         assert_eq!(guest.used_index(), before);
-        // Mappings stay, for the devices behind it.
+        // Mappings stay for the devices behind the virtio-iommu.
         assert_eq!(guest.mapper.mapped_bytes(), 0x1000);
         set_bus_master(&guest.function, true);
         wait_for("an answer", || {
@@ -125,7 +125,7 @@ fn requests_wait_while_bus_mastering_is_off() {
 }
 
 #[test]
-fn driver_is_asked_to_notify_again_when_no_requests_come() {
+fn idle_poller_asks_for_notifications_again() {
     let mut guest = running();
     make_polled(&mut guest, 1);
     wait_for("notifications", || notifications_wanted(&guest));
@@ -138,7 +138,7 @@ fn driver_is_asked_to_notify_again_when_no_requests_come() {
 fn infrequent_cheap_requests_are_not_polled_for_forever() {
     let mut guest = running();
     make_polled(&mut guest, 1);
-    // As one that took long would leave it: a patience that the requests which come are well within.
+    // Slow requests make the patience long, so that later requests come well within the patience.
     guest.mapper.delay(Duration::from_millis(1));
     make_polled(&mut guest, 100);
     guest.mapper.delay(Duration::ZERO);
@@ -152,7 +152,7 @@ fn infrequent_cheap_requests_are_not_polled_for_forever() {
 }
 
 #[test]
-fn requests_are_polled_for_only_while_that_is_allowed() {
+fn forbidden_poller_stops_polling() {
     let mut guest = running();
     for _ in 0..3 {
         make_polled(&mut guest, 1);
@@ -165,14 +165,14 @@ fn requests_are_polled_for_only_while_that_is_allowed() {
                 polled += usize::from(!notified);
             }
         }
-        // The thread may have been about to begin, or in the midst of it.
+        // The thread may just have begun to poll, so some requests are still polled for.
         assert!(polled < 20, "{polled} requests were polled for");
         guest.handle.allow_polling(true);
     }
 }
 
 #[test]
-fn reset_while_polling_lets_go_of_the_queue() {
+fn reset_while_polling_releases_the_queue() {
     let mut guest = running();
     for _ in 0..20 {
         make_polled(&mut guest, 1);
@@ -198,11 +198,11 @@ fn pause_serves_all_requests_and_stops_polling_until_resume() {
             let request = map(1, 0x5000, 0x5fff, 0x8000, 3);
             put(&mut guest, &request, u32::try_from(request.len()).unwrap());
             guest.function.pause();
-            assert_eq!(guest.used_index(), before.wrapping_add(1), "a request that came before is served");
+            assert_eq!(guest.used_index(), before.wrapping_add(1), "an earlier request is served");
             assert!(next_is_notified(&guest));
             let served = guest.function.save().unwrap().payload["common"]["queues"][0]["served"].clone();
             assert_eq!(served["next_avail"], guest.available);
-            // Whatever the thread does now, it does not touch the queue.
+            // The thread must not access the queue any more.
             std::thread::sleep(Duration::from_millis(1));
             assert!(next_is_notified(&guest));
             guest.function.resume();
@@ -216,7 +216,7 @@ fn broken_chain_found_by_polling_needs_a_reset() {
     let mut guest = running();
     loop {
         make_polled(&mut guest, 1);
-        // A buffer that is not in guest memory, as long as the notification is not wanted.
+        // The buffer is outside guest memory. The test needs a case without a notification, so that the poller finds the chain.
         guest.describe(0, (1 << 40, 20, NEXT, 1));
         guest.make_available(0);
         if !notifications_wanted(&guest) {
@@ -235,10 +235,10 @@ fn broken_chain_found_by_polling_needs_a_reset() {
 }
 
 #[test]
-fn device_that_is_dropped_while_polling_ends_its_thread() {
+fn device_dropped_while_polling_ends_its_thread() {
     let mut guest = running();
     make_polled(&mut guest, 1);
     let memory = std::sync::Arc::downgrade(&guest.memory);
     drop(guest);
-    assert!(memory.upgrade().is_none(), "somebody holds guest memory still");
+    assert!(memory.upgrade().is_none(), "guest memory is still in use");
 }

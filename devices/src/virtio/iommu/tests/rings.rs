@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tables of descriptors that a request has to itself, and who tells whom of what (virtio 1.3, sections 2.7.5.3, 2.7.7
-//! and 2.7.10).
+//! Tests of indirect descriptor tables, and of the suppression of notifications and interrupts (virtio 1.3, sections 2.7.5.3, 2.7.7 and
+//! 2.7.10).
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
@@ -18,14 +18,14 @@ use super::{
 };
 use crate::pci::PciDevice;
 
-/// Where tables are: at no multiple of 16, which is allowed.
+/// Address of indirect tables. It is not a multiple of 16, which is allowed.
 const TABLE: u64 = 0x18_0008;
-/// Behind the elements of the used ring.
+/// Address of `avail_event`, after the elements of the used ring.
 pub(super) const AVAIL_EVENT: u64 = USED + 4 + 8 * QUEUE_SIZE as u64;
-/// Behind the elements of the available ring.
+/// Address of `used_event`, after the elements of the available ring.
 const USED_EVENT: u64 = AVAILABLE + 4 + 2 * QUEUE_SIZE as u64;
 
-/// Writes a table.
+/// Writes an indirect table.
 fn table(guest: &Guest, at: u64, descriptors: &[Descriptor]) {
     for (index, (address, len, flags, next)) in (0u64..).zip(descriptors) {
         let mut bytes = [0; 16];
@@ -37,12 +37,13 @@ fn table(guest: &Guest, at: u64, descriptors: &[Descriptor]) {
     }
 }
 
-/// Bytes of a table with so many descriptors.
+/// Returns the size in bytes of a table with `descriptors` descriptors.
 fn size(descriptors: usize) -> u32 {
     u32::try_from(16 * descriptors).unwrap()
 }
 
-/// Sends a request by a table behind some descriptors of the ring, each with one byte of it. Returns the status.
+/// Sends a request with an indirect table. The first `in_ring` bytes of the request are in descriptors of the ring, one byte each, before
+/// the table. Returns the status.
 fn send_by_table(guest: &mut Guest, request: &[u8], in_ring: u16) -> u8 {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.memory.write_slice(&[0xcc; 8], GuestAddress(2 * BUFFERS)).unwrap();
@@ -65,15 +66,15 @@ fn send_by_table(guest: &mut Guest, request: &[u8], in_ring: u16) -> u8 {
 }
 
 #[test]
-fn request_may_have_a_table_of_its_own() {
+fn request_may_use_an_indirect_table() {
     let mut guest = Guest::running(BASIC | INDIRECT_DESC);
     assert_eq!(send_by_table(&mut guest, &attach(ENDPOINT, 1), 0), OK);
     assert_eq!(send_by_table(&mut guest, &map(1, 0, 0xfff, 0x8000, 3), 4), OK);
     assert_eq!(guest.mapper.mappings().len(), 1);
-    // UNMAPs wait for each other, and so does the way to their replies.
+    // UNMAPs are collected, and so are the addresses of their replies. These must be right with a table too.
     assert_eq!(send_by_table(&mut guest, &unmap(1, 0, 0xfff), 2), OK);
     assert!(guest.mapper.is_empty());
-    // As long as the queue, and its descriptors in any order.
+    // This table is as long as the queue, and its descriptors are not in order.
     let request = probe(ENDPOINT);
     guest.memory.write_slice(&request, GuestAddress(BUFFERS)).unwrap();
     let mut descriptors: Vec<Descriptor> =
@@ -98,19 +99,19 @@ fn broken_tables_need_a_reset() {
     let (leads_out, backwards) = ([readable(2), writable], [(BUFFERS, 4, WRITE | NEXT, 1), (BUFFERS, 20, 0, 0)]);
     let buffer_outside = [readable(1), (RAM as u64 - 2, 4, WRITE, 0)];
     let tables: [(&[Descriptor], u64, u32); 12] = [
-        // What is in it.
+        // Wrong contents of the table.
         (&nested, TABLE, size(2)),
         (&circle, TABLE, size(2)),
         (&itself, TABLE, size(1)),
         (&leads_out, TABLE, size(2)),
         (&backwards, TABLE, size(2)),
         (&buffer_outside, TABLE, size(2)),
-        // Its length.
+        // Wrong length of the table.
         (&good, TABLE, 0),
         (&good, TABLE, 31),
         (&good, TABLE, size(1)),
         (&good, TABLE, !15),
-        // Its place: partly and wholly outside memory.
+        // Wrong address of the table: partly and wholly outside memory.
         (&good[..1], RAM as u64 - 16, size(2)),
         (&[], u64::MAX - 15, size(2)),
     ];
@@ -125,7 +126,7 @@ fn broken_tables_need_a_reset() {
 }
 
 #[test]
-fn table_that_changes_while_it_is_served_does_no_harm() {
+fn indirect_table_changed_while_served_does_no_harm() {
     let mut guest = Guest::running(BASIC | INDIRECT_DESC);
     let request = attach(ENDPOINT, 1);
     guest.memory.write_slice(&request, GuestAddress(BUFFERS)).unwrap();
@@ -175,7 +176,7 @@ fn table_that_changes_while_it_is_served_does_no_harm() {
 }
 
 impl Guest {
-    /// Resets the device, and comes again.
+    /// Resets the device, and starts its driver again.
     fn start_again(&mut self) {
         self.write(super::STATUS, &[0]);
         self.start(BASIC | INDIRECT_DESC);
@@ -187,9 +188,9 @@ impl Guest {
 }
 
 #[test]
-fn device_asks_to_hear_of_whatever_comes_next() {
+fn device_asks_for_a_notification_of_each_next_element() {
     let mut guest = Guest::running(BASIC | EVENT_IDX);
-    // Over the end of the index, too.
+    // The loop includes a wrap-around of the index.
     for turn in 0u32..0x1_0010 {
         assert_eq!(u32::from(guest.avail_event()), turn & 0xffff, "the driver would not notify");
         guest.describe(0, (BUFFERS, 0, 0, 0));
@@ -197,18 +198,18 @@ fn device_asks_to_hear_of_whatever_comes_next() {
         guest.kick();
     }
     assert_eq!(guest.handle.counters().requests.invalid, 0x1_0010);
-    // Without the feature those bytes are the driver's.
+    // Without the feature, the device must not write `avail_event`.
     let mut guest = Guest::running(BASIC);
     guest.simple(&attach(ENDPOINT, 1));
     assert_eq!(guest.avail_event(), 0);
 }
 
 #[test]
-fn driver_says_of_which_element_it_wants_to_hear() {
+fn interrupts_follow_used_event_of_the_driver() {
     let mut guest = Guest::running(BASIC | EVENT_IDX);
     let vectors = guest.msi.vectors();
     guest.enable_vector();
-    // The flag in the available ring, which `start` has set, does not count with this feature.
+    // With this feature, the device ignores the flag in the available ring, which `start` has set.
     for (turn, wanted) in [(0u16, true), (1, false), (2, false), (3, true), (4, false)] {
         guest.memory.write_obj(if turn < 1 { 0u16 } else { 3 }, GuestAddress(USED_EVENT)).unwrap();
         let before = vectors.raised(1);
@@ -217,8 +218,8 @@ fn driver_says_of_which_element_it_wants_to_hear() {
     }
 }
 
-/// A driver of several threads that notifies only if the device wants it. Each adds requests under a lock, as drivers do, and
-/// notifies outside it. Nothing must be left that nobody has told the device of.
+/// Runs a driver with several threads that send only wanted notifications. Each thread adds requests under a lock, and notifies the
+/// device outside the lock, as drivers do. In the end the device must have served all requests.
 #[test]
 fn driver_threads_that_notify_on_demand_lose_no_request() {
     const TURNS: usize = 3000;
@@ -231,17 +232,17 @@ fn driver_threads_that_notify_on_demand_lose_no_request() {
         guest.describe(2 * head + 1, (2 * BUFFERS, 4, WRITE, 0));
     }
     let used = || memory.load::<u16>(GuestAddress(USED + 2), Ordering::Acquire).unwrap();
-    // The index of the available ring.
+    // Index of the available ring.
     let ring = Mutex::new(guest.available);
     let notified = AtomicUsize::new(0);
     let driver = || {
         for _ in 0..TURNS {
             let wanted = {
                 let mut index = ring.lock().unwrap_or_else(PoisonError::into_inner);
-                // What is in the queue but not used fits.
+                // Wait until the queue has a free element.
                 let began = Instant::now();
                 while index.wrapping_sub(used()) >= QUEUE_SIZE / 2 {
-                    assert!(began.elapsed().as_secs() < 60, "requests were forgotten");
+                    assert!(began.elapsed().as_secs() < 60, "the device did not serve all requests");
                     thread::yield_now();
                 }
                 let place = AVAILABLE + 4 + 2 * u64::from(*index % QUEUE_SIZE);
@@ -265,7 +266,7 @@ fn driver_threads_that_notify_on_demand_lose_no_request() {
             scope.spawn(driver);
         }
     });
-    // Whoever was told has served all.
+    // All requests have been served when the last notification has returned.
     let total = u64::try_from(3 * TURNS).unwrap();
     assert_eq!(guest.handle.counters().requests.unmap, total);
     assert_eq!(u64::from(used()), (total + 1) & 0xffff);

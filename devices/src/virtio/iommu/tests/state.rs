@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring the whole device.
+//! Tests of saving and restoring the whole device.
 
 use iommu_bounce::spec::feature;
 use iommu_bounce::test_utils::{attach, map, unmap, window_add};
@@ -12,7 +12,7 @@ use crate::state::DeviceState;
 
 const FEATURES: u64 = BASIC | feature::BOUNCE_WINDOW;
 
-/// A guest with a mapping and two chunks, the second of which holds `0x5a` in its last byte, and a fault that waits.
+/// Returns a paused guest with a mapping, two window chunks and a pending fault.
 fn lived() -> Guest {
     let mut guest = Guest::running(FEATURES);
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
@@ -27,7 +27,7 @@ fn lived() -> Guest {
     guest
 }
 
-/// A device without a driver, whose region has no address yet, over RAM with the bytes of `old`'s.
+/// Returns a device without a driver, whose RAM has the bytes of the RAM of `old`.
 fn fresh(old: &Guest) -> Guest {
     let new = Guest::new(true);
     let mut bytes = vec![0; RAM];
@@ -37,7 +37,7 @@ fn fresh(old: &Guest) -> Guest {
 }
 
 #[test]
-fn restored_device_goes_on_with_the_next_request() {
+fn restored_device_serves_the_next_request() {
     let old = lived();
     old.handle
         .with_window_chunk(1, |chunk| chunk.write_obj(0x5au8, usize::try_from(CHUNK).unwrap() - 1).unwrap())
@@ -54,7 +54,7 @@ fn restored_device_goes_on_with_the_next_request() {
         old.handle.with_window_chunk(index, |chunk| chunk.read_slice(&mut bytes, 0).unwrap()).unwrap();
         new.handle.with_window_chunk(index, |chunk| chunk.write_slice(&bytes, 0).unwrap()).unwrap();
     }
-    assert_eq!(new.slots.load(BAR + 2 * CHUNK - 1), 0x5a, "the guest sees the chunk where it was");
+    assert_eq!(new.slots.load(BAR + 2 * CHUNK - 1), 0x5a, "the guest sees the chunk at its old address");
     assert_eq!(new.mapper.mapped_bytes(), 2 * CHUNK + 0x1000);
     new.function.resume();
     assert_eq!(new.simple(&unmap(1, 0x1000, 0x1fff)), OK);
@@ -78,7 +78,7 @@ fn restored_chunks_get_slots_once_their_bar_has_an_address() {
 }
 
 #[test]
-fn state_that_is_refused_leaves_a_device_without_mappings() {
+fn rejected_state_leaves_a_device_without_mappings() {
     let old = lived();
     let good = old.function.save().unwrap();
     let spoil = |path: &str, value: serde_json::Value| {

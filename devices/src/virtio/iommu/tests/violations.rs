@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Drivers that break a rule of virtqueues: each case names the section of virtio 1.4. `docs/virtio-conformance.md` lists them.
+//! Tests with drivers that break a rule of virtqueues. Each case names the section of virtio 1.4. `docs/virtio-conformance.md` lists the
+//! cases.
 //!
-//! Where nothing says what the device must do, it serves the request as it reads it or asks for a reset; what it must not is to reach
-//! anything but RAM, or to be of no use to the next driver.
+//! Where the specification leaves the device's behaviour open, the device either serves the request as it reads it, or asks for a reset.
+//! It must never access anything but RAM, and must always work for the next driver.
 
 use iommu_bounce::test_utils::attach;
 use vm_memory::{Bytes, GuestAddress};
@@ -13,17 +14,18 @@ use super::{
     OK, QUEUE_SIZE, RAM, STATUS, USED, WRITE,
 };
 
-/// Where the table of an indirect descriptor is.
+/// Address of indirect tables.
 const TABLE: u64 = 0x18_0000;
 
-/// What becomes of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Served,
     NeedsReset,
 }
 
-/// Has the device see what `break_rule` makes of a queue, and a driver that keeps to the rules come after it.
+/// Lets `break_rule` write an invalid queue, and notifies the device. Then checks that the device works for a correct driver. Returns the
+/// outcome of the invalid queue.
 fn fate(features: u64, break_rule: impl FnOnce(&mut Guest)) -> Fate {
     let mut guest = Guest::running(features);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
@@ -33,7 +35,7 @@ fn fate(features: u64, break_rule: impl FnOnce(&mut Guest)) -> Fate {
     guest.write(STATUS, &[0]);
     assert_eq!(guest.status(), 0);
     guest.start(BASIC);
-    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "a reset mends it");
+    assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK, "the device works after a reset");
     fate
 }
 
@@ -53,17 +55,17 @@ fn malformed_indirect_descriptor_is_served_or_needs_a_reset() {
     let nested = [(TABLE, 32, INDIRECT, 0)];
     let nested_behind = [REQUEST, (TABLE, 32, INDIRECT | WRITE, 0)];
     let cases: [(&str, u64, u16, &[Descriptor], Fate); 5] = [
-        ("2.7.5.3.2: WRITE beside INDIRECT is ignored", INDIRECT_DESC, INDIRECT | WRITE, &inner, Fate::Served),
-        ("2.7.5.3.1: NEXT beside INDIRECT", INDIRECT_DESC, INDIRECT | NEXT, &inner, Fate::Served),
+        ("2.7.5.3.2: WRITE with INDIRECT is ignored", INDIRECT_DESC, INDIRECT | WRITE, &inner, Fate::Served),
+        ("2.7.5.3.1: NEXT with INDIRECT", INDIRECT_DESC, INDIRECT | NEXT, &inner, Fate::Served),
         ("2.7.5.3.1: a table in a table", INDIRECT_DESC, INDIRECT, &nested, Fate::NeedsReset),
-        ("2.7.5.3.1: a table behind a buffer of a table", INDIRECT_DESC, INDIRECT, &nested_behind, Fate::NeedsReset),
-        ("2.7.5.3.1: a table and the feature was not accepted", 0, INDIRECT, &inner, Fate::Served),
+        ("2.7.5.3.1: a table after a buffer of a table", INDIRECT_DESC, INDIRECT, &nested_behind, Fate::NeedsReset),
+        ("2.7.5.3.1: a table without the accepted feature", 0, INDIRECT, &inner, Fate::Served),
     ];
     for (case, features, flags, descriptors, expected) in cases {
         let came = fate(BASIC | features, |guest| {
             table(guest, descriptors);
             let len = u32::try_from(16 * descriptors.len()).unwrap();
-            // What NEXT would lead to is a buffer outside RAM.
+            // NEXT would lead to a buffer outside RAM.
             guest.describe(0, (TABLE, len, flags, 7));
             guest.describe(7, (u64::MAX - 64, 4, WRITE, 0));
             guest.make_available(0);
@@ -73,13 +75,13 @@ fn malformed_indirect_descriptor_is_served_or_needs_a_reset() {
 }
 
 #[test]
-fn buffers_and_rings_that_lie_in_each_other_do_no_harm() {
+fn overlapping_buffers_and_rings_do_no_harm() {
     let request = |guest: &mut Guest, readable: u64, writable: u64| {
         guest.describe(0, (readable, 20, NEXT, 1));
         guest.describe(1, (writable, 4, WRITE, 0));
         guest.make_available(0);
     };
-    // 2.7: each part of a queue is memory of its own, and no buffer is part of it.
+    // 2.7: the parts of a queue must not overlap each other or a buffer.
     for place in [DESCRIPTORS, AVAILABLE, USED] {
         fate(BASIC, |guest| request(guest, BUFFERS, place));
         fate(BASIC, |guest| request(guest, place, 2 * BUFFERS));
@@ -99,9 +101,9 @@ fn buffers_and_rings_that_lie_in_each_other_do_no_harm() {
     }
 }
 
-/// 2.7.13.1: the driver puts heads of descriptor chains in the ring, once each.
+/// 2.7.13.1: the driver must add each head of a descriptor chain to the ring only once.
 #[test]
-fn head_that_is_there_several_times_is_served_as_often() {
+fn head_added_several_times_is_served_as_often() {
     let mut guest = Guest::running(BASIC);
     guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
     guest.describe(0, REQUEST);
@@ -114,7 +116,7 @@ fn head_that_is_there_several_times_is_served_as_often() {
     assert_eq!(guest.handle.counters().requests.attach, u64::from(QUEUE_SIZE));
 }
 
-/// 2.7.13: buffers are in memory that the device may reach. Where RAM has a hole, registers of devices may be.
+/// 2.7.13: buffers must be in memory that the device may access. A hole in RAM may contain device registers.
 #[test]
 fn buffer_across_a_hole_between_regions_of_ram_needs_a_reset() {
     let (hole, second) = (RAM as u64, 2 * RAM as u64);
@@ -124,7 +126,7 @@ fn buffer_across_a_hole_between_regions_of_ram_needs_a_reset() {
             guest.start(BASIC);
             guest.memory.write_slice(&attach(ENDPOINT, 1), GuestAddress(BUFFERS)).unwrap();
             guest.describe(0, (readable, 20, NEXT, 1));
-            // As long as the hole and more: both of its ends are RAM.
+            // The buffer is longer than the hole, so both ends of the buffer may be in RAM.
             guest.describe(1, (writable, u32::try_from(RAM + 8).unwrap(), WRITE, 0));
             guest.make_available(0);
             guest.kick();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bounce windows through the whole device.
+//! Tests of bounce windows with the whole device.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn window_chunks_never_exceed_the_budget_and_go_with_a_reset() {
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
     for index in 0..4u64 {
         let (_, reply) = guest.send(&window_add(1, 3, APERTURE + index * CHUNK), 12);
-        assert_eq!(reply[8], OK, "memory is on its way back to the host");
+        assert_eq!(reply[8], OK, "chunks that are being freed do not count");
     }
 }
 
@@ -69,7 +69,7 @@ fn reset_of_the_vm_parks_chunks_for_the_next_driver() {
     guest.slots.store(BAR + offset, 0x5a);
     let reached = guest.mapper.translate(APERTURE).unwrap();
     PciDevice::reset(&*guest.function).unwrap();
-    assert_eq!(guest.mapper.mappings().len(), 1, "the chunk and nothing else");
+    assert_eq!(guest.mapper.mappings().len(), 1, "only the chunk stays mapped");
     assert_ne!(guest.slots.load(BAR + offset), 0x5a);
     guest.function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY).to_le_bytes());
     guest.write(STATUS, &[0]);
@@ -78,7 +78,7 @@ fn reset_of_the_vm_parks_chunks_for_the_next_driver() {
     assert_eq!(guest.simple(&attach(ENDPOINT, 3)), OK);
     let (_, second) = guest.send(&window_add(3, 3, APERTURE), 12);
     assert_eq!(first, second);
-    assert_eq!(guest.handle.counters().host_maps, calls, "no call to the host");
+    assert_eq!(guest.handle.counters().host_maps, calls, "the chunk needs no new host mapping");
     assert_eq!(guest.mapper.translate(APERTURE), Some(reached));
     assert_eq!(guest.slots.load(BAR + offset), 0);
     guest.slots.store(BAR + offset, 1);
@@ -96,7 +96,7 @@ fn driver_without_the_feature_sees_a_standard_device() {
 }
 
 #[test]
-fn changed_budget_is_told_only_to_a_driver_that_uses_windows() {
+fn changed_budget_notifies_only_a_driver_with_windows() {
     for (features, told) in [(BASIC, 0), (BASIC | feature::BOUNCE_WINDOW, 2)] {
         let mut guest = Guest::new(true);
         guest.start(features);
@@ -118,7 +118,7 @@ fn changed_budget_is_told_only_to_a_driver_that_uses_windows() {
         assert_eq!(isr[0], told);
     }
     let guest = Guest::new(true);
-    assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "beyond the region");
+    assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "the budget exceeds the region");
     assert_eq!(guest.config_u64(64), 4 * CHUNK);
 }
 
