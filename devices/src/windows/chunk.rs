@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The memory of one chunk: an anonymous file of its own.
+//! Memory of one chunk: an anonymous file.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use super::region::Region;
 use crate::descriptors::check_reserve;
 use crate::sandbox::{self, Call, ThreadRole};
 
-/// Flags of `open` that write or make a file.
+/// Flags of `open` that write or create a file.
 const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 
 /// Opening a file for reading.
@@ -28,26 +28,28 @@ const OPENING: &[Call] =
 /// Role of the thread that reopens a chunk of window memory read-only, for a server.
 pub const READER_ROLE: ThreadRole = ThreadRole { name: "window-reader", calls: &[OPENING] };
 
-/// Bytes of the huge pages that chunks can be made of.
+/// Size of a huge page in bytes.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
-/// A chunk's memory: zeroed, all of it allocated, sealed so that nobody it is handed to can resize it. Dropping the last
-/// descriptor and mapping gives the memory back to the host.
+/// Memory of a chunk: zeroed, completely allocated, and sealed so that no other process can resize it. The host gets the memory back when
+/// the last descriptor and mapping are gone.
 #[derive(Debug)]
 pub(super) struct Chunk {
     file: OwnedFd,
-    /// It is of reserved huge pages.
+    /// True if the chunk consists of reserved huge pages.
     is_huge: bool,
-    /// Another process may have it mapped, for as long as that process likes.
+    /// True if another process may have the chunk mapped. That process can keep the mapping as long as it wants.
     handed_out: bool,
 }
 
 impl Chunk {
-    /// Allocates `size` bytes: of reserved huge pages of 2 MiB if `huge`, otherwise of transparent ones where the host has some.
+    /// Allocates `size` bytes. If `huge` is true, uses reserved huge pages of 2 MiB. Otherwise uses transparent huge pages if the host has
+    /// any free.
     ///
     /// # Errors
-    /// `ENOMEM` or `ENOSPC` when the host has no memory or no reserved huge page left, `EMFILE` when this process has too many files open,
-    /// `EFBIG` when its limit on the size of files is less than `size`.
+    /// * `ENOMEM` or `ENOSPC`: the host has no free memory or no free reserved huge page.
+    /// * `EMFILE`: this process has too many open files.
+    /// * `EFBIG`: the process's file size limit is less than `size`.
     pub(super) fn allocate(size: u64, huge: bool) -> io::Result<Self> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge {
@@ -57,33 +59,36 @@ impl Chunk {
         check_reserve(&file)?;
         ftruncate(&file, size)?;
         if !huge && size.is_multiple_of(HUGE_PAGE) {
-            // For one entry in the page tables of this process, KVM and the IOMMU instead of 512, of which the first are made
-            // while the guest waits.
+            // A huge page needs one entry in the page tables of this process, KVM and the IOMMU, instead of 512. Some of these entries are
+            // created while the guest waits.
             let len = usize::try_from(size).map_err(io::Error::other)?;
             if let Err(error) = Region::collapse(&file, len) {
-                debug!("window chunk of small pages: {error}");
+                debug!("a window chunk uses small pages, because the host cannot provide a huge page: {error}");
             }
         }
-        // vCPU threads are kicked by signals, which interrupt an allocation half way.
+        // Signals kick vCPU threads out of the guest. They can also interrupt an allocation.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
-        // The seal on seals comes when it is handed out: which others there are depends on what for.
+        // `hand_out` adds F_SEAL_SEAL later, because the other seals depend on its permissions.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Self { file, is_huge: huge, handed_out: false })
     }
 
-    /// Whether another process may have it.
+    /// True if another process may have the chunk.
     pub(super) fn is_handed_out(&self) -> bool {
         self.handed_out
     }
 
-    /// A descriptor for another process, which may do with the memory what `permissions` say and no more; `None` where no
-    /// descriptor is like that, as for memory that is to be written but not read. Nor is one for writing of reserved huge pages: who has it
-    /// can free pages and take them, and no seal forbids that but the one on writing. Mappings that exist are not touched.
+    /// Returns a file descriptor for another process. The descriptor allows exactly the accesses in `permissions`. Existing mappings do not
+    /// change.
     ///
-    /// A chunk cannot be taken back from who has it: it must not be given to anybody else afterwards.
+    /// Returns `None` if no such descriptor is possible:
+    /// * for write-only access,
+    /// * for write access to reserved huge pages: the process could free and reallocate pages, and only `F_SEAL_WRITE` prevents this.
+    ///
+    /// The other process can keep the chunk for ever. So the chunk must not be reused for another owner.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The host kernel rejected a call.
     pub(super) fn hand_out(&mut self, permissions: Permissions) -> io::Result<Option<OwnedFd>> {
         if !permissions.contains(Permissions::READ) {
             return Ok(None);
@@ -93,8 +98,8 @@ impl Chunk {
             return Ok(None);
         }
         if !self.handed_out {
-            // A descriptor that is open for reading could be opened anew for writing, by /proc. So nobody is to map the
-            // chunk for writing any more; this process has.
+            // Another process could reopen a read-only descriptor for writing through /proc. So forbid all further writable mappings. This
+            // process already has one.
             let more = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
             fcntl_add_seals(&self.file, SealFlags::SEAL | more)?;
             self.handed_out = true;
@@ -104,7 +109,8 @@ impl Chunk {
         }
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let (tell, told) = mpsc::channel();
-        // Not by this thread, which may be a vCPU's: it has no right to open files. Who waits hears of a thread that is gone.
+        // A thread of its own opens the file, because this thread may be a vCPU's, whose sandbox forbids opening files. If the thread
+        // ends early, `recv` fails.
         let open = move || drop(tell.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
         sandbox::start(READER_ROLE, READER_ROLE.name.into(), open)?;
         Ok(Some(told.recv().map_err(io::Error::other)??))
@@ -112,26 +118,26 @@ impl Chunk {
 }
 
 impl Drop for Chunk {
-    /// Lets the memory go, even while another process has the file, where that can be: not if it was handed out for reading.
+    /// Frees the memory, even while another process has the file. This is not possible if the chunk was handed out read-only.
     fn drop(&mut self) {
         if self.handed_out
             && let Ok(stat) = rustix::fs::fstat(&self.file)
             && let Ok(size) = u64::try_from(stat.st_size)
         {
-            // Refused by the seal on writing. Then the memory goes with the last descriptor.
+            // If the chunk has F_SEAL_FUTURE_WRITE, this fails. The memory is then freed with the last descriptor.
             let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size);
         }
     }
 }
 
 impl Chunk {
-    /// Writes zeros over its `size` bytes, in place: whoever else maps it sees them.
+    /// Overwrites the chunk's `size` bytes with zeros in place. All other mappings see the zeros.
     ///
     /// # Errors
-    /// What the kernel refused. The bytes may be as they were.
+    /// The host kernel rejected a call. The bytes may be unchanged.
     pub(super) fn zero(&self, size: usize) -> io::Result<()> {
         let file = FileOffset::new(self.file.try_clone()?.into(), 0);
-        // Mapped for the purpose: a file of huge pages cannot be written to otherwise.
+        // Map the file, because write(2) does not work on files of huge pages.
         let view = MmapRegion::<()>::from_file(file, size).map_err(io::Error::other)?;
         let zeros = [0; 4096];
         for offset in (0..size).step_by(zeros.len()) {
@@ -148,7 +154,7 @@ impl AsFd for Chunk {
     }
 }
 
-/// Whether the host is out of something, rather than broken.
+/// True if the error shows that the host has run out of a resource, such as memory or files.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EFBIG))
 }
@@ -174,7 +180,7 @@ mod tests {
         assert!(ftruncate(&chunk, 2 * HUGE_PAGE).is_err());
     }
 
-    /// A chunk that this process has mapped, as all that are handed out are.
+    /// Returns a chunk that this process has mapped. Each chunk that is handed out is mapped too.
     fn mapped() -> (Chunk, MmapRegion) {
         let chunk = Chunk::allocate(4096, false).unwrap();
         let file = FileOffset::new(chunk.file.try_clone().unwrap().into(), 0);
@@ -182,14 +188,14 @@ mod tests {
         (chunk, view)
     }
 
-    /// Opens what another process was given once more, for reading and writing.
+    /// Reopens a file for reading and writing.
     fn reopen(file: &File) -> File {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         File::options().read(true).write(true).open(path).unwrap()
     }
 
     #[test]
-    fn who_is_given_a_chunk_for_reading_cannot_write_it() {
+    fn read_only_chunk_cannot_be_written_by_its_receiver() {
         let (mut chunk, view) = mapped();
         let file = File::from(chunk.hand_out(Permissions::READ).unwrap().unwrap());
         assert!(chunk.is_handed_out());
@@ -203,11 +209,11 @@ mod tests {
             assert!(map(file.try_clone().unwrap()).is_err(), "mapped for writing");
             assert!(file.set_len(0).is_err() && fcntl_add_seals(file, SealFlags::WRITE).is_err());
         }
-        assert!(chunk.hand_out(Permissions::READ).unwrap().is_some(), "another time");
+        assert!(chunk.hand_out(Permissions::READ).unwrap().is_some(), "the chunk can be handed out again");
     }
 
     #[test]
-    fn who_is_given_a_chunk_for_both_cannot_resize_or_seal_it() {
+    fn writable_chunk_cannot_be_resized_or_sealed_by_its_receiver() {
         let (mut chunk, view) = mapped();
         let file = File::from(chunk.hand_out(Permissions::READ | Permissions::WRITE).unwrap().unwrap());
         file.write_all_at(&[5; 4096], 0).unwrap();
@@ -215,17 +221,18 @@ mod tests {
         assert!(file.set_len(0).is_err() && file.set_len(8192).is_err());
         assert!(fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).is_err());
         drop(chunk);
-        assert_eq!(fstat(&file).unwrap().st_blocks, 0, "its memory is gone at once");
+        assert_eq!(fstat(&file).unwrap().st_blocks, 0, "the memory is freed at once");
     }
 
     #[test]
-    fn nobody_is_given_a_chunk_that_is_for_writing_only() {
+    fn write_only_chunk_is_not_handed_out() {
         let (mut chunk, _view) = mapped();
         assert!(chunk.hand_out(Permissions::WRITE).unwrap().is_none());
         assert!(!chunk.is_handed_out());
     }
 
-    /// Which chunks are handed out, of three for both, reading and writing.
+    /// Returns true for each chunk that can be handed out: for reads and writes, for reads only, and for writes only. Returns `None` if the
+    /// host cannot allocate the chunks.
     fn handed_out(size: u64, huge: bool) -> Option<[bool; 3]> {
         let chunks = [Permissions::READ | Permissions::WRITE, Permissions::READ, Permissions::WRITE];
         let out = chunks.map(|permissions| {
@@ -236,20 +243,20 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_given_to_nobody_who_could_free_them() {
+    fn huge_pages_are_never_handed_out_writable() {
         assert_eq!(handed_out(HUGE_PAGE, false), Some([true, true, false]));
         match handed_out(HUGE_PAGE, true) {
             Some(out) => assert_eq!(out, [false, true, false]),
             None => eprintln!("skipped: the host has no reserved huge pages (/proc/sys/vm/nr_hugepages)"),
         }
-        // Whatever the host has reserved: the flag decides.
+        // The result depends only on the flag, so the test works without reserved huge pages too.
         let mut chunk = Chunk::allocate(4096, false).unwrap();
         chunk.is_huge = true;
         assert!(chunk.hand_out(Permissions::READ | Permissions::WRITE).unwrap().is_none());
         assert!(!chunk.is_handed_out());
     }
 
-    /// Whether the host makes memory files of huge pages when it is asked to, and has one now. Who it does not for is told why.
+    /// True if the host can collapse memory files to huge pages, and has a free huge page now. Otherwise prints the reason.
     fn has_huge_pages() -> bool {
         let release = read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
@@ -263,14 +270,14 @@ mod tests {
         file.set_len(HUGE_PAGE).unwrap();
         match Region::collapse(&file, usize::try_from(HUGE_PAGE).unwrap()) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) => {
-                eprintln!("skipped: no huge page is to be had now: {error}");
+                eprintln!("skipped: the host has no free huge page now: {error}");
                 false
             }
             other => other.map(|()| true).expect("this kernel collapses memory files"),
         }
     }
 
-    /// The line of `/proc/self/smaps` that tells `field` of the mapping that begins at `address`, in KiB.
+    /// Returns `field` in KiB from `/proc/self/smaps`, for the mapping that begins at `address`.
     fn mapping(address: usize, field: &str) -> u64 {
         let smaps = read_to_string("/proc/self/smaps").unwrap();
         let lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));

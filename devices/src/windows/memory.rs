@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The owner of window memory.
+//! Owner of window memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,55 +23,55 @@ use crate::platform::MemorySlots;
 use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::{lock, lock_soon};
 
-/// Role of the thread that allocates window memory ahead of requests, and gives it back.
+/// Role of the thread that allocates window memory ahead of requests, and frees it.
 pub const STASH_ROLE: ThreadRole = ThreadRole { name: "window-stash", calls: &[calls::MAPPINGS] };
 
-/// The smallest chunk: a page.
+/// Minimum size of a chunk: one page.
 const MIN_CHUNK: u64 = 4096;
 
-/// How window memory is set up.
+/// Configuration of window memory.
 #[derive(Clone)]
 pub struct WindowMemoryConfig {
-    /// Bytes of the region: a multiple of `chunk_size`, and the most that can ever be backed.
+    /// Size of the region in bytes, a multiple of `chunk_size`. It limits the bytes that can be backed.
     pub region_size: u64,
-    /// Bytes per chunk: a power of two, 4 KiB at least.
+    /// Size of a chunk in bytes, a power of two and at least 4 KiB.
     pub chunk_size: u64,
-    /// Bytes that may be backed at first; [`WindowMemory::set_budget`] changes it.
+    /// Initial budget: the maximum number of backed bytes. [`WindowMemory::set_budget`] changes it.
     pub budget: u64,
-    /// Chunks are made of huge pages of 2 MiB.
+    /// True if chunks consist of huge pages of 2 MiB.
     pub hugepages: bool,
-    /// Where the guest's view of memory is made.
+    /// Memory slots through which the guest sees window memory.
     pub slots: Arc<dyn MemorySlots>,
 }
 
-/// Why window memory could not be set up.
+/// Error while window memory is set up.
 #[derive(Debug, Error)]
 pub enum WindowError {
-    /// The chunk size does not suit.
+    /// The chunk size is invalid.
     #[error("chunk_size is {0:#x}: it must be a power of two of at least {MIN_CHUNK:#x} bytes")]
     ChunkSize(u64),
-    /// The region is not made of whole chunks.
+    /// The region does not consist of whole chunks.
     #[error("region_size is {region:#x}: it must be a positive multiple of chunk_size, {chunk:#x} bytes")]
     RegionSize {
-        /// Bytes of the region.
+        /// Size of the region in bytes.
         region: u64,
-        /// Bytes per chunk.
+        /// Size of a chunk in bytes.
         chunk: u64,
     },
-    /// Chunks are smaller than the pages that they are to be made of.
-    #[error("hugepages is on with a chunk_size of {0:#x}: it must be a multiple of {HUGE_PAGE:#x} bytes")]
+    /// Chunks do not consist of whole huge pages.
+    #[error("hugepages is on with a chunk_size of {0:#x}: chunk_size must be a multiple of {HUGE_PAGE:#x} bytes")]
     HugePages(u64),
-    /// The host refused what every region needs.
-    #[error("{what}: {source}")]
+    /// The host rejected an operation that every region needs.
+    #[error("cannot {what}: {source}")]
     Host {
-        /// What was tried.
+        /// Failed operation.
         what: &'static str,
-        /// What the host said.
+        /// Error of the host kernel.
         source: io::Error,
     },
 }
 
-/// The owner of window memory: tells it where the guest sees the region, and what it may use. The engine's side is
+/// Owner of window memory. It sets the region's guest-physical address and the budget. The engine uses the memory through
 /// [`WindowStore`].
 pub struct WindowMemory {
     shared: Arc<SharedWindows>,
@@ -79,10 +79,10 @@ pub struct WindowMemory {
 }
 
 impl WindowMemory {
-    /// Reserves the region and starts the stash. No window memory is allocated but one scratch chunk.
+    /// Reserves the region and starts the stash. Allocates only the scratch chunk.
     ///
     /// # Errors
-    /// A [`WindowError`] that names the field and its rule, or what the host refused.
+    /// A [`WindowError`] names the field and its rule, or the operation that the host rejected.
     pub fn new(config: &WindowMemoryConfig) -> Result<Self, WindowError> {
         let WindowMemoryConfig { region_size, chunk_size, budget, hugepages, ref slots } = *config;
         if !chunk_size.is_power_of_two() || chunk_size < MIN_CHUNK {
@@ -100,10 +100,10 @@ impl WindowMemory {
             return Err(bad_region);
         }
         let host = |what| move |source| WindowError::Host { what, source };
-        let mut region = Region::reserve(chunk_len, places).map_err(host("reserving addresses for window memory"))?;
+        let mut region = Region::reserve(chunk_len, places).map_err(host("reserve addresses for window memory"))?;
         region.set_name(hugepages);
         let scratch = Chunk::allocate(chunk_size, false).map_err(file_size::explain);
-        let scratch = scratch.map_err(host("allocating a chunk of window memory"))?;
+        let scratch = scratch.map_err(host("allocate a chunk of window memory"))?;
         let state = WindowState {
             address: None,
             places: (0..count).map(|_| ChunkPlace::Fresh).collect(),
@@ -126,71 +126,72 @@ impl WindowMemory {
         let for_stash = shared.clone();
         let (role, name) = (STASH_ROLE, STASH_ROLE.name.into());
         let stash = sandbox::start(role, name, move || supply::run(&*for_stash))
-            .map_err(host("starting the thread that prepares window memory"))?;
+            .map_err(host("start the thread that prepares window memory"))?;
         Ok(Self { shared, stash: Some(stash) })
     }
 
-    /// The engine's side. There is one region, so only one store may be in use.
+    /// Returns the store for the engine. Only one store may be in use, because there is only one region.
     pub fn store(&self) -> WindowStore {
         WindowStore::new(self.shared.clone())
     }
 
-    /// Bytes of the region.
+    /// Returns the size of the region in bytes.
     pub fn region_size(&self) -> u64 {
         self.shared.region_size
     }
 
-    /// Bytes of window memory that the host has allocated: backed, stashed, or about to be given back. Never above the
-    /// budget, unless the budget was lowered below what was backed. The scratch chunk does not count.
+    /// Returns the bytes of window memory that the host has allocated: backed, stashed, or about to be freed. The scratch chunk does not
+    /// count. The result exceeds the budget only if the budget was lowered below the backed bytes.
     pub fn held_bytes(&self) -> u64 {
         lock(&self.shared.state).supply.held() * self.shared.chunk_size
     }
 
-    /// The same; `None` if somebody keeps what it is read from.
+    /// Returns the allocated bytes, or `None` if another thread holds the lock.
     pub(crate) fn held_bytes_soon(&self) -> Option<u64> {
         lock_soon(&self.shared.state).map(|state| state.supply.held() * self.shared.chunk_size)
     }
 
-    /// Changes the bytes that may be held. Stashed chunks beyond it are given back at once, backed ones stay.
+    /// Changes the budget. Stashed chunks beyond the new budget are freed at once. Backed chunks stay.
     pub fn set_budget(&self, bytes: u64) {
         lock(&self.shared.state).supply.set_budget(bytes / self.shared.chunk_size);
         self.shared.work.notify_one();
     }
 
-    /// The driver began or ceased to use windows: the stash is filled or given back.
+    /// Fills or frees the stash, after the driver has begun or stopped using windows.
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();
     }
 
-    /// Has so many of the next attempts to map something in the region fail, for want of memory.
+    /// Lets the next `attempts` attempts to map a chunk in the region fail with `ENOMEM`.
     #[cfg(test)]
     pub(super) fn refuse_maps(&self, attempts: u32) {
         self.shared.region.refusals.store(attempts, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// The chunk whose memory lies in this process at `address`, all `len` bytes of it.
+    /// Returns the index of the chunk at `address` of this process. Returns `None` unless `len` is the whole chunk.
     pub(crate) fn find(&self, address: usize, len: usize) -> Option<u32> {
         self.shared.region.index(address).filter(|_| len as u64 == self.shared.chunk_size)
     }
 
-    /// Whether there is a chunk of this index that the guest sees.
+    /// True if a chunk with this index is backed, so that the guest can see it.
     pub(crate) fn is_backed(&self, index: u32) -> bool {
         matches!(lock(&self.shared.state).places.get(index as usize), Some(ChunkPlace::Backed(_)))
     }
 
-    /// The memory of chunk `index`, which is backed; of another, it may be anything that belongs to nobody, or not
-    /// accessible.
+    /// Returns the memory of the place with this index. If no chunk is backed there, the memory may be that of the scratch chunk, or may be
+    /// inaccessible.
     pub(crate) fn chunk(&self, index: u32) -> Option<VolatileSlice<'_>> {
         self.shared.region.slice(index)
     }
 
-    /// A descriptor of a backed chunk for the process that does DMA in its place, which may do what `permissions` say and
-    /// no more. From then on the chunk goes to nobody else: it is not parked, and its memory is given up with it.
-    /// `None` where there can be no such descriptor: for memory that is to be written but not read.
+    /// Returns a file descriptor of a backed chunk for another process that does DMA. The descriptor allows exactly the accesses in
+    /// `permissions`. From then on, the chunk is never parked or reused: its memory is dropped with it.
+    ///
+    /// Returns `None` if no such descriptor is possible: see [`Chunk::hand_out`].
     ///
     /// # Errors
-    /// There is no such chunk, or the kernel refused.
+    /// The chunk is not backed, or the host kernel rejected a call.
     pub(crate) fn hand_out(&self, index: u32, permissions: Permissions) -> io::Result<Option<OwnedFd>> {
         match lock(&self.shared.state).places.get_mut(index as usize) {
             Some(ChunkPlace::Backed(chunk)) => chunk.hand_out(permissions),
@@ -198,11 +199,11 @@ impl WindowMemory {
         }
     }
 
-    /// The guest sees the region at `address` from now on. The slots of all places that ever were backed move there.
+    /// Moves the region to guest-physical `address`. The slots of all places that were ever backed move with it.
     ///
     /// # Errors
-    /// The platform refuses. The guest sees a place where it was if its slot could not be removed, and nowhere if no other
-    /// could be made.
+    /// The platform rejected the move of a slot. If the old slot could not be removed, the guest still sees the place at its old address.
+    /// If the new slot could not be created, the guest does not see the place.
     pub fn moved(&self, address: u64) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         if state.address == Some(address) {

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Window memory: the host memory behind the shared memory region of virtio-iommu's bounce windows.
+//! Window memory: the host memory in the shared memory region of virtio-iommu's bounce windows.
 //!
-//! The region is a reserved range of this process's addresses. A chunk is an anonymous file that is mapped into it when
-//! it is backed; when it is released, one scratch chunk that all released places share is mapped over it, and the file
-//! with its memory is dropped. So a chunk that is backed again has never been seen by anyone. A *parked* chunk is out of
-//! view in the same way and zeroed, but its file stays, since a device has it mapped; the same endpoint gets it back.
-//! A chunk whose file was handed to another process, a vfio-user server, is never parked.
+//! The region is a reserved range of this process's addresses. It consists of *places*, one for each chunk index. A chunk is an anonymous
+//! file:
+//! * A *backed* chunk is mapped at its place.
+//! * When a chunk is *released*, the scratch chunk is mapped over its place. All released places share this one scratch chunk. The file of
+//!   the released chunk and its memory are dropped. So a newly backed chunk contains no old data.
+//! * A *parked* chunk is zeroed, and its place shows the scratch chunk too. But its file stays, because a device has it mapped. The same
+//!   endpoint gets the chunk back. A chunk whose file another process has (a vfio-user or vhost-user server) is never parked.
 //!
-//! The guest sees a chunk's place through a memory slot of its own, which is made when the place is first backed and
-//! stays for good, because taking a slot away is costly for the whole VM. Where no chunk ever was, the guest's accesses
-//! exit, read zero and write nothing.
+//! Each place has its own memory slot, through which the guest sees it. The slot is created when the place is first backed. It normally
+//! stays for ever, because the removal of a slot is expensive for the whole VM. If a place was never backed, guest accesses exit to the
+//! VMM: reads return zero and writes have no effect.
 //!
-//! Allocating and zeroing memory takes long, and the guest waits with interrupts off: so a background thread keeps a
-//! small stash of chunks ready while the driver uses windows. What is stashed, being allocated or being dropped counts
-//! against the budget as what is backed does.
+//! Allocating and zeroing memory takes long, and the guest would wait for it with interrupts off. So a background thread keeps a small
+//! stash of chunks ready while the driver uses windows. Chunks that are stashed, being allocated or being dropped also count against the
+//! budget.
 
 mod chunk;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host addresses behind the shared memory region. All unsafe code of the windows but the hand-over of memory slots
-//! stands here.
+//! Host addresses of the shared memory region. This module has all unsafe code of the windows, except for the creation of memory slots.
 
 use std::ffi::c_void;
 use std::io;
@@ -15,34 +14,34 @@ use vm_memory::VolatileSlice;
 use crate::host_memory::{Origin, Registration, Supply, register};
 use crate::platform::HostRange;
 
-/// Bytes of the smallest page.
+/// Size of the smallest page in bytes.
 const SMALL_PAGE: usize = 4096;
 
-/// A reserved range of this process's addresses, into which chunks are mapped. It holds no memory of its own, and no
-/// Rust reference to its bytes is ever made: the guest and devices change them at any time.
+/// Reserved range of this process's addresses for chunks. The region itself has no memory. No code creates Rust references to its bytes,
+/// because the guest and devices can change them at any time.
 pub(super) struct Region {
-    /// What was reserved: the region and what alignment cost.
+    /// Reserved range: the region, and the padding for its alignment.
     reserved: HostRange,
-    /// First address of the region, aligned on chunks.
+    /// First address of the region, aligned to the chunk size.
     base: usize,
     chunk_size: usize,
     count: usize,
-    /// The guest may see it for ever: it stays mapped.
+    /// True if the region must stay mapped for ever, because the guest may still see it.
     is_kept: bool,
-    /// Its name in messages, once the guest can see it.
+    /// Name of the region in messages, once the guest can see it.
     name: Option<Registration>,
-    /// How many attempts to map something fail.
+    /// Number of next attempts to map a chunk that fail.
     #[cfg(test)]
     pub(super) refusals: std::sync::atomic::AtomicU32,
 }
 
 impl Region {
-    /// Reserves room for `count` chunks of `chunk_size` bytes, a power of two and a multiple of the page size.
+    /// Reserves addresses for `count` chunks of `chunk_size` bytes. `chunk_size` is a power of two and a multiple of the page size.
     pub(super) fn reserve(chunk_size: usize, count: usize) -> io::Result<Self> {
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len = count.checked_mul(chunk_size).and_then(|len| len.checked_add(chunk_size)).ok_or_else(too_large)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: No address is asked for, so the kernel picks one where nothing is.
+        // SAFETY: No address is requested, so the kernel picks an unused range.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
         let address = start.expose_provenance();
         let base = address.next_multiple_of(chunk_size);
@@ -58,7 +57,7 @@ impl Region {
         })
     }
 
-    /// Registers it as guest memory, of huge pages if `huge`.
+    /// Registers the region as guest memory. `huge` is true if its chunks consist of huge pages.
     pub(super) fn set_name(&mut self, huge: bool) {
         let supply = if huge { Supply::HugePages } else { Supply::Memory };
         let origin = Origin { name: "bounce windows".into(), supply, file: None, offset: 0, gpa: None };
@@ -66,24 +65,24 @@ impl Region {
         self.name = Some(register(range, origin));
     }
 
-    /// Where chunk `index` lies in this process; `None` beyond the region.
+    /// Returns the range of chunk `index` in this process, or `None` if the region has no such chunk.
     pub(super) fn place(&self, index: u32) -> Option<HostRange> {
         let index = usize::try_from(index).ok().filter(|index| *index < self.count)?;
         Some(HostRange { address: self.base + index * self.chunk_size, len: self.chunk_size })
     }
 
-    /// The chunk that begins at an address of this process.
+    /// Returns the index of the chunk that begins at `address` of this process.
     pub(super) fn index(&self, address: usize) -> Option<u32> {
         let offset = address.checked_sub(self.base)?;
         let index = u32::try_from(offset / self.chunk_size).ok()?;
         (self.place(index)?.address == address).then_some(index)
     }
 
-    /// Maps the start of `file`, which is at least a chunk long, as chunk `index` over whatever was mapped there, with
-    /// all its pages present.
+    /// Maps the start of `file` as chunk `index`, with all its pages present. Replaces the old mapping of the place. `file` has at least
+    /// the size of a chunk.
     ///
     /// # Errors
-    /// What the kernel refused. The place then holds what it held before, or nothing that can be accessed.
+    /// The kernel rejected the mapping. The place then has its old mapping, or is inaccessible.
     pub(super) fn map(&self, index: u32, file: impl AsFd) -> io::Result<()> {
         let place = self.place(index).ok_or(io::ErrorKind::InvalidInput)?;
         #[cfg(test)]
@@ -91,23 +90,23 @@ impl Region {
         let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-        // SAFETY: The range lies within the reservation, which nothing else in this process uses, and is accessed
-        // through raw pointers and by the guest only, for which any mapping will do.
+        // SAFETY: The range lies within the reservation, which nothing else in this process uses. It is accessed only through raw pointers
+        // and by the guest, and any mapping is valid for these.
         let result = unsafe { mmap(address, place.len, access, flags, file, 0) };
         if let Err(error) = result {
             self.fill_hole(place);
             return Err(error.into());
         }
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // SAFETY: The range was just mapped; neither advice changes its bytes or its access.
+            // SAFETY: The range was just mapped. Neither advice changes its bytes or its access rights.
             if let Err(error) = unsafe { madvise(address, place.len, advice) } {
-                warn!("advice on window memory refused, which only costs memory in a fork or a core dump: {error}");
+                warn!("cannot exclude window memory from forks or core dumps, which only makes these larger: {error}");
             }
         }
         Ok(())
     }
 
-    /// Fails as a kernel does that has no memory, as often as a test has told.
+    /// Fails like a kernel without free memory, as often as a test has requested.
     #[cfg(test)]
     fn fail_if_told(&self) -> io::Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
@@ -115,55 +114,57 @@ impl Region {
         told.map_or(Ok(()), |_| Err(io::Error::from_raw_os_error(libc::ENOMEM)))
     }
 
-    /// Has the kernel make the first `len` bytes of `file`, a multiple of the huge page's size, of huge pages: at once, with
-    /// whatever it takes to free some, and whatever the host's settings say memory files get by themselves (madvise(2),
-    /// `MADV_COLLAPSE`; Linux 6.1 and later).
+    /// Asks the kernel to back the first `len` bytes of `file` with huge pages now. `len` is a multiple of the huge page size.
+    ///
+    /// The kernel compacts memory if necessary, and ignores the host's default setting for memory files (madvise(2), `MADV_COLLAPSE`; Linux
+    /// 6.1 and later).
     ///
     /// # Errors
-    /// What the kernel refused: it knows no such advice, has no huge page, or was told to deny them to memory files. The
-    /// file may have some then; its bytes are as they were.
+    /// The kernel does not support the advice, has no free huge page, or is configured to deny huge pages to memory files. The file may
+    /// then have some huge pages. Its bytes do not change.
     pub(super) fn collapse(file: impl AsFd, len: usize) -> io::Result<()> {
-        // A place of its own, aligned on its length.
+        // Map the file at a temporary address that is aligned to its length.
         let region = Self::reserve(len, 1)?;
         let address = ptr::with_exposed_provenance_mut::<c_void>(region.base);
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: The range lies within the reservation, which nobody else knows of.
+        // SAFETY: The range lies within the reservation, which no other code knows.
         unsafe { mmap(address, len, access, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
-        // Where no page table is yet, some kernels (6.18) find nothing to do.
-        // SAFETY: The range was just mapped; the advice changes neither its bytes nor its access.
+        // Some kernels (6.18) collapse nothing if the range has no page table yet. So populate one page.
+        // SAFETY: The range was just mapped. The advice changes neither its bytes nor its access rights.
         unsafe { madvise(address, SMALL_PAGE, Advice::LinuxPopulateWrite) }?;
-        // SAFETY: As above.
+        // SAFETY: The range was just mapped. The advice changes neither its bytes nor its access rights.
         match unsafe { libc::madvise(address, len, libc::MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// A kernel that fails to map over a range may have unmapped it already. Reserves it again, so that nothing else of
-    /// this process comes to lie where the guest may look.
+    /// Reserves a range again after a failed mapping, because the kernel may already have unmapped the old mapping. Otherwise another
+    /// mapping of this process could appear at an address that the guest can access.
     fn fill_hole(&self, place: HostRange) {
         let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: FIXED_NOREPLACE leaves alone whatever is mapped there.
+        // SAFETY: FIXED_NOREPLACE never replaces an existing mapping.
         let result = unsafe { mmap_anonymous(address, place.len, ProtFlags::empty(), flags) };
         if let Err(error) = result
             && error != rustix::io::Errno::EXIST
         {
-            warn!("window memory at {:#x} could not be reserved again: {error}", place.address);
+            warn!("cannot reserve the addresses of window memory at {:#x} again: {error}", place.address);
         }
     }
 
-    /// Leaves it mapped when it is dropped: the guest may see a place of it still. Nothing else of this process may come to lie there.
+    /// Keeps the region mapped when it is dropped, because the guest may still see part of it. No other mapping of this process may use its
+    /// addresses.
     pub(super) fn keep(&mut self) {
         self.is_kept = true;
     }
 
-    /// The bytes of chunk `index`; `None` beyond the region. Only for a chunk that a file was mapped to: elsewhere an
-    /// access through the slice faults.
+    /// Returns the bytes of chunk `index`, or `None` if the region has no such chunk. If no file is mapped at the chunk's place, an access
+    /// through the slice faults.
     pub(super) fn slice(&self, index: u32) -> Option<VolatileSlice<'_>> {
         let place = self.place(index)?;
         let address = ptr::with_exposed_provenance_mut::<u8>(place.address);
-        // SAFETY: The range belongs to the reservation, which lives as long as `self`, and stays mapped in it.
+        // SAFETY: The range is part of the reservation, which stays mapped as long as `self` lives.
         Some(unsafe { VolatileSlice::new(address, place.len) })
     }
 }
@@ -176,9 +177,10 @@ impl Drop for Region {
         }
         drop(self.name.take());
         let address = ptr::with_exposed_provenance_mut::<c_void>(self.reserved.address);
-        // SAFETY: The reservation is ours alone, its owner has removed all slots or called `keep`, and slices borrow from `self`.
+        // SAFETY: Only `self` uses the reservation. The owner has removed all slots, or else has called `keep`. All slices borrow from
+        // `self`.
         if let Err(error) = unsafe { munmap(address, self.reserved.len) } {
-            warn!("window memory could not be unmapped: {error}");
+            warn!("cannot unmap window memory: {error}");
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The state of window memory, which its owner, the engine's store and the stash's thread share.
+//! State of window memory that its owner, the engine's store and the stash's thread share.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,56 +14,56 @@ use super::supply::{Monitor, Supply};
 use crate::platform::MemorySlots;
 use crate::sync::lock;
 
-/// What owner, store and stash share.
+/// Window memory that the owner, the store and the stash share.
 pub(super) struct SharedWindows {
     pub(super) chunk_size: u64,
     pub(super) region_size: u64,
     pub(super) hugepages: bool,
     pub(super) region: Region,
     pub(super) slots: Arc<dyn MemorySlots>,
-    /// What released places show.
+    /// Chunk that is mapped at all released and parked places.
     pub(super) scratch: Chunk,
     pub(super) state: Mutex<WindowState>,
-    /// Wakes the stash: there is something to do.
+    /// Wakes the stash's thread when it has work.
     pub(super) work: Condvar,
-    /// Wakes those who wait for the stash.
+    /// Wakes threads that wait for the stash.
     pub(super) done: Condvar,
 }
 
-/// What a place in the region holds.
+/// Content of a place in the region.
 #[derive(Debug)]
 pub(super) enum ChunkPlace {
-    /// Nothing yet: not mapped, no slot.
+    /// No chunk yet: nothing is mapped, and the place has no slot.
     Fresh,
-    /// A chunk that the engine has.
+    /// A chunk that the engine uses.
     Backed(Chunk),
-    /// A chunk that the engine has and the guest does not see: it sees the scratch chunk.
+    /// A chunk that the engine keeps and the guest does not see. The guest sees the scratch chunk.
     Parked(Chunk),
     /// The scratch chunk.
     Released,
-    /// Something that could not be taken away yet. Not used, and counted as backed.
+    /// A mapping that could not be replaced yet. The place is unused, and counts as backed.
     Lost,
 }
 
-/// Where the guest sees a place of the region.
+/// Memory slot through which the guest sees a place of the region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     gpa: u64,
     number: u32,
 }
 
-/// The state of window memory.
+/// Changing state of window memory.
 pub(super) struct WindowState {
     /// Guest-physical address of the region, once it has one.
     pub(super) address: Option<u64>,
     pub(super) places: Vec<ChunkPlace>,
-    /// The memory slot of each place that was ever backed.
+    /// Memory slot of each place that was ever backed.
     pub(super) slots: Vec<Option<Slot>>,
-    /// Places to use, the next one last.
+    /// Free places. The last one is used next.
     pub(super) free: Vec<u32>,
-    /// Lost places, the next one to be tried again first.
+    /// Lost places. The first one is retried next.
     pub(super) lost: VecDeque<u32>,
-    /// Chunks, backed and to come, against the budget.
+    /// Supply of chunks, and the budget.
     pub(super) supply: Supply<Chunk>,
 }
 
@@ -95,15 +95,15 @@ impl Monitor for SharedWindows {
 }
 
 impl SharedWindows {
-    /// Bytes of a chunk.
+    /// Returns the size of a chunk in bytes.
     pub(super) fn chunk_len(&self) -> io::Result<usize> {
         usize::try_from(self.chunk_size).map_err(io::Error::other)
     }
 
-    /// Makes the slot of place `index`, which has a mapping, unless there is one where the region is now.
+    /// Creates the memory slot of place `index`, unless it already has one at the region's current address. The place must have a mapping.
     ///
     /// # Errors
-    /// The platform refuses. The guest does not see the place then, or where the region was before.
+    /// The platform rejected a call. The guest then does not see the place, or sees it at the region's old address.
     pub(super) fn show(&self, state: &mut WindowState, index: u32) -> io::Result<()> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let slot = state.slots.get_mut(index as usize).ok_or_else(invalid)?;
@@ -114,23 +114,23 @@ impl SharedWindows {
         }
         self.remove(slot)?;
         let host = self.region.place(index).ok_or_else(invalid)?;
-        // SAFETY: The region stays mapped until it is dropped, which is after `Drop for SharedWindows` has removed all slots, or
-        // for ever where one of them stays. No code makes references to its bytes.
+        // SAFETY: The region stays mapped until it is dropped. `Drop for SharedWindows` removes all slots before. If a slot cannot be
+        // removed, the region stays mapped for ever. No code creates references to the region's bytes.
         let number = unsafe { self.slots.insert(gpa, host, false) }?;
         *slot = Some(Slot { gpa, number });
         Ok(())
     }
 
-    /// Removes the slot of place `index`, which cannot be used any more. A slot that stays is kept: the next [`Self::show`] finds it.
+    /// Removes the slot of place `index`, which is unusable. If this fails, the slot stays recorded, and the next [`Self::show`] finds it.
     pub(super) fn hide(&self, state: &mut WindowState, index: u32) {
         if let Some(slot) = state.slots.get_mut(index as usize)
             && let Err(error) = self.remove(slot)
         {
-            warn!("the memory slot of window chunk {index} could not be removed, the guest sees it still: {error}");
+            warn!("cannot remove the memory slot of window chunk {index}, so the guest still sees the chunk: {error}");
         }
     }
 
-    /// Removes a slot. On failure it is there still.
+    /// Removes a slot. If this fails, the slot still exists.
     fn remove(&self, slot: &mut Option<Slot>) -> io::Result<()> {
         if let Some(Slot { number, .. }) = *slot {
             self.slots.remove(number)?;
@@ -145,7 +145,7 @@ impl Drop for SharedWindows {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for Slot { number, .. } in state.slots.iter_mut().filter_map(Option::take) {
             if let Err(error) = self.slots.remove(number) {
-                warn!("a memory slot of window memory could not be removed, so the region stays mapped: {error}");
+                warn!("cannot remove a memory slot of window memory, so the region stays mapped: {error}");
                 self.region.keep();
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Window memory as the engine sees it: chunks that are backed and released.
+//! Interface of window memory for the engine, which backs and releases chunks.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::shared::{ChunkPlace, SharedWindows, WindowState};
 use super::supply::{self, shortage};
 use crate::sync::lock;
 
-/// The engine's side of window memory.
+/// Store of chunks for the engine.
 pub struct WindowStore(Arc<SharedWindows>);
 
 impl WindowStore {
@@ -21,17 +21,18 @@ impl WindowStore {
         Self(shared)
     }
 
-    /// Maps `chunk` at place `index` and shows it to the guest.
+    /// Maps `chunk` at place `index` and makes it visible to the guest.
     fn install(&self, state: &mut WindowState, index: u32, chunk: &Chunk) -> io::Result<()> {
         self.0.region.map(index, chunk)?;
         if state.address.is_none() {
-            // Shown once the region has an address.
+            // `WindowMemory::moved` creates the slot once the region has an address.
             return Ok(());
         }
         self.0.show(state, index)
     }
 
-    /// Leaves place `index`, where a chunk could not be installed, without a trace of the chunk.
+    /// Cleans up place `index` after a failed installation of a chunk. The place becomes free, or lost if the scratch chunk cannot be
+    /// mapped.
     fn abandon(&self, state: &mut WindowState, index: u32) {
         if self.0.region.map(index, &self.0.scratch).is_ok() {
             state.places[index as usize] = ChunkPlace::Released;
@@ -62,7 +63,7 @@ impl ChunkStore for WindowStore {
         Ok(next)
     }
 
-    /// Without an address of the region too: what is restored has one later.
+    /// Backs the chunk at `index`. This works even before the region has an address, because a restored region gets its address later.
     fn back_at(&mut self, index: u32) -> Result<(), ChunkError> {
         let state = lock(&self.0.state);
         if !state.free.iter().rev().any(|free| *free == index) {
@@ -72,7 +73,7 @@ impl ChunkStore for WindowStore {
             return Err(ChunkError::NoResources);
         }
         let (mut state, chunk) = supply::take(&*self.0, state)?;
-        // From its end, where `back` takes what it asks for. Only this store takes places, so it is still there.
+        // Search from the end, where `back` takes its places. The place is still free, because only this store takes places.
         let place = state.free.iter().rposition(|free| *free == index).ok_or_else(unknown)?;
         state.free.remove(place);
         if let Err(error) = self.install(&mut state, index, &chunk) {
@@ -94,7 +95,7 @@ impl ChunkStore for WindowStore {
         let mut state = lock(&self.0.state);
         let place = state.places.get_mut(index as usize).ok_or_else(unknown)?;
         match place {
-            // Another process could write to it at any time, and nobody else may have it.
+            // Another process could write to the chunk at any time, so no other owner may get it.
             ChunkPlace::Backed(chunk) if chunk.is_handed_out() => {
                 return Err(ChunkError::Host(io::ErrorKind::Unsupported.into()));
             }
@@ -137,7 +138,7 @@ impl ChunkStore for WindowStore {
             unreachable!("filtered above")
         };
         if let Err(error) = self.0.region.map(index, &self.0.scratch) {
-            // The guest must not see what it gave back; the file may still be mapped, so the chunk counts on.
+            // The guest must not see a released chunk. The file may still be mapped, so the chunk still counts against the budget.
             self.0.hide(&mut state, index);
             state.lost.push_back(index);
             return Err(ChunkError::Host(error));
@@ -149,7 +150,8 @@ impl ChunkStore for WindowStore {
         Ok(())
     }
 
-    /// What was mapped there goes when something else is mapped over it: the chunk itself was dropped when it was lost.
+    /// Retries one lost place by mapping the scratch chunk over it. This frees the chunk's memory, because its file was dropped when the
+    /// place was lost.
     fn recover(&mut self) -> Option<u32> {
         let mut state = lock(&self.0.state);
         let index = state.lost.pop_front()?;
@@ -165,7 +167,7 @@ impl ChunkStore for WindowStore {
     }
 }
 
-/// The index is not that of a chunk.
+/// Returns the error for an index without a suitable chunk.
 fn unknown() -> ChunkError {
     ChunkError::Host(io::ErrorKind::InvalidInput.into())
 }

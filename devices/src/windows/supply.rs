@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Chunks and the budget: who may have one, who waits for whom. The engine's thread takes chunks and retires them; the
-//! stash's thread allocates them before they are asked for, and drops those that are retired.
+//! Supply of chunks within the budget. The engine's thread takes chunks and retires them. The stash's thread allocates chunks ahead of
+//! requests, and drops retired chunks.
 
 use std::io;
 use std::ops::DerefMut;
@@ -11,37 +11,37 @@ use log::warn;
 
 use super::chunk::is_shortage;
 
-/// Chunks kept ready: a driver that grows its pool asks for a few in a row.
+/// Size of a full stash. A driver that grows its pool asks for a few chunks in a row.
 pub(super) const TARGET: usize = 4;
 
-/// Chunks of all kinds, against what may be held.
+/// Chunks in all states, and the budget.
 #[derive(Debug)]
 pub(super) struct Supply<C> {
-    /// Chunks that may be held at once.
+    /// Maximum number of chunks in all states together.
     budget: u64,
-    /// Chunks that are backed, parked or lost.
+    /// Number of chunks that are backed, parked or lost.
     backed: u64,
     /// Chunks ready to be backed.
     stash: Vec<C>,
-    /// Chunks whose memory the stash is to give back.
+    /// Chunks that the stash's thread must drop.
     retired: Vec<C>,
-    /// Chunks that the stash is allocating or dropping.
+    /// Number of chunks that the stash's thread is allocating or dropping.
     busy: u64,
-    /// The driver uses windows: a stash is worth its memory.
+    /// True if the driver uses windows, so that a stash is useful.
     in_use: bool,
-    /// The last allocation failed: the stash does not try again by itself.
+    /// True if the last allocation failed. The stash's thread then does not retry until the state changes.
     starved: bool,
     stop: bool,
 }
 
-/// What there is to do for the stash's thread.
+/// Work for the stash's thread.
 enum Job<C> {
     Drop(Vec<C>),
     Allocate,
 }
 
 impl<C> Supply<C> {
-    /// No chunk yet, of `budget`.
+    /// Returns a supply with this budget and no chunks.
     pub(super) fn new(budget: u64) -> Self {
         Self {
             budget,
@@ -55,42 +55,42 @@ impl<C> Supply<C> {
         }
     }
 
-    /// Chunks that count against the budget.
+    /// Returns the number of chunks that count against the budget.
     pub(super) fn held(&self) -> u64 {
         self.backed + self.busy + (self.stash.len() + self.retired.len()) as u64
     }
 
-    /// Whether chunks that are backed use up the budget.
+    /// True if backed chunks use up the budget.
     pub(super) fn is_used_up(&self) -> bool {
         self.backed >= self.budget
     }
 
-    /// A chunk was backed, or lost.
+    /// Counts a chunk that was backed or lost.
     pub(super) fn note_backed(&mut self) {
         self.backed += 1;
     }
 
-    /// A chunk that was lost is there no more; its memory is given back already.
+    /// Stops counting a lost chunk whose memory has been freed.
     pub(super) fn note_recovered(&mut self) {
         self.backed -= 1;
         self.starved = false;
     }
 
-    /// `chunk` is not backed any more.
+    /// Takes over a chunk that is no longer backed, for the stash's thread to drop.
     pub(super) fn retire(&mut self, chunk: C) {
         self.backed -= 1;
         self.starved = false;
         self.retired.push(chunk);
     }
 
-    /// Changes the chunks that may be held. Stashed ones beyond it go at once, backed ones stay.
+    /// Changes the budget. Drops stashed chunks beyond the new budget at once. Backed chunks stay.
     pub(super) fn set_budget(&mut self, budget: u64) {
         self.budget = budget;
         self.starved = false;
         while self.held() > self.budget && self.stash.pop().is_some() {}
     }
 
-    /// The driver began or ceased to use windows.
+    /// Records that the driver has begun or stopped using windows. Drops the stash if the driver has stopped.
     pub(super) fn set_in_use(&mut self, in_use: bool) {
         self.in_use = in_use;
         self.starved = false;
@@ -99,12 +99,12 @@ impl<C> Supply<C> {
         }
     }
 
-    /// Has the stash's thread end.
+    /// Tells the stash's thread to end.
     pub(super) fn stop(&mut self) {
         self.stop = true;
     }
 
-    /// Whether another chunk may be stashed.
+    /// True if another chunk may be stashed.
     fn has_room(&self) -> bool {
         self.in_use && self.stash.len() < TARGET && self.held() < self.budget
     }
@@ -123,25 +123,25 @@ impl<C> Supply<C> {
     }
 }
 
-/// The lock around a [`Supply`], and how its threads wait for each other.
+/// Lock around a [`Supply`], with the condition variables of its threads.
 pub(super) trait Monitor {
     type Chunk;
-    /// The lock, held.
+    /// Guard of the lock.
     type Guard<'g>: DerefMut<Target: AsMut<Supply<Self::Chunk>>>
     where
         Self: 'g;
 
     fn lock(&self) -> Self::Guard<'_>;
-    /// Waits, with the lock released, until there may be work for the stash.
+    /// Releases the lock and waits until the stash's thread may have work.
     fn wait_for_work<'g>(&'g self, guard: Self::Guard<'g>) -> Self::Guard<'g>;
-    /// Waits, with the lock released, until the stash may have done some.
+    /// Releases the lock and waits until the stash's thread may have done some work.
     fn wait_until_done<'g>(&'g self, guard: Self::Guard<'g>) -> Self::Guard<'g>;
-    /// Wakes those who wait for the stash.
+    /// Wakes threads that wait for the stash.
     fn tell_done(&self);
     fn allocate(&self) -> io::Result<Self::Chunk>;
 }
 
-/// The stash's thread. Runs until the owner says stop.
+/// Runs the stash's thread until the owner stops it.
 pub(super) fn run(monitor: &impl Monitor) {
     let mut complained = false;
     let mut guard = monitor.lock();
@@ -169,7 +169,7 @@ pub(super) fn run(monitor: &impl Monitor) {
                     Err(error) => {
                         supply.starved = true;
                         if !complained && !is_shortage(&error) {
-                            warn!("window memory could not be allocated ahead: {error} (reported once)");
+                            warn!("cannot allocate window memory ahead of requests: {error} (reported once)");
                             complained = true;
                         }
                     }
@@ -180,8 +180,8 @@ pub(super) fn run(monitor: &impl Monitor) {
     }
 }
 
-/// A chunk from the stash; a new one if the stash is empty and the budget allows one. The caller counts it as backed
-/// before it lets go of the lock.
+/// Takes a chunk from the stash. If the stash is empty and the budget allows it, allocates a new chunk. The caller must count the chunk as
+/// backed before it releases the lock.
 pub(super) fn take<'g, M: Monitor>(
     monitor: &'g M,
     mut guard: M::Guard<'g>,
@@ -198,7 +198,7 @@ pub(super) fn take<'g, M: Monitor>(
         if supply.busy == 0 && supply.retired.is_empty() {
             return Err(ChunkError::NoResources);
         }
-        // What the budget lacks is on its way: being dropped, or being allocated for the stash.
+        // A chunk will be available soon: the stash's thread is dropping one or allocating one.
         guard = monitor.wait_until_done(guard);
     }
 }
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// A chunk that knows how many there are. Its own counting is no event of the model.
+    /// Chunk that counts the existing chunks. loom does not model this counter.
     struct Counted(Arc<AtomicU64>);
 
     impl Drop for Counted {
@@ -233,13 +233,13 @@ mod tests {
         }
     }
 
-    /// The lock and the two signals, in a world where loom tries all orders of events.
+    /// Lock and condition variables of loom, which tries all orders of events.
     struct Model {
         state: Mutex<State>,
         work: Condvar,
         done: Condvar,
         live: Arc<AtomicU64>,
-        /// How many chunks there may ever be.
+        /// Maximum number of chunks at any time.
         most: u64,
     }
 
@@ -266,14 +266,14 @@ mod tests {
     }
 
     impl Model {
-        /// The driver's WINDOW_ADD.
+        /// Does the work of a WINDOW_ADD.
         fn add(&self) -> Result<Counted, ChunkError> {
             let (mut guard, chunk) = take(self, self.lock())?;
             guard.as_mut().note_backed();
             self.work.notify_one();
             Ok(chunk)
         }
-        /// The driver's WINDOW_DEL.
+        /// Does the work of a WINDOW_DEL.
         fn del(&self, chunk: Counted) {
             self.lock().as_mut().retire(chunk);
             self.work.notify_one();
@@ -284,8 +284,8 @@ mod tests {
         }
     }
 
-    /// Has `driver` run beside the stash's thread and `owner`, in all orders of events; a wait that nobody ends is found as
-    /// well. Then nothing may be left but what `driver` returns.
+    /// Runs `driver`, the stash's thread and `owner` concurrently, in all orders of events. loom also reports endless waits. In the end,
+    /// only the chunks that `driver` returns may be backed, and all existing chunks must be counted.
     fn check(budget: u64, driver: fn(&Model) -> Vec<Counted>, owner: fn(&Model)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -311,7 +311,7 @@ mod tests {
             let supply = guard.as_mut();
             assert_eq!(supply.busy, 0);
             assert_eq!(supply.backed, kept.len() as u64);
-            assert_eq!(supply.held(), live.load(Ordering::Relaxed), "chunks that nobody counts");
+            assert_eq!(supply.held(), live.load(Ordering::Relaxed), "a chunk is not counted");
         });
     }
 
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_ceases_to_use_windows_leaves_nothing_behind() {
+    fn driver_that_stops_using_windows_leaves_no_chunks() {
         check(
             2,
             |model| {

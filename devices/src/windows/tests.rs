@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of window memory against recorded memory slots.
+//! Tests of window memory with memory slots that record their use.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn place(index: u32) -> u64 {
     BAR + u64::from(index) * CHUNK
 }
 
-/// Waits until `held` chunks are held, and says how many are.
+/// Waits until `held` chunks are allocated. Returns the number of allocated chunks, also after a timeout.
 fn settle(windows: &WindowMemory, held: u64) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(60);
     while windows.held_bytes() != held * CHUNK && Instant::now() < deadline {
@@ -75,7 +75,7 @@ fn backed_chunk_is_zero_and_the_guest_sees_its_memory() {
 }
 
 #[test]
-fn lost_page_of_a_chunk_is_called_one_of_the_windows() {
+fn lost_page_of_a_chunk_is_named_as_window_memory() {
     let (slots, windows) = windows(4, 4);
     let mut store = windows.store();
     store.back().unwrap();
@@ -85,7 +85,7 @@ fn lost_page_of_a_chunk_is_called_one_of_the_windows() {
     let expected = format!("bounce windows, offset 0x201000 (guest-physical {:#x})", place(index) + 0x1000);
     assert!(loss.explain().contains(&expected), "{}", loss.explain());
     drop((store, windows));
-    assert!(!loss.explain().contains("bounce windows, offset"), "it is gone");
+    assert!(!loss.explain().contains("bounce windows, offset"), "the region is gone");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn released_chunk_is_out_of_sight_and_zero_when_backed_again() {
     slots.store(place(index), 0x77);
     let again = store.back().unwrap();
     assert_eq!(again, index);
-    assert_eq!(slots.load(place(index)), 0, "a write while no chunk was there changed the next one");
-    assert_eq!((slots.len(), slots.removed()), (1, 0), "a slot is made once and stays");
+    assert_eq!(slots.load(place(index)), 0, "a write to the released place changed the next chunk");
+    assert_eq!((slots.len(), slots.removed()), (1, 0), "a slot is created once and stays");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn released_places_share_the_scratch_chunk() {
     assert_eq!(slots.load(place(b) + 5), 9);
 }
 
-/// Inodes of the files that are mapped in `len` bytes at `address` of this process.
+/// Returns the inodes of the files that are mapped in `len` bytes at `address` of this process.
 fn mapped_inodes(address: usize, len: usize) -> Vec<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let inside = maps.lines().filter_map(|line| {
@@ -128,7 +128,7 @@ fn mapped_inodes(address: usize, len: usize) -> Vec<u64> {
     inside.collect()
 }
 
-/// Whether this process has a descriptor of the file with this inode.
+/// True if this process has a descriptor of the file with this inode.
 fn is_open(inode: u64) -> bool {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
     descriptors.flatten().any(|entry| std::fs::metadata(entry.path()).is_ok_and(|file| file.ino() == inode))
@@ -162,7 +162,7 @@ fn parked_chunk_is_hidden_and_returns_zeroed_in_same_memory() {
     assert!(is_open(inodes[0]), "a device may have it mapped");
     assert_ne!(mapped_inodes(host.address, host.len), inodes);
     slots.store(place(index), 0x77);
-    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "it counts against the budget");
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "a parked chunk counts against the budget");
     store.park(index).unwrap();
     store.unpark(index).unwrap();
     assert_eq!(mapped_inodes(host.address, host.len), inodes);
@@ -187,7 +187,7 @@ fn chunk_can_be_backed_at_a_place_that_is_free() {
         let result = store.back_at(index);
         assert!(matches!(&result, Err(ChunkError::Host(error)) if error.kind() == std::io::ErrorKind::InvalidInput));
     }
-    assert_eq!(store.back().unwrap(), 0, "the lowest is the next");
+    assert_eq!(store.back().unwrap(), 0, "the lowest free place is used next");
     assert!(matches!(store.back_at(1), Err(ChunkError::NoResources)), "the budget is used up");
     store.release(2).unwrap();
     store.back_at(1).unwrap();
@@ -214,7 +214,7 @@ fn budget_and_region_bound_what_is_backed() {
     store.back().unwrap();
     assert!(matches!(store.back(), Err(ChunkError::NoResources)));
     store.release(first).unwrap();
-    store.back().expect("what was released can be backed again at once");
+    store.back().expect("a released place can be backed again at once");
     windows.set_budget(9 * CHUNK);
     store.back().unwrap();
     assert!(matches!(store.back(), Err(ChunkError::NoResources)), "the region has three places");
@@ -275,7 +275,7 @@ fn moved_region_takes_backed_chunks_along() {
     slots.store(place(kept), 0x11);
     store.release(gone).unwrap();
     windows.moved(BAR).unwrap();
-    assert_eq!(slots.removed(), 0, "the same address is no move");
+    assert_eq!(slots.removed(), 0, "the address did not change");
     windows.moved(BAR / 2).unwrap();
     assert_eq!((slots.len(), slots.removed()), (2, 2));
     assert_eq!(slots.load(BAR / 2 + u64::from(kept) * CHUNK), 0x11);
@@ -289,7 +289,7 @@ fn all_slots_go_with_the_window_memory() {
     store.back().unwrap();
     store.back().unwrap();
     drop(windows);
-    assert_eq!(slots.len(), 2, "the engine's store still holds the region");
+    assert_eq!(slots.len(), 2, "the engine's store still owns the region");
     drop(store);
     assert_eq!(slots.len(), 0);
 }
@@ -334,7 +334,7 @@ fn chunk_that_fails_to_release_is_hidden_until_recovered() {
     slots.store(place(first), 0x5a);
     windows.refuse_maps(1);
     assert!(store.release(first).is_err());
-    assert!(slots.at(place(first)).is_none(), "the guest still sees it");
+    assert!(slots.at(place(first)).is_none(), "the guest still sees the chunk");
     assert!(matches!(store.back(), Err(ChunkError::NoResources)));
 
     windows.refuse_maps(1);
@@ -355,14 +355,14 @@ fn lost_chunks_recover_in_turn_even_if_lost_during_backing() {
         windows.refuse_maps(1);
         assert!(store.release(index).is_err());
     }
-    // Neither the chunk can be mapped nor anything else in its place.
+    // Neither the chunk nor the scratch chunk can be mapped.
     windows.refuse_maps(2);
     assert!(store.back().is_err());
     assert!(matches!(store.back(), Err(ChunkError::NoResources)), "all of the budget is lost");
     windows.refuse_maps(1);
     let recovered: Vec<_> = (0..4).map(|_| store.recover()).collect();
     let third = 3 - first - second;
-    assert_eq!(recovered, [None, Some(second), Some(third), Some(first)], "the first one had its turn");
+    assert_eq!(recovered, [None, Some(second), Some(third), Some(first)], "the first chunk is retried last");
     assert_eq!(settle(&windows, 0), 0);
     assert_eq!((0..3).filter(|_| store.back().is_ok()).count(), 3);
 }
@@ -379,23 +379,23 @@ fn is_mapped(address: usize) -> bool {
 }
 
 #[test]
-fn region_stays_mapped_where_a_slot_stays() {
+fn region_stays_mapped_if_a_slot_stays() {
     let (slots, windows) = windows(2, 2);
     let mut store = windows.store();
     let [first, other] = [store.back().unwrap(), store.back().unwrap()];
     let addresses = [first, other].map(|index| slots.at(place(index)).unwrap().address);
     slots.kept.store(1, Ordering::SeqCst);
     drop((store, windows));
-    assert_eq!(slots.len(), 1, "the other one is removed");
+    assert_eq!(slots.len(), 1, "the other slot is removed");
     assert_eq!(addresses.map(is_mapped), [true; 2]);
 }
 
 #[test]
-fn slot_that_could_not_be_removed_is_used_again() {
+fn slot_with_failed_removal_is_used_again() {
     let (slots, windows) = windows(1, 1);
     let mut store = windows.store();
     let index = store.back().unwrap();
-    // The scratch chunk cannot be mapped over it, and the guest goes on seeing it.
+    // The scratch chunk cannot be mapped over the chunk, and the slot cannot be removed.
     windows.refuse_maps(1);
     slots.kept.store(1, Ordering::SeqCst);
     store.release(index).unwrap_err();
@@ -407,7 +407,7 @@ fn slot_that_could_not_be_removed_is_used_again() {
 }
 
 #[test]
-fn slot_that_stays_where_the_region_was_moves_the_next_time() {
+fn slot_with_failed_move_moves_the_next_time() {
     let (slots, windows) = windows(2, 2);
     let mut store = windows.store();
     let [first, other] = [store.back().unwrap(), store.back().unwrap()];
