@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Giving guest RAM back to the host that the guest does not use: for the balloon.
+//! Gives guest RAM that the guest does not use back to the host, for the balloon.
 //!
-//! What a device of the host has mapped is pinned there. Were such a page given back, the guest would get a new one at its next
-//! access, and the device would go on with the old one. So [`Reclaim`] knows what is pinned, and keeps it: [`PinningMapper`] and
-//! [`PinnedWhole`] tell it before something is pinned and after it no longer is. `pins` counts, `discard` is the system call.
+//! RAM that is mapped for a host device is pinned. If such a page were given back, the guest would get a new page at its next access, but
+//! the device would still access the old page. So [`Reclaim`] tracks pinned pages and does not give them back. [`PinningMapper`] and
+//! [`PinnedWhole`] notify it before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and `discard` makes
+//! the system call.
 //!
-//! The lock on the counts is held from the look at them until the pages are gone, for 2 MiB (or one huge page) at a time. Who
-//! maps waits for one such piece at most, and finds the pages that there are after it.
+//! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It does so for at
+//! most 2 MiB (or one huge page) at a time. So a thread that maps waits for at most one such piece. It then pins the new pages.
 
 mod discard;
 mod pinning_mapper;
@@ -29,14 +30,14 @@ use crate::ram::{Ram, RamRegion};
 use crate::sync::lock;
 use crate::throttle::Throttle;
 
-/// What became of memory that was to be given back, in bytes. What is not RAM is in none of them.
+/// Result of a request to give memory back, in bytes. Addresses that are not RAM do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// The host has it.
+    /// Bytes that the host got back.
     pub given_back: u64,
-    /// The guest keeps it: a device of the host has it pinned, or it is a part of a huge page.
+    /// Bytes that the guest keeps, because a host device has them pinned, or because they are only part of a page of the host.
     pub kept_back: u64,
-    /// The guest keeps it as the host did not take it.
+    /// Bytes that the guest keeps, because the host kernel rejected the system call.
     pub refused: u64,
 }
 
@@ -50,10 +51,10 @@ impl std::ops::AddAssign for Reclaimed {
 
 #[derive(Default)]
 struct Pinned {
-    /// Who has all RAM pinned, whatever comes to it.
+    /// Number of pins of all RAM, including RAM that is added later.
     whole: usize,
-    /// Those of each region that RAM has or had, by its address in this process, where it stays for good. Not by its place: one that
-    /// is withdrawn leaves that to another.
+    /// Pins of each region that RAM has or had. The key is the region's address in this process, which it keeps for ever. The
+    /// guest-physical address does not suit as the key, because another region can get the address of a withdrawn region.
     regions: BTreeMap<usize, RegionPins>,
 }
 
@@ -63,23 +64,23 @@ impl Pinned {
     }
 }
 
-/// The RAM of a guest, to be given back, and what of it is pinned.
+/// Guest RAM that can be given back, with the pins of its pages.
 pub struct Reclaim {
     ram: Arc<Ram>,
-    /// Bytes of the pages that RAM is made of, a power of two.
+    /// Size of the host's pages for this RAM in bytes, a power of two.
     page: u64,
     pinned: Mutex<Pinned>,
     throttle: Throttle,
 }
 
 impl Reclaim {
-    /// Of `ram`, which is made of pages of `page` bytes.
+    /// Tracks the pins of `ram`, which consists of host pages of `page` bytes. No page is pinned yet.
     pub fn new(ram: Arc<Ram>, page: u64) -> Self {
         Self { ram, page: page.max(PAGE), pinned: Mutex::default(), throttle: Throttle::default() }
     }
 
-    /// Gives `len` bytes at guest-physical `gpa` back to the host, as far as they are RAM in whole pages and not pinned. They
-    /// read as anything from then on.
+    /// Gives `len` bytes at guest-physical address `gpa` back to the host. Only unpinned whole pages of RAM are given back. The content of
+    /// these pages is then undefined.
     pub fn give_back(&self, gpa: u64, len: u64) -> Reclaimed {
         let mut done = Reclaimed::default();
         let end = gpa.saturating_add(len);
@@ -93,7 +94,7 @@ impl Reclaim {
         done
     }
 
-    /// The same, for a range of one region.
+    /// Gives a range of one region back, piece by piece.
     fn give_back_of(&self, region: &RamRegion, range: Range<u64>) -> Reclaimed {
         let whole = range.start.next_multiple_of(self.page)..range.end & !(self.page - 1);
         let mut done = Reclaimed::default();
@@ -108,7 +109,7 @@ impl Reclaim {
         done
     }
 
-    /// The same, for a piece that is not so large that somebody waits for long.
+    /// Gives one piece of a region back. The piece is small, because other threads wait for the lock meanwhile.
     fn give_back_piece(&self, region: &RamRegion, piece: Range<u64>) -> Reclaimed {
         let mut done = Reclaimed::default();
         let mut pinned = lock(&self.pinned);
@@ -124,13 +125,13 @@ impl Reclaim {
                 continue;
             }
             let len = free.end - free.start;
-            // The lock is held: nobody pins it meanwhile.
+            // This thread holds the lock, so no other thread can pin the pages meanwhile.
             match discard::discard(region, &free) {
                 Ok(()) => done.given_back += len,
                 Err(error) => {
                     done.refused += len;
                     if self.throttle.pass() {
-                        warn!("giving {len:#x} bytes of guest RAM back to the host: {error}");
+                        warn!("cannot give {len:#x} bytes of guest RAM back to the host: {error}");
                     }
                 }
             }
@@ -138,14 +139,15 @@ impl Reclaim {
         done
     }
 
-    /// `len` bytes at `address` of this process are about to be pinned, or are no longer. What is not RAM is ignored.
+    /// Counts a pin (`pin` is true, before the pages are pinned) or an unpin (false, afterwards) of `len` bytes at `address` of this
+    /// process. Ignores memory that is not RAM.
     fn count(&self, address: usize, len: u64, pin: bool) {
         let mut pinned = lock(&self.pinned);
         let of = |region: &RamRegion| address.checked_sub(region.as_ptr() as usize).map(|offset| offset as u64);
         if let Some(region) = self.ram.iter().find(|region| of(region).is_some_and(|offset| offset < region.len())) {
             pinned.of(region);
         }
-        // By the address alone: what is unpinned late may be of a region that was withdrawn.
+        // Search by the address only, because a late unpin may belong to a withdrawn region.
         if let Some((start, pins)) = pinned.regions.range_mut(..=address).next_back() {
             let (offset, size) = ((address - start) as u64, pins.size());
             if offset < size {
@@ -154,14 +156,14 @@ impl Reclaim {
         }
     }
 
-    /// All RAM is about to be pinned, and what comes to it, until what this returns is dropped.
+    /// Pins all RAM, including RAM that is added later, until the result is dropped.
     pub fn pin_whole(self: &Arc<Self>) -> PinnedWhole {
         lock(&self.pinned).whole += 1;
         PinnedWhole(self.clone())
     }
 }
 
-/// All RAM is pinned.
+/// Pin of all RAM, until the value is dropped.
 pub struct PinnedWhole(Arc<Reclaim>);
 
 impl Drop for PinnedWhole {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A mapper of the host's that tells of what it pins.
+//! Mapper that reports its pins to [`Reclaim`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use vm_memory::VolatileSlice;
 
 use super::Reclaim;
 
-/// What is mapped, by IOVA: address in this process and length.
+/// Record of all mappings by IOVA: address in this process and length.
 struct Ledger {
     reclaim: Arc<Reclaim>,
     mapped: BTreeMap<u64, (usize, u64)>,
@@ -33,17 +33,17 @@ impl Drop for Ledger {
     }
 }
 
-/// Maps by another mapper, one that pins what it maps, and tells [`Reclaim`] of it.
+/// Wrapper of a mapper that pins memory. It reports the pins to [`Reclaim`].
 ///
-/// A mapping costs O(log n) more in those that there are, and what [`Reclaim`] counts.
+/// With n existing mappings, a mapping takes O(log n) more time, plus the time for counting in [`Reclaim`].
 pub struct PinningMapper<M> {
-    /// Dropped first: what it maps is pinned until then.
+    /// This is the first field, so it is dropped first. Its mappings stay pinned until then.
     mapper: M,
     ledger: Ledger,
 }
 
 impl<M: DmaMapper> PinningMapper<M> {
-    /// Of a mapper that maps nothing yet.
+    /// Wraps a mapper that has no mappings yet.
     pub fn new(mapper: M, reclaim: Arc<Reclaim>) -> Self {
         Self { mapper, ledger: Ledger { reclaim, mapped: BTreeMap::new() } }
     }
@@ -52,7 +52,7 @@ impl<M: DmaMapper> PinningMapper<M> {
 impl<M: DmaMapper> DmaMapper for PinningMapper<M> {
     fn map(&mut self, iova: u64, memory: VolatileSlice<'_>, permissions: Permissions) -> Result<(), MapError> {
         let (address, len) = (memory.ptr_guard().as_ptr() as usize, memory.len() as u64);
-        // First, so that no page goes that the host has pinned already.
+        // Count before mapping, so that no page is given back after the host has pinned it.
         self.ledger.reclaim.count(address, len, true);
         let outcome = self.mapper.map(iova, memory, permissions);
         match outcome {

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How often each page of a region of RAM is pinned.
+//! Counts how often each page of a RAM region is pinned.
 //!
-//! There are counts of pages and of blocks of 512 pages. A range counts once in each block that it covers, and in the pages of the
-//! two that it begins and ends in: at most 1022 pages, however long it is. The counts are four bytes for each page, which the
-//! host's kernel provides once some page nearby is pinned alone.
+//! Both pages and blocks of 512 pages have counts. A range counts once in each block that it covers completely. In the two blocks at its
+//! ends it counts in each page. These are at most 1022 pages, regardless of the length of the range.
+//!
+//! Each page's count needs four bytes. The host kernel allocates memory for these counts only when single pages nearby are pinned.
 
 use std::ops::Range;
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub(super) const PAGE: u64 = 4 << 10;
-/// Bytes of a block.
+/// Size of a block in bytes.
 pub(super) const BLOCK: u64 = 2 << 20;
 const PAGES: u64 = BLOCK / PAGE;
 
 #[derive(Clone, Copy, Default)]
 struct Block {
-    /// How often it is pinned whole.
+    /// Number of pins of the whole block.
     whole: u32,
-    /// How often its pages are pinned, all together.
+    /// Sum of the pins of its single pages.
     parts: u32,
 }
 
-/// The counts of a region. All ranges are bytes from its start.
+/// Counts of a region. All ranges are byte offsets from the start of the region.
 pub(super) struct RegionPins {
     pages: Vec<u32>,
     blocks: Vec<Block>,
@@ -32,7 +33,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).expect("a region fits into the address space")
 }
 
-/// A count that is full stays so: its pages are pinned for good.
+/// Increments or decrements a count. A count at its maximum never changes again, so its pages stay pinned for ever.
 fn change(count: &mut u32, pin: bool) {
     if *count != u32::MAX {
         *count = if pin { *count + 1 } else { count.saturating_sub(1) };
@@ -40,17 +41,17 @@ fn change(count: &mut u32, pin: bool) {
 }
 
 impl RegionPins {
-    /// Of a region of so many bytes, nothing of which is pinned.
+    /// Returns the counts of a region of `len` bytes without pins.
     pub(super) fn new(len: u64) -> Self {
         Self { pages: vec![0; index(len.div_ceil(PAGE))], blocks: vec![Block::default(); index(len.div_ceil(BLOCK))] }
     }
 
-    /// Bytes of the region, in whole pages.
+    /// Returns the size of the region in bytes, rounded up to whole pages.
     pub(super) fn size(&self) -> u64 {
         self.pages.len() as u64 * PAGE
     }
 
-    /// Counts the pages that `range` touches once more, or once less.
+    /// Adds (`pin` is true) or removes a pin of all pages that `range` overlaps.
     pub(super) fn count(&mut self, range: Range<u64>, pin: bool) {
         let mut page = range.start / PAGE;
         let end = range.end.div_ceil(PAGE);
@@ -70,13 +71,13 @@ impl RegionPins {
         }
     }
 
-    /// Whether the page is pinned.
+    /// True if the page is pinned.
     fn is_pinned(&self, page: u64) -> bool {
         let block = self.blocks[index(page / PAGES)];
         block.whole > 0 || block.parts > 0 && self.pages[index(page)] > 0
     }
 
-    /// The first pages of `range` that follow each other and are not pinned; `None` if there are none.
+    /// Returns the first run of unpinned pages in `range`, or `None` if all its pages are pinned.
     pub(super) fn free(&self, range: Range<u64>) -> Option<Range<u64>> {
         let mut pages = range.start / PAGE..range.end / PAGE;
         let first = pages.find(|page| !self.is_pinned(*page))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is given back and what stays, against a model that knows of each page who maps it.
+//! Tests that compare the pages that are given back and kept with a model. The model knows the mappings of each page.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
 use super::*;
 
 const RW: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Pages of the regions: blocks and a rest, and one that is no block.
+/// First page and number of pages of each region. The first region has whole blocks and a rest. The second is smaller than a block.
 const REGIONS: [(u64, u64); 2] = [(0, 3 * 512 + 7), (4096, 100)];
 const MARK: u64 = 0x6d61_726b;
 
@@ -44,7 +44,7 @@ fn mark(ram: &Ram) {
     pages().for_each(|page| ram.write_obj(MARK, GuestAddress(page * PAGE)).unwrap());
 }
 
-/// Whether the page is as it was marked. The host gives out zeroed ones.
+/// True if the page still has its mark. A page that was given back reads as zero.
 fn is_kept(ram: &Ram, page: u64) -> bool {
     match ram.read_obj::<u64>(GuestAddress(page * PAGE)).unwrap() {
         MARK => true,
@@ -53,7 +53,7 @@ fn is_kept(ram: &Ram, page: u64) -> bool {
     }
 }
 
-/// Pages of a region: first and count.
+/// Generates a range of pages in one region: first page and number of pages.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..REGIONS.len(), any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(|(region, from, len)| {
         let (first, pages) = REGIONS[region];
@@ -64,15 +64,15 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// By one of two mappers; the host refuses if `true`.
+    /// Map a range of pages with one of two mappers. If the flag is true, the host rejects the mapping.
     Map(usize, (u64, u64), bool),
-    /// One of the mappings, as far as there is one; the host refuses if `true`.
+    /// Unmap one of the mapper's mappings, if it has any. If the flag is true, the host rejects this.
     Unmap(usize, prop::sample::Index, bool),
-    /// All RAM is pinned, or no longer.
+    /// Pin (true) or unpin (false) all RAM.
     Whole(bool),
-    /// The mapper goes with all that it maps, and another one comes.
+    /// Drop the mapper with all its mappings, and create a new one.
     Leave(usize),
-    /// Bytes that may be no RAM, and no whole pages.
+    /// Give back bytes at an address. They may include addresses outside RAM and parts of pages.
     GiveBack(u64, u64),
 }
 
@@ -88,7 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A mapper, and what the model says of it: pages by IOVA.
+/// Mapper, and its mappings in the model: IOVA, first page and number of pages.
 struct Side {
     mapper: PinningMapper<RecordingMapper>,
     probe: iommu_bounce::test_utils::MapperProbe,
@@ -120,7 +120,7 @@ fn run(steps: Vec<Step>, shared: bool, huge: u64) {
                 if !fail {
                     side.mapped.push((iova, first, count));
                 }
-                // Some follow each other.
+                // Some mappings are adjacent to the next one.
                 iova += (count + u64::from(first.is_multiple_of(2))) * PAGE;
             }
             Step::Unmap(side, which, fail) => {
@@ -149,7 +149,7 @@ fn run(steps: Vec<Step>, shared: bool, huge: u64) {
                 };
                 let goes = |page: u64| {
                     let (start, count) = REGIONS.into_iter().find(|(first, count)| page < first + count).unwrap();
-                    // The page of the host, by which memory goes.
+                    // First page of the host page. The host frees memory only in whole host pages.
                     let first = start + (page - start) / huge * huge;
                     let inside =
                         first * PAGE >= gpa && (first + huge) * PAGE <= gpa + len && first + huge <= start + count;
@@ -174,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn pages_go_that_nobody_has_pinned_and_no_others(
+    fn exactly_unpinned_pages_are_given_back(
         steps in prop::collection::vec(step(), 1..40), shared in any::<bool>(), huge in prop::sample::select(vec![1u64, 512])
     ) {
         run(steps, shared, huge);
@@ -182,7 +182,7 @@ proptest! {
 }
 
 #[test]
-fn addresses_that_are_no_ram_are_nothing_to_give_back() {
+fn addresses_outside_ram_give_nothing_back() {
     let reclaim = Reclaim::new(ram(false), PAGE);
     for (gpa, len) in [(3000 * PAGE, PAGE), (1 << 40, 1 << 40), (u64::MAX - 5, u64::MAX), (0, 0)] {
         assert_eq!(reclaim.give_back(gpa, len), Reclaimed::default());
@@ -206,7 +206,7 @@ fn later_region_is_given_back_and_pinned_like_the_others() {
 }
 
 #[test]
-fn pins_of_a_withdrawn_region_are_none_of_the_next_in_its_place() {
+fn pins_of_a_withdrawn_region_do_not_affect_its_successor() {
     let ram = ram(false);
     let reclaim = Arc::new(Reclaim::new(ram.clone(), PAGE));
     let start = GuestAddress(1 << 32);
@@ -221,7 +221,7 @@ fn pins_of_a_withdrawn_region_are_none_of_the_next_in_its_place() {
     assert!(ram.withdraw(start));
     assert_eq!(reclaim.give_back(start.0, PAGE), Reclaimed::default());
 
-    // It is longer, and the first page of it was pinned in the one before.
+    // The next region at the address is longer. The first page of the withdrawn region is still pinned.
     ram.add(RamRegion::from_range(start, 4 << 20, None).unwrap()).unwrap();
     let last_page = (4 << 20) / PAGE - 1;
     let mapper = mapper_of(last_page);
@@ -230,7 +230,7 @@ fn pins_of_a_withdrawn_region_are_none_of_the_next_in_its_place() {
     drop((mapper, late));
     assert_eq!(reclaim.give_back(start.0, 4 << 20).given_back, 4 << 20);
 
-    // What was unpinned while it was away is free when it comes again.
+    // Pages that were unpinned while their region was withdrawn are free when the region is added again.
     assert!(ram.withdraw(start));
     assert_eq!(ram.add_again(start, 1 << 20), Ok(true));
     assert_eq!(reclaim.give_back(start.0, 1 << 20).given_back, 1 << 20);
@@ -246,7 +246,7 @@ fn pinning_mapper_reports_the_inner_mappers_properties() {
     assert!(!wrapped(RecordingMapper::default().without_hidden_chunks()).reaches_hidden_chunks());
 }
 
-/// Ends the thread that gives back, whatever comes of the test.
+/// Ends the thread that gives memory back, even if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -255,9 +255,9 @@ impl Drop for End<'_> {
     }
 }
 
-/// What a device finds where it is mapped while others are given back all around: a page that is mapped keeps what is in it.
+/// Checks that a mapped page keeps its content while another thread gives back all unpinned pages.
 #[test]
-fn no_page_goes_between_its_mapping_and_its_unmapping() {
+fn mapped_page_is_never_given_back() {
     let ram = ram(false);
     let reclaim = Arc::new(Reclaim::new(ram.clone(), PAGE));
     let done = AtomicBool::new(false);
