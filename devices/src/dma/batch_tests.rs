@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long UNMAPs that come together wait for I/O of the host's kernel that does not end. No clock runs: the waits are counted.
+//! Tests of the time that a batch of UNMAPs waits for stuck I/O of the host kernel. The tests sum up the waits instead of using a clock.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -24,7 +24,7 @@ const PAGE: u64 = 0x1000;
 const REQUESTS: u16 = 8;
 const DEVERR: u8 = Status::DevErr as u8;
 
-/// Each wait takes as long as it may.
+/// Waiter that records each wait and returns at once. Each wait counts as its maximum time.
 #[derive(Clone, Default)]
 struct Counted(Arc<Mutex<Vec<Duration>>>);
 
@@ -40,7 +40,7 @@ impl Waiter for Counted {
     }
 }
 
-/// A device whose operations never end.
+/// Owner whose operations never end.
 #[derive(Default)]
 struct Stuck {
     cancelled: AtomicU32,
@@ -62,7 +62,7 @@ struct Rig {
     waits: Counted,
 }
 
-/// A device with mappings of every second page.
+/// Returns a device with mappings of every second page.
 fn rig() -> Rig {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap());
     let waits = Counted::default();
@@ -84,7 +84,7 @@ impl Rig {
         self.memory.begin_io(&[(2 * n * PAGE, 16)], Permissions::WRITE, owner).unwrap()
     }
 
-    /// UNMAPs of all mappings that come together; their statuses.
+    /// Unmaps all mappings in one batch. Returns the statuses.
     fn unmap_all(&mut self) -> Vec<u8> {
         let _operation = Operation::begin();
         let request = |n: u16| {
@@ -110,7 +110,7 @@ fn unmaps_together_wait_for_a_stuck_device_once() {
     assert_eq!(rig.waited(), IO_DEADLINE);
     let told = |count: &AtomicU32| count.load(Ordering::Relaxed);
     assert_eq!((told(&owner.cancelled), told(&owner.given_up)), (REQUESTS.into(), 1));
-    // A device that was given up is not waited for later either.
+    // Later UNMAPs do not wait for a device that was given up.
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert_eq!((rig.waited(), told(&owner.given_up)), (IO_DEADLINE, 1));
     drop(stuck);
@@ -124,7 +124,7 @@ fn unmaps_together_have_one_deadline_for_all_devices() {
     let stuck: Vec<_> = (0..).zip(&owners).map(|(n, owner)| rig.begin(n, owner)).collect();
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert!(rig.waited() < IO_DEADLINE + Duration::from_secs(1), "{:?}", rig.waited());
-    assert!(lock(&rig.waits.0).iter().all(|wait| !wait.is_zero()), "each has some time");
+    assert!(lock(&rig.waits.0).iter().all(|wait| !wait.is_zero()), "each wait has some time");
     assert!(owners.iter().all(|owner| owner.given_up.load(Ordering::Relaxed) == 1));
     drop(stuck);
 }

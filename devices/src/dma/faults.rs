@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Accesses of devices that were stopped, on their way to the driver of the virtio-iommu.
+//! Queue of denied accesses, for reports to the driver of the virtio-iommu.
 //!
-//! Whoever stops an access must not wait for the engine: the engine may be waiting for the very device, or for the server
-//! behind it. So faults go through a short queue to a thread of their own. Those that find the queue full are counted.
+//! A thread that denies an access must not take the engine lock: the engine may be waiting for this device or its server (deadlock). So
+//! faults go through a short queue to a separate thread. If the queue is full, a fault is only counted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,32 +15,32 @@ use iommu_bounce::{EndpointId, Permissions};
 use crate::sandbox::{self, ThreadRole};
 use crate::sync::lock;
 
-/// Role of the thread that reports stopped accesses to the driver of the virtio-iommu.
+/// Role of the thread that reports denied accesses to the driver of the virtio-iommu.
 pub const FAULTS_ROLE: ThreadRole = ThreadRole { name: "dma-faults", calls: &[] };
 
-/// As many as the driver may be told at once.
+/// Maximum number of queued faults. The engine reports at most as many faults to the driver at once.
 const QUEUE: usize = 64;
 
-/// An access that was stopped.
+/// Denied access of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Whose access it was.
+    /// Endpoint that made the access.
     pub endpoint: EndpointId,
-    /// The first address that it may not access so.
+    /// First address that denies the access.
     pub iova: u64,
-    /// What the device wanted to do there.
+    /// Kind of the access.
     pub access: Permissions,
 }
 
-/// Whoever tells the guest's driver.
+/// Reporter of faults to the guest's driver.
 pub trait FaultReporter: Send + Sync {
-    /// Reports an access that was stopped.
+    /// Reports a denied access.
     fn report_stopped(&self, stopped: Stopped);
-    /// Counts faults that nobody is told of.
+    /// Counts faults that are not reported.
     fn count_lost_faults(&self, count: u64);
 }
 
-/// Takes accesses that were stopped. Clones lead to the same driver.
+/// Sending end of the queue. All clones report to the same driver.
 #[derive(Clone)]
 pub struct FaultSender {
     queue: SyncSender<Stopped>,
@@ -48,7 +48,7 @@ pub struct FaultSender {
 }
 
 impl FaultSender {
-    /// Passes one on, or counts it. It never waits.
+    /// Queues a denied access, or counts it if the queue is full. Never waits.
     pub(crate) fn send(&self, stopped: Stopped) {
         if self.queue.try_send(stopped).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -56,15 +56,15 @@ impl FaultSender {
     }
 }
 
-/// The other end, until there is a virtio-iommu.
+/// Receiving end of the queue, until the virtio-iommu exists.
 pub struct FaultRelay {
     queue: Receiver<Stopped>,
     lost: Arc<AtomicU64>,
 }
 
-/// Reports of faults. Dropping it ends them, and waits for one that is under way.
+/// Handle of the reporting thread. Dropping the handle ends the reports, and waits for a report in progress.
 ///
-/// The thread only borrows the reporter: it may not make the system calls that the end of a virtio-iommu takes.
+/// The thread never drops the reporter: its sandbox forbids system calls that dropping a virtio-iommu needs.
 pub struct FaultReports(Arc<Mutex<Option<Arc<dyn FaultReporter>>>>);
 
 impl Drop for FaultReports {
@@ -73,7 +73,7 @@ impl Drop for FaultReports {
     }
 }
 
-/// A way for the faults of devices whose DMA goes through this process.
+/// Creates a queue for the faults of devices whose DMA goes through this process.
 pub fn fault_relay() -> (FaultSender, FaultRelay) {
     let (sender, receiver) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
@@ -81,10 +81,10 @@ pub fn fault_relay() -> (FaultSender, FaultRelay) {
 }
 
 impl FaultRelay {
-    /// Passes faults on to `reporter` until the result is dropped.
+    /// Starts a thread that passes faults on to `reporter`, until the result is dropped.
     ///
     /// # Errors
-    /// The host gives no thread.
+    /// The host cannot start a thread.
     pub fn spawn(self, reporter: Arc<dyn FaultReporter>) -> io::Result<FaultReports> {
         let reports = FaultReports(Arc::new(Mutex::new(Some(reporter))));
         let of_thread = reports.0.clone();
@@ -103,7 +103,7 @@ impl FaultRelay {
         Ok(reports)
     }
 
-    /// What came so far.
+    /// Takes the queued faults, and the number of lost ones.
     #[cfg(test)]
     pub(crate) fn take(&self) -> (Vec<Stopped>, u64) {
         (self.queue.try_iter().collect(), self.lost.swap(0, Ordering::Relaxed))
@@ -118,20 +118,20 @@ mod tests {
     use super::*;
     use crate::drop_witness::DropWitness;
 
-    /// Tells that it reports.
+    /// Reporter that notifies the test of each report.
     struct Reporter(Sender<()>, #[expect(dead_code, reason = "it tells when it is dropped")] DropWitness);
 
     impl FaultReporter for Reporter {
         fn report_stopped(&self, _: Stopped) {
             self.0.send(()).unwrap();
-            // The owner lets go of it meanwhile.
+            // Give the test time to drop the handle during the report.
             thread::sleep(std::time::Duration::from_millis(20));
         }
         fn count_lost_faults(&self, _: u64) {}
     }
 
     #[test]
-    fn thread_that_reports_never_drops_the_reporter() {
+    fn reporting_thread_never_drops_the_reporter() {
         let (sender, relay) = fault_relay();
         let (tell, told) = channel();
         let (witness, dropped) = DropWitness::new();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! I/O of the host's kernel into guest memory, such as an asynchronous read of a disk's file: what of it is under way.
+//! Tracking of I/O of the host kernel in guest memory, such as asynchronous reads of a disk's file.
 //!
-//! The kernel goes on with such an operation whatever this process does with its mappings. So who takes memory away from
-//! a device must know of it, have it cancelled and wait for its end.
+//! The kernel continues such an operation even if this process changes its mappings. So before memory is unmapped from a device, its
+//! operations must be cancelled, and the UNMAP must wait for their end.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,37 +14,37 @@ use crate::host_range::{DeviceRange, HostRange};
 use crate::patience::{self, Peer};
 use crate::sync::lock;
 
-/// How long one access of a guest waits in all for I/O of the host's kernel that was asked to end, however many UNMAPs it makes. A vCPU
-/// of the guest waits that long, with interrupts off.
+/// Maximum time for which one access of the guest waits for cancelled I/O of the host kernel. It applies to all UNMAPs of the access
+/// together. A vCPU waits for this time, with interrupts off in the guest.
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
-/// Time of an owner once others have used up the deadline: I/O that can be cancelled ends at once.
+/// Minimum time to wait for an operation, even if others have used up the deadline. I/O that can be cancelled ends at once.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Where an operation's memory lies in this process. Few have more than one place.
+/// Memory ranges of an operation in this process. Most operations have only one.
 pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 
-/// First and last IOVA of an operation's parts.
+/// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Whoever runs I/O of the host's kernel for a device.
+/// Owner of I/O of the host kernel, which it runs for a device.
 pub trait IoOwner: Send + Sync {
-    /// Asks the kernel to end this operation, the number that [`HostIo::number`] told. Comes on the thread of a vCPU, with
-    /// the engine locked: it must not wait. The operation may have ended already.
+    /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this with the engine locked,
+    /// so it must not wait. The operation may have ended already.
     fn cancel(&self, number: u64);
-    /// The operation did not end in time: the device is to fail until its driver resets it. Must not wait either.
+    /// Makes the device fail until its driver resets it, because an operation did not end in time. This must not wait either.
     fn give_up(&self);
 }
 
-/// An operation under way.
+/// Operation in progress.
 struct Operation {
     number: u64,
     parts: Parts,
     owner: Arc<dyn IoOwner>,
-    /// Keeps memory of devices mapped in this process: a device may leave though the operation does not end.
+    /// Keeps device memory mapped in this process, because the device may be removed before the operation ends.
     _devices: Vec<DeviceRange>,
-    /// Its owner was asked to end it.
+    /// True if the owner was asked to end the operation.
     is_cancelled: bool,
-    /// It did not end in time, or another one of its owner did not. It is not waited for any more.
+    /// True if this operation, or another one of its owner, did not end in time. No UNMAP waits for it any more.
     is_given_up: bool,
 }
 
@@ -60,9 +60,9 @@ pub(super) struct Running {
     operations: Vec<Operation>,
 }
 
-/// Waits until operations end. Tests count the waits.
+/// Waits for the end of operations. Tests replace it to count the waits.
 pub(super) trait Waiter: Send + Sync {
-    /// Waits until one ends, or for `most`. Returns how long it waited.
+    /// Waits until an operation ends, for at most `most`. Returns the time that it waited.
     fn wait<'r>(
         &self,
         running: MutexGuard<'r, Running>,
@@ -71,7 +71,7 @@ pub(super) trait Waiter: Send + Sync {
     ) -> (MutexGuard<'r, Running>, Duration);
 }
 
-/// Waits by the clock.
+/// Waits in real time.
 struct ByClock;
 
 impl Waiter for ByClock {
@@ -87,7 +87,7 @@ impl Waiter for ByClock {
     }
 }
 
-/// The operations of one table.
+/// Operations of one table.
 pub(super) struct Operations {
     running: Mutex<Running>,
     ended: Condvar,
@@ -101,12 +101,12 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// None yet, waited for by `waiter`.
+    /// Returns an empty set of operations. `waiter` waits for their end.
     pub(super) fn with_waiter(waiter: Box<dyn Waiter>) -> Self {
         Self { running: Mutex::default(), ended: Condvar::new(), waiter }
     }
 
-    /// Notes an operation; returns its number.
+    /// Records an operation. Returns its number.
     pub(super) fn begin(&self, parts: Parts, owner: Arc<dyn IoOwner>, devices: Vec<DeviceRange>) -> u64 {
         let mut running = lock(&self.running);
         let number = running.next;
@@ -131,12 +131,13 @@ impl Operations {
         self.ended.notify_all();
     }
 
-    /// Whether any touches `[first, last]`.
+    /// True if any operation overlaps `[first, last]`.
     pub(super) fn touch(&self, first: u64, last: u64) -> bool {
         lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
     }
 
-    /// Those that touch `[first, last]` and are not cancelled yet, which they are from now on. Their owners are called without the lock.
+    /// Marks all operations that overlap `[first, last]` as cancelled. Returns those that were not marked before. The caller must call
+    /// their owners, without the lock.
     fn to_cancel(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
         let mut running = lock(&self.running);
         let wanted = |operation: &&mut Operation| !operation.is_cancelled && operation.touches(first, last);
@@ -149,9 +150,11 @@ impl Operations {
             .collect()
     }
 
-    /// Cancels those that touch `[first, last]`, and waits for their end. Returns `false` if one goes on after `limit`. Then its
-    /// owner is given up, and no operation of that owner is waited for any more. Waits within one
-    /// [`Operation`](patience::Operation) count together. To be called when no other can begin there.
+    /// Cancels all operations that overlap `[first, last]`, and waits for their end.
+    ///
+    /// Returns false if one of them still runs after `limit`. Its owner is then given up, and later calls do not wait for this owner's
+    /// operations. All waits within one [`Operation`](patience::Operation) share the limit. The caller must ensure that no new operation
+    /// can begin in the range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
@@ -178,7 +181,7 @@ impl Operations {
     }
 }
 
-/// Gives up all operations of those owners that have one in `[first, last]`. Returns the owners, each once.
+/// Gives up all owners that have an operation in `[first, last]`, with all their operations. Returns each owner once.
 fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>> {
     let mut late: Vec<Arc<dyn IoOwner>> = Vec::new();
     let touching =
@@ -194,11 +197,12 @@ fn give_up(running: &mut Running, first: u64, last: u64) -> Vec<Arc<dyn IoOwner>
     late
 }
 
-/// An operation of the host's kernel on guest memory. Dropping it says that the operation has ended; until then the memory
-/// stays mapped for the device.
+/// Operation of the host kernel on guest memory. The memory stays mapped for the device until the value is dropped. Drop it when the
+/// operation has ended.
 pub struct HostIo {
     ranges: HostRanges,
-    /// Where it is noted, for a device behind the virtio-iommu. RAM itself never goes away.
+    /// Record of the operation, for a device behind the virtio-iommu. Without the virtio-iommu no record is necessary, because RAM is never
+    /// unmapped.
     noted: Option<(Arc<Operations>, u64)>,
 }
 
@@ -207,12 +211,12 @@ impl HostIo {
         Self { ranges, noted }
     }
 
-    /// Where the memory lies in this process, in the order of the IOVAs that were asked for.
+    /// Returns the memory ranges in this process, in the order of the requested IOVAs.
     pub fn ranges(&self) -> &[HostRange] {
         &self.ranges
     }
 
-    /// By which number [`IoOwner::cancel`] names it; 0 if it never does.
+    /// Returns the number of the operation for [`IoOwner::cancel`]. Returns 0 if the operation is never cancelled.
     pub fn number(&self) -> u64 {
         self.noted.as_ref().map_or(0, |(_, number)| *number)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a device sees of memory.
+//! Memory that a device can access.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::view::DmaView;
 use crate::platform::HostRange;
 use crate::ram::Ram;
 
-/// What a device sees of memory: all guest RAM, or what its domain maps. Its addresses are guest-physical ones in the first
-/// case and IOVAs in the second. Clones see the same.
+/// Memory that a device can access: all guest RAM, or only the mappings of its domain. The device's addresses are guest-physical
+/// addresses in the first case, and IOVAs in the second. All clones share the mappings.
 #[derive(Clone)]
 pub struct DeviceMemory {
     ram: Arc<Ram>,
@@ -22,29 +22,31 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// All guest RAM: for a device that is not behind the virtio-iommu.
+    /// Returns all guest RAM, for a device that is not behind the virtio-iommu.
     pub fn all_ram(ram: Arc<Ram>) -> Self {
         Self { ram, table: None }
     }
 
-    /// What `table` maps: for a device behind the virtio-iommu.
+    /// Returns the memory that `table` maps, for a device behind the virtio-iommu.
     pub fn mapped(table: Arc<DmaTable>) -> Self {
         Self { ram: table.ram().clone(), table: Some(table) }
     }
 
-    /// Whether addresses are IOVAs.
+    /// True if the device's addresses are IOVAs.
     pub fn is_translated(&self) -> bool {
         self.table.is_some()
     }
 
-    /// The memory for one piece of work. An UNMAP waits until it is dropped: nothing may be waited for meanwhile, and a
-    /// thread has one of them at a time.
+    /// Returns a view of the memory for a short piece of work. An UNMAP waits until the view is dropped. So the holder of a view must not
+    /// wait for anything, and a thread must not hold two views.
     pub fn view(&self) -> DmaView<'_> {
         DmaView::new(&self.ram, self.table.as_deref())
     }
 
-    /// Has the host's kernel access these addresses and lengths, in this order; `None` if not all of it is allowed, which
-    /// is reported to the driver. `owner` runs the operation, and must drop the [`HostIo`] when it has ended.
+    /// Prepares I/O of the host kernel in these ranges (address and length), in this order. `owner` runs the operation, and must drop the
+    /// [`HostIo`] when the operation has ended.
+    ///
+    /// Returns `None` if part of the access is not allowed. Behind the virtio-iommu, a denied access is reported to the driver.
     pub fn begin_io(
         &self,
         parts: &[(u64, usize)],
@@ -64,7 +66,7 @@ impl DeviceMemory {
         Some(HostIo::new(ranges, None))
     }
 
-    /// Guest RAM itself, for the virtio-iommu, which is behind nothing.
+    /// Returns guest RAM itself, for the virtio-iommu, which is not behind an IOMMU.
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }

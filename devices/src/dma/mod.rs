@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! DMA of devices whose accesses go through this process: those that the VMM emulates, and those of vfio-user servers.
+//! DMA of devices whose accesses go through this process: emulated devices, and devices of vfio-user servers.
 //!
-//! A device sees memory as [`DeviceMemory`]: all guest RAM, or, behind the virtio-iommu, the table of what its domain maps
-//! ([`DmaTable`]). The engine fills the table by a [`TableMapper`] as it fills an address space of the host by others. The
-//! table has a lock of its own, never the engine's: a device that copies does not wait for a MAP of another device.
+//! A device accesses memory through [`DeviceMemory`]. Without an IOMMU, this is all guest RAM. Behind the virtio-iommu, it is the table
+//! of its domain's mappings ([`DmaTable`]). The engine fills the table through a [`TableMapper`], as it fills an address space of the
+//! host through other mappers. The table has its own lock, separate from the engine's. So a device that copies does not wait for a MAP of
+//! another device.
 //!
-//! - **A copy** is made through a [`DmaView`], which holds the table for reading. An UNMAP takes it for writing, so it waits
-//!   for copies under way, and slices of memory cannot outlive the view that they came from. Views are to be short: no view
-//!   is held while a device waits for anything.
-//! - **I/O of the host's kernel** into guest memory is a [`HostIo`]. An UNMAP has it cancelled and waits for its end, up to
-//!   [`IO_DEADLINE`]. After that the device is given up, nothing of the range can be accessed anew, and the UNMAP fails: it
-//!   is never answered while the kernel may still write.
-//! - **An access that is not allowed** goes to the virtio-iommu's event queue ([`FaultSender`]).
+//! - **Copies** use a [`DmaView`], which holds a read lock on the table. An UNMAP takes the write lock, so it waits for copies in progress.
+//!   Slices of memory cannot outlive their view. Keep views short: do not hold a view while a device waits for anything.
+//! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP cancels the I/O and waits for its end, for at most
+//!   [`IO_DEADLINE`]. Then the device is given up, the range becomes inaccessible for new accesses, and the UNMAP fails. An UNMAP never
+//!   succeeds while the kernel may still write.
+//! - **Denied accesses** are reported on the virtio-iommu's event queue ([`FaultSender`]).
 //!
 //! # Why not `vm_memory::iommu`
-//! `IommuMemory` translates with an `Iotlb` in front of one `GuestMemoryBackend`. Chunks of windows could be a region of
-//! such a back end, so the first three points could be built on it; the others speak against it:
-//! - It tracks writes in a bitmap by IOVA, as vhost-user wants it, and its documentation sends everybody else away. Dirty
-//!   RAM must be known by guest-physical address.
-//! - Its slices live as long as the memory object, not as long as the guard of the translation: an UNMAP could be answered
-//!   while somebody still holds one.
-//! - It knows nothing of I/O of the host's kernel.
-//! - Each access costs two range queries and two look-ups, and bounds that wrap around panic: they come from the guest.
+//! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. It does not suit for these reasons:
+//! - It tracks writes in a bitmap by IOVA, for vhost-user. Its documentation advises against other uses. Carom needs dirty RAM by
+//!   guest-physical address.
+//! - Its slices live as long as the memory object, not as long as the guard of the translation. So an UNMAP could succeed while another
+//!   thread still uses a slice.
+//! - It does not support I/O of the host kernel.
+//! - Each access costs two range queries and two look-ups.
+//! - It panics if bounds wrap around, and the guest controls these bounds.
 
 #[cfg(test)]
 mod batch_tests;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest memory as a queue's handler accesses it: many small accesses, nearly all within one region.
+//! Fast view of guest memory for queue handlers, which make many small accesses, nearly all in one region.
 
 use std::cell::Cell;
 use std::iter::FusedIterator;
@@ -11,26 +11,25 @@ use vm_memory::{GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion
 
 use crate::ram::{Ram, RamBitmap, RamRegion};
 
-/// Bytes of RAM.
+/// Slice of RAM.
 pub(super) type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
 
-/// A view of guest memory that remembers which region was accessed last.
+/// View of guest memory that caches the last accessed region.
 ///
-/// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through
-/// `Ram` itself they cost more than all else: each looks its region up anew, twice, and is prepared to
-/// span several.
+/// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through `Ram` itself, these
+/// would be the most expensive part: each access looks its region up twice, and supports ranges over several regions.
 pub(crate) struct NearMemory<'m> {
     memory: &'m Ram,
     last: Cell<Option<&'m RamRegion>>,
 }
 
 impl<'m> NearMemory<'m> {
-    /// A view of `memory`.
+    /// Returns a view of `memory`.
     pub(crate) fn new(memory: &'m Ram) -> Self {
         Self { memory, last: Cell::new(None) }
     }
 
-    /// `count` bytes at `addr` if they lie in the region that was accessed last.
+    /// Returns `count` bytes at `addr` if they lie in the last accessed region.
     fn near(&self, addr: GuestAddress, count: usize) -> Option<RamSlice<'_>> {
         let region = self.last.get()?;
         let offset = region.to_region_addr(addr)?;
@@ -38,7 +37,7 @@ impl<'m> NearMemory<'m> {
         region.get_slice(offset, count).ok()
     }
 
-    /// `count` bytes at `addr` if they lie in one region.
+    /// Returns `count` bytes at `addr` if they lie in one region.
     fn slice(&self, addr: GuestAddress, count: usize) -> Option<RamSlice<'_>> {
         self.near(addr, count).or_else(|| {
             self.last.set(self.memory.find_region(addr));
@@ -46,7 +45,7 @@ impl<'m> NearMemory<'m> {
         })
     }
 
-    /// The memory of one access.
+    /// Returns the slices of one access.
     pub(super) fn slices(&self, addr: GuestAddress, count: usize) -> NearSlices<'_> {
         match self.slice(addr, count) {
             Some(slice) => NearSlices::One(Some(slice)),
@@ -77,11 +76,11 @@ impl GuestMemory for NearMemory<'_> {
     }
 }
 
-/// The slices of one access.
+/// Iterator over the slices of one access.
 pub(super) enum NearSlices<'a> {
-    /// All in one region.
+    /// The access lies in one region.
     One(Option<RamSlice<'a>>),
-    /// In several, or not all in guest memory.
+    /// The access spans several regions, or is partly outside guest memory.
     Several(GuestMemoryBackendSliceIterator<'a, Ram>),
 }
 

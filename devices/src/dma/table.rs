@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a device behind the virtio-iommu may reach: IOVAs, what each leads to, and what the device may do there.
+//! Table of mappings of a device behind the virtio-iommu: IOVAs, the mapped memory, and permissions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,23 +21,23 @@ use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
 use crate::windows::WindowMemory;
 
-/// What a mapping leads to.
+/// Mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Guest RAM at this guest-physical address.
     Ram(u64),
-    /// The chunk of window memory of this index, from its start.
+    /// Window chunk with this index, from its start.
     Chunk(u32),
-    /// Memory of a device that the guest sees.
+    /// Guest-visible memory of a device.
     Device {
-        /// Address in this process of the device's range. No other range has it.
+        /// Address of the device's range in this process. It identifies the range.
         range: usize,
-        /// Bytes from its start.
+        /// Offset in the range in bytes.
         offset: usize,
     },
 }
 
-/// A mapping, whose first IOVA is its key.
+/// Mapping. Its first IOVA is the key in the tree.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     last: u64,
@@ -45,42 +45,41 @@ struct Entry {
     permissions: Permissions,
 }
 
-/// A mapping as a whole.
+/// Whole mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Its first IOVA.
+    /// First IOVA.
     pub(crate) iova: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub(crate) len: u64,
-    /// What it leads to, from the start.
+    /// Mapped memory, from the start of the mapping.
     pub(crate) backing: Backing,
-    /// What the device may do there.
+    /// Accesses that the mapping allows.
     pub(crate) permissions: Permissions,
 }
 
-/// What an access finds: from the IOVA on, to the end of the mapping.
+/// Result of a look-up: the rest of a mapping from an IOVA on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     /// First IOVA of the mapping.
     start: u64,
     backing: Backing,
-    /// Bytes from the start of what the mapping leads to.
+    /// Offset from the start of the mapping in bytes.
     offset: u64,
-    /// Bytes from here to the mapping's end, 1 at least.
+    /// Number of bytes up to the end of the mapping, at least 1.
     pub(super) len: usize,
 }
 
-/// Where an access that is not allowed is stopped.
+/// First IOVA that denies an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stop(pub(super) u64);
 
-/// Why mappings were not taken away. Nothing has changed for others than the device.
+/// Error while mappings are removed. The mappings still exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemoveError {
-    /// The range is not exactly one or several mappings.
+    /// The range does not consist of one or several whole mappings.
     NotWhole,
-    /// The host's kernel still reads or writes there, for longer than is waited for. The mappings are still there, but
-    /// nothing can be accessed by them anew.
+    /// The host kernel still does I/O in the range after the deadline. The mappings deny all new accesses.
     Busy,
 }
 
@@ -93,16 +92,16 @@ impl From<RemoveError> for UnmapError {
     }
 }
 
-/// The mappings.
+/// Mappings of a table.
 #[derive(Default)]
 pub(super) struct Entries {
     map: BTreeMap<u64, Entry>,
-    /// Memory behind mappings of devices, by first IOVA. It stays mapped in this process as long as the mapping exists.
+    /// Device memory of mappings, by first IOVA. The memory stays mapped in this process as long as the mapping exists.
     devices: BTreeMap<u64, DeviceRange>,
 }
 
 impl Entries {
-    /// What is at `iova`, if `access` is allowed there. One look-up in the tree.
+    /// Returns the rest of the mapping from `iova` on, if it allows `access`. Needs one look-up in the tree.
     pub(super) fn find(&self, iova: u64, access: Permissions) -> Result<Found, Stop> {
         let (start, entry) = self.map.range(..=iova).next_back().ok_or(Stop(iova))?;
         if entry.last < iova || access.is_empty() || !entry.permissions.contains(access) {
@@ -112,19 +111,19 @@ impl Entries {
         Ok(Found { start: *start, backing: entry.backing, offset: iova - start, len })
     }
 
-    /// Memory of a device behind a mapping; `None` for other mappings.
+    /// Returns the device memory of a mapping, or `None` for a mapping of other memory.
     pub(super) fn device(&self, found: &Found) -> Option<&DeviceRange> {
         matches!(found.backing, Backing::Device { .. }).then(|| self.devices.get(&found.start)).flatten()
     }
 
-    /// The memory of what an access found in a device's memory, `len` bytes at most.
+    /// Returns the bytes of `found`, at most `len`, if they are device memory.
     pub(super) fn device_slice(&self, found: &Found, len: usize) -> Option<RamSlice<'_>> {
         let Backing::Device { offset, .. } = found.backing else { return None };
         let offset = offset.checked_add(usize::try_from(found.offset).ok()?)?;
         self.devices.get(&found.start)?.pages(offset, len.min(found.len))
     }
 
-    /// Whether `access` is allowed at all of `len` bytes from `iova` on; where not, if it is not.
+    /// Checks that `access` is allowed to all of the `len` bytes from `iova` on. The error is the first IOVA that denies the access.
     pub(super) fn check(&self, iova: u64, len: usize, access: Permissions) -> Result<(), Stop> {
         let mut done = 0;
         while done < len {
@@ -134,7 +133,7 @@ impl Entries {
         Ok(())
     }
 
-    /// Whether `[first, last]` is made of whole mappings.
+    /// True if `[first, last]` consists of whole mappings without gaps.
     fn is_whole(&self, first: u64, last: u64) -> bool {
         let mut next = Some(first);
         for (start, entry) in self.map.range(first..=last) {
@@ -146,7 +145,7 @@ impl Entries {
         next != Some(first) && next == last.checked_add(1)
     }
 
-    /// Calls `each` with the first IOVA and length of every mapping in `[first, last]`, and takes it away.
+    /// Removes every mapping in `[first, last]`, and calls `each` with its first IOVA and its length.
     fn drain(&mut self, first: u64, last: u64, mut each: impl FnMut(u64, u64)) {
         while let Some((&start, &entry)) = self.map.range(first..=last).next() {
             self.map.remove(&start);
@@ -158,7 +157,7 @@ impl Entries {
     }
 }
 
-/// Adds a mapping; `false`, and nothing has changed, if something is there or the range wraps around.
+/// Adds a mapping. Returns false and changes nothing if the range is empty, overlaps a mapping, or wraps around.
 fn insert_entry(entries: &mut Entries, iova: u64, len: u64, backing: Backing, permissions: Permissions) -> bool {
     let Some((iova, last)) = bounds(iova, len) else { return false };
     let free = entries.map.range(..=last).next_back().is_none_or(|(_, before)| before.last < iova);
@@ -168,18 +167,18 @@ fn insert_entry(entries: &mut Entries, iova: u64, len: u64, backing: Backing, pe
     free
 }
 
-/// First and last address of a range; `None` if it is empty or wraps around.
+/// Returns the first and last address of a range, or `None` if the range is empty or wraps around.
 fn bounds(iova: u64, len: u64) -> Option<(u64, u64)> {
     Some((iova, iova.checked_add(len.checked_sub(1)?)?))
 }
 
-/// The mappings of one device. They change under the engine's lock only, one after the other.
+/// Table of mappings of one device. Changes are serialized: they are made only under the engine's lock.
 pub struct DmaTable {
     name: String,
     ram: Arc<Ram>,
     windows: OnceLock<Arc<WindowMemory>>,
     devices: OnceLock<Arc<ShownMemory>>,
-    /// Whom to tell of accesses that were stopped; the log where there is no virtual IOMMU.
+    /// Destination for reports of denied accesses. If `None`, they are logged, because the device has no virtual IOMMU.
     faults: Option<(EndpointId, FaultSender)>,
     entries: RwLock<Entries>,
     operations: Arc<Operations>,
@@ -187,8 +186,8 @@ pub struct DmaTable {
 }
 
 impl DmaTable {
-    /// No mappings yet. `name` is the device's in logs. Accesses that are stopped go to `faults`, as those of the
-    /// endpoint; to the log if there is none.
+    /// Returns an empty table. `name` is the device's name in logs. Denied accesses are reported to `faults` for this endpoint. If
+    /// `faults` is `None`, they are logged.
     pub fn new(name: &str, ram: Arc<Ram>, faults: Option<(EndpointId, FaultSender)>) -> Self {
         Self {
             name: name.to_string(),
@@ -202,14 +201,14 @@ impl DmaTable {
         }
     }
 
-    /// The same, that has `waiter` wait for I/O of the host's kernel.
+    /// Returns an empty table whose UNMAPs wait for I/O of the host kernel with `waiter`.
     #[cfg(test)]
     pub(super) fn with_waiter(name: &str, ram: Arc<Ram>, waiter: Box<dyn super::host_io::Waiter>) -> Self {
         Self { operations: Arc::new(Operations::with_waiter(waiter)), ..Self::new(name, ram, None) }
     }
 
-    /// From now on chunks of `windows`, and what the guest sees of `devices`, can be mapped. The first call counts: no VM has a second
-    /// virtio-iommu.
+    /// Allows mappings of chunks of `windows`, and of guest-visible memory of `devices`. Only the first call has an effect, because a VM
+    /// has at most one virtio-iommu.
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
         if let Some(windows) = windows {
             let _ = self.windows.set(windows.clone());
@@ -219,22 +218,22 @@ impl DmaTable {
         }
     }
 
-    /// The device's name in logs.
+    /// Returns the device's name in logs.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The window memory, if there is any.
+    /// Returns the window memory, if any is connected.
     pub(crate) fn windows(&self) -> Option<&Arc<WindowMemory>> {
         self.windows.get()
     }
 
-    /// Guest RAM, which mappings lead to.
+    /// Returns guest RAM.
     pub(crate) fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }
 
-    /// What `slice` is of this VM's; `None` if neither all guest RAM nor a chunk.
+    /// Returns the RAM or chunk of `slice`, or `None` if `slice` is neither guest RAM nor a chunk.
     fn backing_of(&self, slice: &VolatileSlice<'_>) -> Option<Backing> {
         let (address, len) = (slice.ptr_guard().as_ptr().addr(), slice.len());
         let in_ram = self.ram.iter().find_map(|region| {
@@ -245,13 +244,13 @@ impl DmaTable {
         in_ram.or_else(|| self.windows()?.find(address, len).map(Backing::Chunk))
     }
 
-    /// Maps `memory` at `iova`: guest RAM, a chunk, or memory of a device. Returns what it is.
+    /// Maps `memory` at `iova`. `memory` is guest RAM, a chunk, or device memory. Returns its backing.
     ///
-    /// Registers of devices are mapped without permissions: an access to them is reported like one to memory that is not mapped, and
-    /// fails in the device. The MAP itself succeeds, since the mapping may be meant for other devices of the domain.
+    /// Device registers are mapped without permissions. An access to these registers fails in the device, and is reported like an access to
+    /// unmapped memory. The MAP itself succeeds, because the mapping may be meant for other devices of the domain.
     ///
     /// # Errors
-    /// It is no such memory, or something is mapped there.
+    /// `memory` is of no such kind, or the range overlaps a mapping.
     pub(crate) fn insert_slice(
         &self,
         iova: u64,
@@ -278,30 +277,31 @@ impl DmaTable {
         Ok(backing)
     }
 
-    /// Memory of a device behind the mapping that begins at `iova`.
+    /// Returns the device memory of the mapping that begins at `iova`.
     pub(crate) fn device_at(&self, iova: u64) -> Option<DeviceRange> {
         read_lock(&self.entries).devices.get(&iova).cloned()
     }
 
-    /// How many mappings there are.
+    /// Returns the number of mappings.
     pub fn count(&self) -> usize {
         read_lock(&self.entries).map.len()
     }
 
-    /// Lets the device at `len` bytes of `backing` from `iova` on; `false`, and nothing has changed, if something is there
-    /// or the range wraps around.
+    /// Maps `len` bytes of `backing` at `iova`. Returns false and changes nothing if the range is empty, overlaps a mapping, or wraps
+    /// around.
     pub fn insert(&self, iova: u64, len: u64, backing: Backing, permissions: Permissions) -> bool {
         insert_entry(&mut write_lock(&self.entries), iova, len, backing, permissions)
     }
 
-    /// Takes `[iova, iova + len)` away, which must be one or several whole mappings, and calls `each` with the address and
-    /// length of each. When it returns, no copy and no I/O of the host's kernel to them is under way, and none can begin.
+    /// Removes the mappings in `[iova, iova + len)`, and calls `each` with the address and length of each mapping. The range must consist
+    /// of one or several whole mappings. When this function succeeds, no copy and no I/O of the host kernel in the range is in progress,
+    /// and none can begin.
     pub(crate) fn remove(&self, iova: u64, len: u64, each: impl FnMut(u64, u64)) -> Result<(), RemoveError> {
         self.remove_within(iova, len, IO_DEADLINE, each)
     }
 
-    /// Allows nothing from here on in `[iova, iova + len)`, which must be one or several whole mappings, and calls `each` with
-    /// every chunk that is among them. They are there until they are removed.
+    /// Denies all new accesses in `[iova, iova + len)`, and calls `each` with the index of every chunk in the range. The range must
+    /// consist of one or several whole mappings. The mappings exist until they are removed.
     pub(crate) fn block(&self, iova: u64, len: u64, mut each: impl FnMut(u32)) -> Result<(), RemoveError> {
         let (first, last) = bounds(iova, len).ok_or(RemoveError::NotWhole)?;
         let mut entries = write_lock(&self.entries);
@@ -317,7 +317,7 @@ impl DmaTable {
         Ok(())
     }
 
-    /// The mapping by which `access` to `iova` is allowed, for somebody who is told of mappings.
+    /// Returns the whole mapping that allows `access` to `iova`, to send it to a server.
     pub(crate) fn mapping(&self, iova: u64, access: Permissions) -> Option<Mapping> {
         let entries = read_lock(&self.entries);
         entries.find(iova, access).ok()?;
@@ -326,7 +326,7 @@ impl DmaTable {
         Some(Mapping { iova: *start, len: last - start + 1, backing, permissions })
     }
 
-    /// Tells of an access that somebody else has stopped. It never waits.
+    /// Reports an access that a server has denied. Never waits.
     pub(crate) fn report_stopped(&self, iova: u64, access: Permissions) {
         self.report(Stop(iova), access);
     }
@@ -344,7 +344,7 @@ impl DmaTable {
             return Err(RemoveError::NotWhole);
         }
         if self.operations.touch(first, last) {
-            // Nothing new begins from here on, while what is under way ends without the lock.
+            // From here on no new operation can begin in the range. Wait for the running operations without the lock.
             for (_, entry) in entries.map.range_mut(first..=last) {
                 entry.permissions = Permissions::empty();
             }
@@ -358,21 +358,21 @@ impl DmaTable {
         Ok(())
     }
 
-    /// Takes all away, whatever the host's kernel does. For devices that are gone.
+    /// Removes all mappings of a removed device, even if I/O of the host kernel does not end in time.
     pub(crate) fn clear(&self) {
         *write_lock(&self.entries) = Entries::default();
         if !self.operations.end_all(0, u64::MAX, IO_DEADLINE) {
-            warn!("{}: I/O of the host's kernel goes on after the device was given back", self.name);
+            warn!("{}: the host kernel still does I/O in guest memory after the device was removed", self.name);
         }
     }
 
-    /// The mappings, which stay as they are as long as somebody holds them.
+    /// Locks the mappings for reading. They cannot change while the guard exists.
     pub(super) fn entries(&self) -> RwLockReadGuard<'_, Entries> {
         read_lock(&self.entries)
     }
 
-    /// The memory of what an access found, `len` bytes at most; `None` for memory of a device, see
-    /// [`Entries::device_slice`]. RAM and chunks that are mapped are there.
+    /// Returns the bytes of `found`, at most `len`, if they are RAM or a chunk. Returns `None` for device memory: see
+    /// [`Entries::device_slice`].
     pub(super) fn slice(&self, found: &Found, len: usize) -> Option<RamSlice<'_>> {
         let len = len.min(found.len);
         match found.backing {
@@ -385,21 +385,22 @@ impl DmaTable {
         }
     }
 
-    /// The same, of memory of a device, too.
+    /// Returns the bytes of `found`, at most `len`, for memory of any kind.
     pub(super) fn any_slice<'s>(&'s self, entries: &'s Entries, found: &Found, len: usize) -> Option<RamSlice<'s>> {
         self.slice(found, len).or_else(|| entries.device_slice(found, len))
     }
 
-    /// Tells of an access that was stopped. It never waits.
+    /// Reports a denied access. Never waits.
     pub(super) fn report(&self, Stop(iova): Stop, access: Permissions) {
         match &self.faults {
             Some((endpoint, faults)) => faults.send(Stopped { endpoint: *endpoint, iova, access }),
-            None if self.throttle.pass() => warn!("{}: access to {iova:#x}, where no RAM is", self.name),
+            None if self.throttle.pass() => warn!("{}: denied DMA to {iova:#x}, which is not RAM", self.name),
             None => {}
         }
     }
 
-    /// Calls `each` with the memory of an access and where it begins in it, part by part, if all of it is allowed.
+    /// Calls `each` for each part of an access, with the part's memory and its offset in the access. Returns false, calls `each` for no
+    /// part, and reports the access if it is not completely allowed.
     fn access(
         &self,
         iova: u64,
@@ -427,22 +428,22 @@ impl DmaTable {
         outcome.is_ok()
     }
 
-    /// Fills `data` from `iova` on; `false` if not all of it may be read.
+    /// Reads `data` from `iova` on. Returns false if the device may not read the whole range.
     pub fn read(&self, iova: u64, data: &mut [u8]) -> bool {
         self.access(iova, data.len(), Permissions::READ, |memory, at| {
             memory.read_slice(data.get_mut(at..at + memory.len())?, 0).ok()
         })
     }
 
-    /// Writes `data` from `iova` on; `false`, and nothing is written, if not all of it may be written.
+    /// Writes `data` from `iova` on. Returns false and writes nothing if the device may not write the whole range.
     pub fn write(&self, iova: u64, data: &[u8]) -> bool {
         self.access(iova, data.len(), Permissions::WRITE, |memory, at| {
             memory.write_slice(data.get(at..at + memory.len())?, 0).ok()
         })
     }
 
-    /// Notes that the host's kernel is to access these IOVAs and lengths, and where that is; `None` if it is not allowed,
-    /// which is reported.
+    /// Records I/O of the host kernel in these ranges (IOVA and length), and returns its memory. If the access is not completely allowed,
+    /// reports it and returns `None`.
     pub(super) fn begin_io(
         &self,
         parts: &[(u64, usize)],
@@ -465,14 +466,14 @@ impl DmaTable {
                         .push(HostRange { address: slice.ptr_guard().as_ptr().expose_provenance(), len: slice.len() });
                     done += slice.len();
                 }
-                // It ends where its last byte was just found.
+                // This cannot overflow: the loop has just found the last byte.
                 noted.push((*iova, iova + (*len as u64 - 1)));
             }
             Ok(())
         };
         match collect() {
             Ok(()) => {
-                // Before the mappings can go.
+                // Record the operation while `entries` is locked, before any mapping can be removed.
                 let number = self.operations.begin(noted, owner.clone(), devices);
                 Some(HostIo::new(ranges, Some((self.operations.clone(), number))))
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The I/O address space of an emulated device behind the virtio-iommu.
+//! I/O address space of an emulated device behind the virtio-iommu.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,13 +12,15 @@ use super::table::DmaTable;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
 
-/// Limits of what can be mapped for a device whose accesses go through a [`DmaTable`].
+/// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
 pub(crate) fn table_limits() -> MapperLimits {
-    // Granule: the guest's smallest page. Most hosts' page tables can translate as many bits, as for other endpoints.
+    // The granule is the guest's smallest page. The number of IOVA bits is the one of most hosts' page tables, so that it suits endpoints
+    // of other kinds too.
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 
-/// The table that a mapper fills. It is cleared with the mapper: the endpoint is gone, and reaches nothing any more.
+/// Table that a mapper fills. When the mapper is dropped, the endpoint is gone, and the table is cleared so that the device can no longer
+/// access memory.
 pub(crate) struct MapperTable(pub(crate) Arc<DmaTable>);
 
 impl Deref for MapperTable {
@@ -35,21 +37,21 @@ impl Drop for MapperTable {
     }
 }
 
-/// Fills the table of a device that this process emulates.
+/// Mapper that fills the table of an emulated device.
 ///
-/// An UNMAP that returns leaves no copy and no I/O under way. One that the host's kernel holds up for too long fails: the
-/// guest is told so, and nothing of the range can be accessed by the device anew.
+/// When an UNMAP has succeeded, no copy and no I/O in the range is in progress. If I/O of the host kernel does not end in time, the UNMAP
+/// fails, and the device can make no new access to the range.
 pub struct TableMapper {
     table: MapperTable,
 }
 
 impl TableMapper {
-    /// A mapper for the device that sees `table`. There is to be one for each table.
+    /// Returns the mapper that fills `table`. Each table must have only one mapper.
     pub fn new(table: Arc<DmaTable>) -> Self {
         Self { table: MapperTable(table) }
     }
 
-    /// To be called before the mapper goes to a virtio-iommu with windows, or with devices whose memory can be mapped: see
+    /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
     /// [`DmaTable::connect`].
     pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
         self.table.connect(windows, devices);
@@ -65,7 +67,7 @@ impl DmaMapper for TableMapper {
         Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
-    /// The table names the place in this process, which shows other memory while the guest does not see the chunk.
+    /// Returns false: the table refers to the chunk's address in this process, where other memory is mapped while the chunk is parked.
     fn keeps_page_tables(&self) -> bool {
         false
     }

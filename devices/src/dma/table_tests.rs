@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the table: what it allows, and what an UNMAP waits for.
+//! Tests of the table: the accesses that it allows, and the operations that an UNMAP waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -27,7 +27,7 @@ fn rig() -> (DmaTable, FaultRelay) {
     (DmaTable::new("user0", ram, Some((ENDPOINT, sender))), relay)
 }
 
-/// Takes a range away: the pieces that it was made of, if it was made of whole ones.
+/// Removes a range. Returns the removed mappings, or `None` if the range does not consist of whole mappings.
 fn remove(table: &DmaTable, iova: u64, len: u64) -> Option<Vec<(u64, u64)>> {
     let mut removed = Vec::new();
     match table.remove(iova, len, |iova, len| removed.push((iova, len))) {
@@ -39,7 +39,8 @@ fn remove(table: &DmaTable, iova: u64, len: u64) -> Option<Vec<(u64, u64)>> {
     }
 }
 
-/// A table that can map the pages of a device, and what tells if they are in this process.
+/// Returns a table that can map the pages of a device. Also returns a weak reference that is valid while the pages are mapped in this
+/// process.
 fn rig_with_device() -> (DmaTable, FaultRelay, DeviceRange, Weak<MmapRegion>) {
     let (table, relay) = rig();
     let (device, mapped) = pages(0x4000);
@@ -52,7 +53,7 @@ fn stopped(relay: &FaultRelay) -> Vec<(u64, Permissions)> {
 }
 
 #[test]
-fn device_reaches_what_is_mapped_as_it_is_mapped() {
+fn device_accesses_mapped_memory_with_its_permissions() {
     let (table, relay) = rig();
     assert!(table.insert(0x10_0000, 0x1000, Backing::Ram(0x2000), RW));
     assert!(table.insert(0x10_1000, 0x1000, Backing::Ram(0x1_0000), Permissions::READ));
@@ -64,7 +65,7 @@ fn device_reaches_what_is_mapped_as_it_is_mapped() {
     assert_eq!(data, [1, 2, 3, 4, 5, 6]);
     assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
     assert_eq!(stopped(&relay), []);
-    // Over the end into what may only be read: nothing is written, the first byte that may not is reported.
+    // This write crosses into a read-only mapping. The table writes nothing, and reports the first byte that denies the write.
     assert!(!table.write(0x10_0ffc, &[9; 8]));
     assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
     assert!(!table.read(0x10_2000, &mut data));
@@ -85,7 +86,7 @@ fn blocked_mapping_denies_access_but_exists_until_removed() {
     assert_eq!(table.mapping(0x10_1fff, Permissions::READ), Some(Mapping { iova, len, backing, permissions }));
     assert_eq!(table.mapping(0x10_1fff, Permissions::WRITE), None);
     assert_eq!(table.mapping(0x10_3000, Permissions::READ), None);
-    assert_eq!(stopped(&relay), [], "whoever asks reports");
+    assert_eq!(stopped(&relay), [], "`mapping` does not report by itself");
     table.report_stopped(0x10_3000, Permissions::READ);
     assert_eq!(stopped(&relay), [(0x10_3000, Permissions::READ)]);
 
@@ -96,12 +97,12 @@ fn blocked_mapping_denies_access_but_exists_until_removed() {
     assert_eq!(chunks, [3]);
     assert_eq!(table.mapping(0x10_1000, Permissions::READ), None);
     assert!(!table.read(0x10_1000, &mut [0]));
-    assert!(!table.insert(0x10_0000, 0x1000, backing, RW), "it is still there");
+    assert!(!table.insert(0x10_0000, 0x1000, backing, RW), "the blocked mapping still exists");
     assert_eq!(remove(&table, 0x10_0000, 0x3000), Some(vec![(0x10_0000, 0x2000), (0x10_2000, 0x1000)]));
 }
 
 #[test]
-fn nothing_is_reached_after_it_was_taken_away() {
+fn removed_mapping_denies_access() {
     let (table, relay) = rig();
     for page in 0..4u64 {
         assert!(table.insert(page << 12, 0x1000, Backing::Ram(page << 12), RW));
@@ -113,7 +114,7 @@ fn nothing_is_reached_after_it_was_taken_away() {
     assert_eq!(remove(&table, 0x1000, 0x2000), Some(vec![(0x1000, 0x1000), (0x2000, 0x1000)]));
     assert!(!table.read(0x1000, &mut [0]));
     assert_eq!(stopped(&relay), [(0x1000, Permissions::READ)]);
-    assert_eq!(remove(&table, 0, 0x4000), None, "there is a hole");
+    assert_eq!(remove(&table, 0, 0x4000), None, "the range has a gap");
     table.clear();
     assert!(!table.read(0, &mut [0]));
 }
@@ -131,7 +132,7 @@ fn mapping_over_another_is_refused() {
 }
 
 #[test]
-fn memory_is_found_by_its_address_and_nothing_else_is() {
+fn only_guest_memory_has_a_backing() {
     let (table, _relay) = rig();
     let slice = table.ram.get_slice(GuestAddress(0x1_1000), 0x2000).unwrap();
     assert_eq!(table.backing_of(&slice), Some(Backing::Ram(0x1_1000)));
@@ -140,7 +141,7 @@ fn memory_is_found_by_its_address_and_nothing_else_is() {
 }
 
 #[test]
-fn view_reaches_what_is_mapped_and_reports_what_is_not() {
+fn view_allows_mapped_memory_and_reports_other_accesses() {
     let (table, relay) = rig();
     assert!(table.insert(0x10_0000, 0x1000, Backing::Ram(0x7000), RW));
     assert!(table.insert(0x10_1000, 0x1000, Backing::Ram(0x1_0000), Permissions::READ));
@@ -166,7 +167,7 @@ fn view_reaches_what_is_mapped_and_reports_what_is_not() {
 }
 
 #[test]
-fn unmap_waits_for_a_view_that_is_open() {
+fn unmap_waits_for_an_open_view() {
     let (table, _relay) = rig();
     assert!(table.insert(0, 0x1000, Backing::Ram(0), RW));
     let table = Arc::new(table);
@@ -178,7 +179,7 @@ fn unmap_waits_for_a_view_that_is_open() {
             table.remove(0, 0x1000, |_, _| {}).unwrap();
             done.send(()).unwrap();
         });
-        assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err(), "it was answered early");
+        assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err(), "the UNMAP did not wait for the view");
         view.write_obj(1u8, GuestAddress(0)).unwrap();
         drop(view);
         is_done.recv_timeout(Duration::from_secs(60)).unwrap();
@@ -186,7 +187,8 @@ fn unmap_waits_for_a_view_that_is_open() {
     assert!(memory.view().write_obj(1u8, GuestAddress(0)).is_err());
 }
 
-/// Ends its operation on a thread of its own when it is cancelled, as a completion of the kernel's does.
+/// Owner that ends an operation on a separate thread when it is cancelled, like a completion of the kernel. If `deaf` is true, it ignores
+/// cancellation.
 #[derive(Default)]
 struct Disk {
     running: Mutex<Vec<HostIo>>,
@@ -229,7 +231,7 @@ fn rig_of_two_pages() -> (Arc<DmaTable>, DeviceMemory, FaultRelay) {
 }
 
 #[test]
-fn io_of_the_kernel_is_told_where_memory_lies() {
+fn kernel_io_gets_host_ranges_in_order() {
     let (table, memory, relay) = rig_of_two_pages();
     let disk = Arc::new(Disk::default());
     let io = memory.begin_io(&[(0x1800, 0x1000), (0x1000, 1), (0x1000, 0)], RW, &disk).unwrap();
@@ -241,17 +243,17 @@ fn io_of_the_kernel_is_told_where_memory_lies() {
 }
 
 #[test]
-fn unmap_has_io_of_the_kernel_cancelled_and_waits_for_its_end() {
+fn unmap_cancels_kernel_io_and_waits_for_its_end() {
     let (table, memory, _relay) = rig_of_two_pages();
     let disk = Arc::new(Disk::default());
     let other = disk.begin(&memory, &[(0x1000, 16)]).unwrap();
     let number = disk.begin(&memory, &[(0x2ff0, 16)]).unwrap();
     table.remove(0x2000, 0x1000, |_, _| {}).unwrap();
-    assert_eq!(*lock(&disk.cancelled), [number], "what has nothing to do with it goes on");
+    assert_eq!(*lock(&disk.cancelled), [number], "other operations are not cancelled");
     assert_eq!(lock(&disk.running).iter().map(HostIo::number).collect::<Vec<_>>(), [other]);
     assert!(!disk.given_up.load(Ordering::SeqCst));
     assert!(disk.begin(&memory, &[(0x2000, 1)]).is_none());
-    // The disk and what goes on have each other.
+    // Break the reference cycle between the disk and its running operation.
     lock(&disk.running).clear();
 }
 
@@ -267,7 +269,7 @@ fn unmap_with_stuck_kernel_io_fails_and_denies_access() {
         assert!(memory.view().write_obj(1u8, GuestAddress(iova)).is_err(), "{iova:#x} is still accessible");
         assert!(disk.begin(&memory, &[(iova, 1)]).is_none());
     }
-    assert_eq!(remove(), Err(RemoveError::Busy), "it is never answered early");
+    assert_eq!(remove(), Err(RemoveError::Busy), "the UNMAP must not succeed while the operation runs");
     lock(&disk.running).clear();
     assert_eq!(remove(), Ok(()));
     assert_eq!(table.count(), 0);
@@ -284,7 +286,7 @@ fn stuck_operation_delays_only_the_first_unmap_at_any_iova() {
     for iova in [0x1000, 0x2000, 0x1000] {
         assert_eq!(remove(iova, Duration::from_secs(3600)), Err(RemoveError::Busy));
     }
-    assert_eq!(lock(&disk.cancelled).len(), cancelled, "who is stuck does not hear of it");
+    assert_eq!(lock(&disk.cancelled).len(), cancelled, "an operation is cancelled only once");
     lock(&disk.running).clear();
     assert_eq!((remove(0x1000, Duration::ZERO), remove(0x2000, Duration::ZERO)), (Ok(()), Ok(())));
 }
@@ -308,11 +310,11 @@ fn operation_that_outlives_its_table_keeps_a_devices_memory() {
 }
 
 proptest! {
-    /// Whatever is mapped and taken away, an access is allowed exactly where a page by page model allows it, and
-    /// reaches the right bytes.
+    /// Compares the table with a model that tracks each page. After any sequence of MAPs and UNMAPs, the table must allow the same
+    /// accesses, and an access must read the right bytes.
     #[test]
-    fn table_is_kept_as_a_model_keeps_it(
-        // Pages 8 to 11 are those of a device.
+    fn table_matches_a_page_by_page_model(
+        // Pages 8 to 11 are device memory.
         steps in prop::collection::vec((0u64..8, 1u64..4, 0u64..12, 1u32..4, any::<bool>()), 1..30),
         (iova, len, write) in (0u64..0x8000, 0usize..0x3000, any::<bool>()),
     ) {

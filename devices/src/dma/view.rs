@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory as a device accesses it for one piece of work.
+//! View of a device's memory for a short piece of work.
 
 use std::cell::Cell;
 use std::iter::FusedIterator;
@@ -15,10 +15,10 @@ use super::near_memory::{NearMemory, NearSlices, RamSlice};
 use super::table::{DmaTable, Entries, Stop};
 use crate::ram::{Ram, RamBitmap};
 
-/// What a device sees of memory, as long as nothing of it is taken away: see [`DeviceMemory`](super::DeviceMemory).
+/// View of the memory that a device can access. While the view exists, no mapping is removed. See [`DeviceMemory`](super::DeviceMemory).
 ///
-/// It is a [`GuestMemory`], so rings and descriptor chains of `virtio-queue` are read through it. Slices live no longer
-/// than the view. An access that is not allowed fails, and is reported to the driver of the virtio-iommu.
+/// The view implements [`GuestMemory`], so `virtio-queue` can read rings and descriptor chains through it. Slices cannot outlive the
+/// view. A denied access fails, and is reported to the driver of the virtio-iommu.
 pub struct DmaView<'m>(View<'m>);
 
 enum View<'m> {
@@ -29,7 +29,7 @@ enum View<'m> {
 struct TableView<'m> {
     table: &'m DmaTable,
     entries: RwLockReadGuard<'m, Entries>,
-    /// The end of the mapping that was found last, from where an access began: rings are accessed again and again.
+    /// Cache: rest of the last found mapping, from the start of its access on. It helps because rings are accessed again and again.
     last: Cell<Option<Near<'m>>>,
 }
 
@@ -59,7 +59,7 @@ fn wanted(access: Access) -> Permissions {
 }
 
 impl TableView<'_> {
-    /// The memory from `iova` on, `len` bytes at most and as far as one mapping goes.
+    /// Returns the memory from `iova` on: at most `len` bytes, and at most up to the end of the mapping.
     fn part(&self, iova: u64, len: usize, access: Permissions) -> std::result::Result<RamSlice<'_>, Stop> {
         if let Some(near) = self.last.get()
             && near.access.contains(access)
@@ -70,10 +70,10 @@ impl TableView<'_> {
         }
         let found = self.entries.find(iova, access)?;
         if self.entries.device(&found).is_some() {
-            // It lives no longer than the table is held, so it cannot be remembered.
+            // The slice borrows from the lock guard, so it cannot be cached.
             return self.entries.device_slice(&found, len).ok_or(Stop(iova));
         }
-        // A mapping of RAM lies in one region, and so does its end.
+        // A mapping of RAM lies in one region, so the rest of it is one slice.
         let slice = self.table.slice(&found, found.len).ok_or(Stop(iova))?;
         self.last.set(Some(Near { iova, access, slice }));
         slice.subslice(0, len.min(slice.len())).map_err(|_| Stop(iova))
@@ -109,7 +109,7 @@ impl GuestMemory for DmaView<'_> {
     }
 }
 
-/// The memory of one access, in parts.
+/// Iterator over the slices of one access.
 enum Slices<'a, 'm> {
     All(NearSlices<'a>),
     Mapped(Mapped<'a, 'm>),
@@ -117,7 +117,7 @@ enum Slices<'a, 'm> {
 
 struct Mapped<'a, 'm> {
     view: &'a TableView<'m>,
-    /// Where the next part begins; `None` behind the last address that there is.
+    /// Address of the next part, or `None` after the last 64-bit address.
     next: Option<u64>,
     left: usize,
     access: Permissions,

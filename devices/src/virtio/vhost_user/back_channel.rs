@@ -108,8 +108,8 @@ impl BackChannel {
         }
     }
 
-    /// Replies whether the request was done, if the server wants a reply. Returns false if the reply cannot be sent, for example because the
-    /// server does not read replies.
+    /// Replies whether the request was done, if the server wants a reply. Returns false if the reply cannot be sent, for example because
+    /// the server does not read replies.
     pub(super) fn answer(&mut self, done: bool) -> bool {
         let Some(request) = self.unanswered.take() else { return true };
         let mut answer = [request, REPLY, 8].map(u32::to_le_bytes).concat();
