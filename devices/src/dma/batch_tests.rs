@@ -102,7 +102,7 @@ impl Rig {
 }
 
 #[test]
-fn unmaps_together_wait_for_a_stuck_device_once() {
+fn batched_unmaps_wait_for_a_stuck_device_once() {
     let mut rig = rig();
     let owner = Arc::new(Stuck::default());
     let stuck: Vec<_> = (0..u64::from(REQUESTS)).map(|n| rig.begin(n, &owner)).collect();
@@ -118,7 +118,7 @@ fn unmaps_together_wait_for_a_stuck_device_once() {
 }
 
 #[test]
-fn unmaps_together_have_one_deadline_for_all_devices() {
+fn batched_unmaps_share_one_deadline_for_all_devices() {
     let mut rig = rig();
     let owners: Vec<_> = (0..REQUESTS).map(|_| Arc::new(Stuck::default())).collect();
     let stuck: Vec<_> = (0..).zip(&owners).map(|(n, owner)| rig.begin(n, owner)).collect();

@@ -119,7 +119,7 @@ mod tests {
     use crate::drop_witness::DropWitness;
 
     /// Reporter that notifies the test of each report.
-    struct Reporter(Sender<()>, #[expect(dead_code, reason = "it tells when it is dropped")] DropWitness);
+    struct Reporter(Sender<()>, #[expect(dead_code, reason = "the test observes its drop")] DropWitness);
 
     impl FaultReporter for Reporter {
         fn report_stopped(&self, _: Stopped) {

@@ -64,7 +64,7 @@ pub(crate) struct Walk<M> {
     sizes: [usize; 2],
     /// Maximum number of further buffers.
     left: u16,
-    /// True if the last descriptor names a next one, and before the first descriptor.
+    /// True before the first descriptor, and while the last read descriptor names a next one.
     open: bool,
 }
 

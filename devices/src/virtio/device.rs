@@ -126,9 +126,9 @@ impl QueueState {
     }
 }
 
-/// Queues of a device, as [`VirtioDevice`] uses them. The corresponding methods of that trait document each method.
+/// Queues of a device. [`VirtioDevice`] calls these methods by default, and documents them.
 pub trait DeviceQueues: Send + Sync {
-    /// Keeps the driver that became ready.
+    /// Stores the driver, which is ready.
     fn activate(&self, driver: Driver);
     /// Starts serving a queue.
     ///
@@ -197,7 +197,7 @@ pub trait VirtioDevice: Send + Sync {
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`. Read-only fields keep their value.
     fn write_config(&self, _offset: usize, _data: &[u8]) {}
-    /// Returns the queues. Several methods of this trait call them by default. Returns `None` if the device overrides all these methods.
+    /// Returns the queues, which several methods of this trait use by default. Returns `None` if the device overrides all these methods.
     fn queues(&self) -> Option<&dyn DeviceQueues> {
         None
     }
@@ -205,8 +205,8 @@ pub trait VirtioDevice: Send + Sync {
     fn activate(&self, driver: Driver) {
         self.queues().into_iter().for_each(|queues| queues.activate(driver.clone()));
     }
-    /// Starts serving `queue`, which the driver has set up. If the queue was stopped before, `queue` has the position of that stop.
-    /// If the device is paused, it serves the queue once it is resumed.
+    /// Starts serving `queue`, which the driver has set up. If the queue was stopped before, `queue` contains its position at the stop.
+    /// If the device is paused, the queue is served once the device is resumed.
     ///
     /// # Errors
     /// The host cannot start a thread for the queue.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queue that records the requests that its device takes and completes among the last requests.
+//! Queue of a device. It records each request that the device takes or completes, for crash reports.
 
 use std::num::Wrapping;
 use std::ops::{Deref, DerefMut};

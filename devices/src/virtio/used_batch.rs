@@ -42,7 +42,7 @@ pub(super) fn wants_interrupt(queue: &Queue, memory: &impl GuestMemory, since: u
     if used.0 == 0 {
         return Ok(false);
     }
-    // The used index must be visible before this function reads the driver's wish. Otherwise the driver could miss an interrupt.
+    // The used index must be visible before this function reads `used_event` or the flag. Otherwise the driver could miss an interrupt.
     fence(Ordering::SeqCst);
     let ring = GuestAddress(queue.avail_ring());
     let load = |offset| -> Result<u16, Error> {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn index_that_wraps_is_compared_as_it_wraps() {
+    fn interrupt_decision_survives_an_index_wraparound() {
         let memory = memory();
         let near = NearMemory::new(&memory);
         let mut queue = queue(&memory, true);

@@ -89,7 +89,7 @@ fn lost_page_of_a_chunk_is_named_as_window_memory() {
 }
 
 #[test]
-fn released_chunk_is_out_of_sight_and_zero_when_backed_again() {
+fn released_chunk_is_hidden_and_zero_when_backed_again() {
     let (slots, windows) = windows(1, 1);
     let mut store = windows.store();
     let index = store.back().unwrap();
@@ -240,7 +240,7 @@ fn stash_is_filled_only_while_in_use_and_within_the_budget() {
 }
 
 #[test]
-fn lowered_budget_gives_the_stash_back_and_leaves_backed_chunks() {
+fn lowered_budget_frees_the_stash_but_keeps_backed_chunks() {
     let (slots, windows) = windows(8, 8);
     windows.set_in_use(true);
     let mut store = windows.store();
@@ -283,7 +283,7 @@ fn moved_region_takes_backed_chunks_along() {
 }
 
 #[test]
-fn all_slots_go_with_the_window_memory() {
+fn dropped_window_memory_removes_all_slots() {
     let (slots, windows) = windows(4, 4);
     let mut store = windows.store();
     store.back().unwrap();

@@ -232,11 +232,11 @@ pub fn state(data: &[u8]) {
     let mut machine = Machine::new();
     machine.function.pause();
     if machine.function.restore(&state).is_ok() {
-        let saved = machine.function.save().expect("it was just restored");
+        let saved = machine.function.save().expect("the state was just restored");
         let other = Machine::new();
         other.function.pause();
-        other.function.restore(&saved).expect("it was just saved");
-        assert_eq!(other.function.save().expect("it was just restored"), saved);
+        other.function.restore(&saved).expect("the state was just saved");
+        assert_eq!(other.function.save().expect("the state was just restored"), saved);
         assert!(machine.handle.counters().window_bytes <= 4 * CHUNK);
         machine.function.resume();
         for queue in 0..2u64 {

@@ -25,12 +25,12 @@ pub(super) struct QueueDoorbells {
 struct Place {
     /// Address at which the BAR is claimed.
     bar: Option<u64>,
-    /// Address of the BAR at which the kernel has the eventfds connected.
+    /// Address of the BAR for which the doorbells are connected.
     listening: Option<u64>,
 }
 
 impl QueueDoorbells {
-    /// Returns the doorbells, not connected. Without `platform` they are never connected.
+    /// Returns the doorbells. They are not connected yet. Without `platform` they never are.
     pub(super) fn new(platform: Option<Arc<dyn Doorbells>>) -> Self {
         Self { platform, place: Mutex::default() }
     }

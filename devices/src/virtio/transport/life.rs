@@ -4,7 +4,7 @@
 //!
 //! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a failing
 //! thread must not wait for this lock. Instead it changes the number, and each read of the registers includes the number. A failure
-//! belongs to the driver during whose use it was found. A late failure does not affect the next driver.
+//! counts only for the driver with which it was found. A late failure does not affect the next driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ const FAILED: u64 = 1 << 1;
 /// Position of the driver's number, above the other bits.
 const NUMBER_SHIFT: u32 = 2;
 
-/// Number with an atomic compare-and-exchange. Tests replace it by one of loom.
+/// Number with an atomic compare-and-exchange. Tests use loom's type instead.
 pub(super) trait Word {
     /// Reads the number.
     fn load(&self) -> u64;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_that_comes_late_leaves_the_next_driver_alone() {
+    fn late_failure_does_not_affect_the_next_driver() {
         let life: Life = Life::default();
         life.start();
         let driver = life.driver();

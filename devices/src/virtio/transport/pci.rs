@@ -93,7 +93,7 @@ impl State {
         self.interrupts.config_changed(true);
     }
 
-    /// Locks the registers, after a failure of the device is included in the status.
+    /// Locks the registers, and includes a failure of the device in the status.
     fn registers(&self) -> MutexGuard<'_, CommonConfig> {
         let mut common = lock(&self.common);
         if self.life.has_failed() {

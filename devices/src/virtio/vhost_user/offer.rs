@@ -70,7 +70,7 @@ impl Offer {
         if protocol.contains(Protocol::MQ) {
             let (has, wanted) = (connection.queue_count()?, model.queues.len());
             if has < wanted as u64 {
-                return unfit(format!("has {has} queues, and the device needs {wanted}"));
+                return unfit(format!("has {has} of the {wanted} queues that the device needs"));
             }
         } else if model.pairs.is_some() {
             return unfit("supports only one queue pair (it lacks VHOST_USER_PROTOCOL_F_MQ)".into());

@@ -132,7 +132,7 @@ fn device_writes_to_private_file_mapping_do_not_reach_file() {
 }
 
 #[test]
-fn registers_are_mapped_and_an_emulated_device_fails_at_once() {
+fn device_registers_map_but_fail_for_emulated_devices() {
     let mut rig = rig(false);
     assert_eq!(rig.map(REGISTERS + 0x1000), OK);
     let mapped = rig.guest.mapper.translate(IOVA).unwrap();

@@ -36,7 +36,7 @@ fn window_chunk_appears_in_the_region_and_at_its_iova() {
 }
 
 #[test]
-fn window_chunks_never_exceed_the_budget_and_go_with_a_reset() {
+fn window_chunks_stay_in_budget_and_a_reset_frees_them() {
     let mut guest = Guest::running(BASIC | feature::BOUNCE_WINDOW);
     assert_eq!(guest.simple(&attach(ENDPOINT, 1)), OK);
     for index in 0..4u64 {

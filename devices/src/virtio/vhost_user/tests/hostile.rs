@@ -30,7 +30,7 @@ fn server_that_lacks_what_the_device_needs_is_refused() {
     let legacy = Manner { features: 1 << 30, ..Manner::default() };
     assert_eq!(refused(legacy), "the vhost-user server supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)");
     let few = Manner { queues: 1, ..Manner::default() };
-    assert_eq!(refused(few), "the vhost-user server has 1 queues, and the device needs 2");
+    assert_eq!(refused(few), "the vhost-user server has 1 of the 2 queues that the device needs");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn missing_socket_is_reported_with_its_error() {
 }
 
 #[test]
-fn server_that_misbehaves_at_once_gives_no_device() {
+fn server_that_misbehaves_at_connect_yields_no_device() {
     for (request, vice, reason) in [
         (GET_FEATURES, Vice::Silent, "takes more than 200 ms for GET_FEATURES"),
         (GET_FEATURES, Vice::Close, "closes the connection at GET_FEATURES"),
@@ -191,7 +191,7 @@ fn impossible_ring_position_ends_the_connection() {
 }
 
 #[test]
-fn plain_server_without_protocol_features_is_served_too() {
+fn server_without_protocol_features_works() {
     let manner = Manner { features: 1 << 32, protocol: 0, ..Manner::default() };
     let server = Server::start(manner);
     let device = connect_briefly(&server, fs()).unwrap();

@@ -224,7 +224,7 @@ fn window_chunk_is_a_server_memory_region_while_mapped() {
 }
 
 #[test]
-fn chunk_that_a_device_only_writes_is_a_region_too() {
+fn write_only_chunk_is_a_server_region_too() {
     let mut card = Card::new(manner());
     let windows = windows();
     card.mapper.connect(Some(&windows), None);
@@ -271,7 +271,7 @@ fn guest_visible_file_is_a_server_region_while_partly_mapped() {
 }
 
 #[test]
-fn memory_that_no_server_can_be_given_is_mapped_without_access() {
+fn unshareable_memory_is_mapped_without_access() {
     for content in [DeviceContent::Registers, DeviceContent::Pages { file: None }] {
         let mut card = Card::new(manner());
         let range = show(&card, content);

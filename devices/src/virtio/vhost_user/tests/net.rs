@@ -139,7 +139,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
     assert!(connect(&Server::start(manner()), card(1)).is_ok());
     let few = Manner { queues: 2, protocol: MQ, ..Manner::default() };
     let error = connect(&Server::start(few), card(2)).err().unwrap().to_string();
-    assert!(error.ends_with("has 2 queues, and the device needs 4"), "{error}");
+    assert!(error.ends_with("has 2 of the 4 queues that the device needs"), "{error}");
 }
 
 #[test]
