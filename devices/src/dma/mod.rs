@@ -15,7 +15,7 @@
 //! - **Denied accesses** are reported on the virtio-iommu's event queue ([`FaultSender`]).
 //!
 //! # Why not `vm_memory::iommu`
-//! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. It does not suit for these reasons:
+//! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. It is unsuitable for these reasons:
 //! - It tracks writes in a bitmap by IOVA, for vhost-user. Its documentation advises against other uses. Carom needs dirty RAM by
 //!   guest-physical address.
 //! - Its slices live as long as the memory object, not as long as the guard of the translation. So an UNMAP could succeed while another

@@ -14,8 +14,8 @@ use crate::windows::WindowMemory;
 
 /// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
 pub(crate) fn table_limits() -> MapperLimits {
-    // The granule is the guest's smallest page. The number of IOVA bits is the one of most hosts' page tables, so that it suits endpoints
-    // of other kinds too.
+    // The granule is the guest's smallest page. The limit of 48 IOVA bits is that of most hosts' page tables, as for endpoints of other
+    // kinds.
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 

@@ -21,7 +21,7 @@ use crate::sandbox::{self, Call, ThreadRole};
 /// Flags of `open` that write or create a file.
 const NOT_FOR_READING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 
-/// Opening a file for reading.
+/// Calls that open a file for reading.
 const OPENING: &[Call] =
     &[Call::Without(libc::SYS_open, 1, NOT_FOR_READING), Call::Without(libc::SYS_openat, 2, NOT_FOR_READING)];
 

@@ -30,7 +30,7 @@ pub(super) struct Region {
     is_kept: bool,
     /// Name of the region in messages, once the guest can see it.
     name: Option<Registration>,
-    /// Number of next attempts to map a chunk that fail.
+    /// Number of attempts to map a chunk that will fail.
     #[cfg(test)]
     pub(super) refusals: std::sync::atomic::AtomicU32,
 }
