@@ -11,7 +11,7 @@ use super::spec::{CONFIG_BYTES, SECTOR, feature};
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 23;
 /// Maximum ranges in a discard request.
 pub(super) const MAX_DISCARD_RANGES: u32 = 16;
-/// Maximum sectors of a write-zeroes request: 64 MiB. The device may have to write the zeroes, and a pause waits until it is done.
+/// Maximum sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes, and a pause waits for the writes.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 1 << 17;
 /// Maximum ranges in a write-zeroes request.
 pub(super) const MAX_ZEROES_RANGES: u32 = 1;

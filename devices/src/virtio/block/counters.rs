@@ -15,7 +15,7 @@ counters! {
         discards: "Discards on disks.",
         write_zeroes: "Write-zeroes requests to disks.",
         errors: "Failed requests to disks.",
-        host_errors: "Failed requests to disks that the host rejected.",
+        host_errors: "Requests to disks that failed because of an error of the host.",
         rate_waits: "Times that a disk queue waited for its rate limit.",
     }
 }

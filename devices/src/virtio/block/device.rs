@@ -18,7 +18,7 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::queue_worker::{QueueWorker, Thread};
 use crate::virtio::{DeviceProperties, DeviceQueues, VirtioDevice};
 
-/// Role of the queue threads, which read and write the image. Each queue has one.
+/// Role of the threads that read and write the image. Each queue has such a thread.
 pub const ROLE: ThreadRole =
     ThreadRole { name: "block", calls: &[calls::AT_PLACES, calls::POLICY, calls::URING, calls::WAITING] };
 

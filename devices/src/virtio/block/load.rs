@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmark of disk reads: measures the CPU time of this process from taking requests to returning them.
+//! Benchmark of disk reads: measures the CPU time that this thread needs to serve requests.
 
 use std::collections::BTreeMap;
 use std::env::temp_dir;
@@ -31,7 +31,7 @@ const SIZE: u16 = 256;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
-/// Area of the request headers, one per request. The status bytes follow at `STATUSES`.
+/// Addresses of the request headers and of the status bytes. Each request has one header and one status byte.
 const HEADERS: u64 = 0x4000;
 const STATUSES: u64 = 0x6000;
 const DATA: u64 = 0x10_0000;
@@ -111,7 +111,7 @@ impl ReadLoad {
     /// # Panics
     /// A read fails.
     pub fn turn(&mut self, reads: u16) -> Duration {
-        // Sleep longer than the thread would wait for requests: otherwise that wait would count as work.
+        // Sleep for longer than the task polls for requests. Otherwise its polling would count as work.
         sleep(Duration::from_micros(100));
         self.added = self.added.wrapping_add(reads);
         let write =

@@ -2,11 +2,11 @@
 
 //! virtio-blk: disks backed by an image on the host (virtio 1.4, section 5.2).
 //!
-//! `device` is the interface to the transport. Each `queue` has a thread. It turns the guest's requests into operations on an `image`, and
-//! the host kernel runs these operations (`io`).
+//! `device` is the interface to the transport. Each `queue` has a thread, which turns the guest's requests into operations on an `image`.
+//! The host kernel runs these operations (`io`).
 //!
-//! The kernel reads and writes the guest's buffers directly ([`HostIo`](crate::dma::HostIo)). If direct I/O does not accept a buffer's
-//! alignment, the device copies the data.
+//! The kernel reads and writes the guest's buffers directly ([`HostIo`](crate::dma::HostIo)). The device copies the data if direct I/O does
+//! not accept a buffer's alignment, or if the image is a qcow2 image.
 
 mod config_space;
 mod counters;
@@ -51,7 +51,7 @@ pub struct BlockParams {
     pub id: String,
     /// Content of the disk.
     pub image: Image,
-    /// Serial number that the guest reads, at most 20 bytes.
+    /// Serial number that the guest reads. Only its first 20 bytes are used.
     pub serial: String,
     /// Number of queues, at least 1.
     pub queues: u16,

@@ -31,9 +31,9 @@ pub enum ImageError {
         /// True if it was to be opened read-only.
         read_only: bool,
     },
-    /// A process that has ended started writes that are still under way.
+    /// Writes of a process that has ended are still under way.
     #[error(
-        "is in use: a process that has ended started writes that are still under way; try again once its storage answers"
+        "is in use: writes of a process that has ended are still under way; try again when the image's storage responds"
     )]
     Writing,
     /// The image is smaller than one block.

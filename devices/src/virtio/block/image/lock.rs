@@ -3,11 +3,11 @@
 //! Locks of images. A lock ends together with its process or its device, without a delay.
 //!
 //! A lock of an open file description (an OFD lock) ends when nothing refers to the description any more. io_uring refers to a request's
-//! description until the request has ended, and that can be after the process has ended. Therefore the lock is on a separate description
-//! that no request uses. The lock is released as soon as the process has ended or the disk was removed.
+//! description until the request has ended, and a request can outlive its process. Therefore the lock is on a separate description that no
+//! request uses. The lock is released as soon as the process has ended or the disk was removed.
 //!
-//! At that time, requests of a killed process may still write to the image. Therefore the description that requests use has a *mark*: a
-//! lock on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. A user that
+//! After a process was killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a lock
+//! on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. A user that
 //! releases its lock first waits for the end of its own mark. By then the kernel has closed the file, and the file system can be unmounted.
 
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ impl ImageLock {
     /// Locks the first `len` bytes of `image`. `None` locks all bytes that the image can ever have.
     ///
     /// # Errors
-    /// Another process uses the image, or the host rejects the lock.
+    /// Another user has locked the image or still writes to it, or the host rejects the lock.
     pub(super) fn take(image: &File, read_only: bool, len: Option<u64>) -> Result<Self, ImageError> {
         let own = reopen(image.as_fd(), read_only);
         let is_own = own.is_ok();
@@ -68,7 +68,7 @@ impl ImageLock {
     /// Extends the lock to the first `len` bytes. `None` means all bytes that the image can ever have.
     ///
     /// # Errors
-    /// Another process uses these bytes, or the host rejects the lock.
+    /// Another user has locked these bytes, or the host rejects the lock.
     pub(super) fn cover(&self, len: Option<u64>) -> Result<(), ImageError> {
         let kind = if self.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
         let len = len.and_then(|len| i64::try_from(len).ok()).filter(|len| (1..MARKS).contains(len)).unwrap_or(MARKS);
@@ -88,10 +88,10 @@ impl ImageLock {
         }
     }
 
-    /// Sets the mark on the description of `image`. Requests use this description and may outlive the process. If the file system has no
-    /// such locks, the image has no mark.
+    /// Sets the mark on the description of `image`. Requests use this description and may outlive the process. If the file system does not
+    /// support OFD locks, the image has no mark.
     pub(super) fn mark(&mut self, image: &File) {
-        // Without a separate description, the lock itself lasts as long as the requests.
+        // Without a separate description, the lock itself lasts until the requests have ended, so a mark is not needed.
         if !self.is_own {
             return;
         }
@@ -136,7 +136,7 @@ impl Drop for ImageLock {
 /// Opens the same file with a new open file description.
 ///
 /// # Errors
-/// The process may not open the file, although it has the file's descriptor, or `/proc` is not mounted.
+/// `/proc` is not mounted, or the process has the file's descriptor but no permission to open the file.
 pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -151,7 +151,7 @@ fn reader_mark() -> i64 {
 
 /// Returns a lock of `len` bytes from `start` on. A `len` of 0 means up to the maximum file offset.
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
-    // SAFETY: All of its fields are numbers.
+    // SAFETY: All fields of `flock` are integers, so all-zero bytes are a valid `flock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(kind).expect("the constant is small");
     lock.l_whence = i16::try_from(libc::SEEK_SET).expect("the constant is small");
@@ -172,7 +172,7 @@ pub(super) fn set(file: BorrowedFd<'_>, kind: i32, start: i64, len: i64) -> io::
 /// Returns true if another description has any lock on this byte.
 fn is_locked(file: BorrowedFd<'_>, byte: i64) -> bool {
     let mut lock = range(libc::F_WRLCK, byte, 1);
-    // SAFETY: The descriptor is open, and the kernel only writes to the structure that the pointer points to.
+    // SAFETY: The descriptor is open, and the kernel only reads and writes the structure that the pointer points to.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }
@@ -218,8 +218,8 @@ mod tests {
         image
     }
 
-    /// Takes the lock of an image and marks it. Then simulates that its user is killed: only the description that `requests` uses stays
-    /// open.
+    /// Takes the lock of an image and marks the image. Then simulates that the user is killed: only the description that requests use stays
+    /// open. Returns that description.
     fn killed(path: &Path, read_only: bool) -> File {
         let requests = open_again(path);
         let mut lock = ImageLock::take(&requests, read_only, Some(4096)).unwrap();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_a_killed_user_do_not_delay_the_next() {
+    fn reads_of_a_killed_user_do_not_delay_the_next_user() {
         let image = image();
         let _requests = killed(image.path(), true);
         take(image.path(), Duration::ZERO).unwrap();

@@ -28,7 +28,7 @@ const REFCOUNT_BLOCK: u64 = !0x1ff;
 pub(super) struct Header {
     /// Bytes of a cluster.
     pub(super) cluster: u32,
-    /// Offsets of the L1 table in the file, in whole clusters.
+    /// Byte range of the L1 table in the file, rounded up to whole clusters.
     pub(super) l1: Range<u64>,
 }
 

@@ -3,8 +3,8 @@
 //! Storage layer between the qcow2 crate and the image's file. It holds back writes to the L1 table until the image is flushed.
 //!
 //! The crate caches L2 tables and refcounts in memory. It writes them in an order that keeps the image consistent if the process is killed
-//! at any time. But it writes an L1 entry immediately, while the refcount of the L2 table that the entry names may still be only in memory.
-//! If the process is killed then, the image's refcounts do not count that L2 table, and the same cluster can be allocated a second time.
+//! at any time. But it writes an L1 entry immediately. At that time, the refcount of the L2 table that the entry names may still be only in
+//! memory. If the process is killed then, the file's refcounts do not include that L2 table, and its cluster can be allocated a second time.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -22,6 +22,7 @@ use crate::sync::lock;
 /// Position of the L1 table, and the part of the table that waits to be written.
 #[derive(Debug, Default)]
 pub(super) struct L1Table {
+    /// Byte range of the table in the file.
     place: Range<u64>,
     /// Content of the table. `None` until something is written to it.
     bytes: Option<Vec<u8>>,
@@ -30,7 +31,7 @@ pub(super) struct L1Table {
 }
 
 impl L1Table {
-    /// Creates a table at `place`, in whole clusters, with nothing waiting.
+    /// Creates a table at the byte range `place`, with nothing waiting to be written.
     pub(super) fn at(place: Range<u64>) -> Self {
         Self { place, ..Self::default() }
     }
@@ -120,7 +121,7 @@ impl Storage for Ordered {
                 let (start, end) = (l1.waiting.start.min(within.start), l1.waiting.end.max(within.end));
                 l1.waiting = if none { within } else { start..end };
                 drop(l1);
-                // Write what surrounds the table in the same block of direct I/O.
+                // Write the bytes before and after the table. With direct I/O, a block can contain the table's end and other data.
                 for beside in [0..here.start, here.end..len] {
                     if !beside.is_empty() {
                         self.file.write(&bytes[beside.clone()], offset + beside.start as u64)?;
@@ -148,8 +149,8 @@ impl Storage for Ordered {
         unsafe { self.file.pure_discard(offset, length) }
     }
 
-    /// Writes the waiting L1 entries. The crate calls this after it has written the other tables. They are synced first, so that an L1
-    /// entry on the host's disk only refers to tables on that disk.
+    /// Writes the waiting L1 entries. The crate calls this after it has written the other tables. These tables are synced first, so that an
+    /// L1 entry on the host's disk never refers to a table that is not on the disk yet.
     fn flush(&self) -> io::Result<()> {
         let mut l1 = lock(&self.l1);
         let waiting = l1.waiting.clone();

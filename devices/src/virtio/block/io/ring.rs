@@ -18,8 +18,8 @@ use crate::virtio::block::image::op::{Buffers, Ended, Op};
 /// Number of a cancel operation. Its own completion is ignored.
 const CANCEL: u64 = u64::MAX;
 
-/// Operations that a ring allows. All others fail. This restriction matters because a ring's queues are in memory that all threads share,
-/// and system call filters do not see their content.
+/// Operations that a ring allows. All others fail. This restriction matters because all threads can write to a ring's queues, which are in
+/// shared memory, and system call filters do not see the content of these queues.
 const NEEDED: [u8; 7] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -39,7 +39,7 @@ pub(super) struct Ring {
     image: Arc<Image>,
     /// Number of operations whose end was not returned yet.
     under_way: usize,
-    /// Completions that were read to make room for others. It has capacity for all operations.
+    /// Completions that were read to make room for others. The queue has capacity for all operations.
     reaped: VecDeque<Ended>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Submission of operations to io_uring. The kernel may temporarily accept none.
+//! Submission of operations to io_uring. The kernel may temporarily accept no operations.
 
 use std::io;
 
@@ -10,7 +10,7 @@ pub(super) trait Kernel {
     /// accepted.
     ///
     /// # Errors
-    /// The kernel accepted none.
+    /// The kernel accepted no operations.
     fn enter(&mut self, wanted: usize) -> io::Result<usize>;
     /// Returns true if a completion can be read.
     fn has_ended(&mut self) -> bool;
@@ -20,13 +20,14 @@ pub(super) trait Kernel {
     fn rest(&mut self);
 }
 
-/// Returns true if the kernel is short of memory, or has no room for more completions.
+/// Returns true if `error` is temporary: the kernel is short of memory, or has no room for more completions.
 fn is_for_later(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
 /// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
-/// the queue. In that case this function sleeps for a moment if the caller waits, because such a caller calls again.
+/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment: such a caller
+/// calls again at once.
 ///
 /// # Errors
 /// The kernel accepts no more operations.
@@ -47,8 +48,8 @@ pub(super) fn submit(kernel: &mut impl Kernel, wanted: usize) -> io::Result<()> 
     }
 }
 
-/// Makes room for at least one operation in a full submission queue. While the kernel accepts none, this function reads completions,
-/// because the kernel may need room for more of them. If there are none, it sleeps.
+/// Makes room for at least one operation in a full submission queue. While the kernel accepts no operations, this function reads
+/// completions, because the kernel may need room for more completions. If there are no completions to read, the function sleeps.
 pub(super) fn make_room(kernel: &mut impl Kernel) {
     loop {
         match kernel.enter(0) {

@@ -2,10 +2,12 @@
 
 //! Interrupt coalescing: how many answers the thread collects before it notifies the driver.
 //!
-//! A driver with many requests under way adds further requests whether it has received answers or not. Each interrupt in between costs an
-//! exit, and so does each notification of a device that sleeps meanwhile. Therefore the thread looks for further requests before it
-//! notifies the driver of finished ones. It stops at a target number of answers, which earlier turns reached before requests stopped
-//! arriving. A driver that waits for its answers adds no requests, so its target becomes small and it is notified at once. The thread
+//! A driver with many requests under way adds further requests without waiting for answers. Each interrupt in between costs an exit. If the
+//! device sleeps meanwhile, each notification by the driver costs an exit too. Therefore the thread looks for further requests before it
+//! notifies the driver of finished requests.
+//!
+//! The thread collects answers up to a target. The target is the number of answers that earlier turns reached before no more requests
+//! arrived. A driver that waits for its answers adds no requests, so its target becomes small and the driver is notified at once. The thread
 //! sometimes tries a larger target, but less and less often while the additional requests do not arrive.
 
 use std::time::Duration;
@@ -22,7 +24,7 @@ const ANSWERS: u32 = 16;
 const SOON: u32 = 16;
 const LATE: u32 = 4096;
 
-/// Turns before the next trial, once a turn has had more answers than expected.
+/// Maximum turns before the next trial, once a turn has had more answers than expected.
 const AT_A_SIGN: u32 = 64;
 
 /// Number of answers to collect, and time to look for the requests between them.
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_deep_queue_keeps_many_answers_per_interrupt() {
+    fn slower_deep_queue_regains_many_answers_per_interrupt() {
         for gap in [GAP * 3, GAP * 10, MOST] {
             let mut coalescing = Coalescing::default();
             told(&mut coalescing, 64, 1000);

@@ -2,7 +2,7 @@
 
 //! Polling: how long a queue's thread keeps looking for requests before it sleeps.
 //!
-//! A driver that receives its answers quickly soon adds the next requests. If they arrive while the thread is still looking, neither side
+//! A driver that receives its answers quickly soon adds the next requests. If these arrive while the thread is still looking, neither side
 //! has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread looks for as long as requests
 //! usually take to arrive. If most requests take longer than polling is worth, the thread does not look at all.
 //!

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Validation of a request, and choice of its operations. All mistakes of the driver are detected here (virtio 1.4, section 5.2.6.2).
+//! Validation of a request's type, range and buffers, and choice of its operations (virtio 1.4, section 5.2.6.2). `request` has already
+//! checked the descriptor chain.
 
 use std::sync::Arc;
 
@@ -49,7 +50,7 @@ pub(super) fn prepare(
     }
 }
 
-/// Returns the image offset of `len` bytes from `sector` on. Fails if they exceed the disk or are not whole blocks.
+/// Returns the image offset of `len` bytes from `sector` on. Fails if this range exceeds the disk or does not consist of whole blocks.
 fn place(image: &Image, sector: u64, len: u64) -> Result<u64, u8> {
     let offset = sector.checked_mul(SECTOR).ok_or(status::IOERR)?;
     let end = offset.checked_add(len).ok_or(status::IOERR)?;

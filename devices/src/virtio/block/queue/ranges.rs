@@ -18,7 +18,7 @@ pub(super) enum Fate {
     },
 }
 
-/// Number of zero buffers in one write.
+/// Maximum number of buffers in one write of zeroes.
 const BUFFERS: usize = 16;
 
 /// Progress of a discard or write-zeroes request.

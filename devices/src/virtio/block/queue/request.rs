@@ -10,7 +10,7 @@ use crate::virtio::block::config_space::MAX_ZEROES_SECTORS;
 use crate::virtio::block::spec::{HEADER, SECTOR, request};
 use crate::virtio::chain::{Chain, OUTSIDE, walk};
 
-/// Weight of a discard in bytes. The cost is the update of file metadata, for a few ranges.
+/// Weight of a discard in bytes. The host only updates the metadata of the file, for a few ranges.
 const DISCARD_WEIGHT: u64 = 1 << 20;
 
 /// Request: its header, and the location of its data and status.
@@ -49,8 +49,8 @@ impl Request {
         }
     }
 
-    /// Returns the weight of the request in bytes while it is under way. A write-zeroes request may have to write the zeroes. A discard
-    /// never writes them.
+    /// Returns the weight of the request: the number of bytes that count towards the limit on requests under way. A write-zeroes request may
+    /// have to write the zeroes. A discard never writes data.
     pub(super) fn weight(&self) -> u64 {
         match self.kind {
             request::DISCARD => DISCARD_WEIGHT,

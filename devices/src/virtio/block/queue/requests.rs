@@ -40,12 +40,12 @@ use crate::worker::{Orders, Task, Wait};
 const BATCH: usize = 16;
 /// Maximum number of requests at a time that counts as few.
 const FEW: usize = 4;
-/// Maximum bytes of requests under way. A single larger request is allowed. A pause waits for all of them.
+/// Maximum total bytes of the requests under way, because a pause waits for all of them. A single request may be larger.
 const MOST_BYTES: u64 = 128 << 20;
 /// Number of queue checks between two reads of the clock.
 const LOOKS: u32 = 16;
-/// Time that answers wait for the answers of requests that are already in the queue, so that one notification covers several answers.
-/// Coalescing can extend it.
+/// Maximum time that finished answers wait while the thread starts requests that are already in the queue. One notification then covers
+/// several answers. Coalescing can extend this time.
 const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
 
 /// Task of the thread that serves a queue.
@@ -166,7 +166,8 @@ impl Requests {
         self.submit()
     }
 
-    /// Notifies the driver of answers. If `more` requests are about to start, it waits for their answers too, unless that takes too long.
+    /// Notifies the driver of answers. If `more` requests are about to start, the notification is postponed, unless answers have already
+    /// waited too long.
     fn tell(&mut self, more: bool) -> Result<(), DeviceError> {
         let Some(since) = self.untold_since else { return Ok(()) };
         if more && !self.is_untold_long(since.elapsed()) {
@@ -179,7 +180,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Looks for more work before the driver is notified of answers, if that is worthwhile.
+    /// Polls for more work before the driver is notified of answers, if that is worthwhile. Returns true if there is more work.
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         let Some(since) = self.untold_since else { return Ok(false) };
         let start = Instant::now();
@@ -203,13 +204,13 @@ impl Requests {
         time >= LONGEST_UNTOLD.max(self.coalescing.longest())
     }
 
-    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. That thread may need this CPU, and it
-    /// wakes this thread.
+    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. Then this thread does not poll, because the
+    /// kernel thread may need this CPU, and it wakes this thread anyway.
     fn is_copied_to(&self) -> bool {
         self.writes > 0 && self.disk.image.is_cached()
     }
 
-    /// Looks for more work for a while, after the driver was notified of all answers.
+    /// Polls for more work for a while, after the driver was notified of all answers. Returns true if there is more work.
     fn came_soon(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
         if self.is_copied_to() {
             return Ok(false);
@@ -219,7 +220,8 @@ impl Requests {
         self.look(orders, start, patience)
     }
 
-    /// Looks for requests or ends of operations, from `start` on and for `patience`. The driver is not asked for notifications.
+    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if there are any. The driver is not asked
+    /// for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < patience && !orders.call() {

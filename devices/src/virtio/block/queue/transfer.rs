@@ -31,7 +31,7 @@ pub(in crate::virtio::block) enum Failure {
 #[repr(transparent)]
 pub(in crate::virtio::block) struct IoBuffer(libc::iovec);
 
-// SAFETY: It is an address that only the kernel accesses.
+// SAFETY: The structure has only an address and a length. Code that accesses the memory is `unsafe` and states its own requirements.
 unsafe impl Send for IoBuffer {}
 
 impl IoBuffer {
@@ -55,7 +55,7 @@ enum Memory {
         buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
     },
-    /// The data is copied, because direct I/O needs aligned buffers.
+    /// The data is copied, because direct I/O needs aligned buffers, or because the image is a qcow2 image.
     Copied { parts: Parts, copy: Buffer, buffer: Box<[IoBuffer; 1]> },
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Trial of a measure that helps some drivers and hurts others. It is tried sometimes, continued while it helps, and tried less and less
-//! often while it does not.
+//! Trial of a measure that helps some drivers and hurts others. A *chance* is an opportunity to use the measure. The measure is tried
+//! sometimes, continued while it helps, and tried less and less often while it does not help.
 
 /// Credit of a trial when it starts, and maximum credit after gains. The trial ends when losses have used up the credit.
 const TRIAL: u16 = 4;
 const SURE: u16 = 16;
 
-/// Chances that pass before the first trial, and maximum before a later one.
+/// Chances that pass before the first trial, and maximum chances that pass before a later trial.
 const SOON: u16 = 64;
 const LATE: u16 = 4096;
 

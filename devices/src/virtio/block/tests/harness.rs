@@ -132,7 +132,7 @@ impl Harness {
         self.begin_with(RINGS);
     }
 
-    /// Initialises the device with the first queue's rings at `rings`. The rings are mapped.
+    /// Initialises the device with the first queue's rings at `rings`. The rings must already be mapped.
     pub(super) fn begin_with(&mut self, rings: [u64; 3]) {
         // Do not accept EVENT_IDX, because the tests inspect the rings.
         let accepted = self.features() & !self.kind.without & !(1 << 29);
@@ -161,8 +161,8 @@ impl Harness {
         self.ram.read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Waits until all requests of the first queue have started. None of them may end meanwhile. The function adds a request that is
-    /// answered at once, and waits for its answer.
+    /// Waits until all requests of the first queue have started. None of these requests may end meanwhile. The function adds a request that
+    /// is answered at once, and waits for its answer.
     pub(super) fn begun(&mut self) {
         let before = self.used(0);
         let status = self.add(0, request::GET_ID, 0, &[(NAME, 20)]);

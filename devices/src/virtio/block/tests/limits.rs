@@ -76,14 +76,15 @@ fn queues_share_the_limit_and_requests_pass_at_its_rate() {
 }
 
 #[test]
-fn bandwidth_limit_counts_all_request_types() {
+fn only_read_and_write_data_uses_up_the_bandwidth_limit() {
     let limits = RateLimits { bandwidth: bucket(1024, Duration::from_secs(3600)), ops: None };
     let mut disk = Harness::new(Kind { limits: Some(limits), ..RING }, file(&pattern(BYTES, 0)));
     assert_eq!(disk.call(request::FLUSH, 0, &[]), status::OK);
     assert_eq!(disk.call_ranges(request::DISCARD, &[(0, 1024, 0)]), status::OK);
     assert_eq!(disk.call(request::OUT, 0, &[(DATA, 512)]), status::OK);
-    // The last token lets a request of any size pass.
+    // While tokens are left, a request of any size passes.
     assert_eq!(disk.call(request::IN, 0, &[(DATA, 4096)]), status::OK);
+    // Without tokens, even a request without data waits.
     disk.add(0, request::FLUSH, 0, &[]);
     disk.ring(0);
     wait_until(|| disk.device.counters().rate_waits != 0);

@@ -55,7 +55,7 @@ fn assert_sound(path: &Path) {
     assert!(sound, "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
 }
 
-/// Compares the image's content with `bytes` by `qemu-img`, if installed.
+/// Checks with `qemu-img`, if installed, that the content of the image is `bytes`.
 fn assert_shows(path: &Path, bytes: &[u8]) {
     let raw = path.with_extension("expected");
     fs::write(&raw, bytes).unwrap();
@@ -210,7 +210,7 @@ proptest! {
         let path = dir.path().join("disk.qcow2");
         let mut model = vec![0; BYTES];
         if behind {
-            // The backing file is shorter than the disk. The disk reads zeroes beyond its end.
+            // The backing file is shorter than the disk. Beyond the backing file's end, the disk reads zeroes.
             let bytes = pattern(BYTES * 3 / 4, 5);
             fs::write(dir.path().join("behind.img"), &bytes).unwrap();
             model[..bytes.len()].copy_from_slice(&bytes);
@@ -298,7 +298,7 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
     assert!(refused("none", WRITTEN).contains("nothing.img: No such file"));
-    // If an image is its own backing file, it is locked already. Read-only, the chain would never end.
+    // An image that is its own backing file is already locked. Read-only locks can be shared, so the chain of images is checked too.
     create(&path("circle"), 1 << 20, 4096, Some(("circle", "qcow2")));
     assert!(refused("circle", WRITTEN).contains("circle: is already used by this VM"));
     assert!(refused("circle", READ).contains("the image is its own backing file"));

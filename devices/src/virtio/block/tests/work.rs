@@ -141,7 +141,7 @@ fn concurrent_reads_each_get_their_own_data() {
 }
 
 #[test]
-fn write_zeroes_and_discard_change_only_their_ranges() {
+fn write_zeroes_clears_and_discard_frees_only_its_range() {
     for kind in kinds() {
         let mut disk = Harness::new(kind, file(&pattern(IMAGE, 0)));
         assert_eq!(disk.call_ranges(request::WRITE_ZEROES, &[(8, 9, 0)]), status::OK, "{kind:?}");
@@ -194,8 +194,9 @@ fn driver_without_flush_feature_is_served() {
 }
 
 #[test]
-fn oversized_scatter_list_is_served_in_several_operations() {
-    // Behind the IOMMU, neighbouring pages can be anywhere in RAM. These buffers have odd offsets and cross page boundaries.
+fn large_read_into_many_unaligned_buffers_is_complete() {
+    // The buffers have odd addresses and cross page boundaries. Behind the IOMMU, each page is a separate mapping. If the data is copied,
+    // the read is larger than one copy (256 KiB).
     for kind in kinds() {
         let mut disk = Harness::silent(kind, file(&pattern(IMAGE, 0)), IMAGE as u64);
         disk.start();
