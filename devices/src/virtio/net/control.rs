@@ -29,7 +29,7 @@ pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
 
 /// Backend that moves the packets of the pairs of queues.
 pub(in crate::virtio) trait Pairs: Send + Sync {
-    /// Name of the device in logs.
+    /// Returns the device's name for logs.
     fn id(&self) -> &str;
     /// Makes the backend use the first `pairs` pairs of queues.
     ///

@@ -36,7 +36,7 @@ pub(super) struct Receive {
     link: Arc<Link>,
     /// Current packet with its header.
     packet: Vec<u8>,
-    /// Bytes of the current packet. 0 if there is none.
+    /// Bytes of the current packet with its header. 0 if there is no current packet.
     len: usize,
     /// True if the rate limit has let the current packet pass.
     passed: bool,
@@ -180,7 +180,7 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the driver has already added all of its buffers, it can never add more.
+                // If the queue is already full of the driver's buffers, the driver cannot add more.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };
@@ -208,7 +208,7 @@ impl Receive {
         Ok(Step::Done)
     }
 
-    /// Drops the current packet, which is too large for the driver.
+    /// Counts the current packet as dropped, because it is too large for the driver's buffers.
     fn lose(&self) -> Step {
         count(&self.link.counts.rx_dropped, 1);
         Step::Done

@@ -13,7 +13,7 @@ pub const PCI_CLASS: u32 = 0x02_0000;
 pub const HEADER_BYTES: usize = 12;
 /// Offset of the 16-bit number of buffers in the header.
 pub const NUM_BUFFERS: usize = 10;
-/// Maximum bytes of a packet with its Ethernet header, before segmentation (section 5.1.6.3.1).
+/// Maximum bytes of an unsegmented packet, including the Ethernet header (section 5.1.6.3.1).
 pub const MAX_PACKET: usize = 65550;
 /// Minimum bytes of a packet: the Ethernet header.
 pub const MIN_FRAME: usize = 14;

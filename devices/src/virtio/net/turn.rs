@@ -19,7 +19,7 @@ pub(super) enum Turn {
     Wait(Wait),
 }
 
-/// Delay of a queue: it does nothing until then, even if its thread is woken for the other queue.
+/// Delay of a queue. The queue does nothing until the delay is over, even if its thread is woken for the other queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest(Option<Instant>);
 

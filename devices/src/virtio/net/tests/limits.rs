@@ -30,7 +30,7 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
     // The fourth packet passes only after the budget has recovered from the first three.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
-    // The other direction has used nothing of its budget yet.
+    // The other direction still has its full budget.
     for count in 1..=4 {
         harness.send(&frame(1000));
         assert_eq!(harness.receive(&mut [0; 2048]), 1012);
@@ -63,6 +63,6 @@ fn rate_limited_packet_delays_neither_pause_nor_reset() {
     harness.function.resume();
     harness.function.reset().unwrap();
     assert_eq!(harness.status(), 0);
-    // A queue is woken an hour later, so it checks its limit only a few times.
+    // The rate limit would wake a queue only after an hour, so the queue checks its limit only a few times.
     assert!(harness.device.counters().rate_waits < 20);
 }

@@ -78,7 +78,7 @@ fn busy_transmit_queue_needs_only_one_notification() {
 #[test]
 fn packets_sent_together_cost_one_interrupt() {
     let (mut pair, driver, host) = pair(TRANSMIT, 0);
-    // As many packets as a socket holds by default (net.unix.max_dgram_qlen).
+    // Fewer packets than a socket holds by default (net.unix.max_dgram_qlen).
     (0..8).for_each(|_| driver.add());
     pair.run(&Orders::none().unwrap());
     assert_eq!((packets(&host), driver.used(), driver.counts()), (8, 8, (1, 1)));
