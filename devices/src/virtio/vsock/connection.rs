@@ -264,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// Returns the next packet for the guest. `None` means that there is none now. `room` is the size of the guest's buffer after the
+    /// Returns the next packet for the guest, or `None` if there is no packet now. `room` is the size of the guest's buffer after the
     /// header, at least one byte. The data goes to the start of `scratch`, which has [`MOST_DATA`] bytes. The caller sets CIDs and ports.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let mut header = self.choose(room, scratch)?;

@@ -30,7 +30,7 @@ pub fn run(bytes: &[u8]) {
     let server = UnixListener::bind(dir.0.join(format!("s_{SERVED}"))).expect("the directory is new");
     server.set_nonblocking(true).expect("the socket is open");
     let mut client = UnixStream::connect(dir.0.join("s")).expect("the device listens");
-    // The guest may name this small port by mistake.
+    // Random packets of the guest are likely to name this small port.
     std::io::Write::write_all(&mut client, b"CONNECT 2\nhello").expect("the socket has room");
     let guest = ByteDriver::new(Layout::queues(0x2_0000, 0x3000));
     let ends = Ends { cid: 3, listener, connections: 8, counts: Counts::default() };

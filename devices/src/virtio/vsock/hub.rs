@@ -2,9 +2,9 @@
 
 //! All connections of a device, started by either side.
 //!
-//! An edge-triggered epoll watches the sockets. It reports each change once, and the change stays recorded until the socket would block.
-//! Therefore no behaviour of either side can make the thread loop without progress. Connections with data for the guest wait in `turns`,
-//! each at most once, and each sends one packet per turn.
+//! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until its socket would
+//! block. Therefore no behaviour of either side can make the thread loop without progress. Connections with data for the guest wait in
+//! `turns`, each at most once. Each sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +24,7 @@ use super::unix::{Greeting, Listener, greeting};
 use crate::counters::count;
 use crate::throttle::Throttle;
 
-/// Maximum connections, whatever file descriptors the process may have.
+/// Maximum connections, even if the process may open more file descriptors.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// Maximum clients that have not sent their first line. When more clients connect, the oldest ones are closed.
 pub const MOST_CLIENTS: usize = 128;

@@ -89,8 +89,10 @@ impl Buffers {
     /// Stores the buffers of `chain`. Returns their total length in bytes.
     ///
     /// # Errors
-    /// The rule that the chain breaks. A link points outside the table or the links form a loop, the chain is longer than its queue, or a
-    /// buffer is not device-writable as `writable` requires.
+    /// The rule that the chain breaks:
+    /// - A link points outside the table or the links form a loop.
+    /// - The chain is longer than its queue.
+    /// - A buffer is device-readable although `writable` is true, or device-writable although it is false.
     pub(super) fn gather(
         &mut self,
         chain: Chain<&DmaView<'_>>,
@@ -103,7 +105,7 @@ impl Buffers {
             let buffer = buffer?;
             if buffer.writable != writable {
                 return Err(if writable {
-                    "a receive buffer is device-readable"
+                    "a buffer of the receive or event queue is device-readable"
                 } else {
                     "a transmit buffer is device-writable"
                 });

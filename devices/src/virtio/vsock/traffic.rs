@@ -20,7 +20,7 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 3;
-/// Maximum packets in one direction before the other direction has its turn. The driver is notified after them.
+/// Maximum packets in one direction before the other direction has its turn. The driver is notified after these packets.
 const BATCH: usize = 64;
 
 /// Result of a step.
@@ -35,8 +35,8 @@ enum Step {
 /// Task of the thread that serves the queues.
 pub(super) struct Traffic {
     pub(super) hub: Hub,
-    /// True if the guest must be notified that its connections were lost. No client is accepted before: the guest could take its connection
-    /// for a lost one.
+    /// True if the guest must be notified that its connections were lost. No client is accepted before the notification, because the guest
+    /// could mistake the client's connection for a lost one.
     reset_due: bool,
     buffers: Buffers,
     /// Data of a packet.

@@ -80,11 +80,11 @@ fn data_after_send_shutdown_is_reset() {
 }
 
 #[test]
-fn response_without_request_is_reset() {
+fn response_before_the_request_is_reset() {
     let mut guest = Guest::new();
     let mut client = guest.client(5);
     guest.turn();
-    // The guest can guess the port easily.
+    // The request was not sent to the guest yet, but the guest can guess its port easily.
     guest.say(Ports { guest: 5, host: 1 << 30 }, op::RESPONSE);
     guest.expect(op::RST);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
