@@ -88,7 +88,7 @@ impl VirtioDevice for VirtioBalloon {
         read_bytes(config.as_flattened(), offset, data);
     }
 
-    /// Stores the number of pages that the driver reports. It is the second field, and the driver must write it as a whole.
+    /// Stores the size that the driver reports, in pages. This is the second field, at offset 4. Partial writes are ignored.
     fn write_config(&self, offset: usize, data: &[u8]) {
         if let (4, Ok(actual)) = (offset, data.try_into()) {
             self.actual.store(u32::from_le_bytes(actual), Ordering::Relaxed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-balloon: returns memory to the host that the guest does not need (virtio 1.3, section 5.5). These are the pages in the balloon,
-//! and pages that the driver reports as free.
+//! virtio-balloon: returns unneeded guest memory to the host (virtio 1.3, section 5.5). Unneeded are the pages in the balloon, and the pages
+//! that the driver reports as free.
 //!
 //! [`spec`] has the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread that
 //! serves the queues, and `state` is the saved state. [`Reclaim`] decides which pages can be returned.

@@ -14,7 +14,7 @@ pub mod queue {
     /// Pages that the driver removes from the balloon.
     pub const DEFLATE: u16 = 1;
     /// Possible indices of the queue for free pages. The specification says 4. Some drivers, such as Linux's, leave out the queues of
-    /// features that the device does not offer. They use 2.
+    /// features that the device does not offer. These drivers use 2.
     pub const REPORTING: std::ops::RangeInclusive<u16> = 2..=4;
 }
 

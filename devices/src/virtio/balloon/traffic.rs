@@ -19,7 +19,7 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device, including the queues that no driver uses.
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
-/// Maximum requests of one queue before the next queue has its turn. The driver is notified after them.
+/// Maximum requests of one queue before the next queue has its turn. The driver is notified after these requests.
 const BATCH: usize = 16;
 /// Maximum bytes of page numbers in one request, so that no request takes long.
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
@@ -84,7 +84,7 @@ impl QueueService for Traffic {
     }
 }
 
-/// Tools for serving a request.
+/// References that serving a request needs.
 struct Pages<'t> {
     reclaim: &'t Reclaim,
     counts: &'t Counts,

@@ -129,7 +129,10 @@ impl VirtioDevice for VirtioConsole {
             return Err(StateError::rule("input", rule));
         }
         if printed > MOST_PRINTED {
-            return Err(StateError::rule("printed", format!("{printed} is more than {MOST_PRINTED}")));
+            return Err(StateError::rule(
+                "printed",
+                format!("the saved request has {printed} printed bytes, more than {MOST_PRINTED}"),
+            ));
         }
         self.queues.restore_paused();
         self.ends.printed.store(printed, Ordering::Relaxed);

@@ -40,7 +40,7 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Returns the size if the driver must be notified of it.
     pub(super) fn news(&self) -> Option<Size> {
-        // A driver that was never notified assumes a size, so no notification is needed while the size is unknown.
+        // Before the first notification, the driver uses a size of its own choice. It needs no notification while the real size is unknown.
         let known = self.told.unwrap_or_default();
         (self.size != known).then_some(self.size)
     }

@@ -22,7 +22,7 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device.
 pub(super) const QUEUES: usize = 2;
-/// Maximum buffers of one queue before the other queue has its turn. The driver is notified after them.
+/// Maximum requests of one queue before the other queue has its turn. The driver is notified after these requests.
 const BATCH: usize = 64;
 /// Maximum bytes that the driver may print with one request, so that input also has its turn.
 pub(super) const MOST_PRINTED: usize = 1 << 20;
@@ -56,7 +56,7 @@ impl Traffic {
         driver.interrupt.config_changed(true);
     }
 
-    /// Prints the next request. Returns false if there is none, or if an order interrupted the request. An interrupted request stays in the
+    /// Prints the next request. Returns false if there is no request, or if an order interrupted it. An interrupted request stays in the
     /// queue.
     fn print(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;

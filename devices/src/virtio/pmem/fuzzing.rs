@@ -13,10 +13,10 @@ use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
 /// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue. The first
-/// byte selects whether the device has a file. That file cannot be flushed.
+/// byte selects whether the queue uses EVENT_IDX, and whether the device has a file. Flushes of that file fail.
 ///
 /// # Panics
-/// There were more flushes than requests are possible.
+/// The device has counted more flushes than there can be requests.
 pub fn run(bytes: &[u8]) {
     let choice = bytes.first().copied().unwrap_or(0);
     // A character device cannot be flushed.

@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration of the mapping's name for messages. `None` once the mapping is about to be removed.
+    /// Registration of the mapping's name for messages. `None` when the mapping is about to be removed.
     name: Option<Registration>,
 }
 
@@ -113,7 +113,7 @@ impl Memory {
         }
         self.remove(&mut shown)?;
         let Some(range) = &self.mapping else { return Ok(()) };
-        // SAFETY: The range is kept until `self` is dropped. The drop first removes the slot. If that fails, it keeps the range forever.
+        // SAFETY: The range is kept until `self` is dropped. `drop` removes the slot first. If the removal fails, the range is kept forever.
         let slot = unsafe { self.slots.insert_device(gpa, range) }?;
         *shown = Some(Shown { gpa, slot });
         Ok(())

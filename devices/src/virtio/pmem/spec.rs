@@ -28,7 +28,7 @@ pub const REQUEST_BYTES: usize = 4;
 pub mod status {
     /// The request succeeded.
     pub const OK: u32 = 0;
-    /// The host failed.
+    /// The host failed to flush, or the request type is unknown.
     pub const FAILED: u32 = 1;
 }
 

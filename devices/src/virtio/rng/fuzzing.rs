@@ -12,7 +12,8 @@ use crate::virtio::byte_driver::{ByteDriver, Layout};
 use crate::virtio::queue_table::TableTask;
 use crate::worker::Task;
 
-/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue.
+/// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the device serves the queue. The lowest
+/// bit of the first byte selects whether the queue uses EVENT_IDX.
 ///
 /// # Panics
 /// The device gave more bytes than allowed.

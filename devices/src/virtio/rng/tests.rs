@@ -99,7 +99,7 @@ fn doorbell_is_connected_only_while_active_as_bus_master() {
     assert_eq!(harness.doorbells.count(), 0);
     harness.start();
     assert_eq!(harness.doorbells.count(), 1);
-    // Test a notification by the kernel.
+    // Notify the device through the registered doorbell, as the kernel does.
     harness.add(BUFFER, 8, WRITE);
     harness.doorbells.ring(NOTIFY_PORT);
     assert_eq!(harness.filled(), 8);
