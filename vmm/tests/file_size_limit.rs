@@ -194,7 +194,10 @@ fn raw_write_beyond_the_limit_fails(dir: &Path) {
     assert_eq!(json!([counters["write_ops"], counters["errors"], counters["host_errors"]]), expected);
     ends_in_order(&mut carom);
     let log = log(dir);
-    assert!(log.contains("disk: the image: File too large") && log.contains("RLIMIT_FSIZE"), "{log}");
+    assert!(
+        log.contains("disk: a request to the image failed: File too large") && log.contains("RLIMIT_FSIZE"),
+        "{log}"
+    );
     let bytes = fs::read(&image).unwrap();
     assert!(bytes[5 * SECTOR as usize..].starts_with(b"written"));
     assert!(bytes[100 * SECTOR as usize..].iter().all(|byte| *byte == 0));
