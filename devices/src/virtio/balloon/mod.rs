@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! virtio-balloon: returns unneeded guest memory to the host (virtio 1.3, section 5.5). Unneeded are the pages in the balloon, and the pages
+//! virtio-balloon: returns guest memory to the host (virtio 1.3, section 5.5). The device returns the pages in the balloon, and the pages
 //! that the driver reports as free.
 //!
 //! [`spec`] has the specification's constants, and `device` is the interface to the transport. `traffic` is the task of the thread that

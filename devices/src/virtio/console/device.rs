@@ -49,8 +49,8 @@ impl VirtioConsole {
         self.ends.counts.read()
     }
 
-    /// Adds `bytes` to the guest's input. Returns the number of accepted bytes, which is limited by the room. Without a driver, all bytes
-    /// are accepted and dropped.
+    /// Adds `bytes` to the guest's input, as far as there is room. Returns the number of accepted bytes. Without a driver, all bytes are
+    /// accepted and dropped.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut incoming = lock(&self.ends.incoming);
         if !incoming.driver {
@@ -69,7 +69,7 @@ impl VirtioConsole {
         self.queues.ring();
     }
 
-    /// Returns the task of the device's thread, without the thread. A driver is now present.
+    /// Returns the task of the device's thread without starting the thread. From then on, the device has a driver.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn traffic(&self) -> Traffic {
         lock(&self.ends.incoming).driver = true;

@@ -49,7 +49,7 @@ impl Write for Paper {
     }
 }
 
-/// Output that reports each write. The write blocks until the test lets it end, or drops its end of the channel.
+/// Output that reports each write to the test. A write blocks until the test sends a message or closes its end of the channel.
 struct Gate(Sender<()>, Receiver<()>);
 
 impl Write for Gate {

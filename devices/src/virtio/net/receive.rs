@@ -124,7 +124,7 @@ impl Receive {
         Ok(turn)
     }
 
-    /// Asks the driver for a notification when it adds room. Returns true if the driver has added room since the last check.
+    /// Asks the driver for a notification when it adds buffers. Returns true if the driver has added buffers since the last check.
     fn has_room_now(&mut self) -> Result<bool, DeviceError> {
         let before = self.seen;
         ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;

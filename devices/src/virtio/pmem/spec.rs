@@ -32,5 +32,5 @@ pub mod status {
     pub const FAILED: u32 = 1;
 }
 
-/// Alignment of the memory's size and address, in bytes. Linux needs it to create a namespace.
+/// Alignment of the memory's size and address, in bytes. Linux needs this alignment to create a namespace.
 pub const GRANULE: u64 = 2 << 20;

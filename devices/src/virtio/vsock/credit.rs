@@ -18,7 +18,7 @@ pub(super) struct Credit {
     guest_forwarded: Wrapping<u32>,
     /// Bytes sent to the guest.
     sent: Wrapping<u32>,
-    /// Bytes received from the guest, bytes of them that the host's side has accepted, and the last such count sent to the guest.
+    /// Counts of bytes from the guest: received, accepted by the host's side, and the accepted count that was last sent to the guest.
     received: Wrapping<u32>,
     forwarded: Wrapping<u32>,
     told: Wrapping<u32>,

@@ -117,8 +117,9 @@ impl Hub {
         })
     }
 
-    /// Starts with other host ports than the ones that the saved guest knows. The guest may keep the state of an old connection for some
-    /// seconds after the reset event. It would take a request from the same port as part of the old connection.
+    /// Chooses a random first port for host clients, so that a restored guest does not see the port of an old connection again. The guest
+    /// may keep the state of an old connection for some seconds after the reset event. It would take a request from the same port as part of
+    /// that connection.
     pub(super) fn forget_ports(&mut self) {
         let chance = u32::try_from(RandomState::new().hash_one(0) >> 34).unwrap_or_default();
         self.next_port = FIRST_PORT + chance;
@@ -129,7 +130,7 @@ impl Hub {
         self.epoll.as_fd()
     }
 
-    /// Returns true if so many resets wait that no more packets of the guest may be accepted.
+    /// Returns true if the maximum number of resets waits. Then no more packets and clients may be accepted.
     pub(super) fn is_full(&self) -> bool {
         self.resets.len() >= MOST_RESETS
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Backing files: images that provide the data that an image in front of them does not have. They are read-only and can be shared.
+//! Backing files. If a qcow2 image names a backing file, it takes the data that it does not have from there. Backing files are read-only and
+//! can be shared.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub(super) fn path(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Opens and locks a backing file. `format` is the format that the image in front of it states.
+/// Opens and locks a backing file. `format` is the format that the image which names the backing file states for it.
 ///
 /// # Errors
 /// The reason why the file cannot be used.
@@ -31,8 +32,13 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
         Some("raw" | "file" | "host_device") => false,
         Some("qcow2") => true,
         // Do not guess the format: a guest could make its raw image look like a qcow2 image that names any file of the host.
-        None => return Err(ImageError::Malformed("the image in front of it does not state its format; set it with qemu-img rebase -u -b FILE -F FORMAT IMAGE".into())),
-        Some(other) => return Err(ImageError::Malformed(format!("its format '{other}' is not supported, only raw and qcow2"))),
+        None => return Err(ImageError::Malformed(
+            "the image that names it does not state its format; set it with qemu-img rebase -u -b FILE -F FORMAT IMAGE"
+                .into(),
+        )),
+        Some(other) => {
+            return Err(ImageError::Malformed(format!("its format '{other}' is not supported, only raw and qcow2")));
+        }
     };
     let (file, _) = host_file::open(path, true)?;
     let lock = ImageLock::take(&file, true, None)?;

@@ -71,7 +71,7 @@ pub struct Image {
     block: u32,
     /// Physical block size: requests should be multiples of it.
     physical: u32,
-    /// Alignment of buffer addresses that the kernel needs to use the buffers directly.
+    /// Alignment that a buffer's address must have, so that the kernel can use the buffer directly.
     memory: usize,
     /// True if the file is in the host's memory.
     in_memory: bool,
@@ -517,7 +517,7 @@ mod tests {
         let disk = Image::open(Path::new(&format!("/dev/fd/{number}")), WRITTEN).unwrap();
         assert!(matches!(Image::open(file.path(), WRITTEN), Err(ImageError::Used { .. })));
         let take = || set(parents.as_fd(), libc::F_WRLCK, 0, 0);
-        take().expect_err("if the process were killed, its parent would keep the lock");
+        take().expect_err("the parent's descriptor does not share the disk's lock");
         drop(disk);
         take().unwrap();
     }

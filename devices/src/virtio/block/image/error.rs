@@ -50,7 +50,7 @@ pub enum ImageError {
     )]
     Format(&'static str),
     /// The image violates its format, or uses an unsupported feature of the format.
-    #[error("cannot be used as an image of its format: {0}")]
+    #[error("{0}")]
     Malformed(String),
     /// The image has a backing file, but the configuration does not allow backing files.
     #[error(
@@ -95,7 +95,7 @@ pub enum ResizeError {
         why: &'static str,
     },
     /// Another process has locked bytes that would be added to the disk.
-    #[error("another process has locked the bytes to be added to the image")]
+    #[error("cannot grow the image: another process has locked the bytes to be added")]
     Locked,
     /// The host rejected the operation.
     #[error("{0}")]

@@ -7,8 +7,8 @@
 //! request uses. The lock is released as soon as the process has ended or the disk was removed.
 //!
 //! After a process was killed, its requests may still write to the image. Therefore the description that requests use has a *mark*: a lock
-//! on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. A user that
-//! releases its lock first waits for the end of its own mark. By then the kernel has closed the file, and the file system can be unmounted.
+//! on a byte beyond the end of any image. The next user takes the lock, then waits until the last writer's mark is gone. Before a user
+//! releases its lock, it waits for the end of its own mark. By then the kernel has closed the file, and the file system can be unmounted.
 
 use std::fs::{self, File};
 use std::io;
@@ -43,7 +43,7 @@ pub(super) struct ImageLock {
     read_only: bool,
     /// True if no request uses the description of `file`.
     is_own: bool,
-    /// Mark: the byte that is locked by the description which requests use, if there is a mark.
+    /// Byte that is locked as the mark. `None` if the image has no mark.
     mark: Option<i64>,
 }
 
@@ -104,7 +104,7 @@ impl ImageLock {
         self.mark.is_none_or(|byte| self.is_free_within(byte, patience))
     }
 
-    /// Waits until no other description locks `byte`. Returns false if one still locks it after `patience`.
+    /// Waits until no other description locks `byte`. Returns false if another description still locks `byte` after `patience`.
     fn is_free_within(&self, byte: i64, patience: Duration) -> bool {
         let start = Instant::now();
         loop {

@@ -223,7 +223,7 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
 }
 
 /// Opens the image in `file`, whose header was checked, and its backing files, at most [`MOST_IMAGES`] in all. `chain` has the identities
-/// of the images in front of it. Adds the locks of the backing files to `locks`. Returns true if the image has a backing file.
+/// of the images that were opened before. Adds the locks of the backing files to `locks`. Also returns true if the image has a backing file.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,

@@ -27,12 +27,12 @@ const LATE: u32 = 4096;
 /// Maximum turns before the next trial, once a turn has had more answers than expected.
 const AT_A_SIGN: u32 = 64;
 
-/// Number of answers to collect, and time to look for the requests between them.
+/// Number of answers to collect before a notification, and time to look for each further request.
 #[derive(Debug)]
 pub(super) struct Coalescing {
     /// Number of answers to collect.
     answers: u32,
-    /// True if `answers` was just raised, and it is not known yet whether that many arrive.
+    /// True if `answers` was just raised as a trial, and it is not known yet whether that many answers arrive.
     is_trial: bool,
     /// Turns until more answers are tried.
     left: u32,

@@ -27,7 +27,7 @@ fn slow(kind: Kind) -> (Harness, File) {
     (disk, File::from(writer))
 }
 
-/// Creates such a disk with a read under way. Also returns the address of the read's status.
+/// Creates a disk like [`slow`], with a read under way. Also returns the address of the read's status.
 fn reading(kind: Kind) -> (Harness, File, u64) {
     let (mut disk, writer) = slow(kind);
     let first = disk.add(0, request::IN, 0, &[(DATA, 512)]);
@@ -36,7 +36,7 @@ fn reading(kind: Kind) -> (Harness, File, u64) {
     (disk, writer, first)
 }
 
-/// Lets that read end after a while.
+/// Lets a read of the pipe end after a while.
 fn end_late(mut writer: File) -> JoinHandle<File> {
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));

@@ -290,10 +290,7 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     let format = bytes.windows(8).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3]).unwrap();
     bytes[format..format + 4].copy_from_slice(&[0, 0, 0x12, 0x34]);
     fs::write(path("silent"), &bytes).unwrap();
-    assert!(
-        refused("silent", WRITTEN)
-            .contains("raw.img: cannot be used as an image of its format: the image in front of it")
-    );
+    assert!(refused("silent", WRITTEN).contains("raw.img: the image that names it does not state its format"));
     create(&path("vmdk"), 1 << 20, 4096, Some(("raw.img", "vmdk")));
     assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));

@@ -168,7 +168,7 @@ impl Harness {
         client
     }
 
-    /// Starts such a program, and establishes its connection.
+    /// Starts a host program that connects to the guest's `port`, and establishes the connection.
     pub(super) fn connected(&mut self, port: u32) -> (Ports, UnixStream) {
         let mut client = self.client(port);
         let (request, _) = self.receive();
