@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::gap::Gap;
 
-/// Maximum time that an answer waits for others.
+/// Maximum time that an answer waits for other answers.
 const LONGEST: Duration = Duration::from_millis(1);
 
 /// Maximum answers per notification of the driver.
@@ -90,7 +90,7 @@ impl Coalescing {
         (self.is_trial, self.answers, self.left) = (false, answers, self.pause);
     }
 
-    /// Returns the maximum total time that answers may wait for others.
+    /// Returns the maximum total time that answers may wait for other answers.
     pub(super) fn longest(&self) -> Duration {
         LONGEST.min(self.gap.0 * self.answers)
     }

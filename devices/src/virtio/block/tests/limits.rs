@@ -71,7 +71,7 @@ fn queues_share_the_limit_and_requests_pass_at_its_rate() {
     // 10 requests pass at once, the other 20 at 100 per second.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     let counters = disk.device.counters();
-    // A queue checks a few times per request, because the other queue wakes it, but it does not poll all the time.
+    // When a queue wakes up, the other queue may already have used the tokens. So a queue waits a few times per request, but does not poll.
     assert!(counters.read_ops == 30 && (1..2000).contains(&counters.rate_waits), "{counters:?}");
 }
 
