@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a VM could not be built or go on.
+//! Errors of building and running a VM.
 
 use std::io;
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 use crate::vm_state::VmStateError;
 
-/// Why a VM could not be built or go on; one line for the user.
+/// Error of building or running a VM, as one line for the user.
 #[derive(Debug, Error)]
 pub enum VmError {
-    /// Kernel or initramfs.
+    /// The kernel or the initramfs.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// KVM.
@@ -30,52 +30,52 @@ pub enum VmError {
     /// RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// RAM that was to come while the guest runs.
-    #[error("adding RAM: {0}")]
+    /// RAM could not be added to a running guest.
+    #[error("cannot add RAM: {0}")]
     MoreRam(String),
-    /// A vCPU that is wanted back.
-    #[error("vCPU {0} is about to leave, and the guest has not let go of it yet: try again later")]
+    /// The guest has not released this vCPU yet.
+    #[error("vCPU {0} is about to be removed, and the guest has not released it yet: try again later")]
     VcpuLeaving(u32),
     /// ACPI tables.
-    #[error("writing the ACPI tables: {0}")]
+    #[error("cannot write the ACPI tables to guest memory: {0}")]
     Tables(vm_memory::GuestMemoryError),
-    /// The root bus.
+    /// The PCI root bus.
     #[error(transparent)]
     Pci(#[from] PciError),
-    /// What a client asked of a running VM breaks a rule.
+    /// A client's request to a running VM breaks a rule.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A device of the host or of another process, or the way to it.
+    /// A device of the host or of another process, or the path to it.
     #[error("{}", explain_vfio(*field, path.as_deref(), source, Terms::Options))]
     Vfio {
-        /// What is to blame.
+        /// Option that the error blames.
         field: Field,
-        /// The device's directory, where the source may not name it.
+        /// Directory of the device, if `source` may not name it.
         path: Option<String>,
-        /// What is wrong.
+        /// Cause.
         source: Box<VfioPciError>,
     },
     /// The virtio-iommu.
     #[error("virtio-iommu: {0}")]
     Iommu(String),
-    /// A file that the command line names, or a client of the API.
+    /// A file that the command line or an API client names.
     #[error(transparent)]
     File(#[from] FileError),
     /// The VM could not be saved or restored.
     #[error(transparent)]
     State(#[from] VmStateError),
-    /// Anything else of a device.
-    #[error("{what}: {source}")]
+    /// Any other failure of a device.
+    #[error("cannot {what}: {source}")]
     Device {
-        /// What was being done.
+        /// Operation that failed, as a verb: "resize a disk".
         what: &'static str,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// A file could not be opened, and the program is limited to some.
+    /// A file could not be opened while the program is restricted to some files.
     #[error("{0}; {hint}", hint = beyond_limits(Terms::Options))]
     BeyondLimits(Box<VmError>),
-    /// The guest, or KVM on its behalf, gave up.
+    /// The guest failed, or KVM failed while running it.
     #[error("{0}")]
     Guest(String),
 }
@@ -87,12 +87,12 @@ impl From<BoardError> for VmError {
 }
 
 impl VmError {
-    /// Makes the error for a file that `field` names and that cannot be used.
+    /// Returns a function that makes the error of the file at `path`, which `field` names.
     pub fn of_file(field: Field, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| FileError { field, path: path.display().to_string(), source }.into()
     }
 
-    /// Whether the user can mend it: exit status 2 rather than 1.
+    /// True if the user can fix the cause: exit status 2 rather than 1.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Boot(error) => error.is_user_error(),
@@ -131,11 +131,11 @@ impl Explain for VmError {
 
 fn beyond_limits(terms: Terms) -> String {
     let rules = LandlockConfig::OPTION.name(terms);
-    format!("Landlock keeps the program from what neither the configuration that it was started with nor {rules} names")
+    format!("Landlock blocks all files that neither the configuration at the start nor {rules} names")
 }
 
 fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {
-    // These name the path themselves.
+    // These errors name the path themselves.
     let named = matches!(source, VfioPciError::NoSuchDevice { .. } | VfioPciError::NotPci { .. });
     match (path, terms) {
         (Some(path), Terms::Options) => format!("{}: {source}", field.with_value(path, terms)),
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_of_the_api_are_told_of_fields_rather_than_of_options() {
+    fn errors_for_api_clients_name_fields_instead_of_options() {
         let io = || io::Error::from_raw_os_error(libc::ENOENT);
         let no_kernel = PayloadConfig::of_kernel("/no/kernel");
         let no_initramfs =

@@ -28,116 +28,116 @@ pub struct PartCounters {
     pub counters: Vec<Counter>,
 }
 
-/// A VM, as the control thread uses it: the real one, or one without a guest in tests. The methods that have a body here do what a machine
-/// without devices does. Its RAM and vCPUs do not change.
+/// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods here behave like a machine without
+/// devices whose RAM and vCPUs do not change.
 pub trait Machine: Sized + Send + 'static {
-    /// Builds a VM with its vCPUs stopped. Its guest's wishes go to `mailbox`.
-    /// What its guest does with devices goes to `monitor`.
+    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, go to `mailbox`. Its actions on devices go to `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Restores the VM of `source`, with its vCPUs stopped. `prefault`: all of its RAM is read now.
+    /// Restores the VM of `source`, with its vCPUs stopped. `prefault` reads all of its RAM now.
     fn restore(
         source: &dyn StateSource,
         prefault: bool,
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError>;
-    /// Writes the VM to `sink`. Its vCPUs are stopped, and `config` is its configuration. An error does not change the VM.
+    /// Writes the VM to `sink`. The vCPUs are stopped, and `config` is the VM's configuration. An error does not change the VM.
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
-    /// Loads what the guest boots, points the boot processor at it, and lets the vCPUs run if `run` says so.
+    /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Has the vCPUs stop and waits for nothing: a thread of the machine holds locks for ever. The program ends next.
+    /// Gives up the VM without waiting: a thread of the machine holds locks for ever. The program ends next.
     fn abandon(self)
     where
         Self: Sized,
     {
         std::mem::forget(self);
     }
-    /// Stops all vCPUs and returns when they stand still.
+    /// Stops all vCPUs. Returns when they have stopped.
     fn pause(&mut self) -> Result<(), VmError>;
-    /// Lets them go on.
+    /// Runs the vCPUs again.
     fn resume(&mut self) -> Result<(), VmError>;
-    /// With the vCPUs standing still: puts everything back to power-on.
+    /// Resets everything to its power-on state. The vCPUs are stopped.
     fn reset(&mut self) -> Result<(), VmError>;
-    /// Adds `len` bytes of RAM as `config` says, and tells the guest. On error the guest has what it had.
+    /// Adds `len` bytes of RAM as `config` says, and notifies the guest. On error, the guest's RAM does not change.
     fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
         let _ = (config, len);
-        Err(VmError::MoreRam("this machine takes none".into()))
+        Err(VmError::MoreRam("this machine cannot take more RAM".into()))
     }
-    /// Gives the disk or balloon of this ID another size, and notifies the guest. On error it has the one that it had.
+    /// Changes the size of the disk or balloon of this ID, and notifies the guest. On error, the size does not change.
     fn resize_device(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let _ = (id, bytes);
-        Err(VmError::Guest("this machine's devices keep their sizes".into()))
+        Err(VmError::Guest("this machine's devices cannot be resized".into()))
     }
-    /// Bytes of RAM that came so since the VM was booted.
+    /// Returns the bytes of RAM that were added since the VM was booted.
     fn added_ram(&self) -> u64 {
         0
     }
-    /// Bytes of RAM that the guest has handed to devices and does not use, such as those in its balloon.
+    /// Returns the bytes of RAM that the guest has given to devices and does not use, such as pages in its balloon.
     fn held_ram(&self) -> u64 {
         0
     }
-    /// Has the guest have `count` vCPUs, no more than there can be: adds those that it lacks, which run if `run` says so, and asks it
-    /// to let go of the others; again, if it was asked before. Once it did, or is reset, those are gone, and the mailbox has a note.
-    /// On error all stays as it was.
+    /// Sets the number of vCPUs to `count`, which is at most the maximum. Adds missing vCPUs, which run if `run` is set. Asks the guest to
+    /// release surplus vCPUs, also if it was asked before. When the guest has released them or is reset, they are removed, and the mailbox
+    /// gets a note. On error, nothing changes.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         let _ = (count, run);
-        Err(VmError::Guest("this machine's vCPUs stay".into()))
+        Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
     }
-    /// A vCPU for which the number of vCPUs cannot be `count` now: the guest may be about to let go of it.
+    /// Returns a vCPU that prevents the number `count` now: the guest was asked to release it and has not done so.
     fn leaving_vcpu(&self, count: u32) -> Option<u32> {
         let _ = count;
         None
     }
-    /// Gives up the vCPUs that the guest has let go of since the last call.
+    /// Closes the vCPUs that the guest has released since the last call.
     fn close_vcpus(&mut self) {}
     /// Presses the guest's power button.
     fn press_power_button(&self) -> Result<(), VmError>;
-    /// Raises an NMI on every vCPU, all of which stand still.
+    /// Raises an NMI on every vCPU. All vCPUs are stopped.
     fn raise_nmi(&self) -> Result<(), VmError>;
-    /// The path of the pseudoterminal that its serial port is connected with, if there is one.
+    /// Returns the path of the pseudoterminal that the serial port is connected to, if any.
     fn serial_pty(&self) -> Option<&Path> {
         None
     }
-    /// The same of its virtio-console.
+    /// Returns the path of the pseudoterminal that the virtio-console is connected to, if any.
     fn console_pty(&self) -> Option<&Path> {
         None
     }
-    /// The guest's devices.
+    /// Returns the guest's devices.
     fn devices(&self) -> Vec<DeviceNode> {
         Vec::new()
     }
-    /// Adds a device, of a kind that can come, and tells the guest. On error nothing has changed.
+    /// Adds a device of a kind that can be hot-plugged, and notifies the guest. On error, nothing changes.
     fn add_device(&mut self, device: &PartConfig) -> Result<PciDeviceInfo, VmError> {
         let _ = device;
-        Err(VmError::Guest("this machine takes no devices".into()))
+        Err(VmError::Guest("this machine cannot take devices".into()))
     }
-    /// Asks the guest to let go of the device of this ID; `false` if there is none. Once the guest did, or is reset, the
-    /// device is off the bus, and the mailbox has a note.
+    /// Asks the guest to release the device of this ID. Returns `false` if no such device exists. When the guest has released it or is
+    /// reset, the device is off the bus, and the mailbox gets a note.
     fn remove_device(&mut self, id: &str) -> bool {
         let _ = id;
         false
     }
-    /// Gives the devices back that have left the bus since the last call, and returns what they were.
+    /// Closes the devices that have left the bus since the last call, and returns them.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         Vec::new()
     }
-    /// What its virtio-iommu is set to and holds, if it has one.
+    /// Returns the settings and the memory use of the virtio-iommu, if the VM has one.
     fn iommu(&self) -> Option<IommuStatus> {
         None
     }
-    /// The same for a thread that must not sleep: `None` if somebody keeps what it is read from. As here, where that is not known.
+    /// Returns the same as [`Self::iommu`] to a thread that must not sleep: `None` if another thread holds the lock. The default does not
+    /// know, and returns `None`.
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }
-    /// What devices count by themselves, those that do. What the virtio-iommu counts of them is in [`Self::engine_report`].
+    /// Returns the counters that devices keep themselves. The virtio-iommu's counters of each device are in [`Self::engine_report`].
     fn part_counters(&self) -> Vec<PartCounters> {
         Vec::new()
     }
-    /// The virtio-iommu's figures, with latencies.
+    /// Returns the figures of the virtio-iommu, with latencies.
     fn engine_report(&self) -> Option<Report> {
         None
     }
-    /// Changes what its bounce windows may use, within the rules; the guest is told.
+    /// Changes the limits of the bounce windows, within the rules, and notifies the guest.
     fn tune_bounce(&self, change: &IommuBounceChange) -> Result<(), VmError> {
         let _ = change;
         Ok(())

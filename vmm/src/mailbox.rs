@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where a VM's vCPUs, its devices and their host leave notes for whoever runs the VM.
+//! Mailbox of a VM: its vCPUs, its devices and the host leave notes for the control thread.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use devices::platform::{HostListener, HostNotice};
 
-/// What a guest did that is the VMM's concern.
+/// Event of a guest that the VMM must handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
-    /// It powered off.
+    /// The guest powered off.
     PowerOff,
-    /// It asked for a reset, or crashed such that a machine resets.
+    /// The guest asked for a reset, or crashed in a way that resets a machine.
     Reset,
-    /// It let go of a device or vCPU that it was asked for.
+    /// The guest released a device or vCPU that it was asked to release.
     Left,
-    /// It, or KVM on its behalf, cannot go on.
+    /// The guest cannot continue, or KVM cannot run it.
     Failed(String),
 }
 
-/// What the host told of devices: their names, and their addresses in the host.
+/// Host notices of devices: the ID of each device, and its address in the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNotes {
-    /// Those that had an uncorrectable error.
+    /// Devices that had an uncorrectable error.
     pub(crate) failed: BTreeMap<String, String>,
-    /// Those that the host wants back.
+    /// Devices that the host wants back.
     pub(crate) requested: BTreeMap<String, String>,
 }
 
@@ -45,16 +45,16 @@ impl Notes {
     }
 }
 
-/// Where a VM's vCPUs and the host of its devices leave notes for the control thread. It holds at most one of each kind (and
-/// device), so a guest that asks in a loop takes no memory, and leaving a note never waits: the control thread may itself be
-/// waiting for the vCPU to pause.
+/// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. It holds at most one
+/// note of each kind (and device), so a guest that asks in a loop uses no memory. Leaving a note never waits: the control
+/// thread may itself be waiting for the vCPU to pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Mailbox {
-    /// An empty mailbox. `wake` is called when the first note comes to it; it must not wait.
+    /// Creates an empty mailbox. `wake` is called when a note arrives in the empty mailbox. It must not wait.
     pub fn new(wake: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { notes: Mutex::default(), wake }
     }
@@ -73,7 +73,7 @@ impl Mailbox {
         });
     }
 
-    /// The first note wakes the control thread up, which takes all.
+    /// Writes a note. The first note wakes the control thread, which takes all notes.
     fn note(&self, write: impl FnOnce(&mut Notes)) {
         let mut notes = self.lock();
         let was_empty = notes.is_empty();
@@ -84,8 +84,8 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes out: those of the host, and the gravest of the guest's, which makes its others pointless (with each of
-    /// them, what has left is closed too).
+    /// Takes all notes: the notes of the host, and the most serious event of the guest, which makes its other events
+    /// irrelevant. With each event, released devices and vCPUs are closed too.
     pub(crate) fn take(&self) -> (HostNotes, Option<GuestEvent>) {
         let Notes { failed, power_off, reset, left, host } = std::mem::take(&mut *self.lock());
         let left = left.then_some(GuestEvent::Left);
@@ -94,12 +94,12 @@ impl Mailbox {
         (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))
     }
 
-    /// Forgets requests for a reset, which is being done: several vCPUs, or one that insists, may have asked for it.
+    /// Forgets requests for a reset that is being done. Several vCPUs, or one vCPU repeatedly, may have asked for it.
     pub fn forget_resets(&self) {
         self.lock().reset = false;
     }
 
-    /// Forgets what the host told of a device that is closed: another may get its name.
+    /// Forgets the host's notices about a closed device. Another device may get its ID.
     pub(crate) fn forget_device(&self, id: &str) {
         let HostNotes { failed, requested } = &mut self.lock().host;
         failed.remove(id);
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A mailbox, and how often it rang.
+    /// Creates a mailbox, and a counter of its wake-ups.
     fn mailbox() -> (Mailbox, Arc<AtomicUsize>) {
         let rings = Arc::new(AtomicUsize::new(0));
         let counted = rings.clone();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn gravest_note_counts() {
+    fn most_serious_note_wins() {
         let (mailbox, _) = mailbox();
         mailbox.leave(GuestEvent::Reset);
         mailbox.leave(GuestEvent::PowerOff);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The `carom` program: exit status 0 when the guest powered off, 1 for a failure, 2 for a mistake of the user's.
+//! The `carom` program. Its exit status is 0 if the guest powered off, 1 for a failure, and 2 for a user error.
 
 use std::fs::File;
 use std::io;
@@ -36,11 +36,11 @@ use vmm::process::signal_actions;
 use vmm::process::thread_roles;
 use vmm::vm::Vm;
 
-/// Exit status for a failure that the user cannot mend on the command line.
+/// Exit status for a failure that no change of the command line fixes.
 const FAILURE: u8 = 1;
-/// Exit status for a mistake of the user's.
+/// Exit status for a user error.
 const MISTAKE: u8 = 2;
-/// How long the last events may take to be written when the program ends.
+/// Maximum time to write the last events when the program ends.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
             return ExitCode::from(MISTAKE);
         }
     };
-    let prepared = prepared.map_err(|source| VmError::Device { what: "setting up signals", source });
+    let prepared = prepared.map_err(|source| VmError::Device { what: "set up signals", source });
     let mut last_lines = None;
     match prepared.and_then(|()| run(invocation, &mut last_lines)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -67,28 +67,28 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program. Once the streams have queues, `last_lines` has what writes the rest at the end.
+/// Runs the program. Once the streams have queues, `last_lines` is set: it writes the rest of the log at the end.
 fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
-    // Never more rights than now, whatever file is run; nothing is.
-    set_no_new_privs(true).map_err(|error| VmError::Device { what: "giving up privileges", source: error.into() })?;
+    // No executed file can raise the program's rights. The program executes none.
+    set_no_new_privs(true).map_err(|error| VmError::Device { what: "give up privileges", source: error.into() })?;
     descriptors::prepare();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     let crash_report = invocation.crash_report;
-    // Descriptors before any are opened; the socket when what ends the program ends it in order, but before any file is emptied:
-    // those of a process that serves the socket already stay as they are.
+    // Take the inherited descriptors before opening any file. Bind the socket once signals end the program in order, but before any
+    // file is emptied: if another process serves the socket already, its files stay unchanged.
     let of_parts = vm.iter().flat_map(|vm| vm.parts());
     let of_parts = of_parts.flat_map(|part| part.inherited().iter().map(|number| (part.kind().field, *number)));
     let kept = invocation.inherit.iter().map(|InheritedFd(number)| (InheritedFd::OPTION, *number)).chain(of_parts);
     let kept: Vec<(Field, i32)> = kept.collect();
-    // Where two name the same, the later one is to blame.
+    // If two options name the same descriptor, the later option is wrong.
     let own = [named(api_socket.as_ref()), named(event_monitor.as_ref()), named(crash_report.as_ref())];
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
-    // Before the reports of crashes, which follow the messages of panics.
+    // Before the crash reports, which follow the messages of panics.
     *last_lines = Some(log_stream::start().map_err(no_log)?);
-    // It stays to the end.
+    // The file stays open to the end.
     let crash_file = crash_report
         .as_ref()
         .map(|option| open(option, &mut inherited, CrashFile::open, CrashFile::inherited))
@@ -126,8 +126,8 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let server = (socket.is_some() || metrics.is_some())
         .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle(), program)))
         .transpose()
-        .map_err(|source| VmError::Device { what: "serving the API", source })?;
-    // Only now: clients are answered the sooner for it, and there is no guest before.
+        .map_err(|source| VmError::Device { what: "serve the API", source })?;
+    // The threads start only now, so that clients are answered sooner. No guest runs before.
     log_stream::start_threads().map_err(no_log)?;
     sandbox::confine(thread_roles::CONTROL).map_err(no_filter)?;
     let result = serve(control, vm, restore);
@@ -138,7 +138,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     result
 }
 
-/// Has the kernel hold each thread that is started to the system calls of its role.
+/// Makes the kernel restrict each new thread to the system calls of its role.
 fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
     let mode = match seccomp {
         Seccomp::True => Mode::Stop,
@@ -150,10 +150,10 @@ fn filter_calls(seccomp: Seccomp) -> Result<(), VmError> {
 }
 
 fn no_filter(source: io::Error) -> VmError {
-    VmError::Device { what: "filtering system calls (--seccomp false does without)", source }
+    VmError::Device { what: "filter system calls (--seccomp false disables the filter)", source }
 }
 
-/// Boots the VM of the command line, if there is one, and serves until the end.
+/// Boots or restores the VM of the command line, if one is given, and serves until the end.
 fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>, restore: Option<RestoreConfig>) -> Result<(), VmError> {
     let started = match (vm, restore) {
         (Some(vm), _) => control.create(vm).and_then(|()| control.boot()),
@@ -167,7 +167,7 @@ fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>, restore: Option<Re
     control.run()
 }
 
-/// A file of lines that this process writes, each to the end of it.
+/// File to which this process appends lines.
 struct LogFile {
     field: Field,
     path: String,
@@ -175,7 +175,7 @@ struct LogFile {
 }
 
 impl LogFile {
-    /// Makes the file, or opens it with what is in it.
+    /// Creates the file, or opens it without changing its contents.
     fn open(field: Field, path: &Path) -> Result<Self, VmError> {
         let path_text = path.display().to_string();
         match output_file::open(File::options().append(true), 0, path) {
@@ -184,12 +184,12 @@ impl LogFile {
         }
     }
 
-    /// The same file, for somebody who writes to it.
+    /// Returns another descriptor of the file, for a writer.
     fn writer(&self) -> Result<File, VmError> {
         self.file.try_clone().map_err(|source| self.error(source))
     }
 
-    /// Removes what is in it from earlier, if it is a file that keeps anything. Who has opened it for this process knows what is in it.
+    /// Empties the file if it is a regular file. An inherited file is not emptied: the process that opened it knows its contents.
     fn empty(&self) -> Result<(), VmError> {
         let is_file = self.file.metadata().map_err(|source| self.error(source))?.is_file();
         let is_file = is_file && !devices::inherited::is_kept(Path::new(&self.path));
@@ -202,7 +202,7 @@ impl LogFile {
 }
 
 fn no_log(source: io::Error) -> VmError {
-    VmError::Device { what: "setting the log up", source }
+    VmError::Device { what: "set up the log", source }
 }
 
 fn start_log(verbosity: u8) {
@@ -216,23 +216,23 @@ fn start_log(verbosity: u8) {
     builder.filter_level(level).format_target(false);
     builder.target(env_logger::Target::Pipe(Box::new(LogWriter)));
     if verbosity == 0 {
-        // It warns of each interrupt kind that a device lacks, which is none of the user's concern.
+        // vfio_ioctls warns about each interrupt kind that a device lacks. Such warnings do not concern the user.
         builder.filter_module("vfio_ioctls", log::LevelFilter::Error);
     }
     let log = builder.build();
     let level = log.filter();
-    // Nobody else has set one.
+    // No other logger is set.
     if log::set_boxed_logger(Box::new(LogFlood::new(log))).is_ok() {
         log::set_max_level(level);
     }
 }
 
-/// The descriptor that an option names, if it names one.
+/// Returns the descriptor that an option names, if it names one.
 fn named<O: OptionName>(option: Option<&FileOrFd<O>>) -> Option<(Field, i32)> {
     option.and_then(FileOrFd::fd).map(|number| (O::OPTION, number))
 }
 
-/// Opens what an option names: a path, or a descriptor that this process was started with.
+/// Opens the file of an option: a path, or a descriptor that this process inherited.
 fn open<O: OptionName, T>(
     option: &FileOrFd<O>,
     inherited: &mut InheritedFds,
@@ -249,12 +249,13 @@ fn open<O: OptionName, T>(
 fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpListener, VmError> {
     let file_error = |source| FileError { field: MetricsAddress::OPTION, path: format!("tcp={address}"), source };
     let listener = TcpListener::bind(address).map_err(file_error)?;
-    // With port 0 this is how to learn which it is.
+    // With port 0, the log shows the port that the kernel chose.
     log::info!("metrics are served at http://{}/metrics", listener.local_addr().map_err(file_error)?);
     Ok(listener)
 }
 
-/// The event monitor, and the file of it that is to be emptied: a descriptor was opened by somebody who knows what is in it.
+/// Opens the event monitor. Also returns the file to empty; an inherited descriptor is not emptied, because its opener knows its
+/// contents.
 fn open_event_monitor(
     option: &FileOrFd<EventMonitorOption>,
     inherited: &mut InheritedFds,

@@ -80,7 +80,7 @@ impl Machine for Null {
     }
     fn reset(&mut self) -> Result<(), VmError> {
         let source = io::Error::from_raw_os_error(libc::EIO);
-        Err(VmError::Device { what: "resetting the devices", source })
+        Err(VmError::Device { what: "reset the devices", source })
     }
 
     fn press_power_button(&self) -> Result<(), VmError> {
@@ -136,7 +136,7 @@ impl Vmm {
 fn failure_of_the_host_is_told_with_500_and_the_server_goes_on() {
     let vmm = Vmm::start();
     let (status, error) = vmm.request("PUT", "vm.reboot", None);
-    assert_eq!((status, error), (500, json!(["resetting the devices: Input/output error (os error 5)"])));
+    assert_eq!((status, error), (500, json!(["cannot reset the devices: Input/output error (os error 5)"])));
     // A VM that cannot be reset is shut down, and can be booted again.
     let (status, info) = vmm.request("GET", "vm.info", None);
     assert_eq!((status, &info["state"]), (200, &json!("Created")));

@@ -28,8 +28,8 @@ use tiny_guest::elf;
 
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
-const BLAMED: &str = "Permission denied (os error 13); Landlock keeps the program from what neither the configuration that it was \
-                      started with nor landlock_rules names";
+const BLAMED: &str = "Permission denied (os error 13); Landlock blocks all files that neither the configuration at \
+                      the start nor landlock_rules names";
 
 /// Starts the program with a socket `api.sock` and these options, in `dir`.
 fn start(dir: &Path, options: &[&str]) -> Carom {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A client's connection: how long it may take to send a request, and the descriptors that come with it.
+//! Connection of a client: the time limits of its requests, and the descriptors that come with them.
 //!
-//! Some clients of the API keep one connection for as long as the VM lives and do not connect again, so silence between two
-//! requests has no limit there. It has one where any client of the network gets in. A request that has begun always has one.
+//! Some clients of the API keep one connection for as long as the VM lives and never reconnect. So the API's socket has no limit on the
+//! silence between two requests. The metrics address, which any client of the network can reach, has a limit. A request that has begun
+//! always has a limit.
 
 use std::future::Future;
 use std::io;
@@ -20,13 +21,13 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::descriptors::{self, MAX_DESCRIPTORS};
 
-/// How long a client may take to send the head of a request, and its first one from when it connects.
+/// Maximum time to receive the head of a request. For the first request, it starts when the client connects.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 
-/// A connection from which descriptors may come.
+/// Connection that may carry descriptors.
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Reads bytes to `buf`, and what descriptors came with them to `descriptors`; `false` if some of them were lost. Returns `None` if no
-    /// descriptors can come.
+    /// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The result is `false` if descriptors were lost.
+    /// Returns `None` if this kind of socket carries no descriptors.
     fn poll_receive(
         &self,
         context: &mut Context<'_>,
@@ -49,29 +50,29 @@ impl ClientSocket for UnixStream {
     }
 }
 
-/// No descriptors come by TCP.
+/// TCP carries no descriptors.
 impl ClientSocket for TcpStream {}
 
-/// What a connection is at.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Nothing of the next request has come.
+    /// No byte of the next request has arrived.
     Idle,
-    /// Its head comes.
+    /// The head of a request is arriving.
     Head,
-    /// It is being served. Its body has a limit of its own.
+    /// A request is being served. Its body has its own time limit.
     Serving,
 }
 
-/// What a connection and the request that comes by it share.
+/// State that a connection and its current request share.
 struct Progress {
     phase: Phase,
     descriptors: Vec<OwnedFd>,
-    /// Some were more than are taken, or than this process may have.
+    /// True if descriptors were lost: they exceeded [`super::descriptors::MAX_DESCRIPTORS`] or the process's limit.
     lost: bool,
 }
 
-/// The requests of one connection, which come one after the other.
+/// Requests of one connection, one after the other.
 #[derive(Clone)]
 pub(super) struct Requests(Arc<Mutex<Progress>>);
 
@@ -80,19 +81,19 @@ impl Requests {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The head of a request is there.
+    /// Records that the head of a request is complete.
     pub(super) fn begin(&self) {
         self.lock().phase = Phase::Serving;
     }
 
-    /// Takes the descriptors that came with the request, whose body is there; `None` if some of them were lost.
+    /// Takes the descriptors that came with the request, whose body is complete. Returns `None` if some were lost.
     pub(super) fn take_descriptors(&self) -> Option<Vec<OwnedFd>> {
         let mut progress = self.lock();
         let descriptors = mem::take(&mut progress.descriptors);
         (!mem::take(&mut progress.lost)).then_some(descriptors)
     }
 
-    /// The answer is there. What came and nobody took is closed.
+    /// Records that the request is answered. Closes descriptors that were not taken.
     pub(super) fn end(&self) {
         let mut progress = self.lock();
         progress.phase = Phase::Idle;
@@ -101,32 +102,32 @@ impl Requests {
     }
 }
 
-/// The connection.
+/// Connection of a client, with time limits.
 pub(super) struct ClientStream<S> {
     socket: S,
     requests: Requests,
-    /// How long the client may be silent between two requests.
+    /// Maximum silence between two requests.
     idle_time: Option<Duration>,
-    /// Phase that `deadline` is for.
+    /// Phase to which `deadline` applies.
     limited: Phase,
-    /// End of the time for a head that has begun, or for silence.
+    /// Deadline of the head that has begun, or of the silence.
     deadline: Pin<Box<Sleep>>,
 }
 
 impl<S: ClientSocket> ClientStream<S> {
-    /// Over `socket`, which has just connected. `idle_time` limits the silence between two requests. To be called within a runtime.
+    /// Wraps `socket`, which has just connected. `idle_time` limits the silence between two requests. Must be called within a runtime.
     pub(super) fn new(socket: S, idle_time: Option<Duration>) -> Self {
         let progress = Progress { phase: Phase::Head, descriptors: Vec::new(), lost: false };
         let requests = Requests(Arc::new(Mutex::new(progress)));
         Self { socket, requests, idle_time, limited: Phase::Head, deadline: Box::pin(sleep(HEAD_TIME)) }
     }
 
-    /// Its requests.
+    /// Returns the connection's requests.
     pub(super) fn requests(&self) -> Requests {
         self.requests.clone()
     }
 
-    /// Starts the time of a phase.
+    /// Starts the time limit of a phase.
     fn limit(&mut self, phase: Phase, time: Duration) {
         self.limited = phase;
         self.deadline.as_mut().reset(Instant::now() + time);
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_never_speaks_is_not_waited_for_for_ever() {
+    fn connection_of_a_silent_new_client_ends() {
         run(async {
             let (_client, server) = UnixStream::pair().unwrap();
             let mut stream = ClientStream::new(server, None);
@@ -245,7 +246,7 @@ mod tests {
                 requests.begin();
                 sleep(10 * idle_time).await;
                 requests.end();
-                // A request that comes in time begins the limit anew.
+                // A request in time restarts the limit.
                 let silence = tokio::time::timeout(idle_time - HEAD_TIME, stream.read(&mut buf)).await;
                 assert!(silence.is_err(), "{silence:?}");
             }
@@ -270,7 +271,7 @@ mod tests {
                 sleep(100 * HEAD_TIME).await;
                 client.write_all(b"P").await.unwrap();
             });
-            // The next head has begun with that.
+            // That byte has begun the next head.
             assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Descriptors that come with bytes on a unix socket (`SCM_RIGHTS`, see unix(7)).
+//! File descriptors that come with bytes on a Unix socket (`SCM_RIGHTS`, see unix(7)).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,11 +11,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-/// Most descriptors that may come with one request. A message can have 253 (`SCM_MAX_FD`).
+/// Maximum number of descriptors with one request. A message can carry 253 (`SCM_MAX_FD`).
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
-/// Reads bytes to `buf`, and the descriptors that came with them to `descriptors`. They are closed in programs that this one
-/// may start. `false` if some were lost: they were too many, or this process can have no more.
+/// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The descriptors are close-on-exec.
+/// The result is `false` if some were lost: too many came, or the process has reached its limit.
 pub(super) fn poll_receive(
     stream: &UnixStream,
     context: &mut Context<'_>,
@@ -30,14 +30,14 @@ pub(super) fn poll_receive(
                 buf.advance(count);
                 return Poll::Ready(Ok(whole));
             }
-            // It is polled anew until the socket is known to be empty.
+            // Poll again until the socket is known to be empty.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Poll::Ready(Err(error)),
         }
     }
 }
 
-/// How many bytes were read, and whether all descriptors were taken.
+/// Returns the number of bytes read, and true if all descriptors were taken.
 fn receive(stream: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<(usize, bool)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends `bytes` with `count` descriptors of a file that holds `text`.
+    /// Sends `bytes` with `count` descriptors of a file that contains `text`.
     fn send(stream: &std::os::unix::net::UnixStream, bytes: &[u8], text: &str, count: usize) {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_are_taken_are_told_as_lost() {
+    fn surplus_descriptors_are_reported_as_lost() {
         let (len, descriptors, whole) = receive_all(MAX_DESCRIPTORS + 16);
         assert_eq!((len, whole), (7, false));
         assert!(descriptors.len() < MAX_DESCRIPTORS + 16);

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The two ways by which clients come in.
+//! The two endpoints at which clients connect.
 
 use std::time::Duration;
 
 use carom_api::operations::{self, Operation};
 
-/// Where clients come in.
+/// Endpoint at which clients connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Door {
-    /// The API's socket, on which everything is served.
+    /// The API's socket, which serves every operation.
     Api,
-    /// The address for metrics, on which nothing else is.
+    /// The address for metrics, which serves nothing else.
     Metrics,
 }
 
 impl Door {
-    /// Most clients that are connected at once; who comes then is told to try again. Each takes a descriptor. The doors
-    /// share no places, so that strangers at one cannot keep the owner from the other.
+    /// Maximum number of connected clients. A client beyond that is told to try again. Each client takes a descriptor. The endpoints
+    /// have separate limits, so that network clients cannot lock out the owner.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,
@@ -25,8 +25,8 @@ impl Door {
         }
     }
 
-    /// Maximum silence of a client between two requests. Clients of the API may keep a connection for as long as the VM lives. Those
-    /// of the network may not: silent ones would take all places for ever.
+    /// Maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives. Network
+    /// clients may not: silent ones would occupy all places for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,
@@ -34,12 +34,12 @@ impl Door {
         }
     }
 
-    /// Whether the operation is served here.
+    /// True if this endpoint serves the operation.
     pub(super) fn has(self, operation: &Operation) -> bool {
         self == Self::Api || operation.name == operations::METRICS
     }
 
-    /// What to add when there is no such operation.
+    /// Returns the text to add to the error for an unknown operation.
     pub(super) fn hint(self) -> &'static str {
         match self {
             Self::Api => "",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Metrics in Prometheus' text form, with its conventions for names: base units, `_total` for what only grows.
+//! Metrics in Prometheus' text format, with its naming conventions: base units, and `_total` for counters.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use crate::control::{Figures, figures};
 
-/// The metrics of one scrape: made of figures, rendered, and dropped.
+/// Metrics of one scrape: created from the figures, rendered, and dropped.
 struct Scrape(Registry);
 
 impl Scrape {
@@ -57,13 +57,13 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
 }
 
 fn vmm(scrape: &Scrape) -> Result<(), prometheus::Error> {
-    let build = IntGaugeVec::new(Opts::new("carom_build_info", "The program; always 1."), &["version"])?;
+    let build = IntGaugeVec::new(Opts::new("carom_build_info", "Version of the program as a label; always 1."), &["version"])?;
     build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
     scrape.add(Box::new(build))
 }
 
 fn vm(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
-    let states = IntGaugeVec::new(Opts::new("carom_vm_state", "1 for the state that the VM is in."), &["state"])?;
+    let states = IntGaugeVec::new(Opts::new("carom_vm_state", "1 for the current state of the VM, 0 for the others."), &["state"])?;
     for name in ["none", "created", "running", "paused", "shutdown"] {
         states.with_label_values(&[name]).set(i64::from(name == all.state_name()));
     }
@@ -72,7 +72,7 @@ fn vm(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_vm_memory_bytes", "RAM of the VM.", all.memory_bytes)
 }
 
-/// What the host told of passed-through devices.
+/// Adds the host's notices about passed-through devices.
 fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Uncorrectable errors of passed-through devices that the host reported.";
     scrape.total("carom_device_errors_total", help, all.device_errors)?;
@@ -80,19 +80,19 @@ fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
-/// Output that was lost: its reader was too slow, or the host could not write it.
+/// Adds the counts of lost output: its reader was too slow, or the host could not write it.
 fn lost(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Lines of the log and of standard error that were dropped.";
     scrape.total("carom_lost_log_lines_total", help, all.lost_log_lines)?;
     scrape.total("carom_lost_events_total", "Events that were lost.", all.lost_events)
 }
 
-/// The metric of a counter that devices of a kind have.
+/// Returns the name of the metric for a counter of a device kind.
 pub(crate) fn name_of(kind: &str, counter: &str) -> String {
     format!("carom_{}_{counter}_total", kind.replace('-', "_"))
 }
 
-/// What devices count by themselves: a metric for each counter of a kind, labelled with the device.
+/// Adds the counters that devices keep themselves: a metric for each counter of a kind, labelled with the device.
 fn parts(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let mut metrics = BTreeMap::new();
     for part in &all.parts {
@@ -129,53 +129,53 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
         "kind",
         &kinds(&counters.failed),
     )?;
-    scrape.gauge("carom_iommu_mappings", "Mappings that exist.", counters.mappings)?;
-    let help = "Guest RAM that is mapped, counted once for each address space of the host.";
+    scrape.gauge("carom_iommu_mappings", "Current mappings.", counters.mappings)?;
+    let help = "Mapped guest RAM, counted once for each address space of the host.";
     scrape.gauge("carom_iommu_mapped_bytes", help, counters.mapped_bytes)?;
-    scrape.gauge("carom_iommu_mapped_bytes_peak", "The most that it has been.", counters.peak_mapped_bytes)?;
+    scrape.gauge("carom_iommu_mapped_bytes_peak", "Maximum of carom_iommu_mapped_bytes so far.", counters.peak_mapped_bytes)?;
     if let Some(limit) = report.max_mapped_bytes {
-        scrape.gauge("carom_iommu_mapped_bytes_limit", "The most that it may be.", limit)?;
+        scrape.gauge("carom_iommu_mapped_bytes_limit", "Limit of carom_iommu_mapped_bytes.", limit)?;
     }
-    let help = "What the host has pinned for devices behind the virtio-iommu: RAM that is mapped, and windows.";
+    let help = "Memory that the host has pinned for devices behind the virtio-iommu: mapped RAM and windows.";
     scrape.gauge("carom_iommu_pinned_bytes", help, counters.pinned_bytes)?;
-    scrape.gauge("carom_iommu_pinned_bytes_peak", "The most that it has been.", counters.peak_pinned_bytes)?;
+    scrape.gauge("carom_iommu_pinned_bytes_peak", "Maximum of carom_iommu_pinned_bytes so far.", counters.peak_pinned_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
-    let help = "How often the polling thread had no CPU of the host while requests came.";
+    let help = "Times that the polling thread had no host CPU while requests arrived.";
     scrape.total("carom_iommu_poll_stalls_total", help, report.poll_stalls.count)?;
-    let help = "Calls to the host that neighbouring UNMAP requests saved by sharing one.";
+    let help = "Calls to the host that were saved because neighbouring UNMAP requests shared one.";
     scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;
     scrape.total("carom_iommu_host_errors_total", "Calls to the host that failed.", counters.host_errors)?;
-    scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host would not unmap.", counters.stuck_ranges)?;
-    scrape.gauge("carom_iommu_window_budget_bytes", "What all bounce windows may use.", report.budget)?;
+    scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host failed to unmap.", counters.stuck_ranges)?;
+    scrape.gauge("carom_iommu_window_budget_bytes", "Maximum memory of all bounce windows.", report.budget)?;
     scrape.gauge("carom_iommu_window_bytes", "Backed chunks of bounce windows.", counters.window_bytes)?;
-    scrape.gauge("carom_iommu_window_bytes_peak", "The most that it has been.", counters.peak_window_bytes)?;
-    let help = "Window memory that the host has allocated, with what is kept ready.";
+    scrape.gauge("carom_iommu_window_bytes_peak", "Maximum of carom_iommu_window_bytes so far.", counters.peak_window_bytes)?;
+    let help = "Window memory that the host has allocated, including memory kept ready.";
     scrape.gauge("carom_iommu_window_held_bytes", help, report.held_window_bytes)?;
-    let help = "Chunks that stay mapped for when the guest asks again after a reset of the VM.";
+    let help = "Chunks that stay mapped over a reset of the VM, until the guest asks for them again.";
     scrape.gauge("carom_iommu_window_parked_chunks", help, counters.parked_chunks)?;
-    let help = "Parked chunks that the guest took up again, without a call to the host.";
+    let help = "Parked chunks that the guest reused without a call to the host.";
     scrape.total("carom_iommu_window_unparked_chunks_total", help, counters.unparked_chunks)?;
-    scrape.gauge("carom_iommu_window_lost_chunks", "Chunks that could not be given back yet.", counters.lost_chunks)?;
+    scrape.gauge("carom_iommu_window_lost_chunks", "Chunks that could not be freed yet.", counters.lost_chunks)?;
     scrape.gauge(
         "carom_iommu_bounce_threshold_bytes",
-        "DMA up to this size is to bounce; 0: the guest decides.",
+        "Maximum size of DMA that bounces; 0: the guest decides.",
         report.threshold.into(),
     )
 }
 
-/// What each device behind the virtio-iommu reaches.
+/// Adds the memory that each device behind the virtio-iommu can access.
 fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result<(), prometheus::Error> {
     type Figure = fn(&EndpointReport) -> u64;
     let metrics: [(&str, &str, Figure); 4] = [
-        ("carom_iommu_endpoint_mapped_bytes", "RAM that the device reaches.", |of| of.mapped_bytes),
-        ("carom_iommu_endpoint_window_bytes", "Windows that the device reaches, parked chunks included.", |of| {
+        ("carom_iommu_endpoint_mapped_bytes", "RAM that the device can access.", |of| of.mapped_bytes),
+        ("carom_iommu_endpoint_window_bytes", "Window memory that the device can access, including parked chunks.", |of| {
             of.window_bytes
         }),
-        ("carom_iommu_endpoint_parked_bytes", "Windows that are kept mapped for the device over a reset.", |of| {
+        ("carom_iommu_endpoint_parked_bytes", "Window memory that stays mapped for the device over a reset.", |of| {
             of.parked_bytes
         }),
-        ("carom_iommu_endpoint_pinned_bytes", "What the host cannot move because of the device.", |of| of.pinned_bytes),
+        ("carom_iommu_endpoint_pinned_bytes", "Memory that the host has pinned for the device.", |of| of.pinned_bytes),
     ];
     for (name, help, figure) in metrics {
         let gauges = IntGaugeVec::new(Opts::new(name, help), &["device", "address"])?;
@@ -190,35 +190,36 @@ fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result
     Ok(())
 }
 
-/// How long requests and calls to the host took.
+/// Returns the latency histograms of requests and of calls to the host.
 fn latencies(engine: &Report) -> [MetricFamily; 2] {
     [
         histogram(
             "carom_iommu_request_duration_seconds",
-            "How long requests to the virtio-iommu took, calls to the host included.",
+            "Duration of requests to the virtio-iommu, including calls to the host.",
             "kind",
             &figures::of_requests(&engine.latency),
         ),
         histogram(
             "carom_iommu_host_call_duration_seconds",
-            "How long calls to the host's IOMMU took, failed ones included. One in eight is timed.",
+            "Duration of calls to the host's IOMMU, including failed calls. One call in eight is timed.",
             "call",
             &figures::of_host(&engine.host),
         ),
     ]
 }
 
-/// Histogram of stalls of the polling thread.
+/// Returns the histogram of stalls of the polling thread.
 fn stalls(times: &Histogram) -> MetricFamily {
-    let help = "How long the polling thread had no CPU of the host while requests came. They waited that long at most.";
+    let help = "Time that the polling thread had no host CPU while requests arrived: the maximum wait of these requests.";
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Shortest and longest classes that are told apart, in nanoseconds: outside of them nothing happens that one would look
-/// for, and each class is a time series.
+/// Shortest and longest classes that are rendered, in nanoseconds. Samples outside are rare and uninteresting, and each
+/// class is a time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
-/// A histogram for each of `named`. The crate's own type counts as it goes, but these have been counted already.
+/// Returns a histogram for each of `named`. The crate's own histogram type counts samples itself, but these are already
+/// counted.
 fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
     let metrics = named.iter().map(|(of, histogram)| {
         let mut pair = LabelPair::default();
@@ -236,7 +237,7 @@ fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) 
     family
 }
 
-/// In seconds, each bucket with all before it.
+/// Converts a histogram to seconds and cumulative buckets.
 fn counted(histogram: &Histogram) -> proto::Histogram {
     let mut seen = 0;
     let all = figures::classes(histogram).map(|(end, count)| {
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!((samples["carom_iommu_pinned_bytes"], samples["carom_iommu_pinned_bytes_peak"]), (8192, 12288));
         assert_eq!((samples["carom_device_errors_total"], samples["carom_device_requests_total"]), (3, 5));
         assert_eq!(samples["carom_iommu_window_budget_bytes"], 64 << 20);
-        // Every metric has its help and type, and what only grows is named so.
+        // Every metric has its help and type, and the names of counters end in `_total`.
         for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             let (name, kind) = line.split_once(' ').unwrap();
             assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
@@ -340,7 +341,7 @@ mod tests {
         assert!(text.contains("# HELP carom_rng_requests_total Requests served."), "{text}");
     }
 
-    /// What an engine with one device has to tell.
+    /// Returns the report of an engine with one device.
     fn engine() -> Report {
         let mut engine = Engine::new(EngineConfig::default(), Arc::new(TestRam::new(&[(0, 1 << 20)])), None).unwrap();
         engine.add_endpoint(16, Box::new(RecordingMapper::new())).unwrap();
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(value(&format!("{name}_count{{kind=\"map\"}}")), 5.0);
         assert_eq!(value(&format!("{name}_sum{{kind=\"map\"}}")), 5.0030014);
         assert_eq!(value("carom_iommu_host_call_duration_seconds_count{call=\"unmap\"}"), 0.0);
-        // As many buckets whatever was counted, none of them less than the one before.
+        // Each kind has the same number of buckets, and the buckets are cumulative.
         let buckets = |kind: &str| {
             let start = format!("{name}_bucket{{kind=\"{kind}\"");
             let lines = text.lines().filter(|line| line.starts_with(&start));
@@ -397,7 +398,7 @@ mod tests {
         let rows = include_str!("../../../docs/api.md").lines().filter(|line| line.starts_with("| `carom_"));
         let names = rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
         let names = names.map(|name| name.split('{').next().unwrap()).filter(|name| name.starts_with("carom_"));
-        // Those of devices are held against the table where the devices are.
+        // A test of the devices checks their metrics against the table.
         let of_part = |name: &str| {
             let kinds = KINDS.iter().map(|kind| kind.name).filter(|kind| *kind != "iommu").chain(["serial"]);
             kinds.map(|kind| name_of(kind, "")).any(|of_kind| name.starts_with(of_kind.trim_end_matches("_total")))
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_vm_there_is_little_to_tell() {
+    fn without_a_vm_few_metrics_are_rendered() {
         let text = render(&Figures::default()).unwrap();
         assert_eq!(parse(&text)["carom_vm_state{state=\"none\"}"], 1);
         assert!(!text.contains("carom_iommu"));

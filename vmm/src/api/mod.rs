@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The REST API: HTTP on a unix socket, with Cloud Hypervisor's paths, fields and status codes.
+//! The REST API: HTTP on a Unix socket, with Cloud Hypervisor's paths, fields and status codes.
 //!
-//! What can be asked for, and what is answered, stands in [`carom_api`]. [`server`] speaks HTTP, [`socket`] makes the socket,
-//! `respond` turns requests into calls and what comes of them into responses. What a call does is [`crate::control`]'s.
+//! [`carom_api`] defines the operations and their answers. [`server`] speaks HTTP, and `respond` turns requests into calls
+//! and the results into responses. [`crate::control`] executes the calls.
 
 mod client_stream;
 mod descriptors;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Responses before they are put in HTTP.
+//! Responses before they are converted to HTTP.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -8,11 +8,11 @@ use hyper::ext::ReasonPhrase;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// A response before it is put in HTTP.
+/// Response before it is converted to HTTP.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
     pub(super) status: StatusCode,
-    /// Of the body, if there is one.
+    /// Media type of the body, if there is a body.
     pub(super) media_type: Option<&'static str>,
     pub(super) body: Bytes,
 }
@@ -27,7 +27,7 @@ impl From<Page> for Response<Full<Bytes>> {
     fn from(page: Page) -> Self {
         let mut response = Self::new(Full::new(page.body));
         *response.status_mut() = page.status;
-        // As in Cloud Hypervisor, whose clients take all that follows the version for the number.
+        // As in Cloud Hypervisor: its clients parse everything after the version as the status number.
         response.extensions_mut().insert(ReasonPhrase::from_static(b""));
         if let Some(media_type) = page.media_type {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share: however many ask for the same at once, the VM is read once, mostly by the control thread, and
-//! the answer is put in HTTP once.
+//! Answers that clients share. If many clients ask for the same thing at once, the VM is read once, mostly by the control
+//! thread, and the answer is converted to HTTP once.
 //!
-//! A client gets what was the case at some time between its request and its answer, as if it had asked alone: who comes
-//! while the VM is being read waits for the next time.
+//! A client gets a state from between its request and its answer, as if it had asked alone: a client that asks while the VM
+//! is being read waits for the next reading.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Who waits for the next answer, by what they ask for. There is an entry as long as somebody is being answered.
+/// Clients that wait for the next answer, by the name of their question. An entry exists while a reading for it runs.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
-/// What clients read.
+/// Questions that clients ask, with the waiting clients.
 #[derive(Debug)]
 pub(super) struct Readings<T>(Arc<Waiting<T>>);
 
@@ -27,7 +27,8 @@ impl<T> Default for Readings<T> {
 }
 
 impl<T: Clone + Send + 'static> Readings<T> {
-    /// The answer to `name`, which `ask` gets; `None` if the runtime ends before it is there. To be called within a runtime.
+    /// Returns the answer to `name`, which `ask` produces. Returns `None` if the runtime ends first. Must be called within a
+    /// runtime.
     pub(super) async fn read<F>(&self, name: &'static str, ask: impl Fn() -> F + Send + 'static) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -40,25 +41,25 @@ impl<T: Clone + Send + 'static> Readings<T> {
             asked
         };
         if !asked {
-            // A task of its own, as the client that came first may leave before the others have their answer.
+            // A separate task, because the client that came first may leave before the others have their answer.
             tokio::spawn(serve(self.0.clone(), name, ask));
         }
         answer.await.ok()
     }
 }
 
-/// Answers all who ask for `name`, until nobody does.
+/// Answers the clients that ask for `name`, until no client waits.
 async fn serve<T: Clone, F: Future<Output = T>>(waiting: Arc<Waiting<T>>, name: &'static str, ask: impl Fn() -> F) {
     while let Some(clients) = next(&waiting, name) {
         let answer = ask().await;
         for client in clients {
-            // Who went away does not want it.
+            // A send fails if the client has left.
             let _ = client.send(answer.clone());
         }
     }
 }
 
-/// Who waits now; `None`, and no entry any more, if nobody does.
+/// Returns the clients that wait now. Removes the entry and returns `None` if no client waits.
 fn next<T>(waiting: &Waiting<T>, name: &'static str) -> Option<Vec<oneshot::Sender<T>>> {
     let mut waiting = lock(waiting);
     let clients = waiting.get_mut(name).map(mem::take).unwrap_or_default();
@@ -86,7 +87,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
     }
 
-    /// What counts how often it is asked, and answers with that once it is let.
+    /// Source that counts its readings, and answers with the count when it is released.
     #[derive(Clone)]
     struct Source {
         asked: Arc<AtomicUsize>,

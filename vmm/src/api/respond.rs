@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! From a request to its response: which operation it asks for, what the control thread says, and how that is put in HTTP.
+//! Turns a request into a call to the control thread, and the outcome into an HTTP response.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -25,14 +25,14 @@ use super::shared::SharedApi;
 use crate::control::{ControlError, ControlHandle, Reply};
 use crate::error::VmError;
 
-/// Longest body in bytes.
+/// Maximum length of a body in bytes.
 const MAX_BODY: usize = 1 << 20;
-/// Media type of what is not metrics.
+/// Media type of everything except metrics.
 const JSON: &str = "application/json";
-/// How long a client may take to send a body.
+/// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Answers a request that came through `door` as one of `requests`.
+/// Answers a request that arrived at `door` and belongs to `requests`.
 pub(super) async fn respond(
     door: Door,
     shared: &SharedApi,
@@ -50,7 +50,7 @@ pub(super) async fn respond(
         verbs.push(operation.verb.name());
     }
     log::debug!("API: {} {path}: no such operation", request.method());
-    // Read even so: a client that still sends when the connection is closed may lose the answer.
+    // Read the body anyway: a client that is still sending when the connection is closed may lose the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
         return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint())).into();
@@ -73,9 +73,9 @@ async fn perform(
         Ok(body) => body,
         Err(page) => return page.into(),
     };
-    // They may come with any part of the request.
+    // Descriptors may come with any part of the request.
     let Some(descriptors) = requests.take_descriptors() else {
-        let message = format!("descriptors were lost: at most {MAX_DESCRIPTORS} may come with a request");
+        let message = format!("descriptors were lost: send at most {MAX_DESCRIPTORS} with a request");
         return refusal(StatusCode::BAD_REQUEST, &message).into();
     };
     let call = match &operation.action {
@@ -97,7 +97,7 @@ async fn perform(
     }
 }
 
-/// Gives a call the descriptors that came with its request. What has no use for them has them closed.
+/// Gives a call the descriptors that came with its request. Calls that do not use descriptors close them.
 fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Result<(), BodyError> {
     if descriptors.is_empty() {
         return Ok(());
@@ -108,11 +108,11 @@ fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Res
     if let Call::Restore(source) = call {
         return source.take_files(descriptors).map_err(BodyError::from);
     }
-    log::debug!("API: {operation} uses no descriptors: {} are closed", descriptors.len());
+    log::debug!("API: {operation} uses no descriptors; closed {}", descriptors.len());
     Ok(())
 }
 
-/// What `call` tells, which changes nothing: one answer does for all who ask at the same time.
+/// Answers `call`, which changes nothing. Clients that ask at the same time share one answer.
 async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
     let control = shared.control.clone();
     let ask = move || {
@@ -125,21 +125,21 @@ async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Res
 async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("reading the body: {error}"))),
+        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("cannot read the body: {error}"))),
         Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body took too long")),
     }
 }
 
-/// What is answered to `call`: by the control thread, but for `vm.info` where it can be read at once.
+/// Returns the control thread's answer to `call`. `vm.info` is read directly if that is possible at once.
 async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
-    // Without two switches of threads, each of which may have to wait for a CPU beside a guest.
+    // Saves two thread switches, each of which may have to wait for a CPU while a guest runs.
     if matches!(call, Call::Info)
         && let Some(outcome) = control.info_soon()
     {
         return outcome;
     }
     let (sender, answer) = oneshot::channel();
-    // A client that went away does not want it.
+    // A send fails if the client has left.
     control.call(call, Box::new(move |outcome| drop(sender.send(outcome))));
     answer.await.unwrap_or(Err(ControlError::Ending))
 }
@@ -159,7 +159,8 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
     }
 }
 
-/// As Cloud Hypervisor has them (`api_error_status_code`): a state in which a call means nothing is an internal error there.
+/// Returns the status code of an error, as Cloud Hypervisor has it (`api_error_status_code`): a call in the wrong state is
+/// an internal error there.
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
@@ -167,7 +168,7 @@ fn status(error: &ControlError) -> StatusCode {
             StatusCode::CONFLICT
         }
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
-        // As there: a client is to try again.
+        // As in Cloud Hypervisor: the client should try again.
         ControlError::Vm(VmError::VcpuLeaving(_)) | ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
         ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
         ControlError::AlreadyCreated | ControlError::WrongState { .. } | ControlError::Vm(_) | ControlError::Ending => {
@@ -192,7 +193,7 @@ fn json<T: serde::Serialize>(value: &T) -> Page {
     }
 }
 
-/// A refusal in Cloud Hypervisor's form: a list of messages, the last the cause of all.
+/// Makes an error response in Cloud Hypervisor's form: a list of messages, with the root cause last.
 fn refusal(status: StatusCode, message: &str) -> Page {
     Page::new(status, JSON, serde_json::json!([message]).to_string())
 }

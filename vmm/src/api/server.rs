@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The HTTP server: one thread, however many clients.
+//! The HTTP server: one thread for all clients.
 //!
-//! A client that sends slowly or not at all, or does not take its answers, holds nothing but its own connection, and that
-//! only for a while. Calls go to the control thread, but for `vm.info` where nothing has to be waited for; a client that goes
-//! away meanwhile does not undo its call.
+//! A client that sends slowly or not at all, or does not read its answers, blocks only its own connection, and only for a
+//! limited time. The control thread executes calls, except `vm.info` if it can be read without waiting. A call is still
+//! executed if its client disconnects.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,22 +29,22 @@ use super::shared::SharedApi;
 use crate::process::thread_roles::API;
 use crate::process::time_slice::ShortSlice;
 
-/// How long a client may take nothing of its answer.
+/// Maximum time in which a client reads nothing of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// How long the last answers may take to be sent when the VMM ends.
+/// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// How long to wait when no connection can be accepted, for want of descriptors.
+/// Delay before the next attempt if a connection cannot be accepted, for example for lack of descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// What one client too many gets.
+/// Response to a client beyond the limit.
 const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
     Connection: close\r\n\r\n[\"too many clients are connected\"]";
 
-/// The running server. Dropping it sends the last answers and ends it, and removes the socket.
+/// Running server. Dropping it sends the last answers, ends the server and removes the socket.
 pub struct ApiServer {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    // Behind the thread: the socket's file goes when nobody serves it any more.
+    // Dropped after the thread has ended: the socket's file is removed when the server no longer serves it.
     _socket: Option<ListeningSocket>,
 }
 
@@ -62,7 +62,7 @@ impl ApiServer {
         api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        // Registered with the runtime before the thread starts, so that what fails is told.
+        // Registered with the runtime before the thread starts, so that the caller gets the errors.
         let entered = runtime.enter();
         let api = api.map(UnixListener::from_std).transpose()?;
         let metrics = metrics.map(TcpListener::from_std).transpose()?;
@@ -70,7 +70,7 @@ impl ApiServer {
         let (stop, stopped) = oneshot::channel();
         let thread = sandbox::start(API, "api".into(), move || {
             sandbox::give_up_files();
-            // Until the thread ends.
+            // Stays until the thread ends.
             let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));
         })?;
@@ -89,13 +89,13 @@ impl Drop for ApiServer {
     }
 }
 
-/// What connections come from.
+/// Source of connections.
 trait Listener {
-    /// A connection.
+    /// Connection of a client.
     type Stream: ClientSocket;
-    /// The next one.
+    /// Returns the next connection.
     async fn next(&self) -> io::Result<Self::Stream>;
-    /// Sends as much as it takes at once.
+    /// Sends as many bytes as the connection takes without waiting.
     fn send_now(stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
 }
 
@@ -135,7 +135,7 @@ async fn serve(
     tokio::select! {
         () = accept(api, Door::Api, &api_clients, &shared, &stopping) => {}
         () = accept(metrics, Door::Metrics, &metrics_clients, &shared, &stopping) => {}
-        // The sender is dropped when the server is to end.
+        // The sender is dropped when the server must end.
         _ = stopped => {}
     }
     let _ = stop.send(true);
@@ -147,7 +147,7 @@ async fn serve(
     .await;
 }
 
-/// Lets clients in, for ever.
+/// Accepts clients for ever.
 async fn accept<L: Listener>(
     listener: Option<L>,
     door: Door,
@@ -166,11 +166,11 @@ async fn accept<L: Listener>(
                         drop(place);
                     });
                 }
-                // It may not take even this much; then it sees its connection end.
+                // If the connection does not take even this response, the client only sees the connection close.
                 Err(_) => drop(L::send_now(&stream, BUSY)),
             },
             Err(error) => {
-                log::warn!("accepting an API client: {error}");
+                log::warn!("cannot accept an API client: {error}");
                 tokio::time::sleep(ACCEPT_AGAIN).await;
             }
         }
@@ -195,15 +195,15 @@ async fn connection<S: ClientSocket>(
         }
     });
     let mut stream = TimeoutStream::new(stream);
-    // Reading has limits of its own, for heads and bodies.
+    // Reading has its own time limits, for heads and bodies.
     stream.set_write_timeout(Some(ANSWER_TIME));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // Who sends no more may still take the answer: what was asked for is done.
+        // A client that has closed its sending side still gets the answer, because the request was executed.
         .half_close(true)
-        // The names' case in Cloud Hypervisor, whose clients compare it.
+        // Cloud Hypervisor's spelling of header names: its clients compare the case.
         .title_case_headers(true)
-        // The stream's, as hyper's would cut idle connections.
+        // [`ClientStream`] has the limit. hyper's limit would cut idle connections.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
@@ -230,17 +230,17 @@ mod tests {
     use super::*;
     use crate::control::ControlHandle;
 
-    /// Ends a test that hangs.
+    /// Limit that ends a hanging test.
     const LONG: Duration = Duration::from_secs(120);
 
-    /// Start of an answer.
+    /// Returns the start of an answer.
     async fn status(client: &mut TcpStream) -> io::Result<String> {
         let mut answer = vec![0; 1024];
         let len = client.read(&mut answer).await?;
         Ok(String::from_utf8_lossy(&answer[..len]).chars().take(12).collect())
     }
 
-    /// One request of a client that keeps its connection.
+    /// Makes one request of a client that keeps its connection.
     async fn ask(client: &mut TcpStream) -> io::Result<String> {
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
         status(client).await
@@ -251,7 +251,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
         runtime.block_on(async {
             pause();
-            // Time stands still but where the test advances it: it goes on by itself only without such a task.
+            // The clock is paused, and only the test advances it. Without a blocking task, tokio would advance it by itself.
             let (over, wait) = mpsc::channel::<()>();
             let blocker = tokio::task::spawn_blocking(move || wait.recv().is_ok());
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -268,7 +268,7 @@ mod tests {
             let mut other = TcpStream::connect(address).await.unwrap();
             assert_eq!(status(&mut other).await.unwrap(), "HTTP/1.1 429");
             advance(2 * Door::Metrics.idle_time().unwrap()).await;
-            // Places come back once the server's tasks have ended.
+            // Places become free once the server's tasks have ended.
             let began = std::time::Instant::now();
             loop {
                 let mut client = TcpStream::connect(address).await.unwrap();

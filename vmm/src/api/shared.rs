@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What all connections share: the way to the control thread, and what is being read of it.
+//! State that all connections share.
 
 use carom_api::cli::Program;
 
@@ -8,18 +8,18 @@ use super::page::Page;
 use super::reading::Readings;
 use crate::control::ControlHandle;
 
-/// What all connections share.
+/// State that all connections share.
 pub struct SharedApi {
-    /// The way to the control thread.
+    /// Handle of the control thread.
     pub(super) control: ControlHandle,
-    /// What is being read of it.
+    /// Readings of the VM that are in progress.
     pub(super) readings: Readings<Page>,
-    /// What clients see the VMM as.
+    /// Program as which the VMM identifies itself to clients.
     pub(super) program: Program,
 }
 
 impl SharedApi {
-    /// With this way to the control thread, of a VMM that clients see as `program`.
+    /// Creates the state for a VMM that identifies itself as `program`.
     pub fn new(control: ControlHandle, program: Program) -> Self {
         Self { control, readings: Readings::default(), program }
     }

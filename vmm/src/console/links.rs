@@ -27,7 +27,7 @@ impl ConsoleLinks {
     /// # Errors
     /// What the user or the host did not provide.
     pub fn open(target: &ConsoleTarget<'_>, names: Names) -> Result<Self, VmError> {
-        let fail = |source| VmError::Device { what: "setting a console up", source };
+        let fail = |source| VmError::Device { what: "set up a console", source };
         let (mut output, mut line) = (None, None);
         match target.mode {
             ConsoleMode::Off | ConsoleMode::Null => {}
@@ -60,7 +60,7 @@ impl ConsoleLinks {
             line.connect(receiver);
         }
         if target.mode == ConsoleMode::Tty {
-            let what = "giving the terminal to the guest";
+            let what = "connect the terminal to the guest";
             let terminal = Terminal::take(receiver.clone());
             self.terminal = Some(terminal.map_err(|source| VmError::Device { what, source })?);
         }

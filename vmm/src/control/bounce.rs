@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bounce windows: what clients are told of them.
+//! Reports of bounce windows, in the form that clients get.
 
 use carom_api::IommuBounceConfig;
 use carom_api::limits::CHUNK_SIZE;
@@ -12,7 +12,7 @@ use iommu_bounce::{DomainWindow, Report};
 use super::counters;
 use super::figures;
 
-/// What there is to tell of the windows of `config`; `status` is there while the VM is booted.
+/// Returns the state of the windows of `config`. `status` is present while the VM is booted.
 pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -> IommuBounce {
     let windows =
         status.iter().flat_map(|status| status.windows.iter().map(|window| describe(window, status.chunk_size)));
@@ -29,7 +29,7 @@ pub(super) fn status(config: &IommuBounceConfig, status: Option<&IommuStatus>) -
     }
 }
 
-/// The same with the engine's figures.
+/// Adds the engine's figures to `bounce`.
 pub(super) fn report(bounce: IommuBounce, engine: Option<&Report>) -> IommuBounceReport {
     let requests = engine.map(|engine| figures::latencies(figures::of_requests(&engine.latency)));
     let host = engine.map(|engine| figures::latencies(figures::of_host(&engine.host)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How the other threads reach the control thread: a mailbox wakes it, clients call it, signals are handed to it.
+//! Channel to the control thread: a mailbox wakes it, clients call it, and the signal thread sends it messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -12,17 +12,17 @@ use devices::host_memory::Note;
 use super::{ControlError, Reply};
 use crate::mailbox::Mailbox;
 
-/// Most calls of clients that may wait for the control thread; whoever comes then is told to try again.
+/// Maximum number of client calls in the queue. A client beyond that is told to try again later.
 const MAX_CALLS: usize = 128;
 
-/// What a call is answered with, on the control thread: it must not block.
+/// Callback that takes the result of a call. The control thread runs it, so it must not block.
 pub type Answer = Box<dyn FnOnce(Result<Reply, ControlError>) + Send>;
 
-/// What the control thread wakes up for.
+/// Message to the control thread.
 pub(super) enum Message {
-    /// A guest, or the host of its devices, left a note.
+    /// The guest, or the host side of its devices, left a note.
     Guest,
-    /// A client calls.
+    /// A client made a call.
     Call(Box<Call>, Caller),
     /// A signal asks the VMM to end.
     Terminate(i32),
@@ -35,27 +35,27 @@ pub(super) enum Message {
 /// A note about lost guest memory, for the control thread.
 pub(super) struct LostMemory {
     pub(super) note: Note,
-    /// Gets a message when the control thread has begun with the end of the VM.
+    /// Receives a message when the control thread begins to end the VM.
     pub(super) begun: Sender<()>,
 }
 
 impl Message {
-    /// Whether a client asks something, which changes nothing.
+    /// True if the message is a client's query, which changes nothing.
     pub(super) fn is_question(&self) -> bool {
         let Self::Call(call, _) = self else { return false };
         matches!(**call, Call::Info | Call::Counters | Call::Bounce | Call::Figures)
     }
 }
 
-/// A client that waits in the queue. One that is dropped without an answer is told that the VMM ends: that is when what
-/// waits in the queue is dropped.
+/// Client that waits in the queue. If it is dropped without an answer, it is told that the VMM is ending: the queue is dropped
+/// only then.
 pub(super) struct Caller {
     answer: Option<Answer>,
     calls: Arc<AtomicUsize>,
 }
 
 impl Caller {
-    /// Answers the client, which leaves the queue by that.
+    /// Answers the client and removes it from the queue.
     pub(super) fn answer(mut self, outcome: Result<Reply, ControlError>) {
         if let Some(answer) = self.answer.take() {
             answer(outcome);
@@ -72,65 +72,65 @@ impl Drop for Caller {
     }
 }
 
-/// What the control thread owns, as others may read it.
+/// State of the control thread that other threads can read.
 pub(super) trait Readable: Send + Sync {
-    /// What `vm.info` is answered with, at once or not at all: `None` while the control thread changes something, or where
-    /// reading would have to wait for somebody else.
+    /// Returns the answer to `vm.info` without waiting. Returns `None` while the control thread changes something, or if a lock
+    /// that reading needs is held.
     fn info_soon(&self) -> Option<Result<Reply, ControlError>>;
 }
 
-/// The way to the control thread, for as many threads as want it.
+/// Handle of the control thread. It can be cloned for any number of threads.
 #[derive(Clone)]
 pub struct ControlHandle {
     sender: Sender<Message>,
     calls: Arc<AtomicUsize>,
-    /// There while the control thread serves.
+    /// Set once the control thread serves.
     read: Arc<OnceLock<Weak<dyn Readable>>>,
 }
 
-/// Makes the way to the control thread, and its end.
+/// Creates the channel: the handle, and the receiver for the control thread.
 pub(super) fn channel() -> (ControlHandle, Receiver<Message>) {
     let (sender, receiver) = mpsc::channel();
     (ControlHandle { sender, calls: Arc::default(), read: Arc::default() }, receiver)
 }
 
 impl ControlHandle {
-    /// A handle whose calls get no answer.
+    /// Returns a handle whose calls are never served.
     #[cfg(test)]
     pub(crate) fn unanswered() -> Self {
         channel().0
     }
 
-    /// What is read by [`Self::info_soon`] from now on.
+    /// Sets the state that [`Self::info_soon`] reads.
     pub(super) fn let_read<R: Readable + 'static>(&self, owned: &Arc<R>) {
         let owned: Weak<R> = Arc::downgrade(owned);
         self.read.get_or_init(|| owned);
     }
 
-    /// What [`Call::Info`] is answered with, as it is now, read by this thread. `None` if that is not to be had at once: then it
-    /// takes a call. Whoever has had an answer to a call sees here what that did.
+    /// Returns the current answer to [`Call::Info`], read by the calling thread. Returns `None` if that would have to wait: then
+    /// use [`Self::call`]. The effects of every call that has been answered are visible here.
     pub fn info_soon(&self) -> Option<Result<Reply, ControlError>> {
         self.read.get()?.upgrade()?.info_soon()
     }
 
-    /// Hands a call over; `answer` is called with what came of it, at once if the call cannot even wait.
+    /// Queues a call. `answer` is called with its result; at once with an error if the queue is full.
     pub fn call(&self, call: Call, answer: Answer) {
         let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
         let caller = Caller { answer: Some(answer), calls: self.calls.clone() };
         if waiting >= MAX_CALLS {
             caller.answer(Err(ControlError::TooManyCalls));
         } else {
-            // Where the control thread has ended, the caller is dropped here.
+            // If the control thread has ended, the caller is dropped here, which answers it.
             self.send(Message::Call(Box::new(call), caller));
         }
     }
 
-    /// Hands over what is no client's call; `false` once the control thread has ended.
+    /// Queues a message that is not a client's call. Returns `false` if the control thread has ended.
     pub(super) fn send(&self, message: Message) -> bool {
         self.sender.send(message).is_ok()
     }
 
-    /// A mailbox for one VM.
+    /// Creates a mailbox for one VM.
     pub fn mailbox(&self) -> Arc<Mailbox> {
         let control = self.clone();
         let wake = move || {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_beyond_the_queue_are_refused_and_places_come_back() {
+    fn calls_beyond_the_queue_are_refused_until_one_is_served() {
         let (handle, receiver) = channel();
         let refused = Arc::new(AtomicUsize::new(0));
         let call = |handle: &ControlHandle| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Counters in the form that `vm.counters` has: names with a number each.
+//! Counters in the form of `vm.counters`: a number for each name.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use iommu_bounce::{Counters, Report, RequestCounts};
 use serde::Serialize;
 use serde_json::Value;
 
-/// What [`flatten`] makes of them, at a fraction of its cost: `vm.info` has them, and many clients may ask for it at once.
+/// Returns what [`flatten`] makes of `counters`, at a fraction of the cost: `vm.info` includes these counters, and many
+/// clients may ask at once.
 pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
     let others = [
         ("faults", counters.faults),
@@ -40,7 +41,7 @@ fn in_order(of: &RequestCounts) -> [u64; 8] {
     [of.attach, of.detach, of.map, of.unmap, of.probe, of.window_add, of.window_del, of.invalid]
 }
 
-/// Names of counts of requests, in the order of `in_order`.
+/// Names of the request counters, in the order of `in_order`.
 const REQUESTS: [&str; 8] = [
     "requests_attach",
     "requests_detach",
@@ -51,7 +52,7 @@ const REQUESTS: [&str; 8] = [
     "requests_window_del",
     "requests_invalid",
 ];
-/// Those of requests that failed.
+/// Names of the counters of failed requests, in the same order.
 const FAILED: [&str; 8] = [
     "failed_attach",
     "failed_detach",
@@ -63,15 +64,15 @@ const FAILED: [&str; 8] = [
     "failed_invalid",
 ];
 
-/// Key of the program itself in `vm.counters`, where devices have their IDs.
+/// Key of the program's own counters in `vm.counters`. The other keys are device IDs.
 pub(super) const VMM: &str = "_vmm";
 
-/// The program's own counters.
+/// Returns the program's own counters.
 pub(super) fn of_vmm(lost_log_lines: u64, lost_events: u64) -> BTreeMap<String, u64> {
     [("lost_log_lines", lost_log_lines), ("lost_events", lost_events)].map(|(name, count)| (name.into(), count)).into()
 }
 
-/// The counters of a virtio-iommu.
+/// Returns the counters of a virtio-iommu.
 pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     let mut named = of_engine(&status.counters);
     named.insert("window_budget_bytes".into(), status.budget);
@@ -81,8 +82,8 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     named
 }
 
-/// The counters of a device behind it, which the guest sees at `address`: what it reaches, the requests that named it, and
-/// those for its domain (`domain_…`). `None` if it is not behind it.
+/// Returns the counters of the device that the guest sees at `address`: what the device can access, the requests that
+/// named it, and those for its domain (`domain_…`). Returns `None` if the device is not behind the virtio-iommu.
 pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<String, u64>> {
     let endpoint =
         engine.endpoints.iter().find(|endpoint| PciAddress::of_endpoint(endpoint.endpoint).to_string() == address)?;
@@ -102,7 +103,7 @@ pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<Str
     Some(named)
 }
 
-/// All numbers in `counters`; those of a part are named after it too, such as `requests_map`.
+/// Returns all numbers in `counters`. The name of a nested number starts with its parent's name, such as `requests_map`.
 pub(super) fn flatten<T: Serialize>(counters: &T) -> BTreeMap<String, u64> {
     let mut flat = BTreeMap::new();
     if let Ok(value) = serde_json::to_value(counters) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why a call could not be done.
+//! Errors of calls to the control thread.
 
 use carom_api::{ConfigError, Explain, Terms};
 use thiserror::Error;
@@ -9,39 +9,39 @@ use crate::error::VmError;
 
 use super::State;
 
-/// Why a call could not be done; one line for whoever called.
+/// Error of a call, as one line for the client.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// There is no VM.
+    /// No VM is created.
     #[error("no VM is created: create one first (vm.create)")]
     NotCreated,
-    /// There is one already.
-    #[error("a VM is created already: delete it first (vm.delete)")]
+    /// A VM is already created.
+    #[error("a VM is already created: delete it first (vm.delete)")]
     AlreadyCreated,
-    /// The VM is in a state in which the call means nothing.
-    #[error("the VM is {state}: {call} needs it {needed}")]
+    /// The call is not allowed in the VM's state.
+    #[error("the VM is {state}: {call} needs a VM that is {needed}")]
     WrongState {
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
-        /// What the VM is.
+        /// Current state.
         state: State,
-        /// What it must be.
+        /// Required state.
         needed: &'static str,
     },
     /// The configuration breaks a rule.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The VM could not be built, or not do it.
+    /// The VM could not be built, or the operation failed.
     #[error(transparent)]
     Vm(#[from] VmError),
     /// The VM has no such part.
     #[error("{0}")]
     NoSuchPart(String),
-    /// Too many calls wait.
-    #[error("too many calls wait already: try again later")]
+    /// Too many calls are in the queue.
+    #[error("too many calls are waiting: try again later")]
     TooManyCalls,
-    /// The VMM ends.
-    #[error("the VMM is about to end")]
+    /// The VMM is ending.
+    #[error("the VMM is ending")]
     Ending,
 }
 

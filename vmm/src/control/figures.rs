@@ -8,7 +8,7 @@ use iommu_bounce::{DomainReport, EndpointReport, Histogram, HostLatency, Request
 
 use super::counters::flatten;
 
-/// How long requests took, by the kind's name.
+/// Returns the latency histogram of each kind of request, with the kind's name.
 pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogram); 7] {
     let RequestLatency { attach, detach, map, unmap, probe, window_add, window_del } = latency;
     [
@@ -22,20 +22,20 @@ pub(crate) fn of_requests(latency: &RequestLatency) -> [(&'static str, &Histogra
     ]
 }
 
-/// How long calls to the host took, by the call's name.
+/// Returns the latency histogram of each host call, with the call's name.
 pub(crate) fn of_host(latency: &HostLatency) -> [(&'static str, &Histogram); 2] {
     let HostLatency { map, unmap } = latency;
     [("map", map), ("unmap", unmap)]
 }
 
-/// The classes of a histogram: nanoseconds that what is in it took at most, and how many there are.
+/// Returns the classes of a histogram: the maximum latency in nanoseconds, and the number of samples.
 pub(crate) fn classes(histogram: &Histogram) -> impl Iterator<Item = (u64, u64)> {
     let last = histogram.buckets.len() - 1;
     let end = move |class: usize| if class == last { u64::MAX } else { (2 << class) - 1 };
     histogram.buckets.iter().enumerate().map(move |(class, count)| (end(class), *count))
 }
 
-/// All of several histograms, by name.
+/// Converts histograms to the form that clients get, by name.
 pub(super) fn latencies<const N: usize>(named: [(&str, &Histogram); N]) -> std::collections::BTreeMap<String, Latency> {
     named.into_iter().map(|(name, histogram)| (name.to_string(), latency(histogram))).collect()
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latency_tells_the_classes_that_something_is_in() {
+    fn latency_contains_only_the_classes_with_samples() {
         let mut histogram = Histogram::default();
         for ns in [0, 1, 700, 1000, 5_000_000_000] {
             histogram.record(Duration::from_nanos(ns));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that come and go, of a VM that is booted too.
+//! Adds devices to a VM and removes them, also while the VM is booted.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ impl<M: Machine> Control<M> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let leaving = created.booted.as_ref().map_or(&[][..], |booted| &booted.leaving);
         check_leaving(leaving, &device)?;
-        // What the guest has still takes names and places, too.
+        // Devices that the guest has not released yet still occupy their names and paths.
         let mut added = None;
         let mut config = created.config.with(|config| {
             leaving.iter().try_for_each(|device| config.push(device.clone()))?;
@@ -38,8 +38,8 @@ impl<M: Machine> Control<M> {
         Ok(added.map_or(Reply::Done, Reply::Added))
     }
 
-    /// Takes a device out of the configuration, and asks the guest of a VM that is booted to let go of it: once more, if
-    /// it was asked before.
+    /// Removes a device from the configuration. If the VM is booted, asks its guest to release the device, also if it
+    /// was asked before.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
         let Created { config, booted, state, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
@@ -49,7 +49,7 @@ impl<M: Machine> Control<M> {
         };
         let kind = config.parts().find(|part| is_it(*part)).map(|part| part.kind());
         if kind.is_some_and(|kind| kind.add.is_none()) {
-            let (call, needed) = ("vm.remove-device of a device that cannot come back", "created or shut down");
+            let (call, needed) = ("vm.remove-device of a device that cannot be hot-plugged", "created or shut down");
             return Err(ControlError::WrongState { call, state: *state, needed });
         }
         if kind.is_none() && !leaving.iter().any(|part| is_it(&**part)) || !vm.remove_device(id) {
@@ -59,7 +59,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Gives the devices back that the guest has let go of, or that a reset took from it.
+    /// Closes the devices that the guest has released or that a reset removed.
     pub(super) fn close_devices(&mut self) {
         let Some(Created { booted: Some(booted), .. }) = &mut self.created else { return };
         let closed = booted.vm.close_devices();
@@ -71,15 +71,15 @@ impl<M: Machine> Control<M> {
         closed.iter().for_each(|device| self.tell("device-removed", device));
     }
 
-    /// Cloud Hypervisor's event, and its counterpart.
+    /// Writes Cloud Hypervisor's event and Carom's counterpart.
     fn tell(&self, event: &str, device: &PciDeviceInfo) {
         let properties = BTreeMap::from([("id", &device.id), ("bdf", &device.bdf)]);
         self.monitor.event_with("vm", event, Some(properties));
     }
 }
 
-/// A device that is to come must not be one that the guest has still.
+/// Rejects a device that the guest still has and was asked to release.
 fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), ConfigError> {
     let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
-    Err(ConfigError::conflict(field, format!("{value} is about to be removed, and the guest has not let go of it yet")))
+    Err(ConfigError::conflict(field, format!("{value} is about to be removed, and the guest has not released it yet: try again later")))
 }

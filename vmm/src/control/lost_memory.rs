@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The end of a VM whose guest memory is lost: the host cannot supply a page of it, or a page has a memory error.
+//! Ends a VM that has lost guest memory: the host cannot supply a page, or a page has a memory error.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc;
@@ -17,16 +17,16 @@ use crate::machine::Machine;
 use crate::process::event_monitor::EventMonitor;
 use crate::process::log_stream;
 
-/// How long the control thread may take to begin with the end, and to finish it, where a thread is stuck with the locks that it holds.
+/// Maximum times for the control thread to begin to end the VM and to finish, if a thread is stuck and holds locks.
 const BEGIN: Duration = Duration::from_secs(2);
 const FINISH: Duration = Duration::from_secs(10);
-/// How long the last events may take to be written.
+/// Maximum time to write the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 /// Exit status for a failure.
 const FAILURE: i32 = 1;
 
-/// Has the VM stopped, by the control thread. If that thread does not end the program although some thread is stuck, this one does: the
-/// control thread may wait for a lock, or may itself be stuck.
+/// Makes the control thread stop the VM. If a thread is stuck and the control thread does not end the program in time, this thread ends
+/// it: the control thread may itself be stuck or waiting for a lock.
 pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) {
     let (begun, has_begun) = mpsc::channel();
     let sent = control.send(Message::LostMemory(LostMemory { note: note.clone(), begun }));
@@ -47,7 +47,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
 }
 
 impl<M: Machine> Control<M> {
-    /// Ends the guest. Where a thread is stuck, nothing of the VM can be taken down in order, and the VMM ends with it.
+    /// Ends the guest. If a thread is stuck, the VM cannot be taken down in order, and the VMM ends too.
     pub(super) fn lose_memory(&mut self, lost: &LostMemory) -> ControlFlow<Result<(), VmError>> {
         let LostMemory { note: Note { reason, is_stuck }, begun } = lost;
         let result = Err(VmError::Guest(reason.clone()));

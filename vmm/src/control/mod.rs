@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control thread: owns the VM, and is the only one to create, boot, pause, reset and delete it.
+//! The control thread. It owns the VM, and only it creates, boots, pauses, resets and deletes the VM.
 //!
-//! Everybody else sends it messages ([`ControlHandle`]), which it takes one after the other, so that no two changes of
-//! the VM's state ever meet. A call is answered when it is done. What the VM is (`vm.info`) others may read themselves while this
-//! thread waits for messages, so that however many ask they need no switch to it.
+//! Other threads send it messages ([`ControlHandle`]). It serves one message at a time, so no two changes of the VM's state overlap.
+//! It answers a call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`)
+//! themselves, without a switch to this thread.
 
 mod bounce;
 mod channel;
@@ -53,16 +53,16 @@ pub use reply::{Figures, Reply};
 use channel::{Message, Readable};
 use reset_pace::ResetPace;
 
-/// The state of a VM that is created.
+/// State of a created VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// There is a configuration; nothing was built from it yet.
+    /// Configured, but not built yet.
     Created,
     /// The guest runs.
     Running,
-    /// The vCPUs stand still; devices are open, and their DMA goes on.
+    /// The vCPUs are stopped. Devices stay open, and their DMA continues.
     Paused,
-    /// The guest has ended, or was ended. Nothing of it is left but the configuration.
+    /// The guest has ended or was ended. Only the configuration is left.
     Shutdown,
 }
 
@@ -77,35 +77,35 @@ impl fmt::Display for State {
     }
 }
 
-/// How the control thread behaves.
+/// Options of the control thread.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What VMs have that clients create.
+    /// Defaults for VMs that clients create.
     pub defaults: VmDefaults,
-    /// The VMM stays when the guest has ended.
+    /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// There is an API: somebody can resume a VM that is paused, or do something else with it.
+    /// True if the API is served, so that a client can resume a paused VM or handle it otherwise.
     pub has_api: bool,
     /// Files that the program removes when it ends.
     pub removed: Vec<PathBuf>,
-    /// Files that VMs may name.
+    /// Files that a VM's configuration may name.
     pub bounds: FileBounds,
 }
 
-/// A VM that is created.
+/// Created VM.
 struct Created<M> {
     config: CheckedConfig,
     state: State,
-    /// Whether the program is held to the files that it is made of, if it is to be.
+    /// True if the program is already restricted to the files of this configuration, where restriction is enabled.
     limited: bool,
-    /// There while the state is `Running` or `Paused`.
+    /// Present while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
-    /// Why the last guest failed.
+    /// Reason for which the last guest failed.
     failure: Option<String>,
 }
 
 impl<M: Machine> Created<M> {
-    /// What the VM is, with `status` of its virtio-iommu.
+    /// Returns the VM's information, with the `status` of its virtio-iommu.
     fn info(&self, status: Option<IommuStatus>) -> Box<VmInfo> {
         let devices = self.booted.iter().flat_map(|booted| booted.vm.devices());
         let held = self.booted.as_ref().map_or(0, |booted| booted.vm.held_ram());
@@ -119,7 +119,7 @@ impl<M: Machine> Created<M> {
             iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
             config,
             state: match self.state {
-                // As in Cloud Hypervisor: what is left of a guest that has ended is its configuration.
+                // As in Cloud Hypervisor, a guest that has ended leaves a created VM.
                 State::Created | State::Shutdown => VmState::Created,
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
@@ -134,15 +134,15 @@ impl<M: Machine> Created<M> {
 struct Booted<M> {
     vm: M,
     mailbox: Arc<Mailbox>,
-    /// Devices that the guest was asked to let go of and has still. The configuration has them no more.
+    /// Devices that the guest was asked to release and still has. They are no longer in the configuration.
     leaving: Vec<PartConfig>,
-    /// Names of those that the host wants back.
+    /// IDs of the devices that the host wants back.
     requested: BTreeSet<String>,
-    /// How soon resets follow each other that the guest asks for.
+    /// Pace of the resets that the guest asks for.
     resets: ResetPace,
 }
 
-/// The control thread's own.
+/// State of the control thread.
 pub struct Control<M: Machine = Vm> {
     created: Option<Created<M>>,
     monitor: EventMonitor,
@@ -154,24 +154,24 @@ pub struct Control<M: Machine = Vm> {
 }
 
 impl<M: Machine> Control<M> {
-    /// A control thread with no VM. `monitor` takes the events.
+    /// Creates a control thread without a VM. Events go to `monitor`.
     pub fn new(monitor: EventMonitor, options: Options) -> Self {
         let (handle, messages) = channel::channel();
         Self { created: None, monitor, options, handle, messages, device_errors: 0, device_requests: 0 }
     }
 
-    /// The way to this thread.
+    /// Returns a handle of this thread.
     pub fn handle(&self) -> ControlHandle {
         self.handle.clone()
     }
 
-    /// Takes signals to the process from now on, which end it otherwise.
+    /// Starts to handle the process's signals. Before this call, the default actions end the process.
     pub fn watch_signals(&self) -> Result<(), VmError> {
         signals::watch(self.handle(), self.monitor.clone())
-            .map_err(|source| VmError::Device { what: "watching for signals", source })
+            .map_err(|source| VmError::Device { what: "watch for signals", source })
     }
 
-    /// Keeps a configuration for a VM to be booted.
+    /// Stores the configuration of a VM that will be booted.
     pub fn create(&mut self, config: CheckedConfig) -> Result<(), ControlError> {
         if self.created.is_some() {
             return Err(ControlError::AlreadyCreated);
@@ -181,8 +181,8 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Builds the VM and starts the guest. If it fails, the VM is as it was before, but for the files that the
-    /// program can reach once these are limited, and an event says why.
+    /// Builds the VM and starts the guest. On failure, an event gives the reason, and the VM's state does not change; file
+    /// restrictions, once applied, stay.
     pub fn boot(&mut self) -> Result<(), ControlError> {
         let mailbox = self.handle.mailbox();
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
@@ -207,19 +207,21 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Serves until the VMM is to end. A guest's failure that ends it is the error.
+    /// Serves messages until the VMM is to end. Returns an error if the guest's failure ends it.
     pub fn run(mut self) -> Result<(), VmError> {
         let slice = ShortSlice::take();
         let handle = self.handle();
         let messages = mem::replace(&mut self.messages, mpsc::channel().1);
         let control = Arc::new(Mutex::new(self));
-        // Held while a message is served and not while this thread waits for one: so others see the VM between two changes.
+        // The lock is held while a message is served, not while waiting for one. So other threads see the VM only between two
+        // changes.
         let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
         handle.let_read(&control);
         let result = loop {
             let due = lock().reset_due();
             let message = reset_pace::receive(&messages, due);
-            // Whoever asks for figures has them soon; what may start a thread, a vCPU's for one, does not hand it such a slice.
+            // Queries run in short time slices so that they are answered soon. Other messages may start threads, such as vCPUs, which
+            // would inherit the short slice.
             let is_question = message.as_ref().is_some_and(Message::is_question);
             let _ordinary = slice.as_ref().filter(|_| !is_question).map(ShortSlice::ordinary);
             let mut control = lock();
@@ -255,7 +257,7 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // What the guest did before it stood still may wait behind this call, and would be in no snapshot.
+                    // An event of the guest from before the pause may wait behind this call. The snapshot would miss it.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);
@@ -310,13 +312,13 @@ impl<M: Machine> Control<M> {
                 return self.add_device(device);
             }
             Call::RemoveDevice(id) => self.remove_device(&id)?,
-            // The caller's, as it ends the loop.
+            // The caller handles it, because it ends the loop.
             Call::ShutdownVmm => {}
         }
         Ok(Reply::Done)
     }
 
-    /// The VM with its guest, or why `call` cannot be done without.
+    /// Returns the booted VM, or the error of `call` if the VM is not booted.
     fn booted(&mut self, call: &'static str) -> Result<(&mut State, &mut M), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         match &mut created.booted {
@@ -338,7 +340,7 @@ impl<M: Machine> Control<M> {
         Ok(Box::new(bounce::report(status, vm.and_then(M::engine_report).as_ref())))
     }
 
-    /// Changes what the windows may use, of a VM that runs and for its next boot.
+    /// Changes the limits of the bounce windows, now if the VM runs, and for its next boot.
     fn tune_bounce(&mut self, change: &IommuBounceChange) -> Result<(), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let config = created.config.with(|config| {
@@ -374,7 +376,7 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// vCPUs take an NMI only between two runs.
+    /// Raises an NMI. vCPUs take an NMI only between two runs, so a running VM is paused for it.
     fn raise_nmi(&mut self) -> Result<(), ControlError> {
         let (state, vm) = self.booted("vm.nmi")?;
         if *state != State::Running {
@@ -388,7 +390,8 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(raised)??)
     }
 
-    /// The outcome of a step that the guest cannot go on without: where it fails, the VM is shut down, and an event says why.
+    /// Passes on the outcome of a step that the guest cannot run without. On error, shuts down the VM and writes an event with the
+    /// reason.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
             tell_failure(&self.monitor, error);
@@ -422,7 +425,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Writes all that the VM is to a directory. It stays paused, whatever comes of it, unless it cannot be reset as its guest asked.
+    /// Saves the VM to a directory. The VM stays paused, on failure too, unless the guest asked for a reset and the reset fails.
     fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
         let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
         let state = self.created.as_ref().ok_or(ControlError::NotCreated)?.state;
@@ -439,7 +442,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Makes the VM that was saved to a directory. If it fails, there is none, and an event says why.
+    /// Restores the VM from a directory. On failure, no VM exists, and an event gives the reason.
     pub fn restore(&mut self, source: &RestoreConfig) -> Result<(), ControlError> {
         if self.created.is_some() {
             return Err(ControlError::AlreadyCreated);
@@ -460,18 +463,18 @@ impl<M: Machine> Control<M> {
         self.created =
             Some(Created { config, state: State::Paused, limited: true, booted: Some(booted), failure: None });
         self.monitor.event("vm", "restored");
-        // A client that tries again must not find what is left of this one.
+        // A client that tries again must not find a leftover VM.
         if source.resume { self.resume().inspect_err(|_| self.delete()) } else { Ok(()) }
     }
 
-    /// Resets the guest and lets it run, whether it was paused or not. A VM that cannot be reset is shut down.
+    /// Resets the guest and runs it, also if it was paused. A VM that cannot be reset is shut down.
     fn reboot(&mut self) -> Result<(), ControlError> {
         self.booted("vm.reboot")?;
         let reset = self.reset(true);
         Ok(self.or_end(reset)?)
     }
 
-    /// Puts everything back to power-on and boots again; the vCPUs run afterwards if `run` says so.
+    /// Resets everything to its power-on state and boots again. The vCPUs run afterwards if `run` is set.
     fn reset(&mut self, run: bool) -> Result<(), VmError> {
         let Some(created) = &mut self.created else { return Ok(()) };
         let Some(Booted { vm, mailbox, .. }) = &mut created.booted else { return Ok(()) };
@@ -493,12 +496,12 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Stops the guest and gives everything back but the configuration.
+    /// Stops the guest and releases everything except the configuration.
     fn shut_down(&mut self) {
         let Some(created) = &mut self.created else { return };
         let Some(Booted { mut vm, .. }) = created.booted.take() else { return };
         if let Err(error) = vm.pause() {
-            log::error!("stopping the vCPUs: {error}");
+            log::error!("cannot stop the vCPUs: {error}");
         }
         vm.report_counters(&self.monitor);
         let operation = Operation::begin();
@@ -519,10 +522,10 @@ impl<M: Machine> Control<M> {
         let booted = self.created.as_ref().and_then(|created| created.booted.as_ref());
         let Some((host, note)) = booted.map(|booted| booted.mailbox.take()) else { return ControlFlow::Continue(()) };
         self.serve_host(&host)?;
-        // What the host told may have paused the VM, or ended it.
+        // The host's notes may have paused or ended the VM.
         let Some(Created { booted: Some(_), .. }) = self.created else { return ControlFlow::Continue(()) };
         match note {
-            // A VM that is gone by now left it.
+            // The note was left by a VM that no longer exists.
             None => ControlFlow::Continue(()),
             Some(GuestEvent::PowerOff) => {
                 log::info!("the guest powered off");
@@ -540,7 +543,7 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// The guest has come to its end: so does the VMM, unless it is to stay.
+    /// Handles the end of the guest: ends the VMM too, unless `no_shutdown` is set.
     fn end_of_guest(&mut self, result: Result<(), VmError>) -> ControlFlow<Result<(), VmError>> {
         if let Err(error) = &result {
             tell_failure(&self.monitor, error);
@@ -549,7 +552,7 @@ impl<M: Machine> Control<M> {
             return ControlFlow::Break(result);
         }
         if let Err(error) = &result {
-            log::error!("the guest has failed, and its VM is shut down: {error}");
+            log::error!("the guest failed, and its VM is shut down: {error}");
             if let Some(created) = &mut self.created {
                 created.failure = Some(error.to_string());
             }
@@ -571,7 +574,7 @@ impl<M: Machine> Readable for Mutex<Control<M>> {
     }
 }
 
-/// The counters of a VM's devices, by ID.
+/// Returns the counters of a VM's devices, by ID.
 fn counters_of<M: Machine>(vm: &M) -> VmCounters {
     let iommu = vm.iommu().map(|status| (IommuBounceConfig::ID.to_string(), counters::of_iommu(&status)));
     let engine = vm.engine_report();
@@ -580,7 +583,7 @@ fn counters_of<M: Machine>(vm: &M) -> VmCounters {
         vm.devices().into_iter().filter_map(of)
     });
     let mut all: VmCounters = iommu.into_iter().chain(devices).collect();
-    // What counts by itself may be behind the virtio-iommu, too.
+    // A device that has its own counters may also be behind the virtio-iommu.
     for PartCounters { id, counters, .. } in vm.part_counters() {
         let counters = counters.into_iter().map(|counter| (counter.name.to_string(), counter.value));
         all.entry(id).or_default().extend(counters);

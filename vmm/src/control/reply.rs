@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What calls are answered with.
+//! Replies to calls.
 
 use carom_api::types::{DeviceNode, IommuBounceReport, PciDeviceInfo, VmCounters, VmInfo};
 use devices::virtio::iommu::IommuStatus;
@@ -9,18 +9,18 @@ use iommu_bounce::Report;
 use super::State;
 use crate::machine::PartCounters;
 
-/// What a call is answered with.
+/// Reply to a call.
 #[derive(Debug)]
 pub enum Reply {
-    /// It is done.
+    /// The call is complete.
     Done,
-    /// What the VM is.
+    /// Information about the VM.
     Info(Box<VmInfo>),
-    /// It is done, to a VM that is booted: this device came.
+    /// A device was added to a booted VM.
     Added(PciDeviceInfo),
-    /// The counters of its devices.
+    /// Counters of the VM's devices.
     Counters(VmCounters),
-    /// What the bounce windows are.
+    /// State of the bounce windows.
     Bounce(Box<IommuBounceReport>),
     /// All figures.
     Figures(Box<Figures>),
@@ -31,30 +31,30 @@ pub enum Reply {
 pub struct Figures {
     /// State of the VM, if one is created.
     pub state: Option<State>,
-    /// Its vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Bytes of its RAM.
+    /// Bytes of RAM.
     pub memory_bytes: u64,
-    /// What its virtio-iommu is set to and holds, while it is booted and has one.
+    /// Settings and memory use of the virtio-iommu, if the VM is booted and has one.
     pub iommu: Option<IommuStatus>,
-    /// That one's figures.
+    /// Figures of the virtio-iommu's engine.
     pub engine: Option<Report>,
-    /// Its devices, while it is booted.
+    /// Devices of the VM, while it is booted.
     pub devices: Vec<DeviceNode>,
-    /// What those count by themselves.
+    /// Counters that the devices keep themselves.
     pub parts: Vec<PartCounters>,
-    /// How often the host reported an error of a device since the program started.
+    /// Number of device errors that the host reported since the program started.
     pub device_errors: u64,
-    /// How often the host wanted a device back.
+    /// Number of devices that the host wanted back.
     pub device_requests: u64,
-    /// Lines of the log and of standard error that were dropped.
+    /// Number of dropped lines of the log and of standard error.
     pub lost_log_lines: u64,
-    /// Events that were lost.
+    /// Number of lost events.
     pub lost_events: u64,
 }
 
 impl Figures {
-    /// The state in a word.
+    /// Returns the state as one word.
     pub fn state_name(&self) -> &'static str {
         match self.state {
             None => "none",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How soon a guest that resets itself is started again: at once, unless it does so again and again. A reset costs the host far more
-//! than the guest that asks for it.
+//! Pace of resets that the guest asks for. A reset runs at once, unless the guest resets itself again and again: a reset costs the
+//! host far more than the guest.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc::Receiver;
@@ -12,27 +12,27 @@ use super::{Control, State};
 use crate::error::VmError;
 use crate::machine::Machine;
 
-/// A guest that lived so long has come up.
+/// A guest that ran this long counts as successfully booted.
 const LIFE: Duration = Duration::from_secs(5);
-/// Resets in a row, each of a guest that lived shorter, that are done at once.
+/// Number of successive resets, each after a shorter run than `LIFE`, that are done at once.
 const AT_ONCE: u32 = 8;
-/// How long the next one waits. It doubles with each.
+/// Delay of the next reset. It doubles with each further reset.
 const FIRST: Duration = Duration::from_millis(50);
-/// How long one waits at most.
+/// Maximum delay.
 const MOST: Duration = Duration::from_millis(1600);
 
-/// The resets that a guest has asked for.
+/// Resets that a guest has asked for.
 #[derive(Debug, Default)]
 pub(super) struct ResetPace {
-    /// The one that waits, and since when it may be done.
+    /// Time from which the pending reset may be done, if one is pending.
     due: Option<Instant>,
-    /// When the last one was done.
+    /// Time of the last reset.
     last: Option<Instant>,
     in_a_row: u32,
 }
 
 impl ResetPace {
-    /// The guest asks for a reset: whether that is done now. Otherwise it is [`due`](Self::due) later.
+    /// Takes the guest's request for a reset. Returns true if the reset is done now. Otherwise it is [`due`](Self::due) later.
     pub(super) fn asked(&mut self, now: Instant) -> bool {
         if self.due.is_some() {
             return false;
@@ -45,35 +45,35 @@ impl ResetPace {
         false
     }
 
-    /// When the reset that waits is to be done.
+    /// Time at which the pending reset is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The guest was reset, or is gone: none waits.
+    /// Records that the guest was reset or is gone, so that no reset is pending.
     pub(super) fn done(&mut self, now: Instant) {
         self.due = None;
         self.last = Some(now);
     }
 }
 
-/// The next message; `None` if `due` comes first.
+/// Returns the next message, or `None` if `due` comes first.
 pub(super) fn receive(messages: &Receiver<Message>, due: Option<Instant>) -> Option<Message> {
     match due.map(|due| due.saturating_duration_since(Instant::now())) {
         None => Some(messages.recv().expect("the control thread holds a sender")),
-        // However many messages come.
+        // A due reset comes first, however many messages are queued.
         Some(Duration::ZERO) => None,
         Some(left) => messages.recv_timeout(left).ok(),
     }
 }
 
 impl<M: Machine> Control<M> {
-    /// When a reset that the guest asked for is to be done.
+    /// Time at which a reset that the guest asked for is due.
     pub(super) fn reset_due(&self) -> Option<Instant> {
         self.created.as_ref()?.booted.as_ref()?.resets.due()
     }
 
-    /// Resets the guest that asks for it, now or later.
+    /// Resets the guest at its request, now or later.
     pub(super) fn asked_for_reset(&mut self) -> ControlFlow<Result<(), VmError>> {
         let booted = self.created.as_mut().and_then(|created| created.booted.as_mut());
         match booted.map(|booted| booted.resets.asked(Instant::now())) {
@@ -82,8 +82,8 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Does the reset that waits, of a VM that is paused and stays so: what is saved says nothing of it, and the restored guest would
-    /// run on past it. A VM that cannot be reset is shut down.
+    /// Does the pending reset of a paused VM, which stays paused. A snapshot does not record a pending reset, so the restored guest
+    /// would run on without it. A VM that cannot be reset is shut down.
     pub(super) fn do_due_reset(&mut self) -> Result<(), VmError> {
         if self.reset_due().is_none() {
             return Ok(());
@@ -92,7 +92,7 @@ impl<M: Machine> Control<M> {
         self.or_end(reset)
     }
 
-    /// Resets the guest as it has asked for. A VM that cannot be reset has come to its end.
+    /// Resets the guest at its request. If the reset fails, the guest ends.
     pub(super) fn reset_for_guest(&mut self) -> ControlFlow<Result<(), VmError>> {
         let run = self.created.as_ref().is_some_and(|created| created.state == State::Running);
         match self.reset(run) {

@@ -10,7 +10,7 @@ use crate::error::VmError;
 use crate::machine::Machine;
 
 impl<M: Machine> Control<M> {
-    /// Changes the size of a VM. Where a rule breaks, all stays as it was.
+    /// Changes the size of a VM. If the request breaks a rule, nothing changes.
     pub(super) fn resize(&mut self, size: &VmResize) -> Result<(), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let wanted = |config: &mut _| size.apply(config);
@@ -23,11 +23,11 @@ impl<M: Machine> Control<M> {
         if let Some(number) = size.desired_vcpus.and_then(|count| booted.vm.leaving_vcpu(count)) {
             return Err(VmError::VcpuLeaving(number).into());
         }
-        // As in Cloud Hypervisor, of a VM that is booted only.
+        // As in Cloud Hypervisor, the event is written only for a booted VM.
         self.monitor.event("vm", "resizing");
         if more > 0 {
             booted.vm.add_ram(&created.config.memory, more)?;
-            // It stays, whatever becomes of the vCPUs.
+            // The RAM stays, even if changing the vCPUs fails.
             created.config = created.config.with(|changed| {
                 changed.memory.size = config.memory.size;
                 Ok::<_, ConfigError>(())
@@ -50,13 +50,13 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Changes the size of a disk of a VM that is booted.
+    /// Changes the size of a disk of a booted VM.
     pub(super) fn resize_disk(&mut self, wanted: &VmResizeDisk) -> Result<(), ControlError> {
         let VmResizeDisk { id, desired_size } = wanted;
         self.booted("vm.resize-disk")?;
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no disk '{id}'")));
         let Some(Created { config, booted: Some(booted), .. }) = &self.created else { return Err(unknown()) };
-        // One that is about to leave is none of the configuration's any more.
+        // A disk that the guest was asked to release is no longer in the configuration.
         if !config.disks.iter().any(|disk| disk.id.as_ref() == Some(id)) {
             return Err(unknown());
         }

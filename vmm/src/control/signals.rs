@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM: SIGUSR1 reports the counters, and those of [`ENDING`] end it in order. SIGWINCH reports another size of the
-//! terminal, or lost guest memory ([`devices::host_memory`]). SIGTERM or SIGINT again, a second or more later, ends the VMM at once,
-//! even while the control thread is blocked.
+//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM in order. SIGWINCH reports a new size of
+//! the terminal, or lost guest memory ([`devices::host_memory`]). A second SIGTERM or SIGINT, a second or more after the first
+//! signal, ends the VMM at once, even if the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,30 +22,30 @@ use crate::process::thread_roles::SIGNALS;
 /// Signals that end the VMM in order.
 const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPWR];
 
-/// Signals within this time are one wish: some senders send one to the process and to its group, or SIGHUP after SIGTERM.
+/// Signals within this time count as one request: some senders signal both the process and its group, or send SIGHUP after SIGTERM.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// What signals ask for, told from when they come.
+/// State that tells whether a signal ends the program at once, from the times of the signals.
 #[derive(Default)]
 struct Wishes {
-    /// When the program was first told to end.
+    /// Time of the first signal to end.
     since: Option<Instant>,
 }
 
 impl Wishes {
-    /// Whether `signal`, which comes now, ends the program at once.
+    /// True if `signal`, received at `now`, ends the program at once.
     fn end_at_once(&mut self, signal: i32, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
-        // The kernel sends SIGXCPU each second until the hard limit.
+        // The kernel repeats SIGXCPU every second until the hard limit.
         matches!(signal, SIGTERM | SIGINT) && now.duration_since(since) >= ONE_WISH
     }
 }
 
-/// Tells in the log that `signal` ends the VMM, with its cause if the user may not know it.
+/// Logs that `signal` ends the VMM. Adds the cause if the user may not know it.
 pub(super) fn log_end(signal: i32) {
     let cause = match signal {
         SIGXCPU => "SIGXCPU: the process reached a limit on CPU time (RLIMIT_CPU or RLIMIT_RTTIME)",
-        SIGALRM => "SIGALRM: a timer ran out that was set before carom was started",
+        SIGALRM => "SIGALRM: a timer expired that was set before carom was started",
         libc::SIGPWR => "SIGPWR: power is failing",
         _ => return log::info!("signal {signal} ends the VMM"),
     };
@@ -54,7 +54,7 @@ pub(super) fn log_end(signal: i32) {
 
 /// Starts the thread that turns signals into messages.
 pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result<()> {
-    // A program that `nohup` starts outlives its terminal.
+    // Under `nohup`, SIGHUP is ignored: the program must outlive its terminal.
     let ending = ENDING.into_iter().filter(|signal| *signal != SIGHUP || !signal_actions::is_ignored(SIGHUP));
     let mut signals = Signals::new(ending.chain([SIGUSR1, SIGWINCH]))?;
     let forward = move || {
@@ -68,16 +68,17 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
             }
             if signal != SIGUSR1 && wishes.end_at_once(signal, Instant::now()) {
                 terminal::restore();
-                // As by a signal that nobody waits for. It returns for none of these.
+                // Ends the program as if the signal had no handler. For these signals, the call does not return.
                 let _ = emulate_default_handler(signal);
             }
             let message = if signal == SIGUSR1 { Message::ReportCounters } else { Message::Terminate(signal) };
-            // Where nobody takes messages any more, the program is about to end, or does not: signals still may end it.
+            // A failed send means that the control thread has ended. The program is about to end, or another signal can still end
+            // it.
             let _ = control.send(message);
         }
     };
     sandbox::start(SIGNALS, "signals".into(), forward)?;
-    // No other thread waits for this signal, and a needless one does no harm.
+    // No other thread waits for SIGWINCH, and a needless one does no harm.
     host_memory::watch(SIGWINCH)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The life cycle against a model: every call in every state, and random histories, with a null guest.
+//! Tests of the VM's life cycle against a model: every call in every state, and random histories, with a VM without a guest.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -26,25 +26,25 @@ mod resize;
 mod snapshot;
 
 thread_local! {
-    /// How often a VM was told to change its windows.
+    /// Number of times that a VM was told to change its windows.
     static TUNED: Cell<usize> = const { Cell::new(0) };
-    /// VMs that exist now.
+    /// Number of VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
-    /// What VMs were asked to do, and in which time slice of the thread.
+    /// Calls to VMs, with the time slice of the calling thread.
     static SLICES: RefCell<Vec<(&'static str, u64)>> = const { RefCell::new(Vec::new()) };
     /// Mailbox of the VM that was built last.
     static MAILBOX: RefCell<Option<Arc<Mailbox>>> = const { RefCell::new(None) };
 }
 
-/// A VM without a guest. One whose command line is `fail` cannot be built, one with `fail-` and a step of its life does that one but
-/// says that it failed, and a device whose path is `/fail` is not opened.
+/// VM without a guest. With the command line `fail`, it cannot be built. With `fail-` and a step's name, that step runs but reports
+/// an error. A device with the path `/fail` cannot be opened.
 struct Null {
     fails: String,
     vcpus_run: bool,
-    /// Names of the devices, and whether each is to go.
+    /// IDs of the devices, and whether the guest was asked to release each.
     devices: Vec<(String, bool)>,
     added_ram: u64,
-    /// How many vCPUs there are, and of these, how many there are to be.
+    /// Number of present vCPUs, and number of wanted vCPUs.
     vcpus: (u32, u32),
 }
 
@@ -116,7 +116,7 @@ impl Machine for Null {
         self.added_ram
     }
 
-    /// Its guest lets go of vCPUs when it is told that it did.
+    /// The guest releases vCPUs at the next `GuestEvent::Left`.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         assert_eq!(run, self.vcpus_run);
         self.outcome("vcpus")?;
@@ -164,7 +164,7 @@ impl Machine for Null {
         device.map(|(_, to_go)| *to_go = true).is_some()
     }
 
-    /// Its guest lets go as soon as somebody looks.
+    /// The guest releases devices at once.
     fn close_devices(&mut self) -> Vec<PciDeviceInfo> {
         let (gone, kept) = mem::take(&mut self.devices).into_iter().partition(|(_, to_go)| *to_go);
         self.devices = kept;
@@ -188,7 +188,7 @@ impl Machine for Null {
 }
 
 impl Null {
-    /// Whether its IOMMU has no time for who cannot wait.
+    /// True if the IOMMU is too busy to answer a thread that cannot wait.
     fn is_busy(&self) -> bool {
         self.fails == "busy"
     }
@@ -212,7 +212,7 @@ fn note_slice(asked: &'static str) {
     SLICES.with_borrow_mut(|slices| slices.push((asked, time_slice::of_this_thread())));
 }
 
-/// A control thread's state, its events, and the file that they are in.
+/// Creates a control thread's state with an event monitor, and the file that takes the events.
 fn watched(options: Options) -> (Control<Null>, EventMonitor, File) {
     let file = tempfile::tempfile().unwrap();
     let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
@@ -233,7 +233,7 @@ fn unchecked(cmdline: &str) -> VmConfig {
 
 #[test]
 fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
-    // What fails, what is called of it after it booted, and the events before the failure.
+    // The step that fails, the calls after the boot, and the events before the failure.
     let cases: [(&str, &[Step], &[&str]); 7] = [
         ("", &[], &["booting"]),
         ("-start", &[], &["booting"]),
@@ -257,7 +257,7 @@ fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
         }
         let told: Vec<_> = events(&monitor, &file).into_iter().map(|(name, _)| name).collect();
         assert_eq!(told, expected, "{step}");
-        // Nothing is left of it: the next one boots.
+        // Nothing is left of the failed VM: the next VM boots.
         control.delete();
         control.create(config("")).unwrap();
         control.boot().unwrap();
@@ -265,7 +265,7 @@ fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
     }
 }
 
-/// The events of a monitor so far, with their properties.
+/// Returns the events of a monitor so far, with their properties.
 fn events(monitor: &EventMonitor, mut file: &File) -> Vec<(String, serde_json::Value)> {
     monitor.flush(Duration::from_secs(60));
     let mut text = String::new();
@@ -275,7 +275,7 @@ fn events(monitor: &EventMonitor, mut file: &File) -> Vec<(String, serde_json::V
     lines.map(|mut line| (line["event"].as_str().unwrap().to_string(), line["properties"].take())).collect()
 }
 
-/// What happens to a VM.
+/// Step of a VM's life.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Create,
@@ -313,7 +313,7 @@ const STEPS: [Step; 15] = [
     Step::GuestFails,
 ];
 
-/// How a call may be refused.
+/// Reason for which a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Rule,
@@ -323,7 +323,7 @@ enum Refusal {
     Unbootable,
 }
 
-/// The life cycle in a few lines.
+/// Model of the life cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Model {
     state: Option<State>,
@@ -347,7 +347,7 @@ impl Model {
             (Step::Boot, Some(Created | Shutdown)) => return Err(Refusal::Unbootable),
             (Step::PowerButton | Step::Nmi, state @ Some(Running | Paused)) => state,
             (Step::Grow, state @ Some(Created | Shutdown)) => state,
-            // There is no room for more.
+            // No room is left for more RAM.
             (Step::Grow, Some(Running | Paused)) => return Err(Refusal::Rule),
             (Step::AddDevice, state) => state,
             (Step::Pause, Some(Running)) => Some(Paused),
@@ -372,14 +372,14 @@ fn refusal(error: &ControlError) -> Refusal {
     }
 }
 
-/// A number that was not there before, of RAM in units of 2 MiB too.
+/// Returns a number that was not used before. It is also usable as a size of RAM in units of 2 MiB.
 fn next_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(64);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 fn guest(control: &mut Control<Null>, event: GuestEvent) {
-    // Notes of a VM that has ended must do nothing either, so the mailbox is kept.
+    // Notes of a VM that has ended must do nothing, so the mailbox is kept to leave them.
     if let Some(mailbox) = MAILBOX.with_borrow(Clone::clone) {
         mailbox.leave(event);
     }
@@ -388,7 +388,7 @@ fn guest(control: &mut Control<Null>, event: GuestEvent) {
     }
 }
 
-/// The call that a step is, if it is one.
+/// Returns the call that does `step`, or `None` if no call does it.
 fn call_of(step: Step) -> Option<Call> {
     Some(match step {
         Step::Create => Call::Create(Box::new(config(""))),
@@ -412,7 +412,7 @@ fn apply(control: &mut Control<Null>, step: Step) -> Result<(), Refusal> {
     }
     match step {
         Step::AddDevice => {
-            // One is removed again, as only so many fit.
+            // The device is removed again, because the number of slots is limited.
             let id = format!("device{}", next_number());
             let device = DeviceConfig {
                 path: format!("/{id}").into(),
@@ -519,7 +519,7 @@ fn add(control: &mut Control<Null>, path: &str, id: Option<&str>) -> Result<Opti
     }
 }
 
-/// Names of the devices in the configuration, and in the VM.
+/// Returns the IDs of the devices in the configuration and in the VM.
 fn names(control: &mut Control<Null>) -> (Vec<String>, Vec<String>) {
     match control.serve_call(Call::Info) {
         Ok(Reply::Info(info)) => {

@@ -95,7 +95,7 @@ pub fn apply(
     kvm::open()?;
     // Limits of an earlier VM have the same bounds.
     if config.landlock_enable || !sandbox::files_are_limited() {
-        sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "limiting files (Landlock)", source })?;
+        sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "restrict files (Landlock)", source })?;
     }
     if matches!(bounds, FileBounds::OfFirstVm) {
         *bounds = FileBounds::These(named);
@@ -160,7 +160,7 @@ fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::R
 
 /// The error for a rule that no field names.
 fn no_rule(source: io::Error) -> VmError {
-    VmError::Device { what: "limiting files", source }
+    VmError::Device { what: "restrict files", source }
 }
 
 struct Limits<'b> {
@@ -271,7 +271,7 @@ impl<'b> Limits<'b> {
             // The program makes both ends, so that no other process has them, whatever the command line allows.
             (ConsoleMode::Pty, ..) => {
                 let maker = Path::new("/dev/ptmx");
-                open(maker).map_err(|source| VmError::Device { what: "setting a console up", source })?;
+                open(maker).map_err(|source| VmError::Device { what: "set up a console", source })?;
                 self.add_if_there(maker, READ | WRITE)?;
                 self.add_if_there(Path::new("/dev/pts"), READ | WRITE)
             }

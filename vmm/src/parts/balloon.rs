@@ -37,7 +37,7 @@ impl Part for Arc<VirtioBalloon> {
 
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Balloon(config) = config else { return Err(not_built_here(config)) };
-    let what = "making the virtio-balloon device";
+    let what = "create the virtio-balloon device";
     let reclaim = site.shared.context.reclaim.clone();
     let reclaim = reclaim.ok_or_else(|| VmError::Device { what, source: io::ErrorKind::Unsupported.into() })?;
     let BalloonConfig { size, deflate_on_oom, free_page_reporting, .. } = *config;

@@ -36,13 +36,13 @@ impl Part for Arc<VirtioBlock> {
 
     fn resize(&self, bytes: u64) -> Result<(), VmError> {
         VirtioBlock::resize(self, bytes).map_err(|error| match error {
-            ResizeError::Host(source) => VmError::Device { what: "resizing a disk", source },
+            ResizeError::Host(source) => VmError::Device { what: "resize a disk", source },
             rule => ConfigError::new(VmResizeDisk::DESIRED_SIZE, rule.to_string()).into(),
         })
     }
 }
 
-/// Opens and locks the image, and makes the device.
+/// Opens and locks the image, and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Disk(config) = config else { return Err(not_built_here(config)) };
     if let Some(socket) = config.vhost_socket.as_deref() {
@@ -66,18 +66,18 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
             doorbells,
             observer,
         };
-        block::create(params).map_err(failed("making a disk"))
+        block::create(params).map_err(failed("create a disk"))
     })
 }
 
-/// Connects to the server of the disk.
+/// Connects to the disk's server.
 fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let wanted = Wanted {
         config,
         field: DiskConfig::VHOST_SOCKET,
         socket,
         model: Model::block(config.num_queues, config.queue_size),
-        // It may have a drive do DMA, as SPDK does.
+        // The server may let a drive do DMA, as SPDK does.
         pins: true,
     };
     vhost_user::build(wanted, site)
@@ -121,7 +121,7 @@ fn open(config: &DiskConfig) -> Result<Image, VmError> {
     })
 }
 
-/// Says of an image that the host only lets be read how the guest can have it.
+/// Returns the error for an image that the host can only open for reading. It names the option to set.
 fn only_readable(path: &str, why: &str) -> VmError {
     let error = ConfigError::in_terms(DiskConfig::PATH, |terms| {
         format!("{path}: {why}: a guest that only reads it needs {}", DiskConfig::READONLY.turned_on(terms))

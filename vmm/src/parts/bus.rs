@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The parts of a VM on its root buses, and behind its virtio-iommu: what is there at boot, and what comes and goes while the guest
-//! runs.
+//! The parts of a VM on its root buses and behind its virtio-iommu: the parts at boot, and those that are hot-plugged.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -28,24 +27,24 @@ use crate::machine::PartCounters;
 struct Placed {
     id: String,
     address: PciAddress,
-    /// Whether it is behind the virtio-iommu.
+    /// True if the part is behind the virtio-iommu.
     behind: bool,
     kind: &'static Kind,
     function: Arc<dyn PciDevice>,
     part: Box<dyn Part>,
 }
 
-/// How long a vCPU may take for an access to a device that has left the bus.
+/// Maximum time of a vCPU's access to a device that has left the bus.
 const LAST_ACCESS: Duration = Duration::from_secs(10);
 
-/// Drops a function that is on no bus any more. A vCPU may be in an access to it, and this waits for its end. So the function is closed when
-/// this returns, and this thread closes it. A vCPU never closes it, as it may not make the system calls for that: a function whose access does
-/// not end stays open.
+/// Drops a function that is no longer on a bus. Waits for a vCPU that is accessing the function, so that this thread closes the function
+/// before it returns. A vCPU must not close it, because its system call filter forbids the calls for that. If the access does not end in
+/// time, the function stays open.
 fn drop_last(function: Arc<dyn PciDevice>, patience: Duration) {
     let start = Instant::now();
     while Arc::strong_count(&function) > 1 {
         if start.elapsed() > patience {
-            log::warn!("{}: is still in use, so that what the host has for it stays open", function.id());
+            log::warn!("{}: a vCPU is still using the removed device, so its host resources stay open", function.id());
             return std::mem::forget(function);
         }
         thread::sleep(Duration::from_micros(100));
@@ -54,12 +53,12 @@ fn drop_last(function: Arc<dyn PciDevice>, patience: Duration) {
 
 /// All parts of a VM.
 ///
-/// Fields are dropped in this order: parts before what their DMA goes through.
+/// Fields are dropped in this order: parts before the objects that their DMA uses.
 pub struct PartBus {
     parts: Vec<Placed>,
     iommu: Option<Arc<IommuHandle>>,
     poll: IommuPoll,
-    /// Segments whose devices are all behind the virtio-iommu.
+    /// Segments on which all devices are behind the virtio-iommu.
     iommu_segments: Vec<u16>,
     shared: Shared,
 }
@@ -74,7 +73,7 @@ impl PartBus {
     /// Builds the parts of `config`, and puts them and the virtio-iommu on the root buses.
     ///
     /// # Errors
-    /// What the user or the host did not provide.
+    /// Something that the user or the host must provide is missing.
     pub fn new(config: &VmConfig, context: DeviceContext) -> Result<Self, VmError> {
         let host_devices = HostDevices::new(config.platform.iommufd);
         let shared = Shared { context, faults: FaultPath::new(), host_devices };
@@ -86,11 +85,11 @@ impl PartBus {
             shared,
         };
         let mut endpoints = Vec::new();
-        // Those that some are to be in, which others leave to them.
+        // Slots that the configuration assigns. Parts without an assigned slot avoid them.
         let slot = |part: &dyn KindConfig| Some(PciAddress::on_segment(part.pci_segment(), part.pci_device_id()?));
         let wanted: Vec<PciAddress> = config.parts().filter_map(slot).collect();
         for part in config.parts().filter(|part| part.kind().takes_slot) {
-            // Which slots a device may take follows from whether there will be an IOMMU.
+            // The slots for a device depend on whether the VM will have a virtio-iommu.
             let address = bus.place(part, config.has_iommu(), &wanted)?;
             let mut built = Site { address, shared: &mut bus.shared }.build(&part.to_part())?;
             endpoints.extend(built.mapper.take().map(|mapper| (address, mapper)));
@@ -113,34 +112,34 @@ impl PartBus {
         Ok(())
     }
 
-    /// The guest has so many vCPUs from now on.
+    /// Adapts polling to the guest's new number of vCPUs.
     pub fn vcpus_changed(&self, count: u32) {
         if let Some(iommu) = &self.iommu {
             iommu.allow_polling(iommu::polls(self.poll, count));
         }
     }
 
-    /// The names of all parts and where they are, those among them that have left the bus and are not closed yet.
+    /// Returns the ID and address of all parts, including parts that have left the bus and are not closed yet.
     pub fn places(&self) -> impl Iterator<Item = (&str, PciAddress)> {
         self.parts.iter().map(|placed| (placed.id.as_str(), placed.address))
     }
 
-    /// The virtio-iommu, if there is one.
+    /// Returns the virtio-iommu, if the VM has one.
     pub fn iommu(&self) -> Option<&Arc<IommuHandle>> {
         self.iommu.as_ref()
     }
 
-    /// Bytes of RAM that the guest has handed to parts and does not use.
+    /// Returns the bytes of RAM that the guest has given to parts and does not use.
     pub fn held_ram(&self) -> u64 {
         self.parts.iter().map(|placed| placed.part.held_ram()).sum()
     }
 
-    /// The path of the pseudoterminal that its virtio-console is connected with, if there is one.
+    /// Returns the path of the pseudoterminal that the virtio-console is connected to, if any.
     pub fn console_pty(&self) -> Option<&Path> {
         self.parts.iter().find_map(|placed| placed.part.pty())
     }
 
-    /// What the parts count that count anything.
+    /// Returns the counters of all parts that have counters.
     pub fn counters(&self) -> Vec<PartCounters> {
         let of = |placed: &Placed| PartCounters {
             id: placed.id.clone(),
@@ -150,14 +149,14 @@ impl PartBus {
         self.parts.iter().map(of).filter(|part| !part.counters.is_empty()).collect()
     }
 
-    /// Builds a part and puts it on a root bus of the running VM. Returns where it is. On error nothing has changed.
+    /// Builds a part and puts it on a root bus of the running VM. Returns its address. On error, nothing changes.
     ///
     /// # Errors
-    /// It cannot come to a VM that runs, or what the user or the host did not provide.
+    /// The part cannot be hot-plugged, or something that the user or the host must provide is missing.
     pub fn add(&mut self, config: &PartConfig) -> Result<PciAddress, VmError> {
         let kind = config.kind();
         if kind.add.is_none() {
-            return Err(ConfigError::new(kind.field, "is there from the start or not at all").into());
+            return Err(ConfigError::new(kind.field, "cannot be hot-plugged: configure it when the VM is created").into());
         }
         let behind = config.is_behind_iommu();
         let address = self.free_address(&**config, self.iommu.is_some(), &[])?;
@@ -173,38 +172,38 @@ impl PartBus {
         put.map(|()| address)
     }
 
-    /// Has all parts reach RAM that comes, those that reach RAM as such, and endpoints in bypass mode too.
+    /// Gives new RAM to all parts that access RAM directly, and to endpoints in bypass mode.
     ///
     /// # Errors
-    /// The host does not map it for one of them. Others may reach it then, until [`take_ram`](Self::take_ram).
+    /// The host does not map the RAM for a part. Other parts may already have access, until [`take_ram`](Self::take_ram).
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         self.parts.iter().try_for_each(|placed| placed.part.add_ram(region))?;
         let Some(iommu) = &self.iommu else { return Ok(()) };
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Has no part reach RAM that was refused, once it is withdrawn: while it was there, a driver may have started a device with it
-    /// that was not given it, or have mapped it behind the virtio-iommu. `false` if the host keeps something mapped there: then the
-    /// pages must stay.
+    /// Removes RAM from all parts after adding it failed and it was withdrawn. In the meantime, a part may have used the RAM without having
+    /// been given it: a driver may have started a device with it, or mapped it behind the virtio-iommu. Returns `false` if the host keeps a
+    /// mapping of it: then the pages must stay.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
         self.iommu.as_ref().is_none_or(|iommu| iommu.take_ram(region))
     }
 
-    /// Gives the part of this name another size.
+    /// Changes the size of the part with this ID.
     ///
     /// # Errors
-    /// Why it keeps the one that it has.
+    /// The size cannot change.
     pub fn resize(&self, id: &str, bytes: u64) -> Result<(), VmError> {
         let resized = self.parts.iter().find(|placed| placed.id == id);
-        // A disk left the bus while it was asked for. Nothing else that has a size leaves.
-        let gone = || VmError::Device { what: "resizing a disk", source: std::io::ErrorKind::NotFound.into() };
+        // A disk may have left the bus in the meantime. No other resizable part can leave.
+        let gone = || VmError::Device { what: "resize a disk", source: std::io::ErrorKind::NotFound.into() };
         resized.ok_or_else(gone)?.part.resize(bytes)
     }
 
-    /// Gives a part back that has left the bus. Returns its name. Nothing is mapped for it or pinned afterwards, and what the host had for
-    /// it is closed.
+    /// Closes a part that has left the bus. Returns its ID. Afterwards nothing is mapped or pinned for it, and its host resources are
+    /// closed.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;
         let Placed { id, behind, function, mut part, .. } = self.parts.remove(place);
@@ -215,21 +214,21 @@ impl PartBus {
         Some(id)
     }
 
-    /// Takes away what a part behind the virtio-iommu can reach.
+    /// Removes all mappings of a part behind the virtio-iommu.
     fn disconnect(&self, address: PciAddress, behind: bool) {
         if let (true, Some(iommu)) = (behind, &self.iommu) {
-            // Its mapper is dropped, which empties its address space.
+            // This drops the part's mapper, which empties its address space.
             drop(iommu.remove_endpoint(address.endpoint_id()));
         }
     }
 
-    /// Where the part of this name is, if it can leave.
+    /// Returns the address of the part with this ID, if the part can be hot-unplugged.
     pub fn find(&self, id: &str) -> Option<PciAddress> {
         let mut leaving = self.parts.iter().filter(|placed| placed.kind.add.is_some());
         leaving.find(|placed| placed.id == id).map(|placed| placed.address)
     }
 
-    /// The slot that a part was saved in, if it was and that is one for it; otherwise a free one.
+    /// Returns the slot from the saved state if the part can use it; otherwise a free slot.
     fn place(&self, part: &dyn KindConfig, has_iommu: bool, wanted: &[PciAddress]) -> Result<PciAddress, VmError> {
         let free = self.free_address(part, has_iommu, wanted)?;
         let (slots, _) = self.slots(part, has_iommu);
@@ -238,19 +237,19 @@ impl PartBus {
         Ok(saved.filter(fits).copied().unwrap_or(free))
     }
 
-    /// The slots for a part, of a VM with or without a virtio-iommu, and what to call them.
+    /// Returns the slots for a part, with or without a virtio-iommu in the VM, and the words that describe them.
     fn slots(&self, part: &dyn KindConfig, has_iommu: bool) -> (RangeInclusive<u8>, &'static str) {
         let segment = part.pci_segment();
         let all = self.iommu_segments.contains(&segment);
         match (has_iommu, part.is_behind_iommu()) {
             (true, true) => (segments::slots_behind_iommu(segment, all), "behind"),
-            (true, false) => (segments::slots_beside_iommu(all), "beside"),
+            (true, false) => (segments::slots_beside_iommu(all), "not behind"),
             (false, _) => (segments::slots(segment), "without"),
         }
     }
 
-    /// A slot for a part, of a VM with or without a virtio-iommu: the one that it is to be in, or a free one that none of those
-    /// `wanted` by others is.
+    /// Returns a slot for a part, with or without a virtio-iommu in the VM: the slot that the configuration assigns to it, or a free slot
+    /// that is not in `wanted`.
     fn free_address(
         &self,
         part: &dyn KindConfig,
@@ -259,13 +258,13 @@ impl PartBus {
     ) -> Result<PciAddress, VmError> {
         let kind = part.kind();
         if !has_iommu && part.is_behind_iommu() {
-            let rule = "the VM runs without a virtio-iommu; it has one if it is booted with iommu_bounce, with a device that has \
+            let rule = "the VM runs without a virtio-iommu; it gets one if it is booted with iommu_bounce, with a device that has \
                         iommu on, or with iommu_segments";
             return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
         }
         let (mut slots, which) = self.slots(part, has_iommu);
         let segment = part.pci_segment();
-        // Those of parts that have left the bus and are not given back yet, too.
+        // Parts that have left the bus and are not closed yet still occupy their slots.
         let on_bus = self.shared.context.pci.devices().into_iter().map(|(address, _)| address);
         let taken: Vec<PciAddress> = on_bus.chain(self.parts.iter().map(|placed| placed.address)).collect();
         if let Some(slot) = part.pci_device_id() {
@@ -309,7 +308,7 @@ mod tests {
         let closed = Arc::downgrade(&function);
         let of_access = function.clone();
         let access = thread::spawn(move || drop(of_access));
-        // The limit ends a test that hangs.
+        // The limit ends a hanging test.
         drop_last(function, Duration::from_secs(600));
         assert!(closed.upgrade().is_none());
         access.join().unwrap();

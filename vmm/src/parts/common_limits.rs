@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the mappers of all endpoints can translate: the virtio-iommu offers the guest that and no more.
+//! Common translation limits of all endpoints: the virtio-iommu offers the guest exactly these.
 
 use std::ops::RangeInclusive;
 
@@ -10,31 +10,31 @@ use rangemap::RangeInclusiveSet;
 
 use crate::arch::layout::PAGE_SIZE;
 
-/// The page sizes that every endpoint's host IOMMU has, none below the host's pages.
+/// Returns the page sizes that every endpoint's host IOMMU supports, none smaller than the host's pages.
 pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
     limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
 }
 
-/// Where there is no endpoint yet: what the smallest host IOMMUs can translate (39 bits, a third level of page tables).
+/// End of the range if no endpoint exists yet: the range of the smallest host IOMMUs (39 bits, three levels of page tables).
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
-/// From 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. What one that comes later cannot, the
-/// guest is told of as reserved.
+/// Returns the range from 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. An endpoint that is
+/// added later and translates less reports the rest to the guest as reserved.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));
     0..=limits.iter().filter_map(highest).min().unwrap_or(LEAST_RANGE).min(most)
 }
 
-/// The largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks; `None` where
-/// the host reserves something in each of them.
+/// Returns the largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks. Returns `None` if the host
+/// reserves something in every chunk.
 pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
-    // Of several that are as large, the first.
+    // Of several parts of the largest size, the first.
     free_chunks(whole, limits).into_iter().rev().max_by_key(len)
 }
 
-/// The first `bytes` in `whole`, in whole chunks, that every endpoint's host IOMMU can translate; or the largest part, where there
-/// are nowhere so many.
+/// Returns the first `bytes` in `whole`, in whole chunks, that every endpoint's host IOMMU can translate. If no part is that large,
+/// returns the largest part.
 pub(super) fn first_aperture(
     whole: &RangeInclusive<u64>,
     bytes: u64,
@@ -52,7 +52,7 @@ fn len(range: &RangeInclusive<u64>) -> u64 {
     (range.end() - range.start()).saturating_add(1)
 }
 
-/// The parts of `whole` that every endpoint's host IOMMU can translate, in whole chunks.
+/// Returns the parts of `whole` that every endpoint's host IOMMU can translate, in whole chunks.
 fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<RangeInclusive<u64>> {
     let mut free = RangeInclusiveSet::from_iter([whole.clone()]);
     for limits in limits {
@@ -62,7 +62,7 @@ fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<Rang
     }
     let in_chunks = |range: RangeInclusive<u64>| {
         let start = range.start().next_multiple_of(CHUNK_SIZE);
-        // All addresses have no end that is a number: the last chunk is left out.
+        // The end of the whole address space does not fit in a u64, so its last chunk is left out.
         let end = range.end().saturating_add(1) / CHUNK_SIZE * CHUNK_SIZE;
         (start < end).then(|| start..=end - 1)
     };
@@ -96,17 +96,17 @@ mod tests {
     }
 
     #[test]
-    fn aperture_is_whole_where_nothing_is_reserved() {
+    fn aperture_is_whole_if_nothing_is_reserved() {
         let free = limits(&[0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]);
         assert_eq!(window_aperture(&[free]), Some(APERTURE));
         assert_eq!(window_aperture(&[]), Some(APERTURE));
     }
 
     #[test]
-    fn aperture_keeps_clear_of_what_any_host_reserves() {
+    fn aperture_avoids_ranges_that_any_host_reserves() {
         let low = limits(&[0..=0xc000_0fff, 0xc000_2000..=u64::MAX]);
         let high = limits(&[0..=0xd000_0000, 0xd800_0000..=u64::MAX]);
-        // A page of the first chunk is reserved, and the third quarter but for its first byte.
+        // One host reserves a page of the first chunk. The other reserves the third quarter except its first byte.
         let both = [low, high];
         assert_eq!(window_aperture(&both[..1]), Some(0xc020_0000..=0xdfff_ffff));
         assert_eq!(window_aperture(&both), Some(0xc020_0000..=0xcfff_ffff));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_aperture_where_no_chunk_is_free() {
+    fn aperture_is_missing_if_no_chunk_is_free() {
         assert_eq!(window_aperture(&[limits(&[0..=0xc01f_fffe, 0xdfff_0000..=u64::MAX])]), None);
         assert_eq!(window_aperture(&[limits(&[0..=0xbfff_ffff])]), None);
     }

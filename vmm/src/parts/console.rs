@@ -41,13 +41,13 @@ impl Part for Console {
 }
 
 impl Drop for Console {
-    /// Its thread ends, so that nothing is printed any more when the links wait for their readers.
+    /// Ends the device's thread, so that it prints nothing while the links wait for their readers.
     fn drop(&mut self) {
         reset(&*self.function);
     }
 }
 
-/// Opens what the console is connected with, and makes the device.
+/// Opens the console's connections, and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Console(config) = config else { return Err(not_built_here(config)) };
     let target = config.target();
@@ -55,7 +55,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let output = links.writer();
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let created = console::create(ConsoleParams { id, output, memory, msi, doorbells, observer });
-        let (function, device) = created.map_err(failed("making the virtio-console device"))?;
+        let (function, device) = created.map_err(failed("create the virtio-console device"))?;
         let receiver: Arc<dyn Receiver> = device.clone();
         links.connect(&target, &receiver)?;
         Ok((function.clone(), Console { function, device, links }))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the VM gives to the devices that are built for it.
+//! Services of the VM for the devices that are built for it.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -15,28 +15,28 @@ use kvm_ioctls::VmFd;
 
 use super::rate_limits::RateLimitGroups;
 
-/// What devices need of the VM.
+/// Services of the VM that devices use.
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Arc<Ram>,
-    /// Bytes of RAM that the guest was booted with. In a VM that is restored, the configuration has those that came since, too.
+    /// Bytes of RAM at boot. In a restored VM, the configuration's size also includes RAM that was added since.
     pub(crate) ram_size: u64,
-    /// Gives RAM back to the host that the guest does without, in a VM with a balloon: who pins RAM tells it.
+    /// Returns unused RAM to the host, in a VM with a balloon. Code that pins RAM must register the pins here.
     pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,
-    /// Shows BARs to the guest, and takes them from other devices before they go.
+    /// Maps BARs into the guest, and unmaps them from other devices before they are removed.
     pub(crate) bars: Arc<ShownMemory>,
     pub(crate) msi: Arc<dyn MsiAllocator>,
     pub(crate) doorbells: Arc<dyn Doorbells>,
     pub(crate) pci: Arc<PciRoot>,
-    /// Limits on the rate that disks share.
+    /// Rate limits that disks share.
     pub(crate) limits: RateLimitGroups,
-    /// Learns what the guest does with virtio devices.
+    /// Receives the guest's actions on virtio devices.
     pub(crate) observer: Arc<dyn DeviceObserver>,
-    /// Learns what the host says of its devices.
+    /// Receives the host's notices about its devices.
     pub(crate) listener: Arc<dyn HostListener>,
-    /// Where devices were, by name, in a VM that is restored. The order in which they were added is not kept.
+    /// Addresses of devices in a restored VM, by ID. The order in which they were added is not saved.
     pub(crate) places: BTreeMap<String, PciAddress>,
-    /// IOVAs of the bounce windows' aperture, in a VM that is restored with some. Nobody has checked it.
+    /// IOVAs of the bounce windows' aperture in a restored VM that had windows. The value is not validated yet.
     pub(crate) window_aperture: Option<RangeInclusive<u64>>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that this process emulates: their way to the guest's memory, and to the rest of the VM.
+//! Devices that this process emulates: their access to guest memory, and their connections to the rest of the VM.
 
 use std::error::Error;
 use std::io;
@@ -16,7 +16,7 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// Part that does nothing in addition to counting.
+/// Part that only has counters.
 pub(super) struct Counting<F>(pub(super) F);
 
 impl<F: Fn() -> Vec<Counter> + Send> Part for Counting<F> {
@@ -28,7 +28,7 @@ impl<F: Fn() -> Vec<Counter> + Send> Part for Counting<F> {
 /// Connections between an emulated device and its VM.
 pub(super) struct Wiring {
     pub(super) id: String,
-    /// Memory that the device reaches.
+    /// Memory that the device can access.
     pub(super) memory: DeviceMemory,
     pub(super) msi: Arc<dyn MsiAllocator>,
     pub(super) doorbells: Option<Arc<dyn Doorbells>>,
@@ -37,7 +37,7 @@ pub(super) struct Wiring {
 
 impl Site<'_> {
     /// Builds the part of `config` with the device that `create` makes of its connections. Behind the virtio-iommu, the device
-    /// reaches what is mapped for it, and its faults go to the guest; otherwise it reaches all RAM.
+    /// accesses the memory that is mapped for it, and its faults go to the guest. Otherwise it accesses all RAM.
     pub(super) fn emulate<P: Part + 'static>(
         &mut self,
         config: &dyn KindConfig,
@@ -64,7 +64,7 @@ impl Site<'_> {
     }
 }
 
-/// Returns what makes an error of a device's that failed while doing `what`.
+/// Returns a function that makes the error of a device for the failed operation `what`, a verb such as "create a disk".
 pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> VmError {
     move |error| VmError::Device { what, source: io::Error::other(error) }
 }

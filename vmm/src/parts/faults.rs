@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The way of accesses that the virtio-iommu stopped, from devices whose DMA goes through this process to the guest's driver.
+//! Path of DMA faults that the virtio-iommu stopped, from devices that this process emulates or serves to the guest's driver.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// A way that is there once a device needs it.
+/// Path of faults. It is set up once a device needs it.
 pub(super) struct FaultPath {
     sender: FaultSender,
-    /// Until the virtio-iommu is at its end.
+    /// Holds the faults until the virtio-iommu is connected.
     relay: Option<FaultRelay>,
-    /// From then on.
+    /// Delivers the faults from then on.
     reports: Option<FaultReports>,
     needed: bool,
 }
@@ -25,13 +25,13 @@ impl FaultPath {
         Self { sender, relay: Some(relay), reports: None, needed: false }
     }
 
-    /// Where a device sends its faults.
+    /// Returns the sender of a device's faults.
     pub(super) fn sender(&mut self) -> FaultSender {
         self.needed = true;
         self.sender.clone()
     }
 
-    /// Has faults come to `iommu`, if a device may send any and they do not yet.
+    /// Connects the faults to `iommu`, if a device may send any and they are not connected yet.
     pub(super) fn connect(&mut self, iommu: &Arc<IommuHandle>) -> Result<(), VmError> {
         let Some(relay) = self.relay.take_if(|_| self.needed) else { return Ok(()) };
         match relay.spawn(iommu.clone()) {
@@ -40,14 +40,14 @@ impl FaultPath {
                 Ok(())
             }
             Err(source) => {
-                // The next device may have more luck.
+                // The next device may succeed.
                 *self = Self::new();
-                Err(VmError::Device { what: "starting the thread for faults of devices", source })
+                Err(VmError::Device { what: "start the thread for device faults", source })
             }
         }
     }
 
-    /// Ends the reports. Nothing of them uses the virtio-iommu any more.
+    /// Ends the reports. They do not use the virtio-iommu any more.
     pub(super) fn disconnect(&mut self) {
         self.reports = None;
     }

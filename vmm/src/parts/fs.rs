@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File systems of the host: virtio-fs, by vhost-user.
+//! File systems of the host: virtio-fs over vhost-user.
 
 use carom_api::{FsConfig, PartConfig};
 use devices::virtio::vhost_user::{Model, VhostUserCounters};
@@ -16,7 +16,7 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-/// Connects to the server of the file system.
+/// Connects to the file system's server.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Fs(config) = config else { return Err(not_built_here(config)) };
     let wanted = Wanted {
@@ -24,7 +24,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
-        // It copies, and has no device do DMA.
+        // The server copies data, and no device does DMA.
         pins: false,
     };
     vhost_user::build(wanted, &mut site)

@@ -22,21 +22,21 @@ use super::{Built, Part, common_limits};
 use crate::arch::layout::{HIGH_MEMORY_START, MEMORY_DEVICE_GRANULE, MSI_WINDOW, PciHole, ram_end};
 use crate::error::VmError;
 
-/// Where the virtio-iommu sits.
+/// Address of the virtio-iommu.
 pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
-/// Its kind.
+/// Kind of the virtio-iommu.
 pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;
-/// The threads that it runs.
+/// Roles of its threads.
 pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE, windows::READER_ROLE, FAULTS_ROLE];
-/// What the virtio-iommu's queues can do.
+/// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// What it counts is asked of its handle: not all of it are numbers.
+/// Part without methods of its own. The virtio-iommu's figures come from its handle, because not all of them are numbers.
 struct Iommu;
 
 impl Part for Iommu {}
 
-/// Makes the virtio-iommu for `endpoints`: it promises the guest what all of their mappers can do.
+/// Creates the virtio-iommu for `endpoints`. It offers the guest what all of their mappers support.
 pub(super) fn build(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, Box<dyn EndpointMapper>)>,
@@ -75,7 +75,7 @@ pub(super) fn build(
         poll: polls(config.platform.iommu_poll, config.cpus.boot_vcpus),
         rings: RING_FEATURES,
         devices: Some(context.bars.clone()),
-        // IOMMUFD maps no registers of devices.
+        // IOMMUFD does not map the registers of devices.
         mmio: !config.platform.iommufd,
         observer: Some(context.observer.clone()),
     };
@@ -86,17 +86,17 @@ pub(super) fn build(
     Ok((Built { function, part: Box::new(Iommu), mapper: None }, handle))
 }
 
-/// Pages of the host's page tables for each address space. Drivers take IOVAs below 4 GiB first, which is 2048 pages of the lowest
-/// level and some of others; windows above have 256. Beyond, what they have mapped at once and what their allocators keep apart is less than
-/// twice the RAM.
+/// Returns the maximum number of page-table pages for each address space of the host. Drivers allocate IOVAs below 4 GiB first: 2048 pages
+/// of the lowest level and some of higher levels. Windows above 4 GiB take 256 pages. Beyond that, simultaneous mappings and the space that
+/// IOVA allocators keep apart cover less than twice the RAM.
 fn max_table_pages(config: &VmConfig) -> u64 {
-    /// What one page of the lowest level translates.
+    /// Bytes that one page of the lowest level translates.
     const REACH: u64 = 2 << 20;
     2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
 }
 
-/// Whether firmware, which has no driver of a virtio-iommu, has to read a disk behind it. Then endpoints that are attached to nothing reach
-/// all RAM until a driver attaches them, or writes 0 to `bypass`.
+/// True if firmware, which has no virtio-iommu driver, must read a disk behind the virtio-iommu. Then unattached endpoints access all RAM
+/// until a driver attaches them, or writes 0 to `bypass`.
 fn firmware_reads_a_disk(config: &VmConfig) -> bool {
     config.payload.firmware.is_some() && config.disks.iter().any(KindConfig::is_behind_iommu)
 }
@@ -112,7 +112,7 @@ pub(super) fn connect(
     added.map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))
 }
 
-/// Whether a thread may poll for requests of so many vCPUs. Where it would take a CPU from a vCPU, it could keep that one waiting.
+/// True if a thread may poll for the requests of `vcpus` vCPUs. Without a spare CPU, it would slow down a vCPU.
 pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     let vcpus = usize::try_from(vcpus).unwrap_or(usize::MAX);
     match poll {
@@ -122,8 +122,8 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     }
 }
 
-/// The bounce windows of a guest that was booted with `ram_size` bytes of RAM. They are where they were then, whatever came since, and
-/// where they `were` in a guest that is restored, whatever has left: its driver keeps the place in mind.
+/// Returns the bounce windows of a guest that was booted with `ram_size` bytes of RAM. RAM that was added since does not move them. In a
+/// restored guest, they stay where they `were`, even if devices have left: the driver remembers their place.
 fn window(
     config: &VmConfig,
     ram_size: u64,
@@ -141,7 +141,7 @@ fn window(
         Aperture::Low => vec![hole.clone()],
         Aperture::High => vec![behind..=end],
     };
-    // Where they cannot be there, they are where they would be anew, and what was saved is refused when it is restored.
+    // If the windows cannot be at the saved place, they get a new place, and restoring the saved state fails later.
     if let Some(was) = was.filter(|was| can_be(was, &places, size, limits)) {
         return Ok(WindowConfig { aperture: was.clone(), budget: bounce.size, threshold });
     }
@@ -166,14 +166,14 @@ fn window(
     if bounce.aperture == Aperture::Auto && *aperture.start() >= HIGH_MEMORY_START {
         let start = aperture.start();
         log::warn!(
-            "the host leaves no room for bounce windows below 4 GiB: they start at {start:#x}, for guests that know such"
+            "the host leaves no room for bounce windows below 4 GiB: they start at {start:#x}, which the guest's driver must support"
         );
     }
     Ok(WindowConfig { aperture, budget: bounce.size, threshold })
 }
 
-/// Whether an aperture is one that a VM could have got: in one of these places, not larger than any is made, of whole chunks, and all of
-/// it translated by every endpoint's host IOMMU.
+/// True if a VM could have got this aperture: in one of `places`, not larger than `most`, of whole chunks, and translated completely by
+/// every endpoint's host IOMMU.
 fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: u64, limits: &[MapperLimits]) -> bool {
     let (start, end) = (aperture.start(), aperture.end());
     let is_in = |place: &RangeInclusive<u64>| place.contains(start) && place.contains(end);
@@ -183,7 +183,7 @@ fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: 
         && common_limits::window_aperture(aperture, limits).as_ref() == Some(aperture)
 }
 
-/// First address above 4 GiB that no RAM has, nor will have, in a VM that boots with this.
+/// Returns the first address above 4 GiB behind all RAM, including RAM that may be hot-plugged later.
 fn behind_ram(memory: &MemoryConfig) -> u64 {
     let end = ram_end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
     end.max(HIGH_MEMORY_START)
@@ -235,7 +235,7 @@ mod tests {
         };
         let (all, nothing_low, nothing_high) =
             ([0..=u64::MAX], [0..=0xbfff_ffff, 1 << 32..=1 << 40], [0..=0xfedf_ffff]);
-        // 5 GiB of RAM are above 4 GiB, and 1 GiB may come.
+        // 5 GiB of RAM are above 4 GiB, and 1 GiB may be added.
         let behind = 10 << 30;
         assert_eq!(start("", &all), Ok(0xc000_0000));
         assert_eq!(start("", &nothing_low), Ok(behind));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_a_vm_to_which_ram_came_are_where_they_were() {
+    fn windows_keep_their_place_when_ram_is_added() {
         const MIB: u64 = 1 << 20;
         let bounce: IommuBounceConfig = "aperture=high".parse().unwrap();
         let limits = [MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None }];
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// A platform on which nothing is seen.
+    /// Platform without any effects.
     struct Platform;
 
     impl MsiVectors for Platform {
@@ -306,11 +306,11 @@ mod tests {
         }
     }
 
-    /// The IOVAs that the host of a device translates.
+    /// IOVAs that a device's host IOMMU translates.
     type Ranges = Vec<RangeInclusive<u64>>;
 
     const ALL: RangeInclusive<u64> = 0..=u64::MAX;
-    /// What a host translates that has reserved a quarter of the place for windows.
+    /// IOVAs of a host that reserves a quarter of the windows' place.
     const PART: [RangeInclusive<u64>; 2] = [0..=0xcfff_ffff, 0xd800_0000..=u64::MAX];
 
     fn limits(hosts: &[Ranges]) -> Vec<MapperLimits> {
@@ -319,7 +319,7 @@ mod tests {
         hosts.iter().map(limits).collect()
     }
 
-    /// Windows of a VM with devices of these hosts.
+    /// Returns the windows of a VM with devices of these hosts.
     fn windows(option: &str, was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> WindowConfig {
         let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
         let (bounce, limits) = (option.parse().unwrap(), limits(hosts));
@@ -327,7 +327,7 @@ mod tests {
         window(&config, config.memory.total(), &bounce, was, &input_range, &limits).unwrap()
     }
 
-    /// The virtio-iommu of such a VM.
+    /// Creates the virtio-iommu of such a VM.
     fn device(was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> (Arc<dyn PciDevice>, Arc<IommuHandle>) {
         let window = windows("", was, hosts);
         let size = window.budget;
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_aperture_is_used_only_where_windows_can_be() {
+    fn saved_aperture_is_used_only_if_windows_can_be_there() {
         let behind = 4 << 30;
         let quarter = 0xd000_0000..=0xd7ff_ffff;
         let all = [vec![ALL]];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The address spaces of devices on their way behind the virtio-iommu.
+//! Address spaces of devices before they are put behind the virtio-iommu.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use devices::virtio::vhost_user::VhostUserMapper;
 use devices::windows::WindowMemory;
 use iommu_bounce::DmaMapper;
 
-/// A mapper that no virtio-iommu has yet.
+/// Mapper that no virtio-iommu uses yet.
 pub(super) trait EndpointMapper: DmaMapper {
-    /// Makes chunks of `windows`, and the memory that the guest sees of `devices`, mappable. Called before the virtio-iommu has the mapper.
+    /// Makes the chunks of `windows`, and the guest-visible memory of `devices`, mappable. Called before the virtio-iommu gets the mapper.
     fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
         let _ = (windows, devices);
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The devices of a VM: each is one [`Part`].
+//! Devices of a VM. Each is a [`Part`].
 //!
-//! A file here builds the parts of one kind from their configuration, which `carom-api` has; [`BUILDERS`] lists them. [`bus`] puts
-//! parts on the root bus, and those that are to be behind the virtio-iommu behind it. All else goes over [`Part`]. Pause and
-//! resume, reset, and saved state belong to the function on the bus ([`PciDevice`]), as devices that are no parts have them
-//! too: the host bridge, pvpanic and the watchdog.
+//! Each file here builds the parts of one kind from their configuration, which `carom-api` defines; [`BUILDERS`] lists them. [`bus`]
+//! puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`]. Pause and resume,
+//! reset, and saved state belong to the function on the bus ([`PciDevice`]), because devices that are not parts have them too: the
+//! host bridge, pvpanic and the watchdog.
 
 mod balloon;
 mod block;
@@ -46,37 +46,36 @@ use self::vfio::HostDevices;
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// A device in a VM: its abilities in addition to those of its function on the root bus.
+/// Device in a VM: its abilities in addition to those of its function on the root bus.
 pub trait Part: Send {
-    /// What it counts.
+    /// Returns the device's counters.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }
-    /// The path of the pseudoterminal that it is connected with, if there is one.
+    /// Returns the path of the pseudoterminal that the device is connected to, if any.
     fn pty(&self) -> Option<&Path> {
         None
     }
-    /// Gives it another size, if it has one. On error it has the one that it had.
+    /// Changes the device's size, if it has one. On error, the size does not change.
     fn resize(&self, bytes: u64) -> Result<(), VmError> {
         let _ = bytes;
-        Err(VmError::Guest("this device has no size".into()))
+        Err(VmError::Guest("this device cannot be resized".into()))
     }
-    /// Bytes of RAM that the guest has handed to it and does not use.
+    /// Returns the bytes of RAM that the guest has given to the device and does not use.
     fn held_ram(&self) -> u64 {
         0
     }
-    /// The guest gets this region of RAM: the device reaches it from now on, if it reaches RAM as such. On error nothing has
-    /// changed.
+    /// Gives the device access to a new region of RAM, if the device accesses RAM directly. On error, nothing changes.
     fn add_ram(&self, region: &RamRegion) -> Result<(), VmError> {
         let _ = region;
         Ok(())
     }
-    /// The guest does not get it after all. A device that was not given it may have found it nonetheless, or not.
+    /// Removes a region again, because adding it to the VM failed. The device may or may not have got access to it.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
-    /// Its function has left the bus. When this returns, the device does no DMA of its own accord, and its threads have ended; it is
-    /// disconnected next, and dropped.
+    /// Called when the function has left the bus. When this returns, the device does no more DMA, and its threads have ended. Next,
+    /// the part is disconnected and dropped.
     fn leave(&mut self, function: &dyn PciDevice) {
         reset(function);
     }
@@ -85,45 +84,45 @@ pub trait Part: Send {
 /// Resets the function of a part that leaves.
 fn reset(function: &dyn PciDevice) {
     if let Err(error) = function.reset() {
-        error!("{}: resetting it: {error}", function.id());
+        error!("{}: cannot reset the device: {error}", function.id());
     }
 }
 
-/// A part that is on no bus yet.
+/// Part that is not on a bus yet.
 struct Built {
-    /// Its function on the root bus, which bears its name.
+    /// Function on the root bus. It has the part's ID.
     function: Arc<dyn PciDevice>,
     part: Box<dyn Part>,
-    /// Its address space, if it is to be behind the virtio-iommu.
+    /// Address space of the part, if it goes behind the virtio-iommu.
     mapper: Option<Box<dyn EndpointMapper>>,
 }
 
-/// What parts of several kinds, or all of one, have in common.
+/// State that parts share.
 struct Shared {
     context: DeviceContext,
     faults: FaultPath,
     host_devices: HostDevices,
 }
 
-/// Where a part comes to be.
+/// Place where a part is built.
 struct Site<'s> {
     address: PciAddress,
     shared: &'s mut Shared,
 }
 
-/// What builds the parts of a kind.
+/// Builder for the parts of a kind.
 struct Builder {
     kind: &'static Kind,
-    /// Roles of the threads that a part runs.
+    /// Roles of a part's threads.
     roles: &'static [ThreadRole],
-    /// Counters of a part that was just made.
+    /// Counters of a newly created part.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares them with the page of the API"))]
     counters: fn() -> Vec<Counter>,
     build: fn(&PartConfig, Site<'_>) -> Result<Built, VmError>,
 }
 
-/// The registry: a builder for each kind that takes a slot. The virtio-iommu is built of what all others need
-/// ([`bus`]), and is there from the start or not at all.
+/// The registry: a builder for each kind that takes a slot. The virtio-iommu has no builder: [`bus`] builds it at boot from the
+/// needs of all other parts.
 static BUILDERS: &[Builder] = &[
     vfio::BUILDER,
     vfio_user::BUILDER,
@@ -138,7 +137,7 @@ static BUILDERS: &[Builder] = &[
 ];
 
 impl Site<'_> {
-    /// Builds the part that `config` describes. On error nothing is left of it.
+    /// Builds the part that `config` describes. On error, nothing is left of it.
     fn build(self, config: &PartConfig) -> Result<Built, VmError> {
         let kind = config.kind().name;
         let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind);
@@ -146,17 +145,17 @@ impl Site<'_> {
     }
 }
 
-/// Name of the device in logs and the API.
+/// Returns the device's ID in logs and the API.
 fn name(config: &dyn KindConfig) -> &str {
     config.id().unwrap_or(config.kind().id)
 }
 
-/// A builder was asked for another kind than its own.
+/// Returns the error for a kind that has no builder here.
 fn not_built_here(config: &PartConfig) -> VmError {
-    ConfigError::new(config.kind().field, "is there from the start or not at all").into()
+    ConfigError::new(config.kind().field, "cannot be hot-plugged: configure it when the VM is created").into()
 }
 
-/// Roles of the threads that parts run, each once.
+/// Returns the roles of the threads that parts run, each once.
 pub fn thread_roles() -> Vec<ThreadRole> {
     let mut roles = iommu::ROLES.to_vec();
     for role in BUILDERS.iter().flat_map(|builder| builder.roles) {
@@ -167,7 +166,7 @@ pub fn thread_roles() -> Vec<ThreadRole> {
     roles
 }
 
-/// Counters of each kind of part, by its name.
+/// Returns the counters of each kind of part, with the kind's name.
 #[cfg(test)]
 pub(crate) fn counters() -> impl Iterator<Item = (&'static str, Vec<Counter>)> {
     BUILDERS.iter().map(|builder| (builder.kind.name, (builder.counters)()))
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_that_come_to_a_vm_that_runs_have_builders_and_slots() {
+    fn hotpluggable_kinds_have_builders_and_slots() {
         for kind in KINDS.iter().filter(|kind| kind.add.is_some()) {
             assert!(kind.takes_slot && BUILDERS.iter().any(|builder| builder.kind.name == kind.name), "{}", kind.name);
         }

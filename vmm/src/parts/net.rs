@@ -26,7 +26,7 @@ pub(super) const BUILDER: Builder = Builder {
     build,
 };
 
-/// Opens the interface and makes the device.
+/// Opens the interface and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Net(config) = config else { return Err(not_built_here(config)) };
     if let Some(socket) = config.vhost_socket.as_deref() {
@@ -41,18 +41,18 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         csum: config.offload_csum,
         tso: config.offload_tso,
         uso: config.offload_ufo && tap.has_uso(),
-        // Each buffer is a mapping or slots of a window there. Beside the IOMMU large buffers are faster.
+        // Behind the virtio-iommu, each buffer is a mapping or takes window slots. Otherwise large buffers are faster.
         merges: config.iommu,
     };
     let (carrier, limits) = (Box::new(tap), config.rate_limiter_config.map(rate_limits::limits));
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let params = NetParams { id, carrier, traits, limits, memory, msi, doorbells, observer };
-        let (function, device) = net::create(params).map_err(failed("making a network device"))?;
+        let (function, device) = net::create(params).map_err(failed("create a network device"))?;
         Ok((function, Counting(move || device.counters().all())))
     })
 }
 
-/// Connects to the server of the card.
+/// Connects to the network device's server.
 fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Built, VmError> {
     let net = ServedNet {
         mac: config.mac.unwrap_or_else(MacAddress::random).bytes(),
@@ -68,7 +68,7 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
         field: NetConfig::VHOST_SOCKET,
         socket,
         model: Model::net(&net),
-        // It may have a card of the host do DMA, as DPDK does.
+        // The server may let a network card of the host do DMA, as DPDK does.
         pins: true,
     };
     vhost_user::build(wanted, site)
@@ -111,7 +111,7 @@ mod tests {
             "{}",
             refused(&config)
         );
-        // The loopback interface is no tap, whoever asks.
+        // The loopback interface is not a tap, for any user.
         let config: NetConfig = "tap=lo".parse().unwrap();
         assert!(refused(&config).starts_with("net.tap: lo: "), "{}", refused(&config));
     }

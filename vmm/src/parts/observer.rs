@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What guests do with devices, as events with Cloud Hypervisor's names.
+//! Guest actions on devices, as events with Cloud Hypervisor's names.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use devices::platform::{DeviceEvent, DeviceObserver};
 
 use crate::process::event_monitor::EventMonitor;
 
-/// Writes them to the event stream.
+/// Writes the actions to the event stream.
 pub(crate) struct Observer(pub(crate) EventMonitor);
 
 impl DeviceObserver for Observer {
@@ -16,7 +16,7 @@ impl DeviceObserver for Observer {
         let (source, name, key, value) = match event {
             DeviceEvent::Activated => ("virtio-device", "activated", "id", id),
             DeviceEvent::Reset => ("virtio-device", "reset", "id", id),
-            // Cloud Hypervisor has no event for it.
+            // Cloud Hypervisor has no event for this.
             DeviceEvent::Failed => ("virtio-device", "failed", "id", id),
             DeviceEvent::WatchdogExpired => ("watchdog", "expired", "id", id),
             DeviceEvent::Panicked => ("guest", "panic", "event", "panic"),

@@ -19,7 +19,7 @@ use crate::error::VmError;
 pub(super) const BUILDER: Builder =
     Builder { kind: &PmemConfig::KIND, roles: &[pmem::ROLE], counters: || PmemCounters::default().all(), build };
 
-/// Opens the file and makes the device.
+/// Opens the file and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Pmem(config) = config else { return Err(not_built_here(config)) };
     let (file, size) = open_file(config)?;
@@ -29,7 +29,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         let params = PmemParams { id, file, path, size, discard_writes, slots, memory, msi, doorbells, observer };
         let (function, device) = pmem::create(params).map_err(|error| match error {
             PmemError::Map(source) => file_error(config)(source),
-            error => failed("making the virtio-pmem device")(error),
+            error => failed("create the virtio-pmem device")(error),
         })?;
         Ok((function, Counting(move || device.counters().all())))
     })
@@ -39,7 +39,7 @@ fn file_error(config: &PmemConfig) -> impl Fn(io::Error) -> VmError {
     VmError::of_file(PmemConfig::FILE, &config.file)
 }
 
-/// Says of a file that the host only lets be read how the guest can have it.
+/// Returns the error for a file that the host can only open for reading. It names the option to set.
 fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     let error = ConfigError::in_terms(PmemConfig::FILE, |terms| {
         let path = config.file.display();
@@ -48,7 +48,7 @@ fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     error.into()
 }
 
-/// Opens the file without waiting, and says how many bytes of it the guest sees.
+/// Opens the file without waiting. Returns it with the number of bytes that the guest sees.
 fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     let (access, of_inherited) = match config.discard_writes {
         true => (OFlags::RDONLY, Access::Read),
@@ -63,12 +63,12 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
         Some(libc::EROFS) => only_readable(config, &error.to_string()),
         _ => file_error(config)(error),
     })?;
-    // It would take what the guest writes, and lose it when the host writes it back.
+    // Otherwise the device would accept the guest's writes and lose them at the host's writeback.
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     if is_device && !config.discard_writes && is_read_only_device(&file).map_err(file_error(config))? {
         return Err(only_readable(config, "is a block device that can only be read"));
     }
-    // Block devices tell their size so too.
+    // This also gives the size of block devices.
     let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_that_cannot_be_the_memory_is_refused() {
+    fn unusable_pmem_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f").display().to_string();
         let refused = |more: &str| {

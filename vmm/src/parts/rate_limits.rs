@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Limits on the rate of devices, as the configuration has them.
+//! Rate limits of devices, made from the configuration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use carom_api::DiskConfig;
 use carom_api::config::{RateLimitGroupConfig, RateLimiterConfig, TokenBucket};
 use devices::rate_limit::{BucketParams, RateLimiter, RateLimits};
 
-/// Limits that disks share, by name.
+/// Rate limits that disks share, by name.
 pub struct RateLimitGroups(BTreeMap<String, Arc<RateLimiter>>);
 
 impl RateLimitGroups {
-    /// Those of a VM.
+    /// Creates the groups of a VM.
     pub fn new(groups: &[RateLimitGroupConfig]) -> Self {
         Self(groups.iter().map(|group| (group.id.clone(), limiter(group.rate_limiter_config))).collect())
     }
 
-    /// The limit of a disk: its own, or that of its group.
+    /// Returns the limit of a disk: its own, or that of its group.
     pub(super) fn of_disk(&self, disk: &DiskConfig) -> Option<Arc<RateLimiter>> {
         let of_group = disk.rate_limit_group.as_ref().and_then(|name| self.0.get(name)).cloned();
         disk.rate_limiter_config.map(limiter).or(of_group)
@@ -30,11 +30,11 @@ fn limiter(config: RateLimiterConfig) -> Arc<RateLimiter> {
     Arc::new(RateLimiter::new(limits(config), Instant::now()))
 }
 
-/// The limit that a configuration asks for.
+/// Converts a configured limit.
 pub(super) fn limits(config: RateLimiterConfig) -> RateLimits {
     let bucket = |bucket: TokenBucket| {
         let TokenBucket { size, one_time_burst, refill_time } = bucket;
-        // As in Cloud Hypervisor: none of either is no limit.
+        // As in Cloud Hypervisor: a size or a refill time of 0 means no limit.
         (size != 0 && refill_time != 0).then(|| BucketParams {
             size,
             one_time_burst: one_time_burst.unwrap_or(0),

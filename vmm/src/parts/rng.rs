@@ -18,18 +18,18 @@ use crate::error::VmError;
 pub(super) const BUILDER: Builder =
     Builder { kind: &RngConfig::KIND, roles: &[rng::ROLE], counters: || RngCounters::default().all(), build };
 
-/// Opens the source and makes the device.
+/// Opens the source and creates the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Rng(config) = config else { return Err(not_built_here(config)) };
     let source = open_source(&config.src).map_err(VmError::of_file(RngConfig::SRC, &config.src))?;
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let created = rng::create(RngParams { id, source, memory, msi, doorbells, observer });
-        let (function, device) = created.map_err(failed("making the virtio-rng device"))?;
+        let (function, device) = created.map_err(failed("create the virtio-rng device"))?;
         Ok((function, Counting(move || device.counters().all())))
     })
 }
 
-/// Opens a source such that neither opening nor reading waits. One that was inherited takes its place.
+/// Opens a source so that neither opening nor reading waits. An inherited descriptor replaces the path.
 fn open_source(path: &Path) -> io::Result<File> {
     if let Some(inherited) = inherited::random_source(path) {
         let source = inherited?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of the host.
+//! Host devices (VFIO).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,25 +28,25 @@ use crate::kvm::{KvmVfioFiles, create_vfio_device};
 pub(super) const BUILDER: Builder =
     Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
-/// An address space of the host that devices share that are not behind the virtio-iommu. It ends with the last of them.
+/// Host address space that all devices share that are not behind the virtio-iommu. It ends with the last of these devices.
 struct RamSpace {
-    /// Dropping it unmaps RAM for the devices, and unpins it.
+    /// Dropping this unmaps RAM for the devices and unpins it.
     ram: GuestRamMapping,
     space: DmaSpace,
-    /// Behind the mapping: RAM is pinned until that is gone.
+    /// Dropped after the mapping, because RAM stays pinned until then.
     _pinned: Option<PinnedWhole>,
-    /// It takes no more devices, while those in it go on.
+    /// True if no more devices may join. Devices in the space continue.
     closed: AtomicBool,
 }
 
-/// What devices of the host have in common.
+/// State that host devices share.
 pub(super) struct HostDevices {
     iommufd: bool,
-    /// There once a device was.
+    /// Set once a device was opened.
     host: Option<HostIommu>,
-    /// The space that the next device joins, while there is one in it.
+    /// Space that the next device joins, while a device is in it.
     ram: Weak<RamSpace>,
-    /// All that were opened, some of which may be gone.
+    /// All opened devices. Some may be closed.
     opened: Vec<Weak<VfioPciDevice>>,
 }
 
@@ -62,7 +62,7 @@ impl HostDevices {
         Ok(self.host.as_ref().expect("just made"))
     }
 
-    /// Refuses a function that is open: a container would open it again as it is, in use and not reset.
+    /// Rejects a function that is already open: a container would open it a second time, in use and without a reset.
     fn check_new(&mut self, function: &HostFunctionPath) -> Result<(), VfioPciError> {
         self.opened.retain(|opened| opened.strong_count() > 0);
         let is_it = |opened: &Weak<VfioPciDevice>| opened.upgrade().is_some_and(|it| it.host_name() == function.name());
@@ -73,10 +73,10 @@ impl HostDevices {
     }
 }
 
-/// Fields are dropped in this order: the function before what its DMA goes through.
+/// Fields are dropped in this order: the function before the objects that its DMA uses.
 struct HostDevice {
     function: Arc<VfioPciDevice>,
-    /// Of a device that is not behind the virtio-iommu.
+    /// Set for a device that is not behind the virtio-iommu.
     ram: Option<Arc<RamSpace>>,
     iommufd: bool,
 }
@@ -97,15 +97,15 @@ impl Part for HostDevice {
         self.function.unwatch();
         reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
-            // The kernel may take the group out of the container before it is closed, which the container does not learn: it
-            // would not take the group again.
+            // The kernel may remove the group from the container before the container is closed. The container does not
+            // notice, so it could not take the group again.
             ram.closed.store(true, Ordering::Relaxed);
         }
     }
 }
 
-/// Opens the device, in an address space of its own with its mapper if it is to be behind the virtio-iommu, and with the
-/// others in one that has all RAM if not.
+/// Opens the device. Behind the virtio-iommu, it gets its own address space with a mapper. Otherwise it shares an address
+/// space that maps all RAM.
 fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Vfio(config) = config else { return Err(not_built_here(config)) };
     let Site { address, shared } = site;
@@ -129,7 +129,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let function = Arc::new(VfioPciDevice::open(id, &config.path, &space, msi, line, bars).map_err(fail)?);
     devices.opened.push(Arc::downgrade(&function));
     if let Err(error) = function.watch(context.listener.clone()) {
-        warn!("{id}: its errors will not be heard of, nor that the host wants it back: {error}");
+        warn!("{id}: cannot watch the device for host errors and removal requests: {error}");
     }
     if config.iommu {
         let peers = host_path.peer_memory();
@@ -146,7 +146,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let ram = match joined {
         Some(ram) => ram,
         None => {
-            // The space must have a device by then.
+            // The space must already contain a device.
             let pinned = context.reclaim.as_ref().map(Reclaim::pin_whole);
             let ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
             Arc::new(RamSpace { ram, space, _pinned: pinned, closed: AtomicBool::new(false) })

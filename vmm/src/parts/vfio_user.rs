@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that other processes of the host emulate (vfio-user).
+//! Devices that other host processes emulate (vfio-user).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,11 +21,11 @@ pub(super) const BUILDER: Builder =
 
 struct UserDevice {
     id: String,
-    /// Of a device that is not behind the virtio-iommu: it is given all RAM.
+    /// Set for a device that is not behind the virtio-iommu: its server is given all RAM.
     server: Option<UserServer>,
-    /// First addresses of the regions that came since and that it was given too: no other can be taken back.
+    /// First addresses of the regions that were added later and given to the server. Only these can be removed again.
     given: Mutex<BTreeSet<u64>>,
-    /// What a server has of RAM it may have pinned for a device of its own.
+    /// The server may pin RAM for a device of its own.
     _pinned: Option<PinnedWhole>,
 }
 
@@ -56,7 +56,7 @@ impl Part for UserDevice {
     }
 }
 
-/// Connects to the server of the device.
+/// Connects to the device's server.
 fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::VfioUser(config) = config else { return Err(not_built_here(config)) };
     let Site { address, shared } = site;
@@ -70,7 +70,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
             server.share_ram()?;
         }
         let id = name(config);
-        // Nothing of it is shown to the guest as memory, and so nothing to other devices.
+        // None of the device's memory is mapped into the guest, so other devices cannot access it either.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
         let part = UserDevice {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that vhost-user servers serve, of whatever kind.
+//! Devices of all kinds that vhost-user servers serve.
 
 use std::io;
 use std::path::Path;
@@ -20,13 +20,13 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// What a device is to be.
+/// Description of the wanted device.
 pub(super) struct Wanted<'w> {
     pub(super) config: &'w dyn KindConfig,
     pub(super) field: Field,
     pub(super) socket: &'w Path,
     pub(super) model: Model,
-    /// Whether the server may have RAM pinned for a device of the host's, so that none can be given back behind its back.
+    /// True if the server may pin RAM for a host device. Then no RAM may be returned to the host.
     pub(super) pins: bool,
 }
 
@@ -52,11 +52,11 @@ impl Part for VhostUser {
     }
 
     fn resize(&self, _: u64) -> Result<(), VmError> {
-        Err(ConfigError::new(self.field, "has the size that its vhost-user server says").into())
+        Err(ConfigError::new(self.field, "cannot be resized by carom: the vhost-user server sets the size").into())
     }
 }
 
-/// Connects to the server, and makes the device.
+/// Connects to the server, and creates the device.
 pub(super) fn build(wanted: Wanted<'_>, site: &mut Site<'_>) -> Result<Built, VmError> {
     let Wanted { config, field, socket, model, pins } = wanted;
     let id = name(config);
@@ -79,7 +79,7 @@ pub(super) fn build(wanted: Wanted<'_>, site: &mut Site<'_>) -> Result<Built, Vm
             VmError::from(FileError { field, path, source: io::Error::other(error) })
         }
         error @ VhostUserError::Transport(_) => {
-            VmError::Device { what: "making a vhost-user device", source: io::Error::other(error) }
+            VmError::Device { what: "create a vhost-user device", source: io::Error::other(error) }
         }
     })?;
     let vhost_user::VhostUser { function, device, mapper } = made;

@@ -10,31 +10,33 @@ use super::emulated::{Counting, Wiring, failed};
 use super::{Builder, Built, Site, not_built_here};
 use crate::error::VmError;
 
-/// Descriptors that are enough for a VM beside those of connections.
+/// Descriptors that a VM needs in addition to those of connections.
 const OTHER_DESCRIPTORS: usize = 1024;
 
 pub(super) const BUILDER: Builder =
     Builder { kind: &VsockConfig::KIND, roles: &[vsock::ROLE], counters: || VsockCounters::default().all(), build };
 
-/// Makes the socket and the device.
+/// Creates the socket and the device.
 fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Vsock(config) = config else { return Err(not_built_here(config)) };
     let cid = u32::try_from(config.cid).map_err(|_| ConfigError::new(VsockConfig::CID, "does not fit in 32 bits"))?;
     let (listener, connections) = (listen(config)?, connections());
     site.emulate(config, |Wiring { id, memory, msi, doorbells, observer }| {
         let params = VsockParams { id, cid, listener, connections, memory, msi, doorbells, observer };
-        let (function, device) = vsock::create(params).map_err(failed("making the virtio-vsock device"))?;
+        let (function, device) = vsock::create(params).map_err(failed("create the virtio-vsock device"))?;
         Ok((function, Counting(move || device.counters().all())))
     })
 }
 
-/// How many connections there may be, so that a guest that makes as many as it can leaves descriptors for all else.
+/// Returns the maximum number of connections. Even a guest that opens all of them leaves enough descriptors for
+/// everything else.
 fn connections() -> usize {
     let limit = getrlimit(Resource::Nofile).current.map(|current| usize::try_from(current).unwrap_or(usize::MAX));
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// The same of a limit: half of what is there after clients, where it is not enough for all.
+/// Returns the maximum number of connections for a descriptor limit. If the limit is too low for everything,
+/// connections get half of the descriptors that clients leave.
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);

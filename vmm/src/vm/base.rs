@@ -150,7 +150,7 @@ fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<
     let payload = Payload::open(&config.payload)?;
     let generation_id = config.platform.vmgenid.then(GenerationId::draw).transpose();
     let generation_id =
-        generation_id.map_err(|source| VmError::Device { what: "drawing a VM Generation ID", source })?;
+        generation_id.map_err(|source| VmError::Device { what: "generate a VM Generation ID", source })?;
     Ok((Arc::new(Contents { payload, tables, smbios, generation_id }), room))
 }
 

@@ -57,7 +57,7 @@ impl Vm {
         let bridge = if tables.firmware { HostBridgeKind::CloudHypervisor } else { HostBridgeKind::Generic };
         let pci = add_root_buses(&io_map, tables, bridge)?;
         let msi = KvmMsi::new(kvm.fd.clone(), irqchip::line_routes(), FIRST_MSI_GSI)
-            .map_err(|source| VmError::Device { what: "setting interrupt routes", source })?;
+            .map_err(|source| VmError::Device { what: "set interrupt routes", source })?;
         let present = base.cpuids.iter().map(|(number, _)| *number).collect();
         let board = BoardConfig {
             firmware: tables.firmware,
@@ -76,7 +76,7 @@ impl Vm {
             let mailbox = mailbox.clone();
             let expired = move || mailbox.leave(GuestEvent::Reset);
             let device = Watchdog::new(WATCHDOG_ID.into(), observer.clone(), expired)
-                .map_err(|source| VmError::Device { what: "making the watchdog", source })?;
+                .map_err(|source| VmError::Device { what: "create the watchdog", source })?;
             pci.add(PciAddress::on_root_bus(segments::watchdog_slot(config)), Arc::new(device))?;
         }
         let context = DeviceContext {
@@ -151,7 +151,7 @@ fn add_root_buses(
     bridge: HostBridgeKind,
 ) -> Result<Arc<PciRoot>, VmError> {
     let root = Arc::new(PciRoot::new(io_map.clone(), tables.segments.clone(), bridge)?);
-    let place = |source| VmError::Device { what: "placing PCI configuration space", source };
+    let place = |source| VmError::Device { what: "place PCI configuration space", source };
     let ecam = Arc::new(Ecam::new(root.clone()));
     io_map.insert(Space::Memory, PCI_ECAM, ecam.size(), ecam).map_err(place)?;
     Ok(root)

@@ -73,5 +73,5 @@ impl Drop for Loading {
 }
 
 fn failed(source: io::Error) -> VmError {
-    VmError::Device { what: "loading the kernel", source }
+    VmError::Device { what: "load the kernel", source }
 }

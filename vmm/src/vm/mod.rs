@@ -182,7 +182,7 @@ impl Machine for Vm {
         self.close_gone();
         let reset = self.pci.reset();
         self.interrupt_iommu(false);
-        reset.map_err(|source| VmError::Device { what: "resetting the devices", source })?;
+        reset.map_err(|source| VmError::Device { what: "reset the devices", source })?;
         self.board.reset();
         self.contents.payload.ram_was_used();
         self.initial_irqchip.restore(&self.kvm.fd)?;

@@ -99,7 +99,7 @@ impl Processors {
             }
             Err(source) => {
                 self.parked.insert(number, made);
-                Err(VmError::Device { what: "starting a vCPU's thread", source })
+                Err(VmError::Device { what: "start the thread of a vCPU", source })
             }
         }
     }

@@ -32,7 +32,7 @@ use crate::mailbox::{GuestEvent, Mailbox};
 
 /// Error from setting up a device of the board.
 #[derive(Debug, Error)]
-#[error("{what}: {source}")]
+#[error("cannot {what}: {source}")]
 pub struct BoardError {
     /// The step that failed.
     pub what: &'static str,
@@ -81,7 +81,7 @@ impl Places<'_> {
 
     /// The registers of ACPI sleep and reset, and the keyboard controller's way to reset.
     fn power_registers(&self) -> Result<(), BoardError> {
-        let what = "placing the ACPI registers";
+        let what = "place the ACPI registers";
         let keyboard = KeyboardReset::new(self.leaver(|| GuestEvent::Reset));
         at_ports(self.io_map, what, (KEYBOARD_COMMAND_PORT, keyboard_reset::REGISTERS_LEN), keyboard)?;
         let mailbox = self.mailbox.clone();
@@ -96,7 +96,7 @@ impl Places<'_> {
 
     /// CMOS and ACPI's timer: firmware needs them, a kernel does not.
     fn firmware_devices(&self, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
-        let what = "placing the firmware's clocks";
+        let what = "place the firmware's clocks";
         let low_end = ram_size.min(LOW_MEMORY_END);
         let cmos = Cmos::new(low_end, ram_size - low_end);
         Ok(FirmwareDevices {
@@ -113,7 +113,7 @@ impl Places<'_> {
             let ports = (pci_hotplug_ports(segment), HotplugRegisters::LEN);
             at_ports(
                 self.io_map,
-                "placing the hot-plug registers",
+                "place the hot-plug registers",
                 ports,
                 HotplugBank::new(registers.clone(), segment),
             )?;
@@ -127,27 +127,27 @@ impl Places<'_> {
         let left = self.leaver(|| GuestEvent::Left);
         let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
         let ports = (CPU_HOTPLUG_PORTS, cpu_hotplug::REGISTERS_LEN);
-        at_ports(self.io_map, "placing the registers of processors", ports, registers)
+        at_ports(self.io_map, "place the registers of processors", ports, registers)
     }
 
     /// The registers of memory devices. `devices` are there.
     fn memory_devices(&self, devices: Vec<MemoryDevice>) -> Result<Arc<MemoryDevices>, BoardError> {
         let registers = MemoryDevices::new(devices, self.line(MEMORY_DEVICE_IRQ));
         let ports = (MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN);
-        at_ports(self.io_map, "placing the registers of memory devices", ports, registers)
+        at_ports(self.io_map, "place the registers of memory devices", ports, registers)
     }
 
     /// The register that reports a new VM Generation ID.
     fn generation_notice(&self) -> Result<Arc<GenerationNotice>, BoardError> {
         let register = GenerationNotice::new(self.line(GENERATION_ID_IRQ));
         let ports = (GENERATION_ID_PORT, generation_notice::REGISTER_LEN);
-        at_ports(self.io_map, "placing the register of the VM Generation ID", ports, register)
+        at_ports(self.io_map, "place the register of the VM Generation ID", ports, register)
     }
 
     /// The ports of PCI configuration space, for guests that do not use ECAM.
     fn config_ports(&self, root: &Arc<PciRoot>) -> Result<Arc<ConfigPorts>, BoardError> {
         let ports = ConfigPorts::new(root.clone(), self.leaver(|| GuestEvent::Reset));
-        at_ports(self.io_map, "placing PCI configuration space", (ConfigPorts::BASE, ConfigPorts::SIZE), ports)
+        at_ports(self.io_map, "place PCI configuration space", (ConfigPorts::BASE, ConfigPorts::SIZE), ports)
     }
 }
 
@@ -233,13 +233,13 @@ impl Board {
         places.power_registers()?;
         let control_port = (CONTROL_PORT, control_port::REGISTERS_LEN);
         Ok(Self {
-            control_port: at_ports(io_map, "placing the control port", control_port, ControlPort::default())?,
+            control_port: at_ports(io_map, "place the control port", control_port, ControlPort::default())?,
             config_ports: places.config_ports(pci)?,
             hotplug: places.hotplug_registers(pci)?,
             processors: processors.map(|processors| places.processors(processors)).transpose()?,
             memory_devices: memory_devices.map(|devices| places.memory_devices(devices)).transpose()?,
             generation_notice: generation_id.then(|| places.generation_notice()).transpose()?,
-            power_button: line_event(kvm, "connecting the power button's interrupt", ACPI_EVENT_IRQ)?,
+            power_button: line_event(kvm, "connect the power button's interrupt", ACPI_EVENT_IRQ)?,
             serial: None,
             for_firmware: firmware.then(|| places.firmware_devices(ram_size)).transpose()?,
         })
@@ -255,9 +255,9 @@ impl Board {
         kvm: &KvmVm,
         output: Box<dyn Write + Send>,
     ) -> Result<Arc<SerialPort>, BoardError> {
-        let interrupt = line_event(kvm, "connecting the serial port's interrupt", SERIAL_IRQ)?;
+        let interrupt = line_event(kvm, "connect the serial port's interrupt", SERIAL_IRQ)?;
         let ports = (SERIAL_PORT, serial::REGISTERS_LEN);
-        let port = at_ports(io_map, "placing the serial port", ports, SerialPort::new(interrupt, output))?;
+        let port = at_ports(io_map, "place the serial port", ports, SerialPort::new(interrupt, output))?;
         self.serial = Some(port.clone());
         Ok(port)
     }
@@ -267,7 +267,7 @@ impl Board {
     /// # Errors
     /// The event cannot be written.
     pub fn press_power_button(&self) -> Result<(), BoardError> {
-        self.power_button.write(1).map_err(|source| BoardError { what: "pressing the power button", source })
+        self.power_button.write(1).map_err(|source| BoardError { what: "press the power button", source })
     }
 
     /// All of them with their names, in the order of their states.

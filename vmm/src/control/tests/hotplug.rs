@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices that are added to a VM and removed from it, with a null guest.
+//! Tests of hot-plugging devices, with a VM without a guest.
 
 use super::*;
 
 #[test]
-fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
+fn hotplugged_device_is_removed_once_its_guest_releases_it() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     control.create(config("")).unwrap();
     assert_eq!(add(&mut control, "/a", None), Ok(None));
@@ -15,7 +15,7 @@ fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
     let (all, without_b) = (["_vfio0", "_vfio1", "c"].map(String::from), ["_vfio0", "c"].map(String::from));
     assert_eq!(names(&mut control), (all.to_vec(), all.to_vec()));
 
-    // Asked twice, gone once.
+    // The client asks twice; the device is removed once.
     for _ in 0..2 {
         control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap();
         assert_eq!(names(&mut control), (without_b.to_vec(), all.to_vec()));
@@ -24,7 +24,7 @@ fn device_comes_to_a_running_vm_and_goes_when_its_guest_lets_go() {
     assert!(still.starts_with("--device path: /b is about to be removed"), "{still}");
     let still = add(&mut control, "/d", Some("_vfio1")).unwrap_err();
     assert!(still.starts_with("--device id: '_vfio1' is about to be removed"), "{still}");
-    assert_eq!(add(&mut control, "/d", None), Ok(Some("_vfio2".into())), "a name that nobody has");
+    assert_eq!(add(&mut control, "/d", None), Ok(Some("_vfio2".into())), "an unused name");
     guest(&mut control, GuestEvent::Left);
     let gone = control.serve_call(Call::RemoveDevice("_vfio1".into())).unwrap_err();
     assert!(matches!(gone, ControlError::NoSuchPart(_)), "{gone}");
@@ -45,14 +45,14 @@ fn api_created_vm_and_hotplugged_devices_get_the_defaults() {
     assert_eq!(info.config.iommu_bounce.as_ref().unwrap().size, 32 << 20);
     control.delete();
 
-    // That of the command line is what the command line says.
+    // The defaults do not apply to a VM from the command line.
     control.create(config("")).unwrap();
     let Ok(Reply::Info(info)) = control.serve_call(Call::Info) else { panic!("no answer") };
     assert!(info.config.iommu_bounce.is_none());
 }
 
 #[test]
-fn device_that_cannot_come_changes_nothing() {
+fn refused_device_changes_nothing() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
     control.create(config("")).unwrap();
     control.boot().unwrap();
@@ -91,7 +91,7 @@ fn removal_is_completed_by_reset_or_shutdown_and_lasts() {
 }
 
 #[test]
-fn devices_of_all_kinds_come_and_go_alike() {
+fn devices_of_all_kinds_are_added_and_removed_alike() {
     let mut control = Control::<Null>::new(EventMonitor::none(), Options { no_shutdown: true, ..Options::default() });
     let add = |control: &mut Control<Null>, text: &str| {
         let device = PartConfig::VfioUser(text.parse().unwrap());

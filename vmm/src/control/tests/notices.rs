@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the host tells of a VM's devices, and what becomes of the VM by it.
+//! Tests of the host's notices about devices, and of their effect on the VM.
 
 use devices::platform::{HostListener, HostNotice};
 
 use super::*;
 
-/// The host tells this of devices, all at once.
+/// Delivers notices of the host about devices, all at once.
 fn tell(control: &mut Control<Null>, notices: &[(&str, HostNotice)]) -> ControlFlow<Result<(), VmError>> {
     let mailbox = MAILBOX.with_borrow(Clone::clone).unwrap();
     notices.iter().for_each(|(id, notice)| mailbox.notify(id, "0000:03:00.0", *notice));
@@ -16,7 +16,7 @@ fn tell(control: &mut Control<Null>, notices: &[(&str, HostNotice)]) -> ControlF
     ControlFlow::Continue(())
 }
 
-/// The events so far, by name with their properties, of those that there are `wanted` names of.
+/// Returns the events so far whose names are in `wanted`, with their properties.
 fn some_events(monitor: &EventMonitor, file: &File, wanted: &[&str]) -> Vec<(String, serde_json::Value)> {
     events(monitor, file).into_iter().filter(|(name, _)| wanted.contains(&name.as_str())).collect()
 }
@@ -48,7 +48,8 @@ fn device_is_removed_once_for_repeated_host_requests() {
     assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
     assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
 
-    // It comes again under its name, and is wanted again; this time a client was faster, and a reset completes it.
+    // The device is added again under the same ID, and the host wants it back again. This time a client removes it
+    // first, and a reset completes the removal.
     add(&mut control, "/a", Some("a")).unwrap();
     control.serve_call(Call::RemoveDevice("a".into())).unwrap();
     MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
@@ -88,7 +89,7 @@ fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
         control.serve_call(call).unwrap();
         assert_eq!(state(&mut control), Some(then));
     }
-    // A guest that resets as its device fails stays where it is, at its start.
+    // A guest that resets while its device fails stays paused, at its start.
     MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
     fail(&mut control);
     assert_eq!(figures(&mut control), (7, 0));
@@ -99,13 +100,13 @@ fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
 }
 
 #[test]
-fn error_of_a_device_ends_a_guest_that_nobody_could_resume() {
+fn device_error_ends_a_guest_if_no_client_can_resume_it() {
     for no_shutdown in [false, true] {
         let (mut control, monitor, file) = watched(Options { no_shutdown, ..Options::default() });
         control.create(config("")).unwrap();
         add(&mut control, "/a", Some("a")).unwrap();
         control.boot().unwrap();
-        // What else it does by then is of no concern any more.
+        // Later notes of the guest are ignored.
         MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Failed("it broke".into())));
         let end = tell(&mut control, &[("a", HostNotice::Failed), ("a", HostNotice::Requested)]);
         match end {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls of several clients at once.
+//! Tests of calls of several clients at once.
 
 use std::collections::HashSet;
 use std::sync::Barrier;
@@ -11,15 +11,15 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 
-/// What a client asked for, and what came of it.
+/// A client's request and its outcome.
 #[derive(Clone, Copy, Debug)]
 enum Answered {
     Step(Step, Result<(), Refusal>),
-    /// `vm.info`: the state, if there is a VM.
+    /// State that `vm.info` returned, if a VM existed.
     State(Option<VmState>),
 }
 
-/// Whether there is an order of all that clients did, in which the model says the same. `at` is how far each client is in it.
+/// True if some order of all requests has the same outcomes in the model. `at` is the position of each client in that order.
 fn is_explained(
     clients: &[Vec<Answered>],
     at: &mut Vec<usize>,
@@ -89,14 +89,14 @@ fn calls_in_parallel_have_the_outcomes_of_some_order() {
     assert!(wrong.is_empty(), "{} of {ROUNDS} rounds; the first: {:?}", wrong.len(), wrong[0]);
 }
 
-/// Calls what `step` is, or `vm.info`.
+/// Makes the call of `step`, or `vm.info` for `None`.
 fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
     match step {
         Some(step) => {
             let outcome = call(handle, call_of(step).expect("only calls are asked for"));
             Answered::Step(step, outcome.map(drop).map_err(|error| refusal(&error)))
         }
-        // As the API has it: without a call where that can be.
+        // As the API does it: without a call if possible.
         None => Answered::State(match handle.info_soon().unwrap_or_else(|| call(handle, Call::Info)) {
             Ok(Reply::Info(info)) => Some(info.state),
             Err(ControlError::NotCreated) => None,
@@ -113,12 +113,12 @@ fn vm_info_is_read_off_the_control_thread_unless_busy() {
     control.create(config("")).unwrap();
     let end = thread::spawn(move || {
         let state = |expected: Option<VmState>| {
-            // The control thread may not have got as far as to wait for messages.
+            // The control thread may not wait for messages yet.
             let start = Instant::now();
             let outcome = loop {
                 match handle.info_soon() {
                     Some(outcome) => break outcome,
-                    None => assert!(start.elapsed() < Duration::from_secs(60), "never told"),
+                    None => assert!(start.elapsed() < Duration::from_secs(60), "no answer in 60 s"),
                 }
                 thread::yield_now();
             };
@@ -147,7 +147,7 @@ fn vm_info_is_read_off_the_control_thread_unless_busy() {
 }
 
 #[test]
-fn answers_that_no_order_has_are_not_explained() {
+fn answers_without_a_valid_order_are_not_explained() {
     let boot = |outcome| Answered::Step(Step::Boot, outcome);
     let explained = |clients: &[Vec<Answered>]| {
         is_explained(clients, &mut vec![0; clients.len()], Model::default(), &mut HashSet::new())
@@ -194,7 +194,7 @@ fn parallel_calls_are_each_answered_until_the_vmm_ends() {
         // Deleting always succeeds.
         assert!(done >= CLIENTS * 200 / 8, "{done}");
         call(&handle, Call::ShutdownVmm).unwrap();
-        // Whoever comes too late is told so.
+        // Later calls get the error `Ending`.
         loop {
             match call(&handle, Call::Info) {
                 Err(ControlError::Ending) => break,

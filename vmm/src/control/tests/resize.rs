@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `vm.resize`.
+//! Tests of `vm.resize` and `vm.resize-disk`.
 
 use std::io::{Read, Seek};
 
@@ -11,7 +11,7 @@ use carom_api::types::VmResizeDisk;
 use super::*;
 
 #[test]
-fn resize_is_told_of_a_vm_that_is_booted_and_stays_what_it_is() {
+fn resize_of_a_booted_vm_writes_an_event_and_stays_after_it() {
     let (mut control, monitor, mut file) = watched(Options::default());
     let resize = |bytes| Call::Resize(VmResize { desired_ram: Some(bytes), ..VmResize::default() });
     control.create(config("")).unwrap();
@@ -55,12 +55,12 @@ fn ram_grows_within_hotplug_size_and_failed_growth_changes_none() {
     control.delete();
     control.create(wanted("fail-ram")).unwrap();
     control.boot().unwrap();
-    assert_eq!(resize(&mut control, booted + 128), Err("adding RAM: none is left".into()));
+    assert_eq!(resize(&mut control, booted + 128), Err("cannot add RAM: none is left".into()));
     assert_eq!(size(&mut control), booted);
     control.delete();
 }
 
-/// A VM with 2 vCPUs of 4, which is booted.
+/// Creates and boots a VM that has 2 vCPUs of at most 4.
 fn with_vcpus(cmdline: &str) -> (Control<Null>, File) {
     let (mut control, _, file) = watched(Options::default());
     let mut config = unchecked(cmdline);
@@ -76,7 +76,7 @@ fn want(control: &mut Control<Null>, vcpus: u32, mib: Option<u64>) -> Result<(),
     control.serve_call(Call::Resize(size)).map(|_| ()).map_err(|error| error.to_string())
 }
 
-/// vCPUs that are wanted, that there are, and MiB of RAM.
+/// Returns the number of wanted vCPUs, of present vCPUs, and the MiB of RAM.
 fn size(control: &Control<Null>) -> (u32, u32, u64) {
     let created = control.created.as_ref().unwrap();
     let has = created.booted.as_ref().map_or(0, |booted| booted.vm.vcpus.0);
@@ -84,14 +84,14 @@ fn size(control: &Control<Null>) -> (u32, u32, u64) {
 }
 
 #[test]
-fn vcpus_come_to_a_guest_and_leave_when_it_lets_go_of_them() {
+fn vcpus_are_added_at_once_and_removed_once_released() {
     let (mut control, file) = with_vcpus("");
     want(&mut control, 4, None).unwrap();
     assert_eq!(size(&control), (4, 4, 64));
     want(&mut control, 2, None).unwrap();
-    // The configuration tells what is wanted.
+    // The configuration contains the wanted number.
     assert_eq!(size(&control), (2, 4, 64));
-    let leaving = "vCPU 2 is about to leave, and the guest has not let go of it yet: try again later";
+    let leaving = "vCPU 2 is about to be removed, and the guest has not released it yet: try again later";
     assert_eq!(want(&mut control, 3, None), Err(leaving.into()));
     want(&mut control, 2, None).unwrap();
     want(&mut control, 1, None).unwrap();
@@ -124,7 +124,7 @@ fn resize_that_breaks_a_rule_changes_neither_vcpus_nor_ram() {
         assert_eq!(size(&control), (2, 2, 64));
     }
     want(&mut control, 1, None).unwrap();
-    assert!(want(&mut control, 2, Some(192)).unwrap_err().starts_with("vCPU 1 is about to leave"));
+    assert!(want(&mut control, 2, Some(192)).unwrap_err().starts_with("vCPU 1 is about to be removed"));
     assert_eq!(size(&control), (1, 2, 64));
     let told = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resizing").count();
     assert_eq!(told, 1);
@@ -132,7 +132,7 @@ fn resize_that_breaks_a_rule_changes_neither_vcpus_nor_ram() {
 }
 
 #[test]
-fn ram_that_has_come_stays_where_vcpus_do_not_come() {
+fn added_ram_stays_if_adding_vcpus_fails() {
     let (mut control, _file) = with_vcpus("fail-vcpus");
     assert_eq!(want(&mut control, 3, Some(192)), Err("cannot vcpus".into()));
     assert_eq!(size(&control), (2, 2, 192));
@@ -140,7 +140,7 @@ fn ram_that_has_come_stays_where_vcpus_do_not_come() {
 }
 
 #[test]
-fn balloon_has_the_last_valid_size_that_was_requested() {
+fn balloon_keeps_the_last_valid_requested_size() {
     let (mut control, ..) = watched(Options::default());
     let resize = |control: &mut Control<Null>, bytes| {
         let size = VmResize { desired_balloon: Some(bytes), ..VmResize::default() };
@@ -165,7 +165,7 @@ fn balloon_has_the_last_valid_size_that_was_requested() {
 }
 
 #[test]
-fn size_of_a_disk_is_changed_where_the_vm_is_booted_and_has_it() {
+fn disk_is_resized_if_the_vm_is_booted_and_has_it() {
     let (mut control, ..) = watched(Options::default());
     let resize = |control: &mut Control<Null>, id: &str, desired_size| {
         let resized = control.serve_call(Call::ResizeDisk(VmResizeDisk { id: id.into(), desired_size }));
@@ -176,7 +176,7 @@ fn size_of_a_disk_is_changed_where_the_vm_is_booted_and_has_it() {
     wanted.add("path=/i,id=disk".parse::<DiskConfig>().unwrap().to_part()).unwrap();
     control.create(wanted.check().unwrap()).unwrap();
     let refused = resize(&mut control, "disk", 512).unwrap_err();
-    assert_eq!(refused, "the VM is created, but not booted: vm.resize-disk needs it booted (vm.boot)");
+    assert_eq!(refused, "the VM is created, but not booted: vm.resize-disk needs a VM that is booted (vm.boot)");
     control.boot().unwrap();
     assert_eq!(resize(&mut control, "disk", 512), Ok(()));
     assert_eq!(resize(&mut control, "disk", 0), Err("desired_size: none is left".into()));
@@ -184,7 +184,7 @@ fn size_of_a_disk_is_changed_where_the_vm_is_booted_and_has_it() {
         let refused = resize(&mut control, other, 512).unwrap_err();
         assert!(refused.starts_with("there is no disk '") && !refused.contains('\n'), "{refused}");
     }
-    // One that is about to leave is none any more.
+    // A disk that the guest was asked to release counts as removed.
     control.remove_device("disk").unwrap();
     assert_eq!(resize(&mut control, "disk", 512), Err("there is no disk 'disk'".into()));
     control.delete();

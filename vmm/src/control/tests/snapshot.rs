@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and restoring, as far as it is the control thread's.
+//! Tests of saving and restoring in the control thread.
 
 use carom_api::VmSnapshotConfig;
 use carom_api::snapshot::DirectoryUrl;
@@ -28,13 +28,13 @@ fn told(monitor: &EventMonitor, file: &File) -> Vec<String> {
 }
 
 #[test]
-fn vm_is_saved_while_it_is_paused_only_and_stays_so() {
+fn vm_is_saved_only_while_paused_and_stays_paused() {
     let directory = TempDir::new().unwrap();
     let (mut control, monitor, file) = watched(Options::default());
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::NotCreated)));
     control.create(config("fail-save")).unwrap();
     let refused = save(&mut control, directory.path()).unwrap_err();
-    assert_eq!(refused.to_string(), "the VM is created, but not booted: vm.snapshot needs it paused (vm.pause)");
+    assert_eq!(refused.to_string(), "the VM is created, but not booted: vm.snapshot needs a VM that is paused (vm.pause)");
     control.boot().unwrap();
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::WrongState { .. })));
     control.pause().unwrap();
@@ -59,7 +59,7 @@ fn vm_is_saved_while_it_is_paused_only_and_stays_so() {
 }
 
 #[test]
-fn restored_vm_is_paused_unless_it_is_to_run() {
+fn restored_vm_is_paused_unless_resume_is_set() {
     let directory = TempDir::new().unwrap();
     write(&directory.path().join("vm"));
     let directory = directory.path().join("vm");
@@ -80,7 +80,7 @@ fn restored_vm_is_paused_unless_it_is_to_run() {
 }
 
 #[test]
-fn what_cannot_be_restored_leaves_no_vm() {
+fn failed_restore_leaves_no_vm() {
     let directory = TempDir::new().unwrap();
     let (mut control, monitor, file) = watched(Options::default());
     let refused = restore(&mut control, &directory.path().join("none"), false).unwrap_err();
@@ -109,13 +109,13 @@ fn failed_resume_after_restore_deletes_the_vm() {
     }
     let once = ["restoring", "restored", "resuming", "failed", "shutdown", "deleted"];
     assert_eq!(told(&monitor, &file), [once, once].concat());
-    // Nobody asked for more than that: it is there, paused.
+    // Without `resume`, the restore succeeds, and the VM is paused.
     restore(&mut control, &directory, false).unwrap();
     assert_eq!(state(&mut control), Some(VmState::Paused));
     control.delete();
 }
 
-/// The events from the pause on.
+/// Returns the events from the pause on.
 fn told_since_pausing(monitor: &EventMonitor, file: &File) -> Vec<String> {
     told(monitor, file).into_iter().skip_while(|event| event != "pausing").collect()
 }
@@ -130,7 +130,7 @@ fn delayed_reset_is_done_before_a_snapshot() {
         guest(&mut control, GuestEvent::Reset);
     }
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::WrongState { .. })));
-    assert!(control.reset_due().is_some(), "of a VM that runs nothing is saved: its guest waits");
+    assert!(control.reset_due().is_some(), "a running VM is not saved, so its reset stays pending");
     control.pause().unwrap();
     save(&mut control, directory.path()).unwrap();
     assert_eq!((state(&mut control), control.reset_due()), (Some(VmState::Paused), None));
@@ -159,7 +159,8 @@ fn failed_reset_before_a_snapshot_shuts_the_vm_down() {
     control.delete();
 }
 
-/// Two clients pause and save a VM, and both calls wait as its guest does something. The answers, and whether the VMM goes on.
+/// Pauses and saves a VM by two clients. Both calls are in the queue when the guest leaves `event`. Returns the answers, and
+/// whether the VMM continues.
 fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Result<Reply, ControlError>>, bool) {
     let directory = TempDir::new().unwrap();
     control.create(config("")).unwrap();
