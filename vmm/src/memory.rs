@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's RAM, mapped below and above the 32-bit PCI hole. Each of its zones is memory of this process, a shared memfd, or a file.
+//! The guest's RAM, mapped below and above the 32-bit PCI hole. Each zone is private memory of this process, a shared memfd, or a file.
 
 mod error;
 mod names;
@@ -24,17 +24,17 @@ pub use names::keep_of_restored;
 pub use policy::hold_to_node;
 pub use zone::{map_privately, populate};
 
-/// Pages that RAM is made of unless the host's reserved ones are asked for.
+/// Size of RAM's pages, unless the configuration asks for reserved huge pages.
 const SMALL_PAGE: u64 = 4096;
 
-/// Makes RAM for the VM to boot with. No page is there before the guest, or a device, touches it; but reserved huge pages are all
-/// taken at once.
+/// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them, except reserved huge pages, which
+/// are all allocated now.
 ///
-/// Private memory is the default, as the host's kernels by default give huge pages to that, but none to a memfd: with 4 KiB
-/// pages, all that the guest does is slower (docs/benchmarks.md). A memfd is for those who share the RAM with other processes.
+/// Private memory is the default: by default, host kernels give transparent huge pages to private memory, but not to a memfd. With 4
+/// KiB pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
 ///
 /// # Errors
-/// The host does not give it, or a zone's file cannot be used.
+/// The host does not provide the memory, or a zone's file cannot be used.
 pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
     let (zones, mut regions) = (zone_ranges(config), Vec::new());
     for (zone, ranges) in &zones {
@@ -51,27 +51,27 @@ pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
     Ok(Arc::new(ram))
 }
 
-/// Makes a region of RAM that comes while the guest runs, to a VM without zones.
+/// Creates a region of RAM that is added while the guest runs. The VM has no configured zones.
 ///
 /// # Errors
-/// The host does not give it.
+/// The host does not provide the memory.
 pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, MemoryError> {
     let nothing = || MemoryError::Map { size: len, message: "it has no region".into() };
     let zone = config.all_zones().into_iter().next().ok_or_else(nothing)?;
     zone::regions(&zone, config.thp, &[(gpa, len)])?.pop().ok_or_else(nothing)
 }
 
-/// Adds such a region to the VM's RAM, and returns it. One that was withdrawn is taken again if it is the same: each stays mapped for
-/// good, and who asks again and again must not fill this process's address space.
+/// Adds a region to the VM's RAM, and returns it. A region with the same range that was withdrawn earlier is reused: regions are never
+/// unmapped, so repeated attempts must not fill this process's address space.
 ///
 /// # Errors
-/// The host does not give it, or there is no room. RAM is what it was then.
+/// The host does not provide the memory, or there is no room. RAM is unchanged.
 pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Result<&'r RamRegion, MemoryError> {
     let fail = |message: String| MemoryError::Map { size: len, message };
     let start = GuestAddress(gpa);
     let added = match (ram.withdrawn(start, len), config.all_zones().first()) {
         (Some(spare), Some(zone)) => {
-            // Before somebody finds it: where reserved pages are missing, an access ends this process.
+            // Refilled before anyone can find the region: if reserved pages are missing, an access kills this process.
             zone::refill(zone, spare).inspect_err(|_| give_up(spare))?;
             ram.add_again(start, len).map(drop)
         }
@@ -82,28 +82,28 @@ pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Resul
         }),
     };
     added.map_err(|error| fail(error.to_string()))?;
-    ram.find_region(start).ok_or_else(|| fail("it is gone".into()))
+    ram.find_region(start).ok_or_else(|| fail("the new region was removed".into()))
 }
 
-/// Has the host take the pages of a region that was withdrawn.
+/// Returns the pages of a withdrawn region to the host.
 pub fn give_up(region: &RamRegion) {
     if let Err(error) = zone::empty(region) {
-        warn!("the host keeps RAM for {:#x} that the guest does not get: {error}", region.start_addr().0);
+        warn!("cannot free the host memory of withdrawn RAM at {:#x}: {error}", region.start_addr().0);
     }
 }
 
-/// What gives RAM back to the host that the guest does without. Where zones have pages of different sizes, it goes by the largest.
+/// Creates the service that returns unused RAM to the host. If zones have different page sizes, it works in the largest one.
 pub fn reclaim(config: &MemoryConfig, ram: &Arc<Ram>) -> Arc<Reclaim> {
     let pages = config.all_zones().into_iter().filter(|zone| zone.hugepages).map(|zone| zone.huge_page());
     Arc::new(Reclaim::new(ram.clone(), pages.max().unwrap_or(SMALL_PAGE)))
 }
 
-/// Shows all RAM to the guest. The slots stay for the life of the VM.
+/// Registers all RAM with KVM. The memory slots stay for the life of the VM.
 pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryError> {
     memory.iter().try_for_each(|region| show_region(region, slots).map(|_| ()))
 }
 
-/// Shows a region to the guest, of RAM that belongs to the VM. Returns its slot.
+/// Registers a region of the VM's RAM with KVM. Returns its slot.
 pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, MemoryError> {
     let gpa = region.start_addr().0;
     let host = HostRange { address: region.as_ptr() as usize, len: region.size() };
@@ -120,7 +120,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::arch::layout::{GIB, MIB, boot_ram, ram_ranges};
 
-    /// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
+    /// Size of huge pages, which shorten the page tables of the host, of KVM and of the IOMMU.
     const HUGE_PAGE: u64 = 2 * MIB;
 
     #[test]
@@ -135,7 +135,7 @@ pub(crate) mod tests {
 
     #[test]
     fn ram_can_be_made_of_huge_pages() {
-        // Repeated, as each mapping changes where the next one goes.
+        // Repeated, because each mapping changes where the next one is placed.
         let kept: Vec<_> = (0..4).map(|_| create(&MemoryConfig::with_size(64 * MIB)).unwrap()).collect();
         for memory in &kept {
             let region = memory.iter().next().unwrap();
@@ -144,7 +144,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ram_that_is_prefaulted_is_there_and_other_ram_is_not() {
+    fn only_prefaulted_ram_is_resident_at_once() {
         for prefault in [false, true] {
             let memory = create(&MemoryConfig { prefault, ..MemoryConfig::with_size(64 * MIB) }).unwrap();
             let there = resident(memory.iter().next().unwrap());
@@ -152,12 +152,13 @@ pub(crate) mod tests {
         }
     }
 
-    /// Bytes of the mapping of `region` that are in memory.
+    /// Returns the bytes of the region's mapping that are in memory.
     fn resident(region: &RamRegion) -> u64 {
         said_by_smaps(region, "Rss:").trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// What `/proc/self/smaps` says of the mapping of `region`, which may be one with its neighbours'.
+    /// Returns the value of `key` in `/proc/self/smaps` for the mapping of `region`. The kernel may have joined the mapping with its
+    /// neighbours.
     pub(crate) fn said_by_smaps(region: &RamRegion, key: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let has_start = |line: &str| {
@@ -181,7 +182,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn region_that_comes_later_is_of_the_same_kind() {
+    fn region_added_later_is_of_the_same_kind() {
         for shared in [false, true] {
             let config = MemoryConfig { shared, hotplug_size: GIB, ..MemoryConfig::with_size(32 * MIB) };
             let memory = create(&config).unwrap();
@@ -217,17 +218,17 @@ pub(crate) mod tests {
         let memory = create(&config).unwrap();
         let of = |region: &RamRegion| (region.start_addr().0, region.len());
         assert_eq!(memory.iter().map(of).collect::<Vec<_>>(), wanted);
-        // The two parts of a zone are of one file.
+        // Both parts of a zone are in the same file.
         let places = memory.iter().map(|region| region.file_offset().map(FileOffset::start));
         assert_eq!(places.collect::<Vec<_>>(), [None, Some(0), Some(2 * GIB), None]);
-        // What lies over the end of a zone is written to both.
+        // A write across the end of a zone reaches both zones.
         memory.write_slice(&[7; 8], GuestAddress(GIB - 4)).unwrap();
         assert_eq!(memory.read_obj::<u64>(GuestAddress(GIB - 4)).unwrap(), 0x0707_0707_0707_0707);
         assert_eq!(boot_ram(&MemoryConfig::with_size(5 * GIB)), ram_ranges(5 * GIB));
     }
 
     #[test]
-    fn file_of_a_zone_has_what_is_written_where_it_is_shared_only() {
+    fn only_a_shared_zone_writes_to_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ram");
         for shared in [true, false] {
@@ -237,15 +238,15 @@ pub(crate) mod tests {
             let config = zoned(&["id=a,size=32M", &format!("id=b,size=4M,file={},shared={on}", path.display())]);
             let memory = create(&config).unwrap();
             let start = GuestAddress(32 * MIB);
-            assert_eq!(memory.read_obj::<[u8; 2]>(start).unwrap(), [5; 2], "it has what the file had");
+            assert_eq!(memory.read_obj::<[u8; 2]>(start).unwrap(), [5; 2], "RAM starts with the file's contents");
             memory.write_obj(9u8, start).unwrap();
             assert_eq!(std::fs::read(&path).unwrap()[..2], [if shared { 9 } else { 5 }, 5]);
-            // To give a file's page back must not take it from the file where that is not the guest's.
+            // Only a shared region has a file: returning a page of a private region to the host must not punch a hole in the file.
             assert_eq!(memory.find_region(start).unwrap().file_offset().is_some(), shared);
         }
         let made = create(&zoned(&[&format!("id=a,size=32M,file={}", dir.path().display())])).unwrap();
         assert_eq!(made.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what is made there has no name");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a file made in the directory has no name");
     }
 
     #[test]

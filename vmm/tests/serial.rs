@@ -159,7 +159,7 @@ fn standard_output_that_nobody_reads_does_not_hold_up_the_end() {
     let (status, said) = carom.terminate();
 
     assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("--serial: the last output is not written: nobody reads it"), "{said}");
+    assert!(said.contains("--serial: the last output is lost: its reader did not read it in time"), "{said}");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn fifo_without_a_reader_is_refused() {
     let (status, said) = carom.wait();
 
     let fifo = carom.dir.path().join("fifo");
-    let expected = format!("carom: --serial {}: a FIFO that nobody reads; start its reader first\n", fifo.display());
+    let expected = format!("carom: --serial {}: the FIFO has no reader; start the reader first\n", fifo.display());
     assert_eq!((status, said), (Some(2), expected));
 }
 

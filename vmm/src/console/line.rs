@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A line between the guest's console and whoever comes to its other end, and goes again. What the guest writes while nobody is
-//! there waits for the next one, the last of it if it is too much.
+//! Line between the guest's console and the peer at its other end, which may connect and disconnect. Output while no peer is connected
+//! is kept for the next peer; if the buffer overflows, the oldest output is lost.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -19,21 +19,21 @@ use super::peer::Peer;
 use super::receiver::{Names, Receiver};
 use crate::process::thread_roles::LINE;
 
-/// Most bytes that wait for somebody to read them.
+/// Maximum bytes that wait for a reader.
 const KEPT: usize = 64 << 10;
-/// How long one write waits for a reader who is there to make room for it, before output is lost: on the serial port a vCPU waits so
-/// long, and a pause of the VM for a virtio-console.
+/// Maximum time that one write waits for room if a reader is connected. Then output is lost. On the serial port, a vCPU waits this long;
+/// on a virtio-console, pausing the VM waits this long.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a reader may take nothing when the VM ends, before the rest is not waited for.
+/// Maximum time without progress of the reader when the VM ends. Then the remaining output is lost.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
-/// How long the end of a VM may take, however its output is read.
+/// Maximum time to deliver the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
-/// How long input waits for room in the guest's receive buffer before it tries again.
+/// Delay before input is offered to a full receive buffer of the guest again.
 const RETRY: Duration = Duration::from_millis(5);
-/// Bytes of input that are read at a time.
+/// Maximum bytes of input per read.
 const INPUT: usize = 256;
 
-/// A line, and the thread that serves it. Dropping it hands over what waits for a reader who is there.
+/// Line, and the thread that serves it. Dropping the line waits until a connected reader has taken the remaining output.
 pub struct Line {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -41,12 +41,12 @@ pub struct Line {
 }
 
 struct Shared {
-    /// What the log calls the console.
+    /// Name of the console in the log.
     name: &'static str,
     state: Mutex<State>,
-    /// How long a write waits for room.
+    /// Maximum time that a write waits for room.
     patience: Duration,
-    /// Output was taken, or somebody came or went.
+    /// Notified when output was taken, or when a peer connected or disconnected.
     taken: Condvar,
     wake: OwnedFd,
 }
@@ -54,24 +54,24 @@ struct Shared {
 #[derive(Default)]
 struct State {
     output: VecDeque<u8>,
-    /// Somebody is there.
+    /// True if a peer is connected.
     attached: bool,
-    /// A write has waited for room in vain, and who is there took nothing since.
+    /// True if a write timed out waiting for room, and the peer has taken nothing since.
     stuck: bool,
     /// Bytes lost since then.
     lost: u64,
-    /// Bytes that were ever lost.
+    /// Total bytes lost so far.
     all_lost: u64,
-    /// Who takes input.
+    /// Receiver of input.
     receiver: Option<Weak<dyn Receiver>>,
     closing: bool,
 }
 
-/// What the console writes with.
+/// Writer of the console's output.
 struct Pen(Arc<Shared>);
 
 impl State {
-    /// A reader has taken the oldest bytes.
+    /// Removes the oldest bytes, which a reader has taken.
     fn take(&mut self, len: usize) {
         self.output.drain(..len);
         self.stuck = false;
@@ -79,20 +79,20 @@ impl State {
 }
 
 impl Line {
-    /// A line to a pseudoterminal.
+    /// Creates a line to a pseudoterminal.
     ///
     /// # Errors
-    /// There can be no more pseudoterminals or threads.
+    /// The host cannot create more pseudoterminals or threads.
     pub fn pty(names: Names) -> io::Result<Self> {
         let (peer, path) = Peer::pty()?;
         log::info!("{}: {}", names.shown, path.display());
         Self::new(names, peer, Some(path), PATIENCE)
     }
 
-    /// A line to the client of a socket at `path`; the one that comes last is served.
+    /// Creates a line to the client of a socket at `path`. A new client replaces the previous one.
     ///
     /// # Errors
-    /// The socket cannot be made, or there can be no more threads.
+    /// The socket or a thread cannot be created.
     pub fn socket(names: Names, path: &Path) -> io::Result<Self> {
         Self::new(names, Peer::socket(path)?, None, PATIENCE)
     }
@@ -106,7 +106,7 @@ impl Line {
         Ok(Self { shared, thread: Some(thread), pty })
     }
 
-    /// The path of the pseudoterminal, if it is one.
+    /// Returns the path of the pseudoterminal, if the line has one.
     pub fn pty_path(&self) -> Option<&Path> {
         self.pty.as_deref()
     }
@@ -116,12 +116,12 @@ impl Line {
         self.shared.lock().all_lost
     }
 
-    /// What the console writes with: a write never fails, and waits for half a second at most.
+    /// Returns the writer of the console's output. A write never fails, and waits at most half a second.
     pub fn writer(&self) -> Box<dyn Write + Send> {
         Box::new(Pen(self.shared.clone()))
     }
 
-    /// Hands input to `receiver`, and tells it of the terminal's size.
+    /// Connects input to `receiver`, and reports the terminal's size to it.
     pub fn connect(&self, receiver: &Arc<dyn Receiver>) {
         self.shared.lock().receiver = Some(Arc::downgrade(receiver));
         self.shared.wake();
@@ -133,7 +133,7 @@ impl Drop for Line {
         self.shared.lock().closing = true;
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say of how it ended.
+            // The thread returns no value.
             let _ = thread.join();
         }
     }
@@ -156,12 +156,12 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // It fails only where nobody has read a great many, and then it wakes as well.
+        // The write fails only if the counter is already very high, and then the thread wakes anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Queues output. If there is no room, waits for a reader who is there to make some, but not longer than its patience lasts, however
-    /// little is taken meanwhile; then the oldest is lost.
+    /// Queues output. If there is no room, waits until a connected reader makes some, but at most `patience`, even if the reader takes a
+    /// little meanwhile. Then the oldest output is lost.
     fn push(&self, bytes: &[u8]) {
         let state = self.lock();
         let full = |state: &mut State| state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT;
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// The thread: until the line is dropped.
+    /// Body of the thread. It runs until the line is dropped.
     fn serve(&self, mut peer: Peer) {
         let mut input = Vec::with_capacity(INPUT);
         let mut deadlines: Option<(Instant, Instant)> = None;
@@ -207,21 +207,21 @@ impl Shared {
                 }
             }
             self.receive(&mut peer, &mut input);
-            // Reading and writing find out who has gone.
+            // Reading and writing detect a disconnected peer.
             self.set_attached(peer.is_there());
             let limit = if !input.is_empty() {
                 Some(RETRY)
             } else {
                 deadlines.map(|(patience, end)| patience.min(end).saturating_duration_since(Instant::now()))
             };
-            // What is read goes nowhere while input waits.
+            // No more input is read while earlier input waits.
             let look = self.receiver().is_some_and(|receiver| receiver.has_size());
             if let Err(error) = peer.wait(self.wake.as_fd(), input.is_empty(), waits, look, limit) {
-                log::warn!("{}: waiting for its other end: {error}", self.name);
+                log::warn!("{}: cannot wait for the other end of the console: {error}", self.name);
                 self.set_attached(false);
                 return;
             }
-            // Nobody else reads it, and it is read before what it tells of.
+            // Only this thread reads the event, and it reads the event before it acts on the changes.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
     }
@@ -238,7 +238,7 @@ impl Shared {
         self.taken.notify_all();
     }
 
-    /// Writes what waits, as far as there is room; returns whether there was any.
+    /// Writes queued output as far as the peer has room. Returns true if anything was written.
     fn send(&self, peer: &mut Peer) -> bool {
         let mut state = self.lock();
         let mut sent = false;
@@ -256,19 +256,19 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("{}: {lost} bytes are lost: nobody read them in time", self.name);
+            log::warn!("{}: {lost} bytes are lost: they were not read in time", self.name);
         }
         sent
     }
 
-    /// Hands what is typed to the guest. It is dropped while there is none.
+    /// Passes input from the peer to the guest. Without a receiver, input is dropped.
     fn receive(&self, peer: &mut Peer, input: &mut Vec<u8>) {
         if input.is_empty() {
             input.resize(INPUT, 0);
             let read = peer.read(input);
             input.truncate(read);
         }
-        // Without the lock: the guest's end holds its own while it writes here.
+        // Without the lock: the receiver holds its own lock while it writes output here.
         let receiver = self.receiver();
         let taken = receiver.map_or(input.len(), |receiver| receiver.receive(input));
         input.drain(..taken);
@@ -278,7 +278,7 @@ impl Shared {
         self.lock().receiver.as_ref().and_then(Weak::upgrade)
     }
 
-    /// Tells the guest of the terminal's size if it is another than `told`.
+    /// Reports the terminal's size to the guest if it differs from `told`.
     fn tell_size(&self, peer: &Peer, told: &mut Option<Size>) {
         let Some(receiver) = self.receiver().filter(|receiver| receiver.has_size()) else { return };
         let size = peer.size();
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     const NAMES: Names = Names { shown: "serial port", thread: "serial" };
-    /// Ends a test that hangs.
+    /// Limit that ends a hanging test.
     const LONG: Duration = Duration::from_secs(120);
 
     fn socket() -> (tempfile::TempDir, PathBuf, Line) {
@@ -330,12 +330,13 @@ mod tests {
         }
     }
 
-    /// Opens the other end of a line. A test that leads a session must not get it as its controlling terminal: SIGHUP would end it.
+    /// Opens the other end of a line. If the test process is a session leader, the terminal must not become its controlling terminal:
+    /// SIGHUP would end the test.
     fn open_terminal(path: &Path) -> File {
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap()
     }
 
-    /// A port whose receiver says what it gets.
+    /// Creates a port, which stores the input that it receives.
     fn port() -> Arc<SerialPort> {
         Arc::new(SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(io::sink())))
     }
@@ -349,7 +350,7 @@ mod tests {
             byte[0]
         };
         let mut bytes = Vec::new();
-        // The line status register's lowest bit: there is data.
+        // Lowest bit of the line status register: data is available.
         while register(5) & 1 == 1 {
             bytes.push(register(0));
         }
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_gets_the_last_of_what_was_written() {
+    fn late_reader_gets_the_last_part_of_the_output() {
         let (_dir, path, line) = socket();
         let mut pen = line.writer();
         let all: Vec<u8> = (0..40_000u32).flat_map(u32::to_le_bytes).collect();
@@ -371,13 +372,13 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_slowly_loses_nothing() {
+    fn slow_reader_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serial.sock");
-        // A reader that gets no CPU for a while is not one that reads nothing.
+        // With a long patience, a reader that gets no CPU for a while does not count as stuck.
         let line = Line::new(NAMES, Peer::socket(&path).unwrap(), None, LONG).unwrap();
         let client = UnixStream::connect(&path).unwrap();
-        wait_until("nobody is there", || line.shared.lock().attached);
+        wait_until("no peer is connected", || line.shared.lock().attached);
         let all: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
         let len = all.len();
         let reader = thread::spawn(move || {
@@ -418,12 +419,12 @@ mod tests {
             done.send((start.elapsed(), shared.lock().lost)).unwrap();
         });
 
-        // By single bytes, room for all would take longer.
+        // Read byte by byte, making room for the whole write would take longer than the patience.
         let outcome = is_done.recv_timeout(LONG);
 
         over.store(true, Ordering::Relaxed);
         let taken = reader.join().unwrap();
-        let (time, lost) = outcome.expect("the write goes on for as long as bytes are taken");
+        let (time, lost) = outcome.expect("the write waits for as long as bytes are taken");
         assert!(time >= PATIENCE, "{time:?}");
         assert!(lost > 0 && lost + taken >= 4096, "{lost} lost, {taken} taken");
     }
@@ -432,7 +433,7 @@ mod tests {
     fn stalled_client_delays_the_guest_once_and_then_the_end() {
         let (_dir, path, line) = socket();
         let _client = UnixStream::connect(&path).unwrap();
-        wait_until("nobody is there", || line.shared.lock().attached);
+        wait_until("no peer is connected", || line.shared.lock().attached);
         let mut pen = line.writer();
         let start = Instant::now();
         (0..1_000).for_each(|_| pen.write_all(&[b'x'; 1000]).unwrap());
@@ -457,7 +458,7 @@ mod tests {
         wait_until("no input", || received(&port) == b"b");
         assert_eq!(first.read(&mut [0]).unwrap(), 0);
         drop(second);
-        wait_until("somebody is there", || !line.shared.lock().attached);
+        wait_until("a peer is still connected", || !line.shared.lock().attached);
         line.writer().write_all(b"kept").unwrap();
         assert_eq!(read(UnixStream::connect(&path).unwrap(), 4), b"kept");
     }
@@ -490,16 +491,16 @@ mod tests {
             let mut terminal = open_terminal(&path);
             let expected: &[u8] = if round == 0 { b"before\n" } else { b"kept\n" };
             assert_eq!(read(&terminal, expected.len()), expected);
-            // Neither echoed nor changed.
+            // The terminal neither echoes nor changes the input.
             terminal.write_all(b"ls\r\x03").unwrap();
             wait_until("no input", || received(&port) == b"ls\r\x03");
             drop(terminal);
-            wait_until("somebody is there", || !line.shared.lock().attached);
+            wait_until("a peer is still connected", || !line.shared.lock().attached);
             line.writer().write_all(b"kept\n").unwrap();
         }
     }
 
-    /// A console that learns of its terminal's size.
+    /// Console that receives its terminal's size.
     #[derive(Default)]
     struct Sized(Mutex<Vec<Size>>);
 
@@ -531,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn line_without_anybody_ends_at_once() {
+    fn line_without_a_peer_ends_at_once() {
         let end = || {
             let line = Line::pty(NAMES).unwrap();
             line.writer().write_all(&[b'x'; 200_000]).unwrap();
@@ -539,7 +540,7 @@ mod tests {
             drop(line);
             start.elapsed()
         };
-        // A line that waits takes as long each time. A machine that stands still does not.
+        // A line that waits takes the full time in each try. A slow machine does not.
         assert!((0..20).any(|_| end() < PATIENCE_AT_END));
     }
 }

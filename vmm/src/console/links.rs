@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a console is connected with, as its configuration says.
+//! Connections of a console, made from its configuration.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// What a console is connected with. Dropping it waits for those who read what the guest has written.
+/// Connections of a console. Dropping this waits for the readers of the guest's output.
 #[derive(Default)]
 pub struct ConsoleLinks {
     output: Option<ConsoleOutput>,
@@ -22,10 +22,10 @@ pub struct ConsoleLinks {
 }
 
 impl ConsoleLinks {
-    /// Opens what `target` says, or nothing if the console is off or goes nowhere.
+    /// Opens the connections of `target`. Opens nothing if the console is off or has no output.
     ///
     /// # Errors
-    /// What the user or the host did not provide.
+    /// Something that the user or the host must provide is missing.
     pub fn open(target: &ConsoleTarget<'_>, names: Names) -> Result<Self, VmError> {
         let fail = |source| VmError::Device { what: "set up a console", source };
         let (mut output, mut line) = (None, None);
@@ -45,13 +45,13 @@ impl ConsoleLinks {
         Ok(Self { output, terminal: None, line })
     }
 
-    /// What the guest's console writes with: it never fails, and waits for half a second at most.
+    /// Returns the writer of the console's output. A write never fails, and waits at most half a second.
     pub fn writer(&self) -> Box<dyn Write + Send> {
         let output = self.output.as_ref().map(ConsoleOutput::writer);
         output.or_else(|| self.line.as_ref().map(Line::writer)).unwrap_or_else(|| Box::new(io::sink()))
     }
 
-    /// Hands input to `receiver` from now on. Of several consoles on standard input the last has it.
+    /// Connects input to `receiver`. If several consoles use standard input, the last one gets it.
     ///
     /// # Errors
     /// The terminal cannot be set up.
@@ -78,19 +78,19 @@ impl ConsoleLinks {
         output.or_else(|| self.line.as_ref().map(Line::lost_bytes)).unwrap_or(0)
     }
 
-    /// What they count.
+    /// Returns the counters of the connections.
     pub fn counters(&self) -> [Counter; 1] {
         let help = "Output of the guest that was lost: the host could not write it, or its reader was too slow.";
         [Counter { name: "lost_bytes", help, value: self.lost_bytes() }]
     }
 
-    /// The path of the pseudoterminal, if it is connected with one.
+    /// Returns the path of the pseudoterminal, if the console has one.
     pub fn pty_path(&self) -> Option<&Path> {
         self.line.as_ref()?.pty_path()
     }
 }
 
-/// What `make` makes of the path that a field has.
+/// Calls `make` with the path in a field. Adds the field and the path to errors.
 fn make_at<T>(field: Field, path: Option<&Path>, make: impl FnOnce(&Path) -> io::Result<T>) -> Result<T, VmError> {
     let path = path.unwrap_or(Path::new(""));
     make(path).map_err(VmError::of_file(field, path))

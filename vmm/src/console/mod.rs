@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a console of the guest, its serial port or its virtio-console, is connected with ([`ConsoleLinks`]): a file or standard output
-//! ([`ConsoleOutput`]), the user's terminal ([`Terminal`]), or a line to whoever comes and goes, by a pseudoterminal or a socket
-//! ([`Line`]).
+//! Connections of a guest's console, which is its serial port or its virtio-console ([`ConsoleLinks`]): a file or standard output
+//! ([`ConsoleOutput`]), the user's terminal ([`Terminal`]), or a line to a peer that may connect and disconnect, over a pseudoterminal
+//! or a socket ([`Line`]).
 
 mod line;
 mod links;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Where a console of the guest writes to. Whoever reads that, or does not, the VM goes on.
+//! Output of a guest's console to a file or to standard output. A slow reader does not stop the VM.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,46 +14,46 @@ use carom_api::Field;
 use crate::process::output_file;
 use crate::process::queued_writer::QueuedWriter;
 
-/// Most bytes that wait to be written, beside what the kernel holds in a pipe.
+/// Maximum bytes that are queued, in addition to the contents of a pipe.
 const MAX_WAITING: u64 = 16 << 10;
-/// Most bytes of a regular file.
+/// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// How long a vCPU waits for room, before output is lost: long enough for a pipe that is read at 8 KB/s, as
-/// its reader makes room by pages, and for a line of 9600 bits a second. A guest gets over a pause of this length, as a real serial
-/// port makes it wait longer for a line of text, and so does a client that pauses the VM meanwhile.
+/// Maximum time that a vCPU waits for room. Then output is lost. The time is long enough for a pipe that is read at 8 KB/s, whose
+/// reader makes room in pages, and for a line of 9600 bits a second. A guest survives such a pause, because a real serial port
+/// makes it wait longer for a line of text. A client that pauses the VM meanwhile also waits this long.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a reader may take nothing when the VM ends, before the rest is not waited for.
+/// Maximum time without progress of the reader when the VM ends. Then the remaining output is lost.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
-/// How long the end of a VM may take, however its output is read.
+/// Maximum time to write the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
 
-/// Standard output, once a guest has it. One VM after the other writes there, and what one has left comes before what the next
-/// writes.
+/// Queue of standard output, once a guest uses it. Successive VMs share it, so that the remaining output of one VM comes before the
+/// output of the next.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
-/// Where a console of a VM writes to; dropping it waits until all is written, but not for a reader that takes nothing.
+/// Output of a VM's console. Dropping it waits until everything is written, but not for a reader that reads nothing.
 pub struct ConsoleOutput {
-    /// What the log calls it.
+    /// Name in the log.
     name: &'static str,
     queue: Arc<QueuedWriter>,
-    /// Bytes that the queue had lost before.
+    /// Bytes that the queue had lost before this VM.
     lost_before: u64,
 }
 
-/// What a console writes with.
+/// Writer of the console's output.
 struct Pen(Arc<QueuedWriter>);
 
 impl ConsoleOutput {
-    /// Standard output, for the console of this option.
+    /// Opens standard output for the console of this option.
     ///
     /// # Errors
-    /// There can be no more threads or descriptors.
+    /// The process cannot have more threads or descriptors.
     pub fn stdout(option: Field) -> io::Result<Self> {
         let mut stdout = STDOUT.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match &*stdout {
             Some(queue) => queue.clone(),
             None => {
-                // Not by `Stdout`: that has a lock, which a thread that cannot write would hold.
+                // `Stdout` is not used: it has a lock, which a blocked thread would hold.
                 let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
                 stdout.insert(Arc::new(QueuedWriter::new(option.option(), file, MAX_WAITING)?)).clone()
             }
@@ -61,11 +61,11 @@ impl ConsoleOutput {
         Ok(Self { name: option.option(), lost_before: queue.lost(), queue })
     }
 
-    /// A file for the console of this option, which is made, or emptied if it is a regular one. Such a file takes 256 MiB; whoever
-    /// empties it makes room.
+    /// Opens a file for the console of this option. Creates the file, or empties it if it is a regular file. A regular file may
+    /// grow to 256 MiB; emptying it makes room again.
     ///
     /// # Errors
-    /// It cannot be opened at once.
+    /// The file cannot be opened without waiting.
     pub fn file(option: Field, path: &Path) -> io::Result<Self> {
         let (name, file) = (option.option(), create(path)?);
         let most = if file.metadata()?.is_file() { MAX_FILE } else { u64::MAX };
@@ -73,12 +73,12 @@ impl ConsoleOutput {
         Ok(Self { name, queue, lost_before: 0 })
     }
 
-    /// Bytes that were lost.
+    /// Returns the number of lost bytes.
     pub fn lost_bytes(&self) -> u64 {
         self.queue.lost() - self.lost_before
     }
 
-    /// What the console writes with: it never fails, and waits for half a second at most.
+    /// Returns the writer of the console's output. A write never fails, and waits at most half a second.
     pub fn writer(&self) -> Box<dyn Write + Send> {
         Box::new(Pen(self.queue.clone()))
     }
@@ -87,7 +87,7 @@ impl ConsoleOutput {
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
         if !self.queue.drain(PATIENCE_AT_END, MAX_END) {
-            log::warn!("{}: the last output is not written: nobody reads it", self.name);
+            log::warn!("{}: the last output is lost: its reader did not read it in time", self.name);
         }
     }
 }
@@ -103,8 +103,8 @@ impl Write for Pen {
     }
 }
 
-/// As [`File::create`], by [`output_file::open`].
+/// Like [`File::create`], but with the rules of [`output_file::open`].
 fn create(path: &Path) -> io::Result<File> {
-    // At its end, so that whoever empties it has no hole before what comes.
+    // With O_APPEND, emptying the file leaves no hole before later output.
     output_file::open(OpenOptions::new().write(true).truncate(true), libc::O_APPEND, path)
 }

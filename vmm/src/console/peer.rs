@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The other end of a [`Line`](super::Line): a pseudoterminal, or the client of a socket. Nobody may be there.
+//! Other end of a [`Line`](super::Line): a pseudoterminal, or the client of a socket. The peer may be absent.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,37 +20,37 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 use super::receiver::size_of;
 
-/// How often to look whether somebody has opened the pseudoterminal, or given it another size. The kernel wakes nobody for it.
+/// Interval of checks for an opened pseudoterminal or a changed size. The kernel does not report these events.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// The other end of a line.
+/// Other end of a line.
 pub(super) enum Peer {
-    /// The side of a pseudoterminal that stays here.
+    /// A pseudoterminal.
     Pty {
-        /// It.
+        /// Side of the pseudoterminal that stays in this process.
         file: File,
-        /// Whether somebody has the other side open.
+        /// True if another process has the other side open.
         open: bool,
     },
-    /// One client at a time: the last one that came.
+    /// The client of a socket: only the latest client is served.
     Socket {
-        /// Where they come.
+        /// Socket at which clients connect.
         socket: ListeningSocket,
-        /// The one that is there.
+        /// Connected client.
         client: Option<UnixStream>,
     },
 }
 
 impl Peer {
-    /// Makes a pseudoterminal in raw mode; returns the path of its other side too.
+    /// Creates a pseudoterminal in raw mode. Also returns the path of its other side.
     ///
     /// # Errors
-    /// The host has no more of them, or none.
+    /// The host has no pseudoterminals, or no free one.
     pub(super) fn pty() -> io::Result<(Self, PathBuf)> {
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&pty)?;
         unlockpt(&pty)?;
-        // By descriptor, as the path may be of another mount of the file system.
+        // Opened by descriptor, because the path may belong to another mount of the file system.
         let other = ioctl_tiocgptpeer(&pty, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let mut settings = tcgetattr(&other)?;
         settings.make_raw();
@@ -60,17 +60,17 @@ impl Peer {
         Ok((Self::Pty { file: pty.into(), open: false }, path))
     }
 
-    /// Makes a socket that this user can connect to.
+    /// Creates a socket that this user can connect to.
     ///
     /// # Errors
-    /// Those of [`ListeningSocket::for_part`].
+    /// As for [`ListeningSocket::for_part`].
     pub(super) fn socket(path: &Path) -> io::Result<Self> {
         let socket = ListeningSocket::for_part(path, Clients::Owner)?;
         socket.listener().set_nonblocking(true)?;
         Ok(Self::Socket { socket, client: None })
     }
 
-    /// Whether somebody is there.
+    /// True if a peer is connected.
     pub(super) fn is_there(&self) -> bool {
         match self {
             Self::Pty { open, .. } => *open,
@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// The size of the terminal, if it is one and somebody is there.
+    /// Returns the size of the terminal, if the line is a pseudoterminal with a peer.
     pub(super) fn size(&self) -> Option<Size> {
         match self {
             Self::Pty { file, open: true } => size_of(file).ok(),
@@ -86,7 +86,7 @@ impl Peer {
         }
     }
 
-    /// Looks who has come. To be called before each [`Self::wait`].
+    /// Accepts new peers. Call it before each [`Self::wait`].
     pub(super) fn look(&mut self) {
         match self {
             Self::Pty { file, open } => *open = *open || !has_hung_up(file.as_fd()),
@@ -95,7 +95,7 @@ impl Peer {
                     if new.set_nonblocking(true).is_ok()
                         && let Some(old) = client.replace(new)
                     {
-                        // It may be gone already.
+                        // The old client may have disconnected already.
                         let _ = old.shutdown(Shutdown::Both);
                     }
                 }
@@ -103,8 +103,9 @@ impl Peer {
         }
     }
 
-    /// Waits until `wake` can be read, somebody comes or goes, there is something to read if `read`, there is room to write if
-    /// `write`, or `limit` is over. With `look` it is time after a while to see whether the terminal has another size.
+    /// Waits until `wake` is readable, a peer connects or disconnects, input is available (with `read`), there is room for
+    /// output (with `write`), or `limit` is over. With `look`, also returns after a while so that the caller can check the
+    /// terminal's size.
     pub(super) fn wait(
         &self,
         wake: BorrowedFd<'_>,
@@ -139,7 +140,7 @@ impl Peer {
         }
     }
 
-    /// Reads what there is, without waiting. 0 if there is nothing. Whoever has gone is forgotten.
+    /// Reads available input, without waiting. Returns 0 if there is none. Forgets a peer that has disconnected.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> usize {
         let read = match self {
             Self::Pty { file, open: true } => file.read(buffer),
@@ -149,7 +150,7 @@ impl Peer {
         match read {
             Ok(len) if len > 0 => len,
             Err(error) if is_for_later(&error) => 0,
-            // The end of a stream; of a pseudoterminal that is an error.
+            // End of the stream. A pseudoterminal reports the end as an error.
             _ => {
                 self.forget();
                 0
@@ -157,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// Writes what there is room for, without waiting; returns how much. Whoever has gone is forgotten.
+    /// Writes as much as there is room for, without waiting, and returns how much. Forgets a peer that has disconnected.
     pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
         let written = match self {
             Self::Pty { file, open: true } => file.write(bytes),
@@ -184,7 +185,7 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Whether nobody has the other side of a pseudoterminal open.
+/// True if no process has the other side of a pseudoterminal open.
 fn has_hung_up(pty: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(pty, PollFlags::empty())];
     let looked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's end of a console, and what that is called.
+//! Guest's end of a console, and the console's names.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,26 +9,26 @@ use devices::pc::serial::SerialPort;
 use devices::virtio::console::{Size, VirtioConsole};
 use rustix::termios::tcgetwinsize;
 
-/// What a console is called.
+/// Names of a console.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// In the log.
+    /// Name in the log.
     pub shown: &'static str,
-    /// In names of threads.
+    /// Prefix of thread names.
     pub thread: &'static str,
 }
 
-/// Who takes what is typed.
+/// Receiver of input for the guest.
 pub trait Receiver: Send + Sync {
-    /// Gives the guest bytes to read; returns how many there was room for.
+    /// Gives the guest bytes to read. Returns how many bytes fitted.
     fn receive(&self, bytes: &[u8]) -> usize;
 
-    /// Whether the guest learns of the size of the terminal.
+    /// True if the guest can receive the terminal's size.
     fn has_size(&self) -> bool {
         false
     }
 
-    /// The terminal has this size from now on.
+    /// Reports the new size of the terminal.
     fn resize(&self, size: Size) {
         let _ = size;
     }
@@ -54,10 +54,10 @@ impl Receiver for VirtioConsole {
     }
 }
 
-/// The size of a terminal.
+/// Returns the size of a terminal.
 ///
 /// # Errors
-/// It is none.
+/// The file is not a terminal.
 pub(super) fn size_of(terminal: impl AsFd) -> io::Result<Size> {
     let size = tcgetwinsize(terminal)?;
     Ok(Size { columns: size.ws_col, rows: size.ws_row })

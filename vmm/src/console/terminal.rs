@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The user's terminal while a console of the guest is on it.
+//! The user's terminal while a guest's console uses it.
 
 use std::io::{self, IsTerminal, Read};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -15,21 +15,21 @@ use vmm_sys_util::signal::{block_signal, unblock_signal};
 use super::receiver::{Receiver, size_of};
 use crate::process::thread_roles::STDIN;
 
-/// The terminal's settings before raw mode, kept where the panic hook finds them too.
+/// The terminal's settings before raw mode. The panic hook also uses them.
 static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// What is typed goes here; one VM after the other may have the terminal.
+/// Receivers of standard input. Successive VMs may use the terminal.
 static INPUT: Mutex<Input> = Mutex::new(Input { receivers: Vec::new(), next: 0, reader: false });
 
-/// How long input waits for room in the guest's receive buffer before it tries again.
+/// Delay before input is offered to a full receive buffer of the guest again.
 const RETRY: Duration = Duration::from_millis(5);
 
 struct Input {
-    /// Who has the terminal, by number. What is typed goes to the one that came last.
+    /// Receivers that use the terminal, by number. The latest one gets the input.
     receivers: Vec<(u64, Arc<dyn Receiver>)>,
-    /// Number of the next one.
+    /// Number of the next receiver.
     next: u64,
-    /// Whether the thread that reads standard input was started.
+    /// True if the thread that reads standard input was started.
     reader: bool,
 }
 
@@ -37,14 +37,15 @@ fn input() -> MutexGuard<'static, Input> {
     INPUT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard input in the hands of a guest, in raw mode if it is a terminal; dropping the last one gives it back as it was.
+/// Standard input as used by a guest, in raw mode if it is a terminal. Dropping the last `Terminal` restores the settings.
 pub struct Terminal(u64);
 
 impl Terminal {
-    /// Gives standard input to `receiver`, which gets what is typed before those that had it, and tells it of the terminal's size.
+    /// Connects standard input to `receiver`, which takes precedence over earlier receivers, and reports the terminal's size to
+    /// it.
     ///
     /// # Errors
-    /// The terminal cannot be set up, or there can be no more threads.
+    /// The terminal cannot be set up, or the process cannot start more threads.
     pub fn take(receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         if let Some(size) = stdin_size() {
             receiver.resize(size);
@@ -55,13 +56,13 @@ impl Terminal {
         input.receivers.push((number, receiver));
         let (first, reader) = (input.receivers.len() == 1, input.reader);
         drop(input);
-        // An error from here on gives everything back.
+        // From here on, an error drops this value, which restores everything.
         let terminal = Self(number);
         if first {
             enter_raw_mode()?;
         }
         if !reader {
-            // It ends with the process: it holds nothing that must be given back.
+            // The thread runs until the process ends. It holds nothing that must be released.
             sandbox::start(STDIN, "console-input".into(), forward_input)?;
             self::input().reader = true;
         }
@@ -79,19 +80,19 @@ impl Drop for Terminal {
     }
 }
 
-/// Tells those who have the terminal that its size may have changed.
+/// Reports the terminal's size, which may have changed, to the receivers.
 pub fn tell_size() {
     let Some(size) = stdin_size() else { return };
     let receivers: Vec<Arc<dyn Receiver>> = input().receivers.iter().map(|(_, receiver)| receiver.clone()).collect();
     receivers.iter().for_each(|receiver| receiver.resize(size));
 }
 
-/// The size of the terminal that standard input is, if it is one.
+/// Returns the size of the terminal on standard input, if standard input is a terminal.
 fn stdin_size() -> Option<Size> {
     size_of(io::stdin()).ok()
 }
 
-/// Sets raw mode, so that every key reaches the guest, where standard input is a terminal.
+/// Sets raw mode if standard input is a terminal, so that every key reaches the guest.
 fn enter_raw_mode() -> io::Result<()> {
     static HOOK: Once = Once::new();
     let stdin = io::stdin();
@@ -101,7 +102,7 @@ fn enter_raw_mode() -> io::Result<()> {
     let original = tcgetattr(&stdin)?;
     let mut raw = original.clone();
     raw.make_raw();
-    // The VMM's own messages are on the same terminal: a line feed of theirs still returns the carriage.
+    // The VMM writes its own messages to the same terminal. With OPOST, their line feeds still return the carriage.
     raw.output_modes |= OutputModes::OPOST;
     *ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(original);
     HOOK.call_once(|| {
@@ -115,22 +116,22 @@ fn enter_raw_mode() -> io::Result<()> {
     Ok(())
 }
 
-/// Puts the terminal's settings back, once. Call it before the process ends in another way than by dropping each [`Terminal`].
+/// Restores the terminal's settings, once. Call it before the process ends without dropping each [`Terminal`].
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {
-        // The kernel would stop a process in the background here.
+        // Otherwise the kernel would stop a background process here.
         let blocked = block_signal(libc::SIGTTOU).is_ok();
-        // Nothing can be done about a terminal that is gone.
+        // Errors of a terminal that is gone are ignored.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
         if blocked {
-            // It fails for no signal that was blocked.
+            // Unblocking a blocked signal cannot fail.
             let _ = unblock_signal(libc::SIGTTOU);
         }
     }
 }
 
-/// Hands standard input to whoever has it, until its end. What is typed while nobody has it is dropped.
+/// Passes standard input to the current receiver, until its end. Without a receiver, input is dropped.
 fn forward_input() {
     let mut buffer = [0; 256];
     let mut stdin = io::stdin().lock();
@@ -140,7 +141,7 @@ fn forward_input() {
             Ok(len) => send(&buffer[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                log::warn!("reading standard input: {error}");
+                log::warn!("cannot read standard input: {error}");
                 return;
             }
         }
@@ -149,7 +150,7 @@ fn forward_input() {
 
 fn send(mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        // Looked up each time: the VM may end while its receive buffer is full.
+        // Looked up each time, because the VM may end while its receive buffer is full.
         let Some((_, receiver)) = input().receivers.last().cloned() else { return };
         let taken = receiver.receive(bytes);
         drop(receiver);

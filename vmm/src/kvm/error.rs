@@ -25,7 +25,7 @@ pub enum KvmError {
     #[error(transparent)]
     State(#[from] StateError),
     /// A call failed.
-    #[error("{what}: {source}")]
+    #[error("cannot {what}: {source}")]
     Call {
         /// What was being done.
         what: String,

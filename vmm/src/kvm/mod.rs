@@ -42,13 +42,13 @@ pub struct KvmVm {
 impl KvmVm {
     /// Makes a VM without memory, interrupt controllers and vCPUs.
     pub fn new(kvm: Kvm) -> Result<Self, KvmError> {
-        let fd = create_vm(&kvm).map_err(KvmError::call("creating a VM"))?;
+        let fd = create_vm(&kvm).map_err(KvmError::call("create a VM"))?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
 
     /// Makes vCPU `id`.
     pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
-        self.fd.create_vcpu(u64::from(id)).map_err(KvmError::call(format!("creating vCPU {id}")))
+        self.fd.create_vcpu(u64::from(id)).map_err(KvmError::call(format!("create vCPU {id}")))
     }
 }
 

@@ -17,7 +17,7 @@ use super::KvmError;
 /// Makes the device; one a VM.
 pub fn create_vfio_device(vm: &VmFd) -> Result<DeviceFd, KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
-    vm.create_device(&mut device).map_err(KvmError::call("creating KVM's VFIO device"))
+    vm.create_device(&mut device).map_err(KvmError::call("create KVM's VFIO device"))
 }
 
 /// The device's list of files.

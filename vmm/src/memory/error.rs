@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why the guest has no RAM.
+//! Errors of creating the guest's RAM.
 
 use std::io;
 
@@ -10,65 +10,65 @@ use thiserror::Error;
 
 use crate::arch::layout::MIB;
 
-/// Why the guest has no RAM.
+/// Error of creating the guest's RAM.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// The memfd could not be made.
-    #[error("cannot make {size} bytes of guest RAM for zone '{zone}': {source}{}", hint(*huge_page))]
+    /// The memfd could not be created.
+    #[error("cannot allocate {size} bytes of guest RAM for zone '{zone}': {source}{}", hint(*huge_page))]
     Create {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
         /// ID of the zone.
         zone: String,
-        /// Bytes of the reserved huge pages that they were to be made of.
+        /// Size of the reserved huge pages that were requested, if any.
         huge_page: Option<u64>,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// The host did not give all of it at once.
-    #[error("prefaulting {size} bytes of guest RAM: {source}")]
+    /// The host could not provide all pages at once.
+    #[error("cannot prefault {size} bytes of guest RAM: {source}")]
     Prefault {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// It could not be mapped into this process.
-    #[error("mapping {size} bytes of guest RAM: {message}")]
+    /// The memory could not be mapped into this process.
+    #[error("cannot map {size} bytes of guest RAM: {message}")]
     Map {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
-        /// What vm-memory said.
+        /// Error from vm-memory.
         message: String,
     },
-    /// The host does not keep memory for it.
-    #[error("reserving {size} bytes of guest RAM: {source}")]
+    /// The host does not reserve memory for the RAM.
+    #[error("cannot reserve {size} bytes of guest RAM: {source}")]
     Reserve {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// It could not be held to a node of the host.
-    #[error("holding guest RAM to node {node} of the host: {source}")]
+    /// The memory could not be bound to a NUMA node of the host.
+    #[error("cannot bind guest RAM to NUMA node {node} of the host: {source}")]
     Node {
-        /// The node.
+        /// Number of the node.
         node: u32,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// The file that is to hold a zone cannot be used.
+    /// The file of a zone cannot be used.
     #[error(transparent)]
     File(Box<FileError>),
-    /// What the user asked for is not to be had on this host.
+    /// This host does not support the user's request.
     #[error(transparent)]
     Config(Box<ConfigError>),
-    /// KVM did not take it.
-    #[error("showing RAM at {gpa:#x} to the guest: {source}")]
+    /// KVM rejected the memory slot.
+    #[error("cannot register RAM at {gpa:#x} with KVM: {source}")]
     Slot {
         /// Guest-physical address.
         gpa: u64,
-        /// What KVM said.
+        /// Error from KVM.
         source: io::Error,
     },
 }
@@ -86,7 +86,7 @@ impl From<ConfigError> for MemoryError {
 }
 
 impl MemoryError {
-    /// Whether the user can mend it.
+    /// True if the user can fix the cause.
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::File(_) | Self::Config(_))
     }
@@ -104,5 +104,5 @@ impl Explain for MemoryError {
 
 fn hint(huge_page: Option<u64>) -> String {
     let Some(bytes) = huge_page else { return String::new() };
-    format!(" (memory of hugepages needs as many free huge pages of {} MiB, see /sys/kernel/mm/hugepages)", bytes / MIB)
+    format!("; hugepages=on needs enough free huge pages of {} MiB: see /sys/kernel/mm/hugepages", bytes / MIB)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Names of regions of RAM for messages, should the host lose a page.
+//! Names of RAM regions for messages about lost pages.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use devices::platform::HostRange;
 use devices::ram::{Ram, RamRegion};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Names a region of `ram` by its zone and the file that is mapped there, from `offset` on.
+/// Names a region of `ram` by its zone and by the file that is mapped there, from `offset` on.
 fn keep_name(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, path: Option<&Path>, offset: u64) {
     let (memory, supply) = match path {
         Some(path) => (format!("file {}", path.display()), Supply::File),
@@ -28,7 +28,7 @@ fn keep_name(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, path: Optio
     ram.keep_name(register(range, origin));
 }
 
-/// Names the `count` regions of a zone that was just made. They begin with number `first` of `ram`.
+/// Names the `count` regions of a new zone. They begin with number `first` of `ram`.
 pub(super) fn keep_of_zone(ram: &Ram, first: usize, count: usize, zone: &MemoryZoneConfig) {
     let mut offset = 0;
     for region in ram.iter().skip(first).take(count) {
@@ -37,7 +37,7 @@ pub(super) fn keep_of_zone(ram: &Ram, first: usize, count: usize, zone: &MemoryZ
     }
 }
 
-/// Names a region whose bytes come from a snapshot's file, from `offset` on, when they are touched.
+/// Names a region whose pages are read from a snapshot's file, from `offset` on, on first touch.
 pub fn keep_of_restored(ram: &Ram, region: &RamRegion, zone: &MemoryZoneConfig, file: &Path, offset: u64) {
     keep_name(ram, region, zone, Some(file), offset);
 }

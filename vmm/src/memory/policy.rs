@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The node of the host that memory is taken from (`mbind`), which no crate in use here has.
+//! Host NUMA node of memory (`mbind`). No crate in use here wraps this call.
 
 use std::io;
 
@@ -10,29 +10,29 @@ use vm_memory::MmapRegion;
 
 use super::MemoryError;
 
-/// Bits of a word of a set of nodes.
+/// Bits in a word of a node set.
 const BITS: u32 = u64::BITS;
-/// Words of it.
+/// Number of words in a node set.
 const WORDS: usize = 16;
-/// Memory of these nodes and no other (`MPOL_BIND`).
+/// Allocates memory only from the given nodes (`MPOL_BIND`).
 const BIND: libc::c_int = libc::MPOL_BIND;
 
-/// Has pages of a mapping, none of which is there yet, come from `node` of the host alone.
+/// Binds a mapping that has no pages yet to `node` of the host.
 ///
 /// # Errors
-/// There is no such node, or the host refuses.
+/// The node does not exist, or the host refuses.
 pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
     let no_node = || {
-        let rule = format!("node {node} of the host is not there, has no memory, or this program may not use it");
+        let rule = format!("node {node} does not exist on the host, has no memory, or this program may not use it");
         MemoryError::from(ConfigError::new(MemoryZoneConfig::HOST_NUMA_NODE, rule))
     };
     let mut nodes = [0u64; WORDS];
     let word = usize::try_from(node / BITS).ok().and_then(|word| nodes.get_mut(word)).ok_or_else(no_node)?;
     *word = 1 << (node % BITS);
-    // The kernel takes one bit less than it is told of.
+    // The kernel uses one bit fewer than the passed number.
     let bits = WORDS * BITS as usize + 1;
-    // SAFETY: The range is the mapping's own, and where its pages will come from changes nothing of its bytes. The kernel reads the
-    // words of `nodes`, which live that long.
+    // SAFETY: The range is the mapping's own, and its NUMA policy does not change its bytes. The kernel reads the words of `nodes`,
+    // which live until the call returns.
     let result =
         unsafe { libc::syscall(libc::SYS_mbind, mapping.as_ptr(), mapping.size(), BIND, nodes.as_ptr(), bits, 0) };
     if result == 0 {
@@ -61,13 +61,13 @@ mod tests {
                 let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
                 assert!(line.contains("bind:0"), "{line}");
             }
-            // A kernel without nodes.
+            // A kernel without NUMA support.
             Err(MemoryError::Node { source, .. }) => assert_eq!(source.raw_os_error(), Some(libc::ENOSYS)),
             Err(error) => panic!("{error}"),
         }
         for node in [1000, 1023, 1024, u32::MAX] {
             let refused = hold_to_node(&mapping, node).unwrap_err().explain(Terms::Json);
-            let rule = format!("memory.zones.host_numa_node: node {node} of the host is not there");
+            let rule = format!("memory.zones.host_numa_node: node {node} does not exist on the host");
             assert!(refused.starts_with(&rule), "{refused}");
         }
     }

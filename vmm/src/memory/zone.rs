@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a zone of RAM is made of on the host.
+//! Host memory behind a zone of RAM.
 
 use std::fs::File;
 use std::io;
@@ -25,23 +25,23 @@ use super::MemoryError;
 use super::policy::hold_to_node;
 use crate::arch::layout::{GIB, MIB};
 
-/// Pages that make the host's page tables, KVM's and those of the IOMMU shorter.
+/// Size of huge pages, which shorten the page tables of the host, of KVM and of the IOMMU.
 const HUGE_PAGE: u64 = 2 * MIB;
-/// What `statfs` calls a file system of reserved huge pages (`HUGETLBFS_MAGIC`).
+/// Magic number of the hugetlbfs file system in `statfs` (`HUGETLBFS_MAGIC`).
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What holds a zone.
+/// Memory behind a zone.
 enum Backing {
-    /// Memory of this process.
+    /// Private memory of this process.
     Private,
-    /// A file whose pages other processes may have too: what is written to RAM is written there.
+    /// A file whose pages other processes may share: writes to RAM go to the file.
     Shared(Arc<File>),
-    /// A file of which pages are read, and never written.
+    /// A file whose pages are read and never written.
     Copied(File),
 }
 
 impl Backing {
-    /// Makes or opens it, of `size` bytes.
+    /// Creates or opens the backing with `size` bytes.
     fn new(zone: &MemoryZoneConfig, size: u64) -> Result<Self, MemoryError> {
         Ok(match &zone.file {
             Some(path) if zone.shared => Self::Shared(Arc::new(open_file(path, true, size)?)),
@@ -59,7 +59,7 @@ impl Backing {
     }
 }
 
-/// Opens the file of a zone, or makes one in the directory that is named.
+/// Opens the file of a zone. If the path is a directory, creates an unnamed file there.
 fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     let fail = |source| FileError { field: MemoryZoneConfig::FILE, path: path.display().to_string(), source };
     let access = if shared { OFlags::RDWR } else { OFlags::RDONLY };
@@ -76,7 +76,7 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     }
     let system = fstatfs(&file).map_err(|error| fail(error.into()))?.f_type;
     if u64::try_from(system) == Ok(HUGETLBFS) {
-        return Err(fail(io::Error::other("is on a file system of huge pages: take hugepages instead of a file")));
+        return Err(fail(io::Error::other("is on a hugetlbfs file system: use hugepages instead of a file")));
     }
     if in_directory {
         file.set_len(size).map_err(|error| fail(file_size::explain(error)))?;
@@ -87,7 +87,7 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     Ok(file)
 }
 
-/// Makes the regions of a zone at these guest-physical addresses.
+/// Creates the regions of a zone at these guest-physical addresses.
 pub(super) fn regions(
     zone: &MemoryZoneConfig,
     thp: bool,
@@ -104,11 +104,11 @@ pub(super) fn regions(
         if let Backing::Copied(file) = &backing {
             map_privately(&mapping, file, offset, zone.reserve).map_err(|error| map_error(error.to_string()))?;
         }
-        // Before the first page is there.
+        // The policy must be set before the first page is allocated.
         if let Some(node) = zone.host_numa_node {
             hold_to_node(&mapping, node)?;
         }
-        // It is the guest's, and far larger than all else.
+        // Guest RAM is the guest's data, and far larger than everything else.
         advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
         if thp && !zone.hugepages {
             advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
@@ -128,19 +128,19 @@ pub(super) fn regions(
             populate(&mapping).map_err(|source| MemoryError::Prefault { size, source })?;
         }
         let region = RamRegion::new(mapping, GuestAddress(gpa));
-        regions.push(region.ok_or_else(|| map_error("it wraps around".into()))?);
+        regions.push(region.ok_or_else(|| map_error("the region exceeds the address space".into()))?);
     }
     Ok(regions)
 }
 
-/// Takes all pages of a shared zone now, where that is asked for or another has to take them in vain later.
+/// Allocates all pages of a shared zone now, if the configuration asks for it or a later allocation could fail.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
     let take = || {
         let taken = retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, size));
         taken.map_err(|error| file_size::explain(error.into()))
     };
     if zone.hugepages {
-        // A guest that touches one when none is left would kill this process.
+        // If no huge page is left, a guest's first touch of a page would kill this process.
         return take().map_err(|source| MemoryError::Create {
             size,
             zone: zone.id.clone(),
@@ -160,7 +160,7 @@ fn memfd(zone: &MemoryZoneConfig, size: u64) -> Result<Arc<File>, MemoryError> {
     let make = || {
         let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
         ftruncate(&fd, size)?;
-        // Who cut it short would have this process killed.
+        // Without the seals, shrinking the file would let an access kill this process.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Arc::new(File::from(fd)))
     };
@@ -172,8 +172,8 @@ fn memfd(zone: &MemoryZoneConfig, size: u64) -> Result<Arc<File>, MemoryError> {
     })
 }
 
-/// Maps `len` bytes, at a multiple of the huge page's size if it can be had: KVM and the kernel can use huge pages only where
-/// guest-physical and host addresses are equal modulo their size.
+/// Maps `len` bytes, aligned to the huge page size if possible. KVM and the kernel can use huge pages only if guest-physical and host
+/// addresses are equal modulo the huge page size.
 fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> Result<MmapRegion, String> {
     let map = |len: u64| -> Result<MmapRegion, String> {
         let len = usize::try_from(len).map_err(|error| error.to_string())?;
@@ -185,51 +185,50 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
     let excess = |mapping: &MmapRegion| mapping.as_ptr() as u64 % HUGE_PAGE;
     let first = map(len)?;
     let too_high = excess(&first);
-    // The kernel places reserved huge pages right by itself.
+    // The kernel aligns reserved huge pages itself.
     if too_high == 0 || zone.hugepages {
         return Ok(first);
     }
-    // The kernel puts a mapping right below an earlier one. So with the first one gone and a filler that ends where it ended,
-    // the next try lies lower by the filler's size. Should the kernel do otherwise, RAM is slower, but no less right.
+    // The kernel places a mapping right below an earlier one. After the first mapping is replaced by a filler that ends at the same
+    // address, the next mapping lies lower by the filler's size. If the kernel places it otherwise, RAM is only slower.
     drop(first);
     let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
     let second = map(len)?;
     drop(filler);
     if excess(&second) != 0 {
-        debug!("guest RAM of {len:#x} bytes is at {:p}, which rules out huge pages for it", second.as_ptr());
+        debug!("guest RAM of {len:#x} bytes is at {:p}, which prevents huge pages", second.as_ptr());
     }
     Ok(second)
 }
 
-/// Puts the bytes of `file` from `offset` on in the place of a mapping's, which nobody uses yet. What is written to the mapping does not
-/// reach the file.
+/// Replaces the unused `mapping` with a private mapping of `file` from `offset` on. Writes to the mapping do not reach the file.
 ///
 /// # Errors
-/// What the kernel said, or that the file ends before.
+/// The kernel rejects the call, or the file is too short.
 pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserve: bool) -> io::Result<()> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
-    // SAFETY: The range is the mapping's own, which was just made, so that nobody has a reference to its bytes. It stays mapped, and
-    // is unmapped with the mapping as what was there would have been.
+    // SAFETY: The range is the new mapping's own, so nobody has a reference to its bytes. It stays mapped, and is later unmapped
+    // together with the mapping that it replaces.
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
     Ok(())
 }
 
-/// Gives all that the host has for a region back to it. The region stays mapped, and has other pages when it is touched again.
+/// Returns all host memory of a region. The region stays mapped, and gets new pages when it is touched again.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel rejects the call.
 pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
-    // Pages of a file go from the file alone: a mapping that loses them finds them there again.
+    // For a file, the pages must be removed from the file: a mapping would find them there again.
     let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
     // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and nobody has a
     // Rust reference to guest RAM.
     Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
 }
 
-/// Has the host give what a region of this zone has from the start, after it was emptied.
+/// Allocates again, after the region was emptied, the pages that a new region of this zone has.
 pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
     let size = region.len();
     if let Some(file) = region.file_offset() {
@@ -238,20 +237,20 @@ pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), 
     if zone.prefault { populate(region).map_err(|source| MemoryError::Prefault { size, source }) } else { Ok(()) }
 }
 
-/// Asks the host for `what`. By default, some hosts give transparent huge pages to those that ask only.
+/// Gives advice to the kernel. By default, some hosts give transparent huge pages only to processes that ask for them.
 fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
     if let Err(error) = result {
-        debug!("the host has no {what}: {error}");
+        debug!("the host does not support {what}: {error}");
     }
 }
 
-/// Has the host give all pages of a mapping now.
+/// Allocates all pages of a mapping now.
 ///
 /// # Errors
-/// What the kernel said, such as that there are none left.
+/// The kernel rejects the call, for example because no pages are left.
 pub fn populate(mapping: &MmapRegion) -> io::Result<()> {
-    // SAFETY: the range is the mapping's own, and all that happens to its contents is that there are some.
+    // SAFETY: the range is the mapping's own, and its contents do not change: missing pages are only allocated.
     Ok(unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxPopulateWrite) }?)
 }

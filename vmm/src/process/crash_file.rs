@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The file that takes reports of crashes: it is there before there is anything to report, and goes if there never was.
+//! File for crash reports: it is created in advance, and removed at the end if it contains no report.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,32 +14,32 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::process::output_file;
 
-/// The file of this process. Dropping it removes the file if no report is in it.
+/// Crash file of this process. Dropping it removes the file if it contains no report.
 #[derive(Debug)]
 pub struct CrashFile {
     file: File,
-    /// Absent where it was inherited.
+    /// Absent if the file was inherited.
     path: Option<PathBuf>,
 }
 
 impl CrashFile {
-    /// Opens the file at `path`, or makes it, and has reports written to its end.
+    /// Opens or creates the file at `path`, and makes the process append crash reports to it.
     ///
     /// # Errors
-    /// Another process has it, or it cannot be opened.
+    /// Another process uses the file, or it cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = output_file::open(File::options().append(true), libc::O_NONBLOCK, path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other("another process has its reports written there")),
-            // Not all files can be locked.
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other("another process writes its crash reports to this file")),
+            // Some files cannot be locked.
             _ => Self::of(file, Some(path.to_path_buf())),
         }
     }
 
-    /// Has reports written to a file that the parent process opened.
+    /// Makes the process write crash reports to a file that the parent process opened.
     ///
     /// # Errors
-    /// It cannot be duplicated.
+    /// The descriptor cannot be duplicated.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         Self::of(fd.into(), None)
     }
@@ -60,7 +60,7 @@ impl Drop for CrashFile {
             && opened.len() == 0
             && let Err(error) = fs::remove_file(path)
         {
-            log::warn!("removing {}, which has no report: {error}", path.display());
+            log::warn!("cannot remove the empty crash report {}: {error}", path.display());
         }
     }
 }

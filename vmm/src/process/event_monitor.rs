@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A stream of events as JSON, one a line, with Cloud Hypervisor's fields.
+//! Stream of events as JSON, one per line, with Cloud Hypervisor's fields.
 //!
-//! A [`QueuedWriter`] writes them, so that nobody waits for a reader.
+//! A [`QueuedWriter`] writes the events, so that no thread of the VM waits for a reader.
 
 use std::fs::File;
 use std::io;
@@ -15,30 +15,30 @@ use serde::Serialize;
 
 use crate::process::queued_writer::QueuedWriter;
 
-/// Most bytes of events that wait to be written, about a thousand events. Further ones are lost, and counted.
+/// Maximum bytes of queued events, about a thousand events. Further events are lost and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// Most bytes of an event, its line break included: less than a page, as a reader may have a buffer of one and no answer to a
-/// longer line.
+/// Maximum bytes of an event, including its line break. It is less than a page, because a reader may have a buffer of one page and
+/// fail on longer lines.
 const MAX_EVENT: usize = 4095;
-/// Most events that a guest can have written at once: see [`EventMonitor::event_of_guest`].
+/// Maximum number of events at once that a guest causes: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
-/// How long it takes until a guest may have one more written.
+/// Time after which a guest may cause one more event.
 const PACE_OF_GUEST: Duration = Duration::from_millis(125);
 
-/// Where events are written; clones write to the same place. Without a file, events are dropped.
+/// Writer of events. Clones write to the same file. Without a file, events are dropped.
 #[derive(Clone)]
 pub struct EventMonitor {
     queue: Option<Arc<QueuedWriter>>,
-    /// The last event was lost, which the log has reported.
+    /// True if the last event was lost. The log has then reported the loss.
     losing: Arc<AtomicBool>,
     allowance: Arc<Mutex<Allowance>>,
     start: Instant,
 }
 
-/// What a guest may have written still: a bucket that fills up again with time.
+/// Allowance of the guest's events: a bucket that refills with time.
 struct Allowance {
     events: u32,
-    /// Up to when it was filled.
+    /// Time up to which the bucket was refilled.
     filled: Instant,
 }
 
@@ -47,7 +47,7 @@ impl Allowance {
         Self { events: MAX_OF_GUEST, filled: now }
     }
 
-    /// Takes one event out, if there is one.
+    /// Takes one event from the bucket. Returns false if the bucket is empty.
     fn take(&mut self, now: Instant) -> bool {
         while self.events < MAX_OF_GUEST && now.saturating_duration_since(self.filled) >= PACE_OF_GUEST {
             self.events += 1;
@@ -75,7 +75,7 @@ struct Event<'a, P: Serialize> {
     properties: Option<P>,
 }
 
-/// In place of properties that are too long.
+/// Replacement for properties that are too long.
 #[derive(Serialize)]
 struct Omitted {
     omitted_bytes: usize,
@@ -87,23 +87,23 @@ struct Lost {
 }
 
 impl EventMonitor {
-    /// A monitor that drops events.
+    /// Creates a monitor that drops events.
     pub fn none() -> Self {
         let start = Instant::now();
         Self { queue: None, losing: Arc::default(), allowance: Arc::new(Mutex::new(Allowance::new(start))), start }
     }
 
-    /// A monitor that writes to `file`.
+    /// Creates a monitor that writes to `file`.
     ///
     /// # Errors
-    /// The file is not open for writing, or there can be no more threads.
+    /// The file is not open for writing, or the process cannot start more threads.
     pub fn new(file: File) -> io::Result<Self> {
         if fcntl_getfl(&file)?.intersection(OFlags::RWMODE) == OFlags::RDONLY {
-            return Err(io::Error::other("it is not open for writing"));
+            return Err(io::Error::other("the file is not open for writing"));
         }
         let monitor = Self::none();
         let start = monitor.start;
-        // Tells how many are lost as soon as there is room for it.
+        // Reports the number of lost events as soon as the queue has room.
         let notice = move |count| line(start, "event-monitor", "lost", Some(Lost { count })).unwrap_or_default();
         let queue = QueuedWriter::of_lines("--event-monitor", file, MAX_WAITING, notice)?;
         Ok(Self { queue: Some(Arc::new(queue)), ..monitor })
@@ -114,7 +114,7 @@ impl EventMonitor {
         self.event_with(source, event, None::<()>);
     }
 
-    /// Writes an event. A full disk, or a pipe that is closed or full, costs the event, not the VM.
+    /// Writes an event. If the disk is full, or a pipe is closed or full, the event is lost, but the VM continues.
     pub fn event_with<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
         let Some(queue) = &self.queue else { return };
         let lost = match line(self.start, source, event, properties) {
@@ -125,18 +125,18 @@ impl EventMonitor {
             }
         };
         if lost && !self.losing.load(Ordering::Relaxed) {
-            log::warn!("event {source}:{event} is lost, and maybe more to come: nobody reads them");
+            log::warn!("event {source}:{event} is lost, and further events may be: no process reads the event stream");
         }
         self.losing.store(lost, Ordering::Relaxed);
     }
 
-    /// Events that were ever lost.
+    /// Number of events lost so far.
     pub fn lost(&self) -> u64 {
         self.queue.as_ref().map_or(0, |queue| queue.lost())
     }
 
-    /// As [`Self::event_with`], for what a guest brings about as often as it likes: more than 64 at once, and more than 8 a second
-    /// after these, are lost, so that it can neither fill the host's disk nor crowd out what others have to say.
+    /// Writes an event that a guest can cause as often as it likes. Beyond 64 events at once and 8 per second, events are lost, so
+    /// that the guest can neither fill the host's disk nor crowd out other events.
     pub fn event_of_guest<P: Serialize>(&self, source: &str, event: &str, properties: Option<P>) {
         let Some(queue) = &self.queue else { return };
         if self.allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
@@ -146,16 +146,16 @@ impl EventMonitor {
         }
     }
 
-    /// Waits until all events so far are written, but not longer than `limit`.
+    /// Waits until all events so far are written, but at most `limit`.
     pub fn flush(&self, limit: Duration) {
         let Some(queue) = &self.queue else { return };
         if !queue.drain(limit, limit) {
-            log::warn!("the last events are lost: nobody reads them");
+            log::warn!("the last events are lost: no process reads the event stream");
         }
     }
 }
 
-/// The line of an event; `None` if it cannot be serialised.
+/// Returns the line of an event. Returns `None` if the event cannot be serialised.
 fn line<P: Serialize>(start: Instant, source: &str, event: &str, properties: Option<P>) -> Option<Vec<u8>> {
     let elapsed = start.elapsed();
     let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
@@ -164,7 +164,7 @@ fn line<P: Serialize>(start: Instant, source: &str, event: &str, properties: Opt
     };
     let mut line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
     if line.len() >= MAX_EVENT {
-        log::warn!("event {source}:{event}: its properties are left out, {} bytes are too many", line.len());
+        log::warn!("event {source}:{event}: its properties are omitted because the line is too long ({} bytes)", line.len());
         let properties = Some(Omitted { omitted_bytes: line.len() });
         line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
     }
@@ -224,14 +224,14 @@ mod tests {
     fn reader_that_stops_loses_events_and_learns_how_many() {
         let (reader, writer) = io::pipe().unwrap();
         let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
-        // Enough that a pipe, of 64 KiB, holds few of them.
+        // The events are large, so that a pipe of 64 KiB holds only a few.
         let big = "x".repeat(2_000);
         const SENT: u64 = 1_000;
         (0..SENT).for_each(|number| monitor.event_with("vm", "big", Some((number, &big))));
         let refused = monitor.lost();
         assert!((700..SENT).contains(&refused), "{refused}");
 
-        // It reads again: what was waiting comes, then how many are missing, though no event follows.
+        // The reader continues: it gets the queued events, then the number of lost events, although no further event follows.
         let mut lines =
             BufReader::new(reader).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let (mut seen, mut lost) = (0, 0);
@@ -252,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn guest_is_not_heard_more_often_than_it_may() {
+    fn guest_events_are_limited_and_recover_with_time() {
         let start = Instant::now();
         let mut allowance = Allowance::new(start);
         let mut taken = |after: Duration| (0..1000).filter(|_| allowance.take(start + after)).count();
         assert_eq!(taken(Duration::ZERO), 64);
         assert_eq!((taken(Duration::from_millis(124)), taken(Duration::from_millis(126))), (0, 1));
         assert_eq!(taken(Duration::from_millis(1126)), 8);
-        assert_eq!(taken(Duration::from_secs(3600)), 64, "no more than at first, however long it was silent");
+        assert_eq!(taken(Duration::from_secs(3600)), 64, "the bucket never holds more than 64");
         assert_eq!(taken(Duration::from_millis(3_600_100)), 0);
     }
 
@@ -287,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn closed_pipe_costs_the_events_only() {
+    fn closed_pipe_loses_only_the_events() {
         let (reader, writer) = io::pipe().unwrap();
         let monitor = EventMonitor::new(File::from(OwnedFd::from(writer))).unwrap();
         drop(reader);
-        // Its thread takes what comes after the first failure, too.
+        // The writer's thread also takes the events after the first failure.
         for count in 1..=3 {
             monitor.event("vm", "booted");
             assert!(monitor.queue.as_ref().unwrap().drain(PATIENCE, PATIENCE), "events wait for ever");

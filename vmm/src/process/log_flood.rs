@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A bound on what the log gets, whoever brings it about: a guest, a device, or a library that has a line for each mistake of a
-//! driver's.
+//! Limit on log lines, whatever causes them: a guest, a device, or a library that logs each mistake of a driver.
 //!
-//! Each place in the code has an allowance of lines, which fills up again with time. What goes beyond is left out, and counted in the
-//! next line that is not. Lines for looking closely (`-vv`, `-vvv`) are all written.
+//! Each place in the code has an allowance of lines, which refills with time. Lines beyond the allowance are omitted, and the next
+//! written line reports their number. Debugging lines (`-vv`, `-vvv`) are never omitted.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use log::{Level, Log, Metadata, Record};
 
-/// Lines of one place at once.
+/// Maximum number of lines of one place at once.
 const AT_ONCE: u32 = 20;
-/// How long it takes until it may have one more written.
+/// Time after which a place may write one more line.
 const PACE: Duration = Duration::from_secs(2);
 
-/// A place in the code.
+/// Place in the code.
 type Place = (Option<&'static str>, Option<u32>);
 
-/// The allowance of a place.
+/// Allowance of a place.
 struct Allowance {
     lines: u32,
-    /// Up to when it was filled.
+    /// Time up to which the allowance was refilled.
     filled: Instant,
     left_out: u64,
 }
@@ -33,7 +32,7 @@ impl Allowance {
         Self { lines: AT_ONCE, filled: now, left_out: 0 }
     }
 
-    /// Whether a line may be written now, and how many were left out since the last.
+    /// Returns the number of lines omitted since the last written line, or `None` if this line may not be written now.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let more = now.saturating_duration_since(self.filled).as_millis() / PACE.as_millis();
         let more = u32::try_from(more).unwrap_or(u32::MAX);
@@ -54,15 +53,15 @@ impl Allowance {
     }
 }
 
-/// A log that keeps each place in the code to its allowance.
+/// Log that limits each place in the code to its allowance.
 pub struct LogFlood<L> {
     log: L,
-    /// As many as there are places that log.
+    /// Contains at most one entry for each place that logs.
     places: Mutex<HashMap<Place, Allowance>>,
 }
 
 impl<L: Log> LogFlood<L> {
-    /// In front of `log`.
+    /// Wraps `log`.
     pub fn new(log: L) -> Self {
         Self { log, places: Mutex::default() }
     }
@@ -93,7 +92,7 @@ impl<L: Log> Log for LogFlood<L> {
                 let mut told = Record::builder();
                 told.metadata(record.metadata().clone()).file(record.file()).line(record.line());
                 told.module_path(record.module_path());
-                self.log.log(&told.args(format_args!("{args} ({left_out} lines like this were left out)")).build());
+                self.log.log(&told.args(format_args!("{args} ({left_out} lines like this were omitted)")).build());
             }
         }
     }
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_has_so_many_lines_and_no_more() {
+    fn each_place_writes_only_its_allowance_of_lines() {
         let log = LogFlood::new(Lines::default());
         let start = Instant::now();
         for number in 0..1000 {
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn allowance_fills_up_again_and_tells_what_was_left_out() {
+    fn allowance_refills_and_omitted_lines_are_reported() {
         let start = Instant::now();
         let mut allowance = Allowance::new(start);
         let taken = (0..1000).filter(|_| allowance.take(start).is_some()).count();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Standard error and the file of the log. A thread of its own writes each of them, so that a reader who stops reading holds up neither
-//! clients nor the end of the program.
+//! Standard error and the log file. A separate thread writes each of them, so that a reader that stops reading blocks neither clients
+//! nor the end of the program.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Write as _;
@@ -19,36 +19,36 @@ use jiff::Timestamp;
 
 use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
-/// Most bytes of a stream that wait to be written, some thousand lines. Further lines are dropped and counted.
+/// Maximum bytes of a stream's queue, some thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// How long a thread that panics waits until its message is written: the panic may abort the process.
+/// Maximum time that a panicking thread waits until its message is written: the panic may abort the process.
 const PANIC_MESSAGE: Duration = Duration::from_secs(1);
-/// How long the last lines may take to be written when the program ends.
+/// Maximum time to write the last lines when the program ends.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 static STANDARD_ERROR: OnceLock<QueuedWriter> = OnceLock::new();
 static LOG_FILE: OnceLock<QueuedWriter> = OnceLock::new();
-/// Threads of these that are not started yet.
+/// Threads of these streams that are not started yet.
 static UNSTARTED: Mutex<Vec<WriterThread>> = Mutex::new(Vec::new());
 
-/// The line that reports dropped lines.
+/// Returns the line that reports dropped lines.
 fn dropped(count: u64) -> Vec<u8> {
     let now = Timestamp::now();
     format!("[{now:.0} WARN ] {count} lines dropped: the log was not read in time, or could not be written\n")
         .into_bytes()
 }
 
-/// Writes what waits in the streams when it is dropped.
+/// Guard that writes the queued lines of the streams when it is dropped.
 #[must_use]
 pub struct LastLines(());
 
-/// Queues what is written to standard error from now on, messages of panics too, for the thread that [`start_threads`] starts. Call it
-/// once, before [`devices::crash::leave_reports_in`].
+/// Queues all further output to standard error, including panic messages, for the thread that [`start_threads`] starts. Call it once,
+/// before [`devices::crash::leave_reports_in`].
 ///
 /// # Errors
-/// There can be no more descriptors.
+/// The process cannot open more descriptors.
 pub fn start() -> io::Result<LastLines> {
-    // Not by `Stderr`: that has a lock, which a thread that cannot write would hold.
+    // `Stderr` is not used: it has a lock, which a blocked thread would hold.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, dropped);
     STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
@@ -57,10 +57,10 @@ pub fn start() -> io::Result<LastLines> {
     Ok(LastLines(()))
 }
 
-/// Queues the log for `file` and not for standard error. Call it once.
+/// Queues the log for `file` instead of standard error. Call it once.
 ///
 /// # Errors
-/// The log has a file already.
+/// The log already has a file.
 pub fn log_to(file: File) -> io::Result<()> {
     let (queue, thread) = QueuedWriter::of_log("--log-file", file, MAX_WAITING, dropped);
     LOG_FILE.set(queue).map_err(|_| io::Error::other("the log has a file already"))?;
@@ -68,10 +68,10 @@ pub fn log_to(file: File) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the threads that write the streams. Lines wait until then, so that clients need not wait for these threads at the start.
+/// Starts the threads that write the streams. Lines are queued until then, so that clients do not wait for the start of these threads.
 ///
 /// # Errors
-/// There can be no more threads.
+/// The process cannot start more threads.
 pub fn start_threads() -> io::Result<()> {
     let threads = mem::take(&mut *unstarted());
     threads.into_iter().try_for_each(WriterThread::start)
@@ -81,18 +81,18 @@ fn unstarted() -> MutexGuard<'static, Vec<WriterThread>> {
     UNSTARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes a line to standard error, after all lines before. Once there is a queue, this never waits.
+/// Writes a line to standard error, after all earlier lines. If the stream has a queue, this never waits.
 pub fn complain(program: &str, text: &str) {
     match STANDARD_ERROR.get() {
         None => streams::complain(program, text),
         Some(queue) => {
-            // The queue counts a line that is dropped.
+            // The queue counts a dropped line.
             let _ = queue.push_lines(format!("{program}: {text}\n").as_bytes());
         }
     }
 }
 
-/// Lines of the log and of standard error that were ever dropped.
+/// Number of dropped lines of the log and of standard error.
 pub fn lost_lines() -> u64 {
     streams().map(QueuedWriter::lost).sum()
 }
@@ -101,12 +101,12 @@ fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
     [&LOG_FILE, &STANDARD_ERROR].into_iter().filter_map(OnceLock::get)
 }
 
-/// Waits until all is written, but not for a reader that takes nothing.
+/// Waits until everything is written, but not for a reader that reads nothing.
 pub fn flush() {
-    // A program that fails at its start has not started them. Without a thread, the wait below ends.
+    // A program that fails at its start has not started the threads yet. If they cannot start, the wait below still ends.
     let _ = start_threads();
     for stream in streams() {
-        // There is no place to report lines that are lost now.
+        // Lines that are lost now cannot be reported anywhere.
         let _ = stream.drain_once(LAST_LINES);
     }
 }
@@ -117,7 +117,7 @@ impl Drop for LastLines {
     }
 }
 
-/// The stream of the log, as `env_logger` writes to it: a line at a time.
+/// Stream of the log for `env_logger`, which writes a line at a time.
 pub struct LogWriter;
 
 impl Write for LogWriter {
@@ -146,14 +146,14 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
         BacktraceStatus::Captured => writeln!(text, "stack backtrace:\n{trace}"),
         _ => writeln!(text, "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"),
     };
-    // This may be the thread that starts others.
+    // This may be the thread that starts the writer threads.
     if !UNSTARTED.try_lock().is_ok_and(|threads| threads.is_empty()) {
         let _ = io::stderr().write_all(text.as_bytes());
         return;
     }
     let Some(queue) = STANDARD_ERROR.get() else { return };
     if queue.push_lines(text.as_bytes()) {
-        // A reader that takes nothing costs this thread the time once.
+        // A reader that reads nothing delays this thread only once.
         let _ = queue.drain_once(PANIC_MESSAGE);
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! This process: its log, events, output files, signals, threads and inherited descriptors. Code that knows a VM does not belong here.
+//! This process: its log, events, output files, signals, threads and inherited descriptors. Code that depends on a VM does not belong
+//! here.
 
 pub mod crash_file;
 pub mod event_monitor;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files that this process makes and writes for its user: the log, events, what the guest prints.
+//! Files that this process creates and writes for its user: the log, events, and console output.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,15 +11,16 @@ use devices::inherited::{self, Access};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::geteuid;
 
-/// Opens the file at `path`, or makes it for this user alone, with further `flags` of open(2). A symbolic link is followed if it is this
-/// user's or root's, as `/dev/stdout` is: another's may lead to a file that only this user can write (the kernel has the same rule for
-/// directories like `/tmp`, `fs.protected_symlinks`). A descriptor of a file or pipe that was inherited takes its place as it is.
+/// Opens the file at `path`, or creates it with access for this user only. `flags` are further flags of open(2). A symbolic link is
+/// followed only if this user or root owns it, as `/dev/stdout` is: another user's link may lead to a file that only this user can
+/// write. (The kernel has the same rule for directories like `/tmp`, `fs.protected_symlinks`.) An inherited descriptor of a file or pipe
+/// replaces the path, and is used unchanged.
 ///
-/// This does not wait for a FIFO's reader or a terminal's carrier, and no terminal becomes this process's own. Writing waits, unless
-/// `flags` has `O_NONBLOCK`.
+/// Opening does not wait for a FIFO's reader or a terminal's carrier, and no terminal becomes the controlling terminal of this process.
+/// Writing waits, unless `flags` has `O_NONBLOCK`.
 ///
 /// # Errors
-/// The link is of another user, a FIFO has no reader, or the file cannot be opened.
+/// Another user owns the link, a FIFO has no reader, or the file cannot be opened.
 pub fn open(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<File> {
     if let Some(inherited) = inherited::file(path, Access::Append) {
         return inherited;
@@ -27,7 +28,7 @@ pub fn open(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Result<Fi
     let file = open_at_once(options, flags | libc::O_NONBLOCK | libc::O_NOCTTY, path).map_err(|error| {
         let is_fifo = || path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
         if error.raw_os_error() == Some(libc::ENXIO) && is_fifo() {
-            return io::Error::other("a FIFO that nobody reads; start its reader first");
+            return io::Error::other("the FIFO has no reader; start the reader first");
         }
         error
     })?;
@@ -43,7 +44,7 @@ fn open_at_once(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Resul
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
             let owner = fs::symlink_metadata(path)?.uid();
             if owner != 0 && owner != geteuid().as_raw() {
-                return Err(io::Error::other(format!("a symbolic link of another user (ID {owner})")));
+                return Err(io::Error::other(format!("the symbolic link belongs to another user (ID {owner})")));
             }
             options.custom_flags(flags).open(path)
         }
@@ -82,7 +83,7 @@ mod tests {
         let path = dir.path().join("fifo");
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let error = append(&path).unwrap_err();
-        assert_eq!(error.to_string(), "a FIFO that nobody reads; start its reader first");
+        assert_eq!(error.to_string(), "the FIFO has no reader; start the reader first");
         let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
         for (flags, waits) in [(0, true), (libc::O_NONBLOCK, false)] {
             let file = open(File::options().append(true), flags, &path).unwrap();
@@ -104,7 +105,7 @@ mod tests {
         }
         lchown(&link, Some(65534), None).unwrap();
         let error = append(&link).unwrap_err().to_string();
-        assert_eq!(error, "a symbolic link of another user (ID 65534)");
+        assert_eq!(error, "the symbolic link belongs to another user (ID 65534)");
         assert_eq!(fs::read(&target).unwrap(), b"x");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals that would end the process by default and that Carom ignores. `control/signals.rs` handles the others.
+//! Signals that end the process by default and that Carom ignores. `control/signals.rs` handles the others.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,8 +8,8 @@ use std::ptr;
 
 use libc::{c_int, sigaction};
 
-/// Ignored signals, besides the real-time signals. A write beyond RLIMIT_FSIZE then fails with EFBIG, and a write to a closed pipe with
-/// EPIPE. The others have no meaning for Carom.
+/// Ignored signals, in addition to the real-time signals. With SIGXFSZ ignored, a write beyond RLIMIT_FSIZE fails with EFBIG; with
+/// SIGPIPE ignored, a write to a closed pipe fails with EPIPE. The other signals have no meaning for Carom.
 const IGNORED: [c_int; 7] = [
     libc::SIGXFSZ,
     libc::SIGPIPE,
@@ -17,17 +17,17 @@ const IGNORED: [c_int; 7] = [
     libc::SIGVTALRM,
     libc::SIGPROF,
     libc::SIGIO,
-    // Sent by no kernel.
+    // No kernel sends this signal.
     libc::SIGSTKFLT,
 ];
 
 /// Ignores signals that end the process by default, and unblocks all signals that the parent process blocked. Call it once, before
-/// there are other threads and before anything is written.
+/// other threads exist and before anything is written.
 ///
-/// A handler that a preloaded library has set, such as a profiler's for SIGPROF, stays.
+/// A handler that a preloaded library has set, such as a profiler's for SIGPROF, is kept.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel rejects the call.
 pub fn prepare() -> io::Result<()> {
     for signal in IGNORED.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
         let before = replace(signal, libc::SIG_IGN)?;
@@ -38,7 +38,7 @@ pub fn prepare() -> io::Result<()> {
     unblock_all()
 }
 
-/// True if the process ignores `signal`, as `nohup` has a program do with SIGHUP.
+/// True if the process ignores `signal`, as a program that `nohup` starts ignores SIGHUP.
 pub fn is_ignored(signal: c_int) -> bool {
     // SAFETY: Zeros are a valid action.
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -47,7 +47,7 @@ pub fn is_ignored(signal: c_int) -> bool {
     status == 0 && action.sa_sigaction == libc::SIG_IGN
 }
 
-/// Sets `handler`, which is SIG_IGN or SIG_DFL, and returns the action before.
+/// Sets `handler`, which is SIG_IGN or SIG_DFL, and returns the previous action.
 fn replace(signal: c_int, handler: libc::sighandler_t) -> io::Result<sigaction> {
     // SAFETY: Zeros are a valid action.
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -67,7 +67,7 @@ fn restore(signal: c_int, action: &sigaction) -> io::Result<()> {
 fn unblock_all() -> io::Result<()> {
     // SAFETY: Zeros are a valid set, which is empty with Linux' C libraries.
     let none: libc::sigset_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: The set is only read, and the old one goes nowhere.
+    // SAFETY: The set is only read, and the old set is not written anywhere.
     let error = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) };
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Roles of the VMM's own threads: the system calls that each makes. Roles of devices' threads are in the devices' modules.
+//! Roles of the VMM's own threads: the system calls that each thread makes. The devices' modules define the roles of devices'
+//! threads.
 
 use devices::sandbox::Argument::Is;
 use devices::sandbox::Call::{self, Any, Ioctl, IoctlsOf, OnItself, Where, With};
@@ -14,7 +15,7 @@ use devices::sandbox::calls::{
 const KVM: u8 = 0xae;
 const VFIO: u8 = b';';
 
-/// What a vCPU asks of KVM: to run, and what an access of the guest's to a register comes to. `KVM_RUN`, `KVM_IRQ_LINE`,
+/// KVM requests of a vCPU: running, and the requests that a guest's register access can cause. `KVM_RUN`, `KVM_IRQ_LINE`,
 /// `KVM_SET_USER_MEMORY_REGION`, `KVM_SET_GSI_ROUTING`, `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SIGNAL_MSI`.
 const OF_VCPU: &[Call] = &[
     Ioctl(0xae80),
@@ -26,7 +27,7 @@ const OF_VCPU: &[Call] = &[
     Ioctl(0x4020_aea5),
 ];
 
-/// Making and opening files, and what is known of them.
+/// Calls that create and open files, and read their metadata.
 const FILES: &[Call] = &[
     Any(libc::SYS_open),
     Any(libc::SYS_openat),
@@ -64,7 +65,7 @@ const FILES: &[Call] = &[
     Any(libc::SYS_pipe2),
 ];
 
-/// Unix sockets.
+/// Calls for Unix sockets.
 const SOCKETS: &[Call] = &[
     unix_stream(libc::SYS_socket),
     unix_stream(libc::SYS_socketpair),
@@ -75,7 +76,7 @@ const SOCKETS: &[Call] = &[
     Any(libc::SYS_getpeername),
 ];
 
-/// A client of a socket.
+/// Calls that serve a client of a socket.
 const CLIENT: &[Call] = &[
     Any(libc::SYS_accept4),
     Any(libc::SYS_accept),
@@ -88,15 +89,15 @@ const CLIENT: &[Call] = &[
     Ioctl(0x5421),
 ];
 
-/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Terminals have the same type, by some of whose
-/// requests input can be made.
+/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. The type alone is not allowed: terminals have
+/// the same type, and some of their requests can fake input.
 const TAP: &[Call] =
     &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
 
-/// What makes a pseudoterminal, and tells a terminal's size: `TIOCGWINSZ`, `TIOCGPTN`, `TIOCSPTLCK`, `TIOCGPTPEER`.
+/// Requests that create a pseudoterminal and read a terminal's size: `TIOCGWINSZ`, `TIOCGPTN`, `TIOCSPTLCK`, `TIOCGPTPEER`.
 const TERMINAL: &[Call] = &[Ioctl(0x5413), Ioctl(0x8004_5430), Ioctl(0x4004_5431), Ioctl(0x5441)];
 
-/// How the host schedules this thread, limits of the process, and who it is.
+/// Calls about the scheduling of this thread, the limits of the process, and its user.
 const PROCESS: &[Call] = &[
     With(libc::SYS_sched_getattr, 0, 0),
     Where(libc::SYS_sched_setattr, &[Is(0, 0), Is(2, 0)]),
@@ -111,7 +112,7 @@ const PROCESS: &[Call] = &[
     OnItself(libc::SYS_kill),
 ];
 
-/// The node of the host that RAM comes from. Without flags, pages that are there stay where they are.
+/// Call that sets the host NUMA node of RAM. Without flags, existing pages stay where they are.
 const NODES: &[Call] = &[With(libc::SYS_mbind, 5, 0)];
 
 const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO)];
@@ -129,10 +130,11 @@ const INTERFACES: &[Call] = &[
     Ioctl(0x8933),
 ];
 
-/// Sizes of a block device and its sectors, and whether it can be written: `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`, `BLKROGET`.
+/// Requests for the sizes of a block device and its sectors, and whether it is writable: `BLKSSZGET`, `BLKPBSZGET`,
+/// `BLKGETSIZE64`, `BLKROGET`.
 const BLOCK_DEVICES: &[Call] = &[Ioctl(0x1268), Ioctl(0x127b), Ioctl(0x8008_1272), Ioctl(0x125e)];
 
-/// The first thread, which makes the VM and all that is in it, and serves messages.
+/// The first thread, which builds the VM with all its parts, and serves messages.
 pub const CONTROL: ThreadRole = ThreadRole {
     name: "control",
     calls: &[
@@ -155,26 +157,26 @@ pub const CONTROL: ThreadRole = ThreadRole {
     ],
 };
 
-/// Speaks HTTP with clients.
+/// Thread that serves HTTP clients.
 pub const API: ThreadRole = ThreadRole { name: "api", calls: &[CLIENT, PROCESS, WAITING, FILE_LIMITS] };
 
-/// Runs a vCPU, and serves the guest's accesses to devices.
+/// Thread that runs a vCPU and serves the guest's accesses to devices.
 pub const VCPU: ThreadRole = ThreadRole {
     name: "vcpu",
-    // Devices start, stop and are told in its accesses, and the virtio-iommu maps.
+    // A guest's access can start, stop or notify a device, and make the virtio-iommu map memory.
     calls: &[OF_VCPU, MAPPINGS, WAITING, AT_PLACES, TAP_QUEUES, MESSAGES],
 };
 
 /// `TIOCGWINSZ`.
 const TERMINAL_SIZE: &[Call] = &[Ioctl(0x5413)];
 
-/// Turns signals into messages, and looks what size the terminal has.
+/// Thread that turns signals into messages, and reads the size of the terminal.
 pub const SIGNALS: ThreadRole = ThreadRole { name: "signals", calls: &[CLIENT, FILE_LIMITS, TERMINAL_SIZE] };
 
-/// Writes what was queued: events, what the guest prints.
+/// Thread that writes queued output: events and console output.
 pub const WRITER: ThreadRole = ThreadRole { name: "writer", calls: &[FILE_LIMITS] };
 
-/// Serves the client of a console's socket or pseudoterminal, and removes the socket at last.
+/// Thread that serves the client of a console's socket or pseudoterminal, and removes the socket at the end.
 pub const LINE: ThreadRole = ThreadRole {
     name: "line",
     calls: &[
@@ -184,11 +186,11 @@ pub const LINE: ThreadRole = ThreadRole {
     ],
 };
 
-/// Reads standard input for the guest.
+/// Thread that reads standard input for the guest.
 pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 
-/// Loads what the guest boots from files that are open.
+/// Thread that loads the guest's boot files, which are already open.
 pub const LOADER: ThreadRole = ThreadRole { name: "loader", calls: &[] };
 
-/// All of these except that of the first thread, which starts the others.
+/// All of these roles except that of the first thread, which starts the other threads.
 pub const STARTED: [ThreadRole; 7] = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];

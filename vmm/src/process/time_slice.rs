@@ -2,25 +2,26 @@
 
 //! Short time slices for threads that answer clients.
 //!
-//! vCPUs and a thread that polls use all of a host CPU. A thread that wakes up beside them and had no more than its share gets it
-//! at once, as a rule, if its slice is shorter than theirs; else it may wait for the end of one of theirs, some milliseconds. It
-//! takes no privilege, nor any more of the CPU than before: what is short is the turn, not the share. Before Linux 6.12 it has no
-//! effect (`sched_attr::sched_runtime` of `SCHED_OTHER`, `kernel/sched/syscalls.c`).
+//! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up.
+//! If the waking thread has used no more than its share and its slice is shorter, the scheduler usually runs it at once. Otherwise
+//! it may wait for the end of the other slice, some milliseconds. A short slice needs no privilege and does not increase the share
+//! of the CPU: only each turn is shorter. Before Linux 6.12, the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`,
+//! `kernel/sched/syscalls.c`).
 
 use std::{mem, ptr};
 
-/// The shortest slice that the scheduler gives, in ns.
+/// Shortest slice that the scheduler allows, in ns.
 const SHORT: u64 = 100_000;
-/// The slice that the scheduler chooses itself, and changes with the number of CPUs.
+/// Requests the scheduler's default slice, which depends on the number of CPUs.
 const ITS_OWN: u64 = 0;
 
-/// A thread's short slice, which it keeps until it ends.
+/// Short slice of a thread, which the thread keeps until it ends.
 #[derive(Debug)]
 pub struct ShortSlice(());
 
 impl ShortSlice {
-    /// Gives this thread a short slice. `None` if that cannot be, or would change how somebody had it scheduled: in real time,
-    /// as a batch, when idle, or in slices that were chosen (`chrt --sched-runtime`).
+    /// Gives this thread a short slice. Returns `None` if that is impossible or would override the user's choice: real-time, batch
+    /// or idle scheduling, or a chosen slice (`chrt --sched-runtime`).
     pub fn take() -> Option<Self> {
         (current()?.sched_policy == SCHED_OTHER).then_some(())?;
         let found = set_slice(ITS_OWN)?;
@@ -32,14 +33,15 @@ impl ShortSlice {
         Some(Self(()))
     }
 
-    /// Gives this thread the scheduler's own slice back, until the answer is dropped: threads that it starts inherit its slice.
+    /// Gives this thread the scheduler's default slice until the returned guard is dropped. Threads that it starts meanwhile
+    /// inherit the default.
     pub fn ordinary(&self) -> Ordinary {
         set_slice(ITS_OWN);
         Ordinary(())
     }
 }
 
-/// Until it is dropped, the thread has its ordinary slice.
+/// Guard: until it is dropped, the thread has its default slice.
 #[derive(Debug)]
 pub struct Ordinary(());
 
@@ -49,11 +51,11 @@ impl Drop for Ordinary {
     }
 }
 
-/// `SCHED_OTHER` as the structure has it.
+/// `SCHED_OTHER` in the type that the structure uses.
 const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 
-/// Changes the slice of this thread, in ns, and nothing else of how it is scheduled; what it was. `None` if it has none, as in real
-/// time, or the kernel does not let itself be asked.
+/// Sets the slice of this thread, in ns, and changes nothing else of its scheduling. Returns the previous slice. Returns `None` if
+/// the thread has no slice, as in real-time scheduling, or if the kernel refuses to read it.
 fn set_slice(slice: u64) -> Option<u64> {
     let mut attr = current()?;
     if ![SCHED_OTHER, libc::SCHED_BATCH.cast_unsigned()].contains(&attr.sched_policy) {
@@ -63,29 +65,30 @@ fn set_slice(slice: u64) -> Option<u64> {
     set(&attr).then_some(before)
 }
 
-/// Changes how this thread is scheduled; whether the kernel did.
+/// Sets the scheduling of this thread. Returns true on success.
 fn set(attr: &libc::sched_attr) -> bool {
-    // SAFETY: 0 is the calling thread. The kernel reads `attr`, whose size it holds, and changes how this thread is scheduled.
+    // SAFETY: 0 is the calling thread. The kernel reads `attr`, which contains its own size, and changes the scheduling of this
+    // thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, ptr::from_ref(attr), 0) == 0 }
 }
 
-/// How this thread is scheduled.
+/// Returns the scheduling of this thread.
 fn current() -> Option<libc::sched_attr> {
     let size = u32::try_from(size_of::<libc::sched_attr>()).ok()?;
-    // SAFETY: the structure is of numbers only, for each of which 0 is one.
+    // SAFETY: the structure has only numbers, for which 0 is a valid value.
     let mut attr: libc::sched_attr = unsafe { mem::zeroed() };
-    // SAFETY: 0 is the calling thread. The kernel writes to `attr`, no more than the size it is given, which is that of `attr`.
+    // SAFETY: 0 is the calling thread. The kernel writes at most `size` bytes to `attr`, which is the size of `attr`.
     let status = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) };
     (status == 0).then_some(attr)
 }
 
-/// The slice of this thread, in ns; 0 before Linux 6.12, or where the kernel does not say.
+/// Returns the slice of this thread in ns. 0 before Linux 6.12, or if the kernel does not report the slice.
 #[cfg(test)]
 pub(crate) fn of_this_thread() -> u64 {
     current().map_or(0, |attr| attr.sched_runtime)
 }
 
-/// Runs `test` in a thread that nobody has had scheduled otherwise; it may change that.
+/// Runs `test` in a thread with default scheduling, which `test` may change.
 #[cfg(test)]
 pub(crate) fn in_ordinary_thread(test: impl FnOnce() + Send + 'static) {
     let attr =
@@ -97,7 +100,7 @@ pub(crate) fn in_ordinary_thread(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(run).join().unwrap();
 }
 
-/// Whether the slice is a short one, where the kernel has such.
+/// True if the slice is short, or if the kernel reports no slices.
 #[cfg(test)]
 pub(crate) fn is_short(slice: u64) -> bool {
     slice == 0 || slice == SHORT
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn slice_that_somebody_chose_stays() {
+    fn slice_that_the_user_chose_stays() {
         in_ordinary_thread(|| {
             set_slice(7_000_000);
             let chosen = of_this_thread();

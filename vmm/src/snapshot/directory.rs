@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The directory of a snapshot.
+//! Directory of a snapshot.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -18,50 +18,50 @@ use vm_memory::VolatileSlice;
 use super::{RamFile, RamFileWriter, older};
 use crate::vm_state::{MemoryFile, StateSink, StateSource, VmState, VmStateError};
 
-/// The configuration.
+/// File of the configuration.
 const CONFIG: &str = "config.json";
-/// All but the configuration and the bytes of memory.
+/// File of the state without the configuration and the bytes of memory.
 const STATE: &str = "state.json";
-/// The same while it is written.
+/// Name of the same file while it is being written.
 const UNFINISHED_STATE: &str = "state.json.unfinished";
-/// The bytes of memory.
+/// File of the bytes of memory.
 const MEMORY: &str = "memory-ranges";
 
-/// Most bytes of a configuration that are read.
+/// Maximum bytes of a configuration file.
 const MAX_CONFIG: u64 = 4 << 20;
-/// Most bytes of a state that are read: a million mappings of the virtio-iommu take some 80 MiB.
+/// Maximum bytes of a state file: a million mappings of the virtio-iommu take some 80 MiB.
 const MAX_STATE: u64 = 512 << 20;
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> VmStateError + '_ {
     move |source| VmStateError::File { path: path.display().to_string(), source: file_size::explain(source) }
 }
 
-/// A snapshot that is being written. What it has made so far is removed when it is dropped unfinished.
+/// Snapshot that is being written. If it is dropped unfinished, its files are removed.
 #[derive(Debug)]
 pub struct NewSnapshot {
     directory: PathBuf,
-    /// Whether the directory was made for it.
+    /// True if this snapshot created the directory.
     made: bool,
-    /// The files that were made for it: another VMM may make some in the same directory.
+    /// Files that this snapshot created. Another VMM may create files in the same directory.
     files: Vec<&'static str>,
-    /// File of the bytes of memory, once some were appended.
+    /// File of the bytes of memory, once bytes were appended.
     memory: Option<RamFileWriter>,
     finished: bool,
     sync: SyncNames,
 }
 
-/// What has the names in a directory be on the disk.
+/// Function that flushes a directory, so that new names survive a power loss.
 pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
 
-/// Has the names in a directory be on the disk, as far as this process can ask for that: it may be one that it writes to but does not
-/// read, or of a file system that does not know it of directories.
+/// Flushes a directory, so that new names survive a power loss. Only warns if this process may write to the directory but not read it,
+/// or if the file system cannot flush directories.
 ///
 /// # Errors
-/// The disk does not take them.
+/// The disk fails.
 fn sync_names(directory: &Path) -> io::Result<()> {
     match File::open(directory).and_then(|names| names.sync_all()) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
-            warn!("{}: what was made there may be gone after a loss of power: {error}", directory.display());
+            warn!("{}: new files may be lost in a power failure, because the directory cannot be flushed: {error}", directory.display());
             Ok(())
         }
         synced => synced,
@@ -69,16 +69,16 @@ fn sync_names(directory: &Path) -> io::Result<()> {
 }
 
 impl NewSnapshot {
-    /// Begins a snapshot in `directory`, which has none, or does not exist while its parent does. Other files may be in it: clients put
-    /// their own there before they ask for one.
+    /// Begins a snapshot in `directory`. The directory must contain no snapshot, or must be missing while its parent exists. It may
+    /// contain other files: clients put their own files there before they ask for a snapshot.
     ///
     /// # Errors
-    /// It has a file of a snapshot in it, or cannot be made.
+    /// The directory contains a snapshot file, or cannot be created.
     pub fn create(directory: &Path) -> Result<Self, VmStateError> {
         Self::create_with(directory, sync_names)
     }
 
-    /// The same with another way to have names be on the disk.
+    /// Like [`create`](Self::create), with another function to flush directories.
     pub(super) fn create_with(directory: &Path, sync: SyncNames) -> Result<Self, VmStateError> {
         let made = match fs::create_dir(directory) {
             Ok(()) => true,
@@ -95,7 +95,8 @@ impl NewSnapshot {
         }
         let new =
             Self { directory: directory.to_path_buf(), made, files: Vec::new(), memory: None, finished: false, sync };
-        // Its own name too, before anything large is written. One that was there is its maker's.
+        // Flushes the new directory's own name before anything large is written. If the directory existed, its creator must flush the
+        // name.
         if let (true, Some(parent)) = (made, directory.parent()) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             sync(parent).map_err(file_error(parent))?;
@@ -103,7 +104,7 @@ impl NewSnapshot {
         Ok(new)
     }
 
-    /// Calls `write` with the file of the bytes of memory, which is made if there is none.
+    /// Calls `write` with the file of the bytes of memory, which is created on first use.
     fn write_memory<R>(&mut self, write: impl FnOnce(&mut RamFileWriter) -> io::Result<R>) -> Result<R, VmStateError> {
         let writer = match self.memory.take() {
             Some(writer) => writer,
@@ -114,7 +115,7 @@ impl NewSnapshot {
 
     fn make(&mut self, name: &'static str) -> Result<(File, PathBuf), VmStateError> {
         let path = self.directory.join(name);
-        // All that the guest knows is in it.
+        // The mode keeps others out: the file contains all of the guest's data.
         let mut options = File::options();
         let file = options.mode(0o600).write(true).create_new(true).open(&path).map_err(file_error(&path))?;
         self.files.push(name);
@@ -139,7 +140,7 @@ impl StateSink for NewSnapshot {
         self.write_memory(|file| file.append_file(memory, at, len))
     }
 
-    /// The snapshot survives a loss of power.
+    /// The finished snapshot survives a power loss.
     fn finish(&mut self, config: &VmConfig, state: &VmState) -> Result<(), VmStateError> {
         self.write_memory(|file| file.sync())?;
         self.write(CONFIG, &config.to_be_saved())?;
@@ -159,9 +160,9 @@ impl Drop for NewSnapshot {
         if self.finished {
             return;
         }
-        // The state first: without it, the rest is no snapshot.
+        // The state is removed first: without it, the rest is not a snapshot.
         for name in self.files.iter().rev() {
-            // Nothing can be done about one that stays.
+            // A file that cannot be removed stays.
             let _ = fs::remove_file(self.directory.join(name));
         }
         if self.made {
@@ -170,12 +171,12 @@ impl Drop for NewSnapshot {
     }
 }
 
-/// A snapshot that was read and checked, as far as that is possible without a VM.
+/// Snapshot that was read and validated, as far as that is possible without a VM.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The configuration.
     pub config: CheckedConfig,
-    /// All but the bytes of memory.
+    /// State without the configuration and the bytes of memory.
     pub state: VmState,
     /// The bytes of memory.
     pub memory: RamFile,
@@ -184,10 +185,10 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the snapshot in `directory`. `change` makes its configuration what the VM is to have.
+    /// Reads the snapshot in `directory`. `change` adapts its configuration to the client's request.
     ///
     /// # Errors
-    /// A file is missing, or is not what it should be, or the change cannot be.
+    /// A file is missing or invalid, or the change is not allowed.
     pub fn open(
         directory: &Path,
         change: impl FnOnce(&mut VmConfig) -> Result<(), ConfigError>,
@@ -234,11 +235,11 @@ impl StateSource for Snapshot {
     }
 }
 
-/// Opens a file, and nothing else. What opens a pipe would wait for its writer.
+/// Opens a regular file. Opening must not wait for the writer of a pipe.
 fn open(path: &Path) -> Result<File, VmStateError> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
     if !file.metadata().map_err(file_error(path))?.is_file() {
-        return Err(VmStateError::Form { path: path.display().to_string(), rule: "is no file".into() });
+        return Err(VmStateError::Form { path: path.display().to_string(), rule: "is not a regular file".into() });
     }
     Ok(file)
 }
@@ -254,7 +255,7 @@ fn read<T>(path: &Path, most: u64, parse: fn(&[u8]) -> Result<T, String>) -> Res
     parse(&text).map_err(form)
 }
 
-/// Reads JSON; the error is one line that says where.
+/// Parses JSON. The error is one line with the place of the mistake.
 pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {

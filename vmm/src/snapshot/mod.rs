@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A VM on disk: a directory of three files, as Cloud Hypervisor has them.
+//! Snapshot of a VM on disk: a directory of three files, as in Cloud Hypervisor.
 //!
-//! | file | what |
+//! | file | contents |
 //! | --- | --- |
 //! | `config.json` | the configuration, as `vm.create` takes it |
 //! | `memory-ranges` | the bytes of RAM and of bounce windows, with holes where all is zero |
 //! | `state.json` | [`VmState`] |
 //!
-//! `state.json` comes last, under its name only once all else is on the disk: a directory without it is no snapshot. One that was
-//! answered outlives a loss of power; where the client made the directory, the client sees to the name of that. What is read is checked
-//! as a request is: it may come from anybody.
+//! `state.json` gets its name last, when everything else is on the disk: a directory without it is not a snapshot. After the client has
+//! got the answer, the snapshot survives a power loss; if the client created the directory, the client must flush the directory's name.
+//! A snapshot is validated like an API request, because it may come from an untrusted source.
 
 mod directory;
 mod older;

@@ -7,11 +7,12 @@ use serde::Deserialize;
 
 use crate::vm_state::VmState;
 
-/// Fills in [`VmState::window_aperture`] from the virtio-iommu's state. The device is built after the aperture is needed.
+/// Fills in [`VmState::window_aperture`] from the virtio-iommu's state, because the aperture is needed before the device
+/// is built.
 pub(crate) fn fill_in_window_aperture(state: &mut VmState) {
     if state.window_aperture.is_none() {
         let iommu = state.functions.iter().find(|function| function.id == IommuBounceConfig::ID);
-        // Of the device in the transport.
+        // The aperture is in the state of the device, which is inside the state of the transport.
         let aperture = iommu.and_then(|iommu| iommu.state.payload.pointer("/device/payload/window/aperture"));
         state.window_aperture = aperture.and_then(|aperture| Deserialize::deserialize(aperture).ok());
     }

@@ -14,32 +14,32 @@ use vm_memory::bitmap::BitmapSlice;
 
 use crate::arch::layout::PAGE_SIZE;
 
-/// A page without content. Pages are compared with it as a whole: byte by byte takes ten times as long.
+/// Page of zeros. Pages are compared with it as a whole: comparing byte by byte takes ten times as long.
 const ZEROS: [u8; 4096] = [0; 4096];
 const _: () = assert!(ZEROS.len() as u64 == PAGE_SIZE);
 
 /// Bytes that are copied at once.
 const BLOCK: usize = 1 << 20;
 
-/// The file while it is written.
+/// The file while it is being written.
 #[derive(Debug)]
 pub struct RamFileWriter {
     file: File,
     block: Vec<u8>,
-    /// Where the next range begins.
+    /// Offset of the next range.
     next: u64,
 }
 
 impl RamFileWriter {
-    /// Writes to `file`, which is empty.
+    /// Creates a writer for `file`, which is empty.
     pub fn new(file: File) -> Self {
         Self { file, block: vec![0; BLOCK], next: 0 }
     }
 
-    /// Adds the bytes of `memory`, whose length is a multiple of the page size. Returns where they begin.
+    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns their offset.
     ///
     /// # Errors
-    /// What the kernel said, such as that the disk is full.
+    /// The kernel rejects the write, for example because the disk is full.
     pub fn append<B: BitmapSlice>(&mut self, memory: &VolatileSlice<'_, B>) -> io::Result<u64> {
         self.append_blocks(memory.len(), |done, block| {
             memory.subslice(done, block.len()).map_err(io::Error::other)?.copy_to(block);
@@ -47,16 +47,16 @@ impl RamFileWriter {
         })
     }
 
-    /// Adds `len` bytes of `memory` from `offset` on, a multiple of the page size. Returns where they begin. The file is shared memory, in
-    /// which a hole that is read stays one; looked at by a mapping it would become a page.
+    /// Appends `len` bytes of the file `memory` from `offset` on. `len` is a multiple of the page size. Returns their offset. The file is
+    /// shared memory: reading it directly keeps its holes, whereas reading a mapping would allocate pages.
     ///
     /// # Errors
-    /// What the kernel said, such as that the disk is full.
+    /// The kernel rejects the write, for example because the disk is full.
     pub fn append_file(&mut self, memory: &File, offset: u64, len: usize) -> io::Result<u64> {
         self.append_blocks(len, |done, block| memory.read_exact_at(block, offset + done as u64))
     }
 
-    /// Adds `len` bytes that `fill` has: it is told where among them a block begins.
+    /// Appends `len` bytes, in blocks that `fill` fills. `fill` gets the offset of each block in these bytes.
     fn append_blocks(
         &mut self,
         len: usize,
@@ -85,7 +85,7 @@ impl RamFileWriter {
     }
 }
 
-/// Writes the pages of `block` that are not all zero at `offset`, those that follow each other at once.
+/// Writes the pages of `block` that are not all zero to `offset`. Adjacent pages are written at once.
 fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     let is_zero = |page: &&[u8]| **page == ZEROS[..page.len()];
     let mut pages = block.chunks(ZEROS.len()).peekable();
@@ -100,7 +100,7 @@ fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The file when it is read.
+/// The file while it is being read.
 #[derive(Debug)]
 pub struct RamFile(File);
 
@@ -115,18 +115,18 @@ impl RamFile {
         Self(file)
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel rejects the call.
     pub fn size(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
 
-    /// Copies the bytes from `offset` on to `memory`, which is all zero: holes are left out.
+    /// Copies the bytes from `offset` on into `memory`, which is all zero: holes are skipped.
     ///
     /// # Errors
-    /// What the kernel said, or that the file ends before.
+    /// The kernel rejects the read, or the file is too short.
     pub fn read<B: BitmapSlice>(&self, offset: u64, memory: &VolatileSlice<'_, B>) -> io::Result<()> {
         let end = offset.checked_add(memory.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
         if end > self.size()? {
@@ -136,7 +136,7 @@ impl RamFile {
         let mut at = offset;
         while at < end {
             let Some(data) = self.find(SeekFrom::Data(at))?.filter(|data| *data < end) else { break };
-            // A hole may begin within a page where the file system has smaller blocks.
+            // On a file system with blocks smaller than a page, a hole may begin within a page.
             let hole = self.find(SeekFrom::Hole(data))?.unwrap_or(end).min(end);
             at = data;
             while at < hole {
@@ -150,7 +150,7 @@ impl RamFile {
         Ok(())
     }
 
-    /// The next data or hole; `None` where there is none to the end of the file.
+    /// Returns the next data or hole. Returns `None` if none follows before the end of the file.
     fn find(&self, from: SeekFrom) -> io::Result<Option<u64>> {
         match seek(&self.0, from) {
             Ok(place) => Ok(Some(place)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Snapshots on disk, and what becomes of those that are none.
+//! Tests of snapshots on disk, and of directories that are not valid snapshots.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -33,12 +33,12 @@ fn config_of(shared: bool) -> VmConfig {
     config
 }
 
-/// A snapshot of a VM without devices, whose RAM has a byte in its second page and whose window has one chunk.
+/// Writes a snapshot of a VM without devices. Its RAM has a byte in its second page, and its window has one chunk.
 pub(crate) fn write(directory: &Path) -> VmState {
     fill(NewSnapshot::create(directory).unwrap()).unwrap()
 }
 
-/// The same of one that was begun.
+/// Fills and finishes a snapshot that was begun.
 fn fill(mut new: NewSnapshot) -> Result<VmState, VmStateError> {
     let config = config().check().unwrap();
     let ram = memory::create(&config.memory).unwrap();
@@ -113,7 +113,7 @@ fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
         assert_eq!(ram.read_obj::<u8>(GuestAddress(4097)).unwrap(), 0x5a, "shared {shared}, prefault {prefault}");
         assert_eq!(ram.read_obj::<u8>(GuestAddress(RAM - 1)).unwrap(), 0xa5);
         assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
-        // Who gives RAM to another process asks for its file.
+        // Code that gives RAM to another process asks for its file.
         assert_eq!(ram.iter().next().unwrap().file_offset().is_some(), shared);
         let flags = said_by_smaps(ram.iter().next().unwrap(), "VmFlags:");
         assert!(flags.split(' ').any(|flag| flag == "dd"), "in core dumps: {flags}");
@@ -141,11 +141,11 @@ fn snapshot_that_is_not_finished_leaves_nothing() {
 }
 
 thread_local! {
-    /// Directories whose names were to be on the disk, each with what it had then.
+    /// Flushed directories, with the names that they contained at that time.
     static SYNCED: RefCell<Vec<(PathBuf, Vec<String>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes the directory. The disk fails for one that is called so.
+/// Records the directory. Fails if the directory's name is `failing`.
 fn note_sync(directory: &Path) -> io::Result<()> {
     SYNCED.with_borrow_mut(|synced| synced.push((directory.to_path_buf(), names(directory))));
     if directory.ends_with("failing") { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
@@ -160,7 +160,7 @@ fn finished_snapshot_has_its_directory_entries_synced() {
     let of_parent = (parent.path().to_path_buf(), vec!["made".to_string(), "there".into()]);
     for (directory, wanted) in [
         (&made, vec![of_parent, (made.clone(), all.clone())]),
-        // Who made it sees to its name.
+        // The creator of an existing directory must flush its name.
         (&there, vec![(there.clone(), all)]),
     ] {
         fill(NewSnapshot::create_with(directory, note_sync).unwrap()).unwrap();
@@ -169,7 +169,7 @@ fn finished_snapshot_has_its_directory_entries_synced() {
 }
 
 #[test]
-fn snapshot_whose_names_the_disk_does_not_take_is_none() {
+fn snapshot_whose_names_cannot_be_flushed_is_removed() {
     let parent = TempDir::new().unwrap();
     let failing = parent.path().join("failing");
     let error = fill(NewSnapshot::create_with(&failing, note_sync).unwrap()).unwrap_err();
@@ -183,7 +183,7 @@ fn snapshot_whose_names_the_disk_does_not_take_is_none() {
     assert!(names(&failing).is_empty());
 
     fill(NewSnapshot::create_with(&failing, note_sync).unwrap()).unwrap_err();
-    assert!(names(&failing).is_empty(), "a directory that was there stays, and is empty");
+    assert!(names(&failing).is_empty(), "an existing directory stays, and is empty");
 }
 
 #[test]
@@ -209,23 +209,23 @@ fn snapshot_keeps_client_files_in_its_directory() {
 }
 
 #[test]
-fn snapshot_does_not_go_over_any_file_of_another() {
+fn snapshot_does_not_replace_files_of_another() {
     for name in ["config.json", "memory-ranges", "state.json", "state.json.unfinished"] {
         let directory = TempDir::new().unwrap();
-        // A link that leads nowhere is there too.
+        // A dangling link also counts as an existing file.
         std::os::unix::fs::symlink("nowhere", directory.path().join(name)).unwrap();
         let refused = NewSnapshot::create(directory.path()).unwrap_err();
-        assert!(refused.to_string().contains(&format!("/{name}: is there already")), "{refused}");
+        assert!(refused.to_string().contains(&format!("/{name}: already exists")), "{refused}");
         assert_eq!(names(directory.path()), [name]);
     }
 }
 
 #[test]
-fn snapshot_does_not_go_over_anything() {
+fn snapshot_does_not_replace_anything() {
     let (parent, directory) = written();
     let before = fs::read(directory.join("state.json")).unwrap();
     let refused = NewSnapshot::create(&directory).unwrap_err();
-    let rule = "/config.json: is there already: a snapshot goes to a directory that has none, or does not exist";
+    let rule = "/config.json: already exists: save to an empty or new directory";
     assert!(refused.to_string().ends_with(rule), "{refused}");
     assert!(refused.is_user_error());
     assert_eq!(fs::read(directory.join("state.json")).unwrap(), before);
@@ -244,9 +244,9 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
     let cases: [(&str, Value, &str); 13] = [
         ("/version", 2.into(), "the state of 'snapshot' has version 2; this program reads version 1"),
         ("/version", (-1).into(), "version: invalid value"),
-        ("/ram", json!([]), "ram: is not that of 67108864 bytes"),
-        ("/ram/0/len", (RAM / 2).into(), "ram: is not that of"),
-        ("/ram/0/gpa", 4096.into(), "ram: is not that of"),
+        ("/ram", json!([]), "ram: does not match the configuration's 67108864 bytes"),
+        ("/ram/0/len", (RAM / 2).into(), "ram: does not match the configuration's"),
+        ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
         ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the one before it"),
         ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends behind the file's 0x4200000 bytes"),
@@ -274,7 +274,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
 }
 
 #[test]
-fn ram_that_came_since_boot_is_held_against_the_configuration() {
+fn ram_added_since_boot_is_checked_against_the_configuration() {
     const STEP: u64 = 128 << 20;
     let (_parent, directory) = written();
     let path = directory.join("state.json");
@@ -309,7 +309,7 @@ fn ram_that_came_since_boot_is_held_against_the_configuration() {
 }
 
 #[test]
-fn files_that_are_cut_missing_or_no_files_are_refused_by_name() {
+fn truncated_missing_or_special_files_are_refused_by_name() {
     for name in ["config.json", "memory-ranges", "state.json"] {
         let (_parent, directory) = written();
         let path = directory.join(name);
@@ -319,20 +319,20 @@ fn files_that_are_cut_missing_or_no_files_are_refused_by_name() {
         assert!(error.contains(if name == "memory-ranges" { "ends behind the file" } else { name }), "{error}");
         fs::remove_file(&path).unwrap();
         assert!(refusal(&directory).contains(&format!("{name}: No such file")));
-        // Who opened it would wait.
+        // Opening a FIFO would wait for its writer.
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
-        assert!(refusal(&directory).ends_with("is no file"));
+        assert!(refusal(&directory).ends_with("is not a regular file"));
     }
 }
 
 #[test]
-fn configuration_is_held_against_its_rules_again() {
+fn configuration_is_checked_again() {
     let (_parent, directory) = written();
     let path = directory.join("config.json");
     for (text, wanted) in [
         (json!({"payload": {"kernel": "/k"}, "memory": {"size": 1}}), "memory.size: "),
         (json!({"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2}, "memory": {"size": RAM}}), "has 1 vCPUs"),
-        (json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}), "ram: is not that of"),
+        (json!({"payload": {"kernel": "/k"}, "memory": {"size": 2 * RAM}}), "ram: does not match the configuration's"),
         (json!({"payload": {"kernel": "/k"}, "more": 1}), "more: unknown field"),
         (json!([]), "config.json"),
     ] {

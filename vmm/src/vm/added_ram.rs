@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM that comes while the guest runs.
+//! RAM that is added while the guest runs.
 //!
-//! It lies behind what the guest was booted with, one piece behind the other. A piece is shown to the devices before the guest
-//! learns of it, and is never taken away then. One that a device does not take leaves nothing behind but the addresses of this
-//! process that it had.
+//! Added RAM lies behind the RAM at boot, one piece behind the other. The devices get access to a piece before the guest learns of
+//! it, and the piece is never removed afterwards. If a device rejects a piece, only the piece's addresses in this process stay
+//! reserved.
 
 use std::ops::Range;
 
@@ -23,9 +23,9 @@ use crate::arch::layout::{GIB, MEMORY_DEVICE_GRANULE, ram_end};
 use crate::error::VmError;
 use crate::memory;
 
-/// Where it goes.
+/// Address range for RAM that is added.
 pub(super) struct AddedRam {
-    /// Guest-physical addresses that it may have.
+    /// Guest-physical addresses that added RAM may use.
     room: Range<u64>,
 }
 
@@ -35,8 +35,8 @@ impl AddedRam {
     }
 }
 
-/// The guest-physical addresses of RAM that can come to a VM which was booted with `ram_size` bytes, whatever came already. The
-/// last GiB of those that `physical_bits` reach is for BARs.
+/// Returns the guest-physical addresses for RAM that is added to a VM, including pieces that were added already. The VM was booted
+/// with `ram_size` bytes. The last GiB below the limit of `physical_bits` is for BARs.
 pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> Range<u64> {
     let end = ram_end(ram_size);
     let start = end.next_multiple_of(MEMORY_DEVICE_GRANULE);
@@ -45,7 +45,7 @@ pub(super) fn room(config: &MemoryConfig, ram_size: u64, physical_bits: u8) -> R
     if last > start { start..last } else { end..end }
 }
 
-/// Shows a region to the guest, and to the devices, who may refuse it. On error the guest does not have it.
+/// Registers a region with KVM and gives it to the devices, which may reject it. On error, the guest does not have the region.
 fn show(
     region: &RamRegion,
     slots: &dyn MemorySlots,
@@ -55,13 +55,14 @@ fn show(
     give(region).inspect_err(|_| {
         if let Err(error) = slots.remove(slot) {
             let gpa = region.start_addr().0;
-            warn!("RAM at {gpa:#x} that the guest does not get stays shown to it: {error}");
+            warn!("RAM at {gpa:#x} could not be added, and cannot be removed from the guest again: {error}");
         }
     })
 }
 
-/// Adds a piece to RAM and to what the guest and the devices reach. The devices may refuse it after `give`, and after `take` none has
-/// it, unless `take` says `false`: the host did not let go of it. On error all is as it was; only then its pages stay too.
+/// Adds a piece to RAM, and gives access to the guest and the devices. `give` gives it to the devices, which may reject it. Then
+/// `take` removes it from the devices, and returns `false` if the host keeps a mapping. On error, everything is as before, except
+/// that in this case the pages of the piece stay allocated.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,
@@ -70,17 +71,18 @@ fn add_to(
     give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
     take: impl FnOnce(&RamRegion) -> bool,
 ) -> Result<(), VmError> {
-    // First: devices look it up by its address, some when they are given it, others when their driver starts them just then.
+    // The piece is added to RAM first: devices look it up by its address, either when they get it, or when a driver starts them at
+    // that moment.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
-        // The other way round: no device finds it any more, then none has it, then its pages are nobody's.
+        // In reverse order: first no device finds the piece, then no device has it, then its pages are freed.
         ram.withdraw(region.start_addr());
         if take(region) {
             memory::give_up(region);
         } else {
-            // A device may write there still. Pages that the host takes back would be another's.
+            // A device may still write to the pages. If they were freed, the host could give them to another process.
             warn!(
-                "RAM at {:#x} that the guest does not get keeps its pages: a device may reach them",
+                "RAM at {:#x} could not be added, but its pages stay allocated: a device may still access them",
                 region.start_addr().0
             );
         }
@@ -92,15 +94,15 @@ impl Vm {
     pub(super) fn add_piece(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
         let refuse = |rule: String| Err(ConfigError::new(VmResize::DESIRED_RAM, rule).into());
         let Some(registers) = self.board.memory_devices.clone() else {
-            return refuse("the VM was booted without room for more (memory.hotplug_size)".into());
+            return refuse("the VM was booted without room for more RAM: set memory.hotplug_size before boot".into());
         };
         if registers.is_full() {
-            return refuse(format!("it came in {} pieces already, which is the most", registers.devices().len()));
+            return refuse(format!("RAM was already added in {} pieces, the maximum", registers.devices().len()));
         }
         let gpa = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
         if self.added_ram.room.end.saturating_sub(gpa) < len {
             let left = self.added_ram.room.end.saturating_sub(gpa);
-            return refuse(format!("{len} bytes are wanted, and there are addresses for {left}"));
+            return refuse(format!("cannot add {len} bytes: only {left} bytes of guest-physical addresses are left"));
         }
         let (piece, parts) = (MemoryDevice { gpa, len }, &self.parts);
         let take = |region: &RamRegion| parts.take_ram(region);
@@ -109,7 +111,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Address and length of each piece.
+    /// Returns the address and length of each piece.
     pub(super) fn added_ranges(&self) -> Vec<(u64, u64)> {
         let devices = self.board.memory_devices.as_ref().map(|registers| registers.devices()).unwrap_or_default();
         devices.iter().map(|device| (device.gpa, device.len)).collect()
@@ -153,7 +155,7 @@ mod tests {
         assert_eq!(room_of(2 * GIB), room_of(GIB));
     }
 
-    /// Slots by number: address and length, or none to be had.
+    /// Memory slots by number, with address and length. If `full`, no slot is available.
     #[derive(Default)]
     struct Slots {
         used: Mutex<BTreeMap<u32, (u64, usize)>>,
@@ -179,7 +181,7 @@ mod tests {
 
     const START: u64 = 4 * GIB;
 
-    /// Adds so many MiB. The devices access the piece before they refuse it, if they do.
+    /// Adds `mib` MiB. The devices access the piece before they reject it if `refused`.
     fn add(ram: &Ram, config: &MemoryConfig, slots: &Slots, mib: u64, refused: bool) -> Result<(), VmError> {
         let piece = MemoryDevice { gpa: START, len: mib * MIB };
         let give = |region: &RamRegion| {
@@ -195,7 +197,8 @@ mod tests {
         add_to(ram, config, piece, slots, give, take)
     }
 
-    /// Bytes of the file or the private memory of a region that are there. Its mapping in smaps may be one with its neighbours'.
+    /// Returns the allocated bytes of a region's file or private memory. /proc/self/smaps cannot be used: it may join the mapping
+    /// with its neighbours.
     fn taken(region: &RamRegion) -> u64 {
         if let Some(file) = region.file_offset() {
             return file.file().metadata().unwrap().blocks() * 512;
@@ -218,7 +221,7 @@ mod tests {
                 let region = ram.withdrawn(GuestAddress(START), mib * MIB).unwrap();
                 assert_eq!(taken(region), 0, "shared {shared}, prefault {prefault}");
             }
-            // That it comes again does not show.
+            // Adding the piece again succeeds.
             add(&ram, &config, &slots, 32, false).unwrap();
             let region = ram.iter().last().unwrap();
             assert_eq!((region.start_addr().0, region.len()), (START, 32 * MIB));
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_addresses_that_do_not_reach_beyond_ram_have_no_room() {
+    fn narrow_physical_addresses_leave_no_room_for_more_ram() {
         for bits in [0, 8, 29, 30, 32] {
             assert!(room(&config(GIB, GIB), GIB, bits).is_empty(), "{bits} bits");
         }

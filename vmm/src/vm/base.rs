@@ -29,14 +29,14 @@ use crate::memory;
 use crate::parts::IOMMU_ADDRESS;
 use crate::vm_state::{self, StateSource};
 
-/// Alignment of the first 64-bit BAR, if that leaves room for BARs: RAM can grow up to there.
+/// Alignment of the first 64-bit BAR, if it leaves room for BARs. RAM can grow up to this address.
 const MEM64_ALIGN: u64 = 64 * GIB;
 
 /// Parts of a VM that are fixed before it is built.
 pub(super) struct Base {
     /// `/dev/kvm`.
     pub(super) kvm: Kvm,
-    /// Host CPUs of vCPUs, by number.
+    /// Host CPUs of each vCPU, by vCPU number.
     pub(super) vcpu_places: BTreeMap<u32, HostCpus>,
     /// Numbers and CPUID of the vCPUs.
     pub(super) cpuids: Vec<(u32, CpuId)>,
@@ -50,15 +50,15 @@ pub(super) struct Base {
     pub(super) room: Range<u64>,
     /// Kernel or firmware, and tables.
     pub(super) contents: Arc<Contents>,
-    /// Loads the contents to RAM of a new VM.
+    /// Thread that loads the contents to the RAM of a new VM.
     pub(super) loading: Option<Loading>,
     /// Addresses of a saved VM's functions, by name.
     pub(super) places: BTreeMap<String, PciAddress>,
-    /// IOVAs of a saved VM's aperture of bounce windows. It is not checked.
+    /// IOVAs of a saved VM's aperture of bounce windows, not validated yet.
     pub(super) window_aperture: Option<RangeInclusive<u64>>,
 }
 
-/// The host, as a VM sees it.
+/// Host state that a VM needs.
 struct Host {
     kvm: Kvm,
     vcpu_places: BTreeMap<u32, HostCpus>,
@@ -75,7 +75,7 @@ impl Host {
 }
 
 impl Base {
-    /// Base of a new VM, whose kernel or firmware is being loaded.
+    /// Creates the base of a new VM, whose kernel or firmware is being loaded.
     ///
     /// # Errors
     /// The host lacks something, or the configuration names a file that cannot be used.
@@ -89,10 +89,10 @@ impl Base {
         Ok(Self { loading, ..base })
     }
 
-    /// Base of a saved VM. `prefault`: all of its RAM is read now.
+    /// Creates the base of a saved VM. `prefault` reads all of its RAM now.
     ///
     /// # Errors
-    /// As of [`of_new`](Self::of_new), or the state needs what the host lacks.
+    /// As for [`of_new`](Self::of_new), or the host lacks something that the state needs.
     pub(super) fn of_saved(source: &dyn StateSource, prefault: bool) -> Result<Self, VmError> {
         let (config, state) = (source.config(), source.state());
         let host = Host::open(config)?;
@@ -114,7 +114,8 @@ impl Base {
         })
     }
 
-    /// Base without anything that only a new or only a saved VM has. `memory` is called once the files of the payload are open.
+    /// Creates the base without the fields that only a new or only a saved VM has. `memory` is called once the files of the payload
+    /// are open.
     fn new(
         config: &VmConfig,
         host: Host,
@@ -141,9 +142,10 @@ impl Base {
     }
 }
 
-/// Opens what the guest boots with `ram_size` bytes of RAM. Returns it, and the guest-physical addresses for RAM that is added later.
+/// Opens the files that the guest boots, with `ram_size` bytes of RAM. Returns the contents, and the guest-physical addresses for RAM
+/// that is added later.
 fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<Contents>, Range<u64>), VmError> {
-    // RAM that was added to a saved VM is not in its tables: the memory devices describe it to the guest.
+    // The tables do not contain RAM that was added before a save: the memory devices describe it to the guest.
     let room = added_ram::room(&config.memory, ram_size, physical_bits);
     let tables = describe(config, &room, physical_bits);
     let smbios = smbios::Tables::new(&config.platform);
@@ -154,7 +156,7 @@ fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<
     Ok((Arc::new(Contents { payload, tables, smbios, generation_id }), room))
 }
 
-/// Configuration of the ACPI tables: CPUs, and the addresses of functions.
+/// Returns the configuration of the ACPI tables: CPUs, and the addresses of functions.
 fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::TableConfig {
     acpi::TableConfig {
         vcpus: config.cpus.boot_vcpus,
@@ -169,7 +171,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     }
 }
 
-/// Addresses of 64-bit BARs: behind RAM and the room for more, up to the last address that the guest's CPUs reach.
+/// Returns the addresses of 64-bit BARs: behind RAM and the room for more RAM, up to the last address that the guest's CPUs support.
 fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
     let start = ram_end.next_multiple_of(MEM64_ALIGN);

@@ -38,7 +38,7 @@ use crate::parts::rate_limits::RateLimitGroups;
 use crate::process::event_monitor::EventMonitor;
 
 impl Vm {
-    /// Builds the VM on `base`. Steps that a mistake of the user can fail come first, and the terminal comes last: a mistake leaves
+    /// Builds the VM on `base`. Steps that fail on user errors come first, and the terminal comes last, so that a user error leaves
     /// nothing behind.
     pub(super) fn new(
         config: &VmConfig,
@@ -95,7 +95,7 @@ impl Vm {
             places: base.places,
             window_aperture: base.window_aperture,
         };
-        // A mistake in a file shows before a device or the terminal is touched.
+        // A wrong boot file is reported before a device or the terminal is touched.
         let loaded = base.loading.map(Loading::end).transpose()?;
         let parts = PartBus::new(config, context)?;
         warn_of_few_descriptors(config);
@@ -112,7 +112,7 @@ impl Vm {
             parts,
             closed: Vec::new(),
             loaded,
-            contents: Arc::into_inner(base.contents).expect("nobody else has it once all is loaded"),
+            contents: Arc::into_inner(base.contents).expect("the loader has ended, so this is the only reference"),
             kvm,
             memory,
             slots,
@@ -125,22 +125,22 @@ impl Vm {
     }
 }
 
-/// Says so in the log where the guest may come to ask for more chunks than the limit on descriptors allows: each is one, and so is each
-/// interrupt vector of the devices that are there now. The VM runs all the same: a WINDOW_ADD gets NOMEM then.
+/// Logs a warning if the guest may ask for more chunks than the limit on descriptors allows. Each chunk takes a descriptor, and so does
+/// each interrupt vector of the current devices. The VM still runs: a WINDOW_ADD beyond the limit gets NOMEM.
 fn warn_of_few_descriptors(config: &VmConfig) {
     let Some(bounce) = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows()) else { return };
     let chunks = bounce.max / CHUNK_SIZE;
     let Some(Shortage { open, limit, reserved }) = descriptors::shortage(chunks) else { return };
     warn!(
-        "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} are open, those of devices' interrupt vectors \
-         among them; the limit of {limit}, of which {reserved} are not for the guest, is too low for that: raise it to {} (LimitNOFILE=, \
+        "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} are open, including those of devices' interrupt vectors; \
+         the limit of {limit}, of which {reserved} are not for the guest, is too low: raise it to {} (LimitNOFILE=, \
          ulimit -Hn), or lower max",
         bounce.max / MIB,
         enough(open + chunks),
     );
 }
 
-/// A limit that has room for so many descriptors beside what is kept from guests, and for some more.
+/// Returns a limit for this number of descriptors, those reserved from guests, and some spare ones.
 fn enough(descriptors: u64) -> u64 {
     (descriptors + 256).next_power_of_two()
 }

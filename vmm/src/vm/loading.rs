@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writing what the guest boots to RAM: kernel, initramfs, command line and tables.
+//! Loads the guest's boot contents into RAM: kernel, initramfs, command line and tables.
 
 use std::io;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::arch::{acpi, smbios};
 use crate::error::VmError;
 use crate::process::thread_roles::LOADER;
 
-/// What is loaded, but for the command line, which the payload has.
+/// Boot contents. The payload also has the command line.
 pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,
     pub(super) smbios: smbios::Tables,
-    /// The VM Generation ID, if the guest has one: the same each time it boots.
+    /// VM Generation ID, if the guest has one. It is the same at each boot.
     pub(super) generation_id: Option<GenerationId>,
 }
 
 impl Contents {
-    /// Writes it all to RAM of `size` bytes.
+    /// Writes the contents to RAM of `size` bytes.
     pub(super) fn load(&self, memory: &Ram, size: u64) -> Result<Entry, VmError> {
         let rsdp = acpi::write(memory, &self.tables).map_err(VmError::Tables)?;
         self.smbios.write(memory).map_err(VmError::Tables)?;
@@ -36,8 +36,8 @@ impl Contents {
     }
 }
 
-/// The same by a thread, beside what else there is to be done: KVM takes as long to make a VM, in which it waits for other CPUs. A value
-/// that is dropped waits for its thread: what failed may be tried again with the same files and the same shared memory.
+/// Loads the contents in a separate thread, in parallel with building the VM in KVM: KVM takes as long, because it waits for other CPUs.
+/// Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,
     thread: Option<JoinHandle<()>>,
@@ -49,24 +49,24 @@ impl Loading {
         let load = move || {
             let entry = contents.load(&memory, size);
             drop((contents, memory));
-            // Nobody waits for it where another thing failed.
+            // If another step failed, the receiver is gone.
             let _ = tell.send(entry);
         };
         let thread = Some(sandbox::start(LOADER, "loader".into(), load).map_err(failed)?);
         Ok(Self { outcome, thread })
     }
 
-    /// Waits for its end. The thread has nothing any more then.
+    /// Waits for the end of the thread. Afterwards the thread holds no references.
     pub(super) fn end(self) -> Result<Entry, VmError> {
         let told = self.outcome.recv();
-        told.unwrap_or_else(|_| Err(failed(io::Error::other("the thread that does it panicked"))))
+        told.unwrap_or_else(|_| Err(failed(io::Error::other("the loader thread panicked"))))
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // One that panicked has told nobody of an end.
+            // A thread that panicked has sent no outcome.
             drop(thread.join());
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A VM: built from its configuration, started, paused, reset. [`crate::control`] decides when.
+//! A VM: it is built from its configuration, started, paused and reset. [`crate::control`] decides when.
 
 mod added_ram;
 mod base;
@@ -47,20 +47,21 @@ use loading::Contents;
 use processors::Processors;
 use state::StoppedClock;
 
-/// Roles of all threads except the first, which starts them.
+/// Returns the roles of all threads except the first thread, which starts the others.
 pub fn thread_roles() -> Vec<ThreadRole> {
     [&STARTED[..], &[watchdog::ROLE], &parts::thread_roles()].concat()
 }
 
-/// ID of the device by which the guest tells of a panic.
+/// ID of the device with which the guest reports a panic.
 const PVPANIC_ID: &str = "_pvpanic";
-/// ID of the device that resets a guest which does nothing any more.
+/// ID of the device that resets an unresponsive guest.
 const WATCHDOG_ID: &str = "_watchdog";
 
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
-/// Fields are dropped in this order: the vCPUs stop first, as their threads use the devices; then devices let go of the
-/// host's, then RAM. Then what the guest has written is waited for, while the terminal is still the guest's.
+/// Fields are dropped in this order: first the vCPUs stop, because their threads use the devices. Then the devices close their host
+/// resources, then RAM is freed. The consoles come last and wait for the guest's output, while the terminal still belongs to the
+/// guest.
 pub struct Vm {
     processors: Processors,
     initial_irqchip: IrqchipState,
@@ -68,20 +69,21 @@ pub struct Vm {
     pci: Arc<PciRoot>,
     board: Board,
     parts: PartBus,
-    /// Devices that are given back and that nobody was told of yet.
+    /// Closed devices that were not returned by `close_devices` yet.
     closed: Vec<PciDeviceInfo>,
     contents: Contents,
-    /// Where the guest is entered, while RAM holds what was loaded and the guest has not run.
+    /// Entry point of the guest, while RAM holds the loaded contents and the guest has not run.
     loaded: Option<Entry>,
     kvm: KvmVm,
     memory: Arc<Ram>,
     slots: Arc<dyn MemorySlots>,
-    /// Bytes of RAM that the guest was booted with.
+    /// Bytes of RAM at boot.
     ram_size: u64,
     added_ram: AddedRam,
-    /// The guest's clock when it was paused.
+    /// Guest clock, saved when the VM was paused.
     clock: Option<StoppedClock>,
-    /// True if the guest's ACPI tables have the VM Generation ID. Those of an older snapshot do not, until the guest boots again.
+    /// True if the guest's ACPI tables have the VM Generation ID. The tables of an older snapshot do not, until the guest boots
+    /// again.
     knows_generation_id: bool,
     serial: ConsoleLinks,
 }
@@ -115,13 +117,13 @@ impl Machine for Vm {
         for vcpu in self.processors.iter() {
             vcpu.with_fd(registers::set_mtrr_write_back)?;
         }
-        // All but the boot processor wait for it.
+        // All other processors wait until the boot processor starts them.
         if let Some(boot_processor) = self.processors.iter().next() {
             boot_processor.with_fd(|fd| registers::set_entry(fd, entry))?;
         }
         self.clock = None;
         if run {
-            // A VM may be reset while it is paused.
+            // The VM may have been paused when it was reset.
             self.pci.resume();
             self.processors.iter().for_each(Vcpu::resume);
         }
@@ -131,7 +133,7 @@ impl Machine for Vm {
     fn pause(&mut self) -> Result<(), VmError> {
         self.interrupt_iommu(true);
         self.processors.stop();
-        // After the vCPUs: what they asked for last is served.
+        // After the vCPUs have stopped, their last requests are served.
         self.pci.pause();
         self.interrupt_iommu(false);
         if self.clock.is_none() {
@@ -140,15 +142,15 @@ impl Machine for Vm {
         Ok(())
     }
 
-    /// Only the terminal is given back.
+    /// Only the terminal is restored.
     fn abandon(mut self) {
         self.processors.iter().for_each(Vcpu::pause);
         drop(std::mem::take(&mut self.serial));
         std::mem::forget(self);
     }
 
-    /// The guest's clock goes on where it stood, or where it would stand had the VM never been saved. Its watchdogs learn that it
-    /// was not its own fault.
+    /// Resumes the guest. Its clock continues from its saved value, or catches up if the VM was restored. The guest's watchdogs are
+    /// told that the pause was not the guest's fault.
     fn resume(&mut self) -> Result<(), VmError> {
         match self.clock.take() {
             Some(StoppedClock::Paused(clock)) => clock.go_on(&self.kvm.fd)?,
@@ -159,7 +161,7 @@ impl Machine for Vm {
         for vcpu in self.processors.iter() {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
                 // The guest does not use this clock.
-                log::debug!("vCPU {}: telling the guest that it was paused: {error}", vcpu.id());
+                log::debug!("vCPU {}: cannot tell the guest that it was paused: {error}", vcpu.id());
             }
             vcpu.resume();
         }
@@ -170,7 +172,8 @@ impl Machine for Vm {
         self.interrupt_iommu(true);
         self.processors.stop();
         let _operation = Operation::begin();
-        // What is to go goes now. The IOMMU relies on all devices behind it being quiet when it is reset.
+        // Devices and vCPUs that were asked to leave are removed now. The virtio-iommu relies on all devices behind it being quiet
+        // when it is reset.
         self.board.hotplug.reset();
         if let Some(registers) = &self.board.memory_devices {
             registers.reset();
@@ -223,7 +226,7 @@ impl Machine for Vm {
 
     fn raise_nmi(&self) -> Result<(), VmError> {
         for vcpu in self.processors.iter() {
-            vcpu.with_fd(|fd| fd.nmi()).map_err(KvmError::call(format!("raising an NMI on vCPU {}", vcpu.id())))?;
+            vcpu.with_fd(|fd| fd.nmi()).map_err(KvmError::call(format!("raise an NMI on vCPU {}", vcpu.id())))?;
         }
         Ok(())
     }
@@ -236,7 +239,7 @@ impl Machine for Vm {
         self.parts.console_pty()
     }
 
-    /// Those on the bus, and those that have left it and are not closed yet.
+    /// Returns the devices on the bus, and those that have left the bus and are not closed yet.
     fn devices(&self) -> Vec<DeviceNode> {
         let node = |id: &str, address: PciAddress| DeviceNode {
             id: id.to_string(),
@@ -311,14 +314,15 @@ impl Machine for Vm {
 }
 
 impl Vm {
-    /// Has the virtio-iommu leave requests undone for which vCPUs, and all who wait for them, would wait long; or serve them again.
+    /// Makes the virtio-iommu leave slow requests undone, so that vCPUs and other threads do not wait long for them (`wanted`), or
+    /// serve requests again.
     fn interrupt_iommu(&self, wanted: bool) {
         if let Some(iommu) = self.parts.iommu() {
             iommu.interrupt(wanted);
         }
     }
 
-    /// Gives devices back that have left the bus.
+    /// Closes devices that have left the bus.
     fn close_gone(&mut self) {
         for address in self.board.hotplug.take_gone() {
             let closed = self.parts.close(address);
@@ -328,7 +332,7 @@ impl Vm {
 }
 
 impl Drop for Vm {
-    /// The vCPUs end first, and wait for what they have asked of the virtio-iommu.
+    /// Interrupts the virtio-iommu first: the vCPUs, which end first, wait for their requests to it.
     fn drop(&mut self) {
         self.interrupt_iommu(true);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPUs: those that the guest has, and those that it had. KVM takes none away, so what has left waits for its return, with neither
-//! a thread nor anything to do.
+//! vCPUs of the guest, and parked vCPUs. KVM cannot remove a vCPU, so a vCPU that the guest has released is parked without a thread
+//! until it is added again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,25 +22,25 @@ use crate::kvm::{KvmError, KvmVm};
 use crate::mailbox::Mailbox;
 use crate::vcpu::Vcpu;
 
-/// A vCPU that KVM has.
+/// vCPU in KVM.
 struct Made {
     fd: Arc<Mutex<VcpuFd>>,
-    /// What CPUID says to it.
+    /// CPUID of the vCPU.
     cpuid: CpuId,
-    /// What it is at power-on.
+    /// State of the vCPU at power-on.
     initial: VcpuState,
 }
 
 impl Made {
     fn new(kvm: &KvmVm, number: u32, cpuid: CpuId) -> Result<Self, KvmError> {
         let fd = kvm.create_vcpu(number)?;
-        fd.set_cpuid2(&cpuid).map_err(KvmError::call(format!("setting CPUID of vCPU {number}")))?;
+        fd.set_cpuid2(&cpuid).map_err(KvmError::call(format!("set CPUID of vCPU {number}")))?;
         let initial = VcpuState::save(&kvm.kvm, &kvm.fd, &fd)?;
         set_mtrr_write_back(&fd)?;
         Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })
     }
 
-    /// Puts it back to power-on: a processor that waits for another to start it. It must not run.
+    /// Resets the vCPU to its power-on state: it waits until another processor starts it. It must not run.
     fn power_on(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         self.initial.restore(&kvm.kvm, &kvm.fd, &fd, UnwritableMsr::Leave)?;
@@ -48,7 +48,7 @@ impl Made {
     }
 }
 
-/// A vCPU of the guest's.
+/// vCPU of the guest.
 struct Processor {
     vcpu: Vcpu,
     made: Made,
@@ -56,21 +56,21 @@ struct Processor {
 
 /// All vCPUs.
 pub(super) struct Processors {
-    /// Those of the guest, by number.
+    /// vCPUs of the guest, by number.
     present: BTreeMap<u32, Processor>,
-    /// Those that have left.
+    /// Parked vCPUs, which the guest has released.
     parked: BTreeMap<u32, Made>,
-    /// Of a guest that was restored: what counters of vCPUs follow that come later.
+    /// In a restored guest, the time stamp counter that vCPUs added later must follow.
     counter: Option<LeadingCounter>,
-    /// The CPUs of the host that they run on, by number; any for those that are not there.
+    /// Host CPUs of each vCPU, by vCPU number. A vCPU without an entry runs on any CPU.
     affinity: BTreeMap<u32, HostCpus>,
     io_map: Arc<IoMap>,
     mailbox: Arc<Mailbox>,
 }
 
 impl Processors {
-    /// vCPUs of these numbers and with this CPUID, paused and at power-on. They run on the CPUs of the host that `affinity` says, as
-    /// do those that come later.
+    /// Creates vCPUs with these numbers and CPUID, paused and in their power-on state. These vCPUs and later ones run on the host
+    /// CPUs in `affinity`.
     pub(super) fn new(
         kvm: &KvmVm,
         cpuids: Vec<(u32, CpuId)>,
@@ -83,12 +83,12 @@ impl Processors {
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
-        // All start at the same time.
+        // All threads start at the same time.
         processors.present.values().for_each(|processor| processor.vcpu.wait_started());
         Ok(processors)
     }
 
-    /// Gives it a thread, which is paused.
+    /// Starts the vCPU's thread, which is paused.
     fn run(&mut self, number: u32, made: Made) -> Result<(), VmError> {
         let cpus = self.affinity.get(&number).copied();
         let vcpu = Vcpu::spawn(number, cpus, made.fd.clone(), self.io_map.clone(), self.mailbox.clone());
@@ -104,11 +104,11 @@ impl Processors {
         }
     }
 
-    /// Makes a vCPU that comes to a guest with others, paused: a new one, or the one that has left.
+    /// Adds a vCPU to a guest that has others, paused: a new vCPU, or the parked one.
     fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;
-            // KVM delivers INIT to a local APIC that it was told of after the vCPU was made: when another one changes, or by this.
+            // KVM may deliver INIT to a new local APIC late: when another APIC changes, or by this call.
             made.power_on(kvm)?;
             return self.start(number, made);
         };
@@ -119,7 +119,7 @@ impl Processors {
         self.start(number, made)
     }
 
-    /// Gives it a thread, which is paused, and waits until that runs.
+    /// Starts the vCPU's thread, which is paused, and waits until the thread runs.
     fn start(&mut self, number: u32, made: Made) -> Result<(), VmError> {
         self.run(number, made)?;
         if let Some(processor) = self.present.get(&number) {
@@ -137,18 +137,18 @@ impl Processors {
         Ok(made)
     }
 
-    /// Ends the thread of a vCPU, which the guest has no more.
+    /// Ends the thread of a vCPU that the guest has released.
     fn park(&mut self, kvm: &KvmVm, number: u32) {
         let Some(Processor { vcpu, made }) = self.present.remove(&number) else { return };
         drop(vcpu);
-        // It has timers otherwise, and whatever else the guest left there.
+        // Otherwise its timers and other state from the guest would stay active.
         if let Err(error) = made.power_on(kvm) {
-            warn!("vCPU {number}: turning it off: {error}");
+            warn!("vCPU {number}: cannot reset it to power-off: {error}");
         }
         self.parked.insert(number, made);
     }
 
-    /// Those of the guest, the boot processor first.
+    /// Returns the guest's vCPUs, the boot processor first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Vcpu> {
         self.present.values().map(|processor| &processor.vcpu)
     }
@@ -157,13 +157,13 @@ impl Processors {
         u32::try_from(self.present.len()).unwrap_or(u32::MAX)
     }
 
-    /// Stops them all.
+    /// Stops all vCPUs.
     pub(super) fn stop(&self) {
         self.iter().for_each(Vcpu::pause);
         self.iter().for_each(Vcpu::wait_paused);
     }
 
-    /// Puts them all back to power-on. They stand still.
+    /// Resets all vCPUs to their power-on state. They must be stopped.
     pub(super) fn reset(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         self.present.values().try_for_each(|processor| {
             processor.made.power_on(kvm)?;
@@ -172,7 +172,7 @@ impl Processors {
         })
     }
 
-    /// Has counters of vCPUs that come later follow the first one's.
+    /// Makes the time stamp counters of vCPUs that are added later follow the first vCPU's.
     pub(super) fn follow(&mut self, counter: Option<LeadingCounter>) {
         self.counter = counter;
     }
@@ -191,16 +191,16 @@ impl Vcpus for Processors {
 }
 
 impl Vm {
-    /// Has the guest have `count` vCPUs, as far as that is not its own choice. Those that come run if `run` says so.
+    /// Sets the guest's number of vCPUs to `count`, as far as the guest agrees. New vCPUs run if `run` is set.
     pub(super) fn want_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         self.park_gone();
         let Some(registers) = self.board.processors.clone() else {
-            return if count == 1 { Ok(()) } else { Err(VmError::Guest("the VM has room for one vCPU".into())) };
+            return if count == 1 { Ok(()) } else { Err(VmError::Guest("the VM has only one vCPU: set cpus.max_vcpus before boot".into())) };
         };
         let has = self.processors.numbers();
         let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();
         let brought = missing.iter().try_for_each(|number| self.processors.bring(&self.kvm, *number));
-        // They wait to be started. The guest learns of them last.
+        // New vCPUs wait until the guest starts them. The guest is notified last.
         if run && brought.is_ok() {
             self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
         }
@@ -214,12 +214,12 @@ impl Vm {
         Ok(())
     }
 
-    /// Ends the threads of vCPUs that the guest has let go of.
+    /// Ends the threads of vCPUs that the guest has released.
     pub(super) fn park_gone(&mut self) {
         let gone = self.board.processors.as_ref().map(|registers| registers.take_gone()).unwrap_or_default();
         for number in gone {
             self.processors.park(&self.kvm, number);
-            info!("vCPU {number} has left");
+            info!("vCPU {number} was removed");
             self.parts.vcpus_changed(self.processors.count());
         }
     }
@@ -252,7 +252,7 @@ mod tests {
             processors.bring(&kvm, 3).unwrap();
             assert_eq!((processors.numbers(), apic_id(&processors, 3)), (vec![0, 3], 3));
             assert_eq!(processors.cpuid(3).as_slice(), template.for_vcpu(3).unwrap().as_slice());
-            // The first has nothing to run; this one waits for it.
+            // The first vCPU has nothing to run, and vCPU 3 waits for it.
             processors.iter().filter(|vcpu| vcpu.id() == 3).for_each(Vcpu::resume);
             processors.stop();
             assert_eq!(rax(&processors), 0, "round {round}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The serial port and what it is connected with.
+//! The serial port and its connections.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::console::{ConsoleLinks, Names, Receiver};
 use crate::error::VmError;
 use crate::kvm::KvmVm;
 
-/// ID and kind of the serial port among what counts.
+/// ID and kind of the serial port in the counters.
 pub(super) const ID: &str = "_serial";
 pub(super) const KIND: &str = "serial";
 

@@ -2,8 +2,8 @@
 
 //! Saves and restores a VM.
 //!
-//! The order matters. Devices are saved before vCPUs, since what they have raised last is in a local APIC by then. They are
-//! restored after vCPUs and interrupt controllers, so that what they raise is not overwritten.
+//! The order matters. Devices are saved before vCPUs, so that their last interrupts are already in a local APIC. Devices
+//! are restored after vCPUs and interrupt controllers, so that the interrupts that they raise are not overwritten.
 
 use carom_api::{IommuBounceConfig, VmConfig};
 use devices::state::StateError;
@@ -16,12 +16,12 @@ use crate::arch::layout::boot_ram;
 use crate::arch::saved::ProcessorsState;
 use crate::vm_state::{ChunkRange, StateSink, StateSource, VERSION, VmState, VmStateError, ram};
 
-/// The guest's clock while the VM is paused.
+/// Guest clock while the VM is paused.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StoppedClock {
-    /// It goes on where it stood.
+    /// The clock continues from this value.
     Paused(ClockState),
-    /// It goes on where it would stand had it never stopped: the guest was saved, and the world went on.
+    /// The clock catches up as if it had never stopped: the guest was saved, and real time continued.
     Restored(ClockState),
 }
 
@@ -34,15 +34,15 @@ impl StoppedClock {
 }
 
 impl Vm {
-    /// Writes the VM, which is paused, to `sink`.
+    /// Writes the paused VM to `sink`.
     pub(super) fn save_to(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmStateError> {
         self.close_gone();
         self.park_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
-            let rule = "is there for devices that have left; the configuration has nothing behind it, and it would not be restored";
+            let rule = "cannot be saved: all devices behind it were removed, so a restored VM would not have it";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
-        // What cannot be saved is known before anything large is written.
+        // A state that cannot be saved fails before anything large is written.
         let functions = self.pci.save()?;
         let platform = self.board.save()?;
         let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;
@@ -65,14 +65,14 @@ impl Vm {
         sink.finish(config, &state)
     }
 
-    /// Brings a VM that was just built into the state of `source`. The VM is paused.
+    /// Restores the state of `source` into a newly built VM. The VM is paused.
     pub(super) fn restore_state(&mut self, source: &dyn StateSource) -> Result<(), VmStateError> {
         let state = source.state();
         let counter = state.processors.restore(&self.kvm, &self.processors)?;
         self.processors.follow(counter);
         self.pci.restore(&state.functions)?;
         if let Some(iommu) = self.parts.iommu() {
-            // The guest sees all devices' memory by now.
+            // All device memory is mapped into the guest by now.
             let restored = iommu.restore_device_memory();
             restored.map_err(|error| StateError::rule(IommuBounceConfig::ID, error.to_string()))?;
         }
@@ -83,15 +83,15 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest the new VM Generation ID and notifies it. Its tables say where the ID is, if they know of one.
+    /// Gives the guest a new VM Generation ID and notifies it. If the guest's tables have the ID, they give its address.
     fn renew_generation_id(&mut self, address: Option<u64>) -> Result<(), VmStateError> {
         self.knows_generation_id = address.is_some();
         let Some(address) = address else { return Ok(()) };
         let (Some(id), Some(notice)) = (self.contents.generation_id, &self.board.generation_notice) else {
-            return Err(StateError::rule("generation_id", "is there, but platform.vmgenid is off: turn it on").into());
+            return Err(StateError::rule("generation_id", "is in the snapshot, but platform.vmgenid is off: turn it on").into());
         };
         if address != generation_id::ADDRESS {
-            let rule = format!("is {address:#x}: this version supports {:#x} only", generation_id::ADDRESS);
+            let rule = format!("is {address:#x}, but this version supports only {:#x}", generation_id::ADDRESS);
             return Err(StateError::rule("generation_id", rule).into());
         }
         id.write(&self.memory).map_err(|error| StateError::rule("generation_id", error.to_string()))?;
@@ -105,7 +105,7 @@ impl Vm {
         indices.sort_unstable();
         let iommu = self.parts.iommu();
         if indices != iommu.map_or_else(Vec::new, |iommu| iommu.window_chunks()) {
-            return Err(StateError::rule("windows", "are not those of the virtio-iommu's state").into());
+            return Err(StateError::rule("windows", "do not match the state of the virtio-iommu").into());
         }
         let Some(iommu) = iommu else { return Ok(()) };
         for ChunkRange { index, len, offset } in saved {
@@ -120,7 +120,7 @@ impl Vm {
     }
 }
 
-/// Writes the bytes of all bounce windows to `sink`. Returns their offsets.
+/// Writes the contents of all bounce windows to `sink`. Returns their offsets.
 fn write_windows(iommu: &IommuHandle, sink: &mut dyn StateSink) -> Result<Vec<ChunkRange>, VmStateError> {
     let mut written = Vec::new();
     for index in iommu.window_chunks() {

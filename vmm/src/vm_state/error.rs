@@ -9,38 +9,38 @@ use thiserror::Error;
 use crate::kvm::KvmError;
 use crate::memory;
 
-/// Why a VM could not be saved or restored.
+/// Error of saving or restoring a VM.
 #[derive(Debug, Error)]
 pub enum VmStateError {
-    /// The destination has a file of a snapshot in it.
-    #[error("{0}: is there already: a snapshot goes to a directory that has none, or does not exist")]
+    /// The destination already contains a snapshot file.
+    #[error("{0}: already exists: save to an empty or new directory")]
     Exists(String),
-    /// A file or directory.
+    /// A file or directory cannot be used.
     #[error("{path}: {source}")]
     File {
-        /// Which.
+        /// Path of the file or directory.
         path: String,
         /// Error of the kernel.
         source: std::io::Error,
     },
-    /// A file is not of its form.
+    /// A file has the wrong format.
     #[error("{path}: {rule}")]
     Form {
-        /// Which.
+        /// Path of the file.
         path: String,
-        /// What is wrong.
+        /// Violated rule.
         rule: String,
     },
-    /// RAM could not be made.
+    /// RAM could not be created.
     #[error(transparent)]
     Memory(#[from] memory::MemoryError),
-    /// It cannot be what the client wants.
+    /// The client's changes make the configuration invalid.
     #[error(transparent)]
     Config(Box<ConfigError>),
-    /// The part of the kernel.
+    /// A KVM call failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A state cannot be saved, or is refused.
+    /// A state cannot be saved, or a saved state is invalid.
     #[error(transparent)]
     State(#[from] StateError),
 }
@@ -52,12 +52,12 @@ impl From<ConfigError> for VmStateError {
 }
 
 impl VmStateError {
-    /// True if the user can mend it.
+    /// True if the user can fix the cause.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) | Self::Config(_) => true,
             Self::Memory(error) => error.is_user_error(),
-            // KVM does not take a value that a file has.
+            // KVM rejects a value from a file.
             Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,
             Self::Kvm(error) => error.is_user_error(),
         }

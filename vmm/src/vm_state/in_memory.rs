@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! State of a VM in memory of this process.
+//! State of a VM in the memory of this process.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +12,14 @@ use vm_memory::VolatileSlice;
 
 use super::{MemoryFile, StateSink, StateSource, VmState, VmStateError};
 
-/// Keeps the state of a VM that is saved.
+/// Destination that keeps the state of a VM in memory.
 #[derive(Debug, Default)]
 pub struct InMemorySink {
     memory: Vec<u8>,
     finished: Option<(VmConfig, VmState)>,
 }
 
-/// State of a VM, to be restored.
+/// Saved state of a VM in memory, to be restored.
 #[derive(Debug)]
 pub struct InMemorySource {
     config: CheckedConfig,
@@ -28,10 +28,10 @@ pub struct InMemorySource {
 }
 
 impl InMemorySink {
-    /// Returns the state that was saved.
+    /// Returns the saved state.
     ///
     /// # Errors
-    /// It was not finished, or the state breaks a rule.
+    /// The state was not finished, or breaks a rule.
     pub fn into_source(self) -> Result<InMemorySource, VmStateError> {
         let Self { memory, finished } = self;
         let (config, state) = finished.ok_or_else(|| StateError::rule("state", "is not finished"))?;
@@ -41,7 +41,7 @@ impl InMemorySink {
         Ok(InMemorySource { config, state, memory })
     }
 
-    /// Adds `len` bytes, which `fill` writes. Returns the offset of the first one.
+    /// Adds `len` bytes, which `fill` writes. Returns the offset of the first byte.
     fn add(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> Result<u64, VmStateError> {
         let start = self.memory.len();
         self.memory.resize(start + len, 0);

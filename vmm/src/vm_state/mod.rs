@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The state of a VM, apart from where it is kept: a snapshot directory, or this process.
+//! State of a VM, independent of where it is kept: in a snapshot directory, or in this process.
 //!
 //! A VM is saved to a [`StateSink`] and restored from a [`StateSource`]. Both have three parts: the configuration, [`VmState`], and the
-//! bytes of memory. Ranges in [`VmState`] have the offsets of the bytes. Code that knows files, streams or the API does not belong here.
+//! bytes of memory. Ranges in [`VmState`] contain offsets into the bytes of memory. Code that depends on files, streams or the API does not
+//! belong here.
 
 mod error;
 pub mod in_memory;
@@ -44,7 +45,7 @@ pub struct RamRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkRange {
-    /// Its place in the shared memory region, in chunks.
+    /// Place of the chunk in the shared memory region, in chunks.
     pub index: u32,
     /// Bytes.
     pub len: u64,
@@ -60,31 +61,31 @@ pub struct VmState {
     pub version: u32,
     /// vCPUs, interrupt controllers, clock.
     pub processors: ProcessorsState,
-    /// Devices that sit on no bus.
+    /// Devices that are not on a bus.
     pub platform: Vec<DeviceState>,
-    /// The functions on the root bus.
+    /// Functions on the root bus.
     pub functions: Vec<FunctionState>,
-    /// RAM that the guest was booted with.
+    /// RAM at boot.
     pub ram: Vec<RamRange>,
     /// RAM that was added since, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub added_ram: Vec<RamRange>,
     /// Bounce windows.
     pub windows: Vec<ChunkRange>,
-    /// First and last IOVA of the aperture of bounce windows, if the VM has one. It is not checked.
+    /// First and last IOVA of the aperture of bounce windows, if the VM has one. It is not validated here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_aperture: Option<(u64, u64)>,
-    /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore draws another.
+    /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore generates a new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation_id: Option<u64>,
 }
 
 impl VmState {
-    /// Checks the state as a whole: its version, the number of vCPUs (`vcpus`: from those at boot to the maximum), and its RAM (`memory_len`
-    /// bytes).
+    /// Checks the state as a whole: its version, the number of vCPUs, and its RAM. `vcpus` is the range from the number at boot to the
+    /// maximum. `memory_len` is the number of bytes of memory.
     ///
     /// # Errors
-    /// A rule does not hold.
+    /// The state breaks a rule.
     pub fn check(&self, vcpus: &RangeInclusive<u32>, wanted: &MemoryConfig, memory_len: u64) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "snapshot", wanted: VERSION, found: self.version });
@@ -93,7 +94,7 @@ impl VmState {
         let booted_with = self.check_added_ram(wanted)?;
         let ram: Vec<(u64, u64)> = self.ram.iter().map(|range| (range.gpa, range.len)).collect();
         if ram != boot_ram(&wanted.booted_with(booted_with)) {
-            let rule = format!("is not that of {} bytes, which the configuration has", wanted.total());
+            let rule = format!("does not match the configuration's {} bytes", wanted.total());
             return Err(StateError::rule("ram", rule));
         }
         let all_ram = self.ram.iter().chain(&self.added_ram);
@@ -119,17 +120,17 @@ impl VmState {
         let mut chunks: Vec<u32> = self.windows.iter().map(|range| range.index).collect();
         chunks.sort_unstable();
         if let Some(twice) = chunks.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StateError::rule("windows", format!("chunk {} is there twice", twice[0])));
+            return Err(StateError::rule("windows", format!("chunk {} occurs twice", twice[0])));
         }
         Ok(())
     }
 
-    /// Checks the RAM that came since the guest was booted, of all that is wanted. Returns with how many bytes it was booted.
+    /// Checks the RAM that was added since boot, against the total RAM in `wanted`. Returns the bytes of RAM at boot.
     fn check_added_ram(&self, wanted: &MemoryConfig) -> Result<u64, StateError> {
         let refuse = |rule: String| Err(StateError::rule("added_ram", rule));
         let ram_size = wanted.total();
         if !wanted.zones.is_empty() && !self.added_ram.is_empty() {
-            return refuse("is there, but none comes to a VM whose RAM is made of zones".into());
+            return refuse("is not allowed: RAM cannot be added to a VM with memory zones".into());
         }
         let mut booted_with = ram_size;
         for range in &self.added_ram {

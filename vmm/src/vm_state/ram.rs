@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM among the bytes of memory.
+//! Saves and restores RAM.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{MemoryFile, RamRange, StateSink, StateSource, VmStateError};
 use crate::arch::layout::zone_ranges;
 use crate::memory;
 
-/// Writes these ranges of RAM, of one region each, to `sink`. Returns their offsets.
+/// Writes these ranges of RAM to `sink`. Each range is one region. Returns their offsets.
 ///
 /// # Errors
 /// A range is not RAM, or its bytes cannot be written.
@@ -37,9 +37,9 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], sink: &mut dyn StateSink) -> Resu
     ranges.iter().map(write).collect()
 }
 
-/// Makes RAM with the bytes of `source`. If `source` has a file, private memory is read from it page by page: when the guest or a device
-/// touches the page, or now if `prefault`. The file must not change while the VM runs. All other memory is copied. The guest was booted
-/// with `ram_size` bytes of RAM.
+/// Creates RAM with the contents of `source`. The guest was booted with `ram_size` bytes of RAM. If `source` has a file, private memory
+/// is mapped from it: each page is read when the guest or a device touches it, or now if `prefault`. The file must not change while the
+/// VM runs. All other memory is copied.
 ///
 /// # Errors
 /// RAM cannot be allocated, or its bytes cannot be read.
@@ -53,7 +53,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     }
     let zones = zone_ranges(&config);
     let of_regions = zones.iter().flat_map(|(zone, ranges)| ranges.iter().map(move |_| zone));
-    // RAM that was added is like the one zone of such a VM.
+    // A VM to which RAM was added has a single zone, which the added RAM follows.
     let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
     let saved = state.ram.iter().chain(&state.added_ram);
     for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
@@ -68,7 +68,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     Ok(ram)
 }
 
-/// Fills a region that was just made. Returns the file of `source` if its pages come from there when they are touched.
+/// Fills a new region. Returns the file of `source` if the region's pages are read from it on first touch.
 fn fill<'s>(
     region: &RamRegion,
     zone: &MemoryZoneConfig,
@@ -88,7 +88,7 @@ fn fill<'s>(
     source.read(offset, &all).map(|()| None)
 }
 
-/// Makes a region of a zone's file all zero: what the file had before must not show where the source has holes.
+/// Clears the region's file: its previous contents must not show where the source has holes.
 fn clear(region: &RamRegion) -> io::Result<()> {
     let Some(place) = region.file_offset() else {
         const ZEROS: [u8; 4096] = [0; 4096];
@@ -102,7 +102,7 @@ fn clear(region: &RamRegion) -> io::Result<()> {
     Ok(retry_on_intr(|| fallocate(place.file(), flags, place.start(), region.len()))?)
 }
 
-/// Maps the bytes of a region from `file`, from `offset` on. They are read when they are touched, or now if `prefault`.
+/// Maps the region's bytes from `file`, starting at `offset`. Pages are read on first touch, or now if `prefault`.
 fn map_lazily(
     region: &RamRegion,
     file: &MemoryFile<'_>,
@@ -157,7 +157,7 @@ mod tests {
         assert!(taken < 1 << 20, "{taken} bytes");
     }
 
-    /// A VM whose RAM is one zone of the file at `path`, saved in memory. The byte at `LEN / 2` is 7, and all others are zero.
+    /// Saves a VM in memory whose RAM is one zone of the file at `path`. The byte at `LEN / 2` is 7, and all others are zero.
     fn saved(path: &Path, shared: bool) -> InMemorySource {
         let zone = json!({"id": "z", "size": LEN, "file": path, "shared": shared});
         let config = json!({"payload": {"kernel": "/k"}, "memory": {"size": 0, "zones": [zone]}});
@@ -204,7 +204,7 @@ mod tests {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = saved(path.as_ref(), true);
         let ram = memory::create(&source.config().memory).unwrap();
-        // The mapping stays writable, and the file loses no pages.
+        // The existing mapping stays writable, but clearing the file fails.
         fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
         let zone = source.config().memory.all_zones().remove(0);
         let error = fill(ram.iter().next().unwrap(), &zone, &source, 0, false).err().unwrap();

@@ -11,20 +11,20 @@ use super::{VmState, VmStateError};
 
 /// Destination of a VM's state. Memory is appended first, then [`finish`](Self::finish) is called once.
 pub trait StateSink {
-    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns the offset of the first one.
+    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns the offset of the first byte.
     ///
     /// # Errors
     /// The bytes cannot be written, for example to a full disk.
     fn append(&mut self, memory: &VolatileSlice<'_>) -> Result<u64, VmStateError>;
 
-    /// Appends `len` bytes of `memory` from `at` on, a multiple of the page size. Returns the offset of the first one. The file is
-    /// shared memory: a hole that is read stays a hole. Read through a mapping, it would become a page.
+    /// Appends `len` bytes of the file `memory` from `at` on. `len` is a multiple of the page size. Returns the offset of the
+    /// first byte. The file is shared memory: reading it directly keeps its holes, whereas reading a mapping would allocate pages.
     ///
     /// # Errors
-    /// As of [`append`](Self::append).
+    /// As for [`append`](Self::append).
     fn append_file(&mut self, memory: &File, at: u64, len: usize) -> Result<u64, VmStateError>;
 
-    /// Completes the state. On error there is none.
+    /// Completes the state. On error, no state is left.
     ///
     /// # Errors
     /// The configuration or the state cannot be written.

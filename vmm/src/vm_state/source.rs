@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Origin of a VM's state.
+//! Source of a VM's state.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 
 use super::{VmState, VmStateError};
 
-/// Origin of a VM's state. It was checked as far as that is possible without a VM.
+/// Source of a VM's state. The state is validated as far as that is possible without a VM.
 pub trait StateSource {
     /// Configuration of the VM.
     fn config(&self) -> &CheckedConfig;
@@ -20,13 +20,14 @@ pub trait StateSource {
     /// State of the VM.
     fn state(&self) -> &VmState;
 
-    /// Copies the bytes from `offset` on to `memory`, which is all zero.
+    /// Copies the bytes from `offset` on into `memory`, which is all zero.
     ///
     /// # Errors
     /// The bytes cannot be read, or end before `memory` does.
     fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError>;
 
-    /// File with all bytes of memory, if there is one. It does not change, so it can be mapped and read page by page.
+    /// Returns the file with all bytes of memory, if there is one. The file does not change, so it can be mapped and
+    /// read page by page.
     fn file(&self) -> Option<MemoryFile<'_>>;
 }
 

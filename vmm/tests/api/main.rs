@@ -252,7 +252,7 @@ fn descriptors_of_no_use_are_refused_with_the_option() {
         ("7</dev/null", "99", "--inherit fd=99: the program was not started with this descriptor"),
         ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a VFIO device"),
         ("7</", "7", "--inherit fd=7: is neither a file, a block device"),
-        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: named twice, by --inherit too"),
+        ("7</proc/self/exe", "7 fd=7", "--inherit fd=7: also named by --inherit"),
     ] {
         let command = format!("exec \"$0\" --api-socket /nowhere/api --inherit fd={number} {redirection}");
         let carom = env!("CARGO_BIN_EXE_carom");
@@ -501,5 +501,5 @@ fn descriptor_for_events_must_be_writable() {
         .unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("--event-monitor fd=7: it is not open for writing"), "{text}");
+    assert!(text.contains("--event-monitor fd=7: the file is not open for writing"), "{text}");
 }

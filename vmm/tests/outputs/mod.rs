@@ -144,7 +144,7 @@ fn fifo_without_a_reader_is_refused_by_option() {
         let status = carom.ended();
         let mut text = String::new();
         carom.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-        let expected = format!("carom: {option} fifo: a FIFO that nobody reads; start its reader first");
+        let expected = format!("carom: {option} fifo: the FIFO has no reader; start the reader first");
         assert_eq!((text.lines().last(), status.code()), (Some(&*expected), Some(2)), "{text}");
     }
 }

@@ -59,7 +59,7 @@ fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>)
 impl ClockState {
     /// Reads the clock.
     pub fn save(vm: &VmFd) -> Result<Self, KvmError> {
-        let (clock, realtime_ns) = timed(|| vm.get_clock()).map_err(KvmError::call("reading the guest's clock"))?;
+        let (clock, realtime_ns) = timed(|| vm.get_clock()).map_err(KvmError::call("read the guest's clock"))?;
         let exact = clock.flags & KVM_CLOCK_REALTIME != 0;
         Ok(Self { ns: clock.clock, realtime_ns: if exact { clock.realtime } else { realtime_ns } })
     }
@@ -82,7 +82,7 @@ impl ClockState {
 }
 
 fn set(vm: &VmFd, clock: kvm_clock_data) -> Result<(), KvmError> {
-    vm.set_clock(&clock).map_err(KvmError::call("setting the guest's clock"))
+    vm.set_clock(&clock).map_err(KvmError::call("set the guest's clock"))
 }
 
 #[cfg(test)]

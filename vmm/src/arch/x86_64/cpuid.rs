@@ -39,7 +39,7 @@ impl CpuidTemplate {
     /// What KVM supports, for a VM of these CPUs: as many as there can be, since what was said to one stays.
     pub fn new(kvm: &Kvm, cpus: &CpusConfig) -> Result<Self, KvmError> {
         let supported =
-            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("reading the supported CPUID"))?;
+            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("read the supported CPUID"))?;
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
         let CpusConfig { max_vcpus: vcpus, max_phys_bits, nested, .. } = *cpus;
         let entries = supported.as_slice().to_vec();

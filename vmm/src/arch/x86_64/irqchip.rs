@@ -18,9 +18,9 @@ use crate::kvm::KvmVm;
 
 /// Makes the interrupt controllers of a new VM, in the kernel, and places what KVM needs for that.
 pub fn create(vm: &VmFd) -> Result<(), KvmError> {
-    vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("placing KVM's identity map"))?;
-    vm.set_tss_address(KVM_TSS).map_err(KvmError::call("placing KVM's task state segment"))?;
-    vm.create_irq_chip().map_err(KvmError::call("creating the interrupt controllers"))
+    vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("place KVM's identity map"))?;
+    vm.set_tss_address(KVM_TSS).map_err(KvmError::call("place KVM's task state segment"))?;
+    vm.create_irq_chip().map_err(KvmError::call("create the interrupt controllers"))
 }
 
 /// A new VM with interrupt controllers, for tests. `None`, and the reason in the output, if the host has no KVM.
@@ -60,7 +60,7 @@ impl IrqchipState {
     pub fn save(vm: &VmFd) -> Result<Self, KvmError> {
         let mut state = CHIPS.map(|chip_id| KvmBytes(kvm_irqchip { chip_id, ..Default::default() }));
         for chip in &mut state {
-            vm.get_irqchip(&mut chip.0).map_err(KvmError::call("reading an interrupt controller"))?;
+            vm.get_irqchip(&mut chip.0).map_err(KvmError::call("read an interrupt controller"))?;
         }
         Ok(Self(state))
     }
@@ -72,6 +72,6 @@ impl IrqchipState {
         }
         self.0
             .iter()
-            .try_for_each(|chip| vm.set_irqchip(&chip.0).map_err(KvmError::call("setting an interrupt controller")))
+            .try_for_each(|chip| vm.set_irqchip(&chip.0).map_err(KvmError::call("set an interrupt controller")))
     }
 }

@@ -38,14 +38,14 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
             log::debug!("model-specific register {:#x} cannot be written", entry.index);
             Ok(false)
         }
-        Err(error) => Err(KvmError::call(format!("writing MSR {:#x}", entry.index))(error)),
+        Err(error) => Err(KvmError::call(format!("write MSR {:#x}", entry.index))(error)),
     }
 }
 
 /// All registers that KVM says make up the state of a vCPU, KVM's own (its clock, stolen time, asynchronous page faults)
 /// among them. Those that never stand still are not: the time stamp counter, and one that goes on by itself.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
-    let list = kvm.get_msr_index_list().map_err(KvmError::call("listing model-specific registers"))?;
+    let list = kvm.get_msr_index_list().map_err(KvmError::call("list model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());
     for index in list.as_slice().iter().copied().filter(|index| ![TSC, TIME_REF_COUNT].contains(index)) {
         all.extend(read(vcpu, index)?.map(|data| kvm_msr_entry { index, data, ..Default::default() }));

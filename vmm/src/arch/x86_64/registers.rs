@@ -43,7 +43,7 @@ pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
 
 /// Sets the boot processor up to enter the kernel, whose page tables and descriptor table [`write_tables`] has made.
 pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
-    let mut sregs = vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?;
+    let mut sregs = vcpu.get_sregs().map_err(KvmError::call("read special registers"))?;
     let regs = match entry {
         Entry::Linux64(rip) => {
             long_mode(&mut sregs);
@@ -54,8 +54,8 @@ pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
             kvm_regs { rflags: 2, rip, rbx: PVH_START_INFO, ..Default::default() }
         }
     };
-    vcpu.set_sregs(&sregs).map_err(KvmError::call("setting special registers"))?;
-    vcpu.set_regs(&regs).map_err(KvmError::call("setting registers"))
+    vcpu.set_sregs(&sregs).map_err(KvmError::call("set special registers"))?;
+    vcpu.set_regs(&regs).map_err(KvmError::call("set registers"))
 }
 
 /// Writes the boot processor's descriptor table and page tables: 1 GiB mapped one to one by 2 MiB pages.

@@ -360,7 +360,7 @@ mod tests {
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "setting the extended state"),
             ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
             ("/irqchip", serde_json::json!([good["irqchip"][0], good["irqchip"][0], good["irqchip"][0]]), "irqchip"),
-            ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "setting special registers"),
+            ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "set special registers"),
         ];
         for (path, value, wanted) in cases {
             let error = refusal(path, value);

@@ -111,12 +111,12 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let rule = format!("is {khz}: this host's counter runs at {host}, and its CPU cannot scale it");
         return Err(StateError::rule("tsc.khz", rule).into());
     }
-    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("setting the frequency of the counter to {khz} kHz")))
+    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("set the frequency of the counter to {khz} kHz")))
 }
 
 fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
     ioctl::set_tsc_offset(vcpu, offset)
-        .map_err(|source| KvmError::Call { what: "setting the offset of the time stamp counter".into(), source })
+        .map_err(|source| KvmError::Call { what: "set the offset of the time stamp counter".into(), source })
 }
 
 /// The counter, and the host's time of day then.

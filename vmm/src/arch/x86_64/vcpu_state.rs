@@ -67,21 +67,21 @@ impl VcpuState {
     /// Reads the state of a vCPU that is not running and has its CPUID.
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
         // First: KVM takes pending INIT and SIPI into the run state by this call, and may change events by that.
-        let mp_state = vcpu.get_mp_state().map_err(KvmError::call("reading the run state"))?;
+        let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read the run state"))?;
         let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
         let msrs = msr::read_all(kvm, vcpu)?;
         Ok(Self {
             mp_state: KvmBytes(mp_state),
-            regs: KvmBytes(vcpu.get_regs().map_err(KvmError::call("reading registers"))?),
-            sregs: KvmBytes(vcpu.get_sregs().map_err(KvmError::call("reading special registers"))?),
+            regs: KvmBytes(vcpu.get_regs().map_err(KvmError::call("read registers"))?),
+            sregs: KvmBytes(vcpu.get_sregs().map_err(KvmError::call("read special registers"))?),
             pdptrs,
-            xsave: ioctl::xsave(vm, vcpu).map_err(failed("reading the extended state"))?,
+            xsave: ioctl::xsave(vm, vcpu).map_err(failed("read the extended state"))?,
             xcrs: vcpu.get_xcrs().ok().map(KvmBytes),
-            lapic: KvmBytes(vcpu.get_lapic().map_err(KvmError::call("reading the local APIC"))?),
+            lapic: KvmBytes(vcpu.get_lapic().map_err(KvmError::call("read the local APIC"))?),
             msrs: msrs.into_iter().map(|entry| MsrState { index: entry.index, value: entry.data }).collect(),
             nested: nested(kvm, vcpu)?,
-            debug: KvmBytes(vcpu.get_debug_regs().map_err(KvmError::call("reading debug registers"))?),
-            events: KvmBytes(vcpu.get_vcpu_events().map_err(KvmError::call("reading pending events"))?),
+            debug: KvmBytes(vcpu.get_debug_regs().map_err(KvmError::call("read debug registers"))?),
+            events: KvmBytes(vcpu.get_vcpu_events().map_err(KvmError::call("read pending events"))?),
         })
     }
 
@@ -96,25 +96,25 @@ impl VcpuState {
         self.restore_sregs(vcpu)?;
         self.restore_msrs(vcpu, unwritable, |index| index == msr::FEATURE_CONTROL)?;
         self.restore_nested(kvm, vcpu)?;
-        vcpu.set_regs(&self.regs.0).map_err(KvmError::call("setting registers"))?;
+        vcpu.set_regs(&self.regs.0).map_err(KvmError::call("set registers"))?;
         if let Some(xcrs) = &self.xcrs {
-            vcpu.set_xcrs(&xcrs.0).map_err(KvmError::call("setting extended control registers"))?;
+            vcpu.set_xcrs(&xcrs.0).map_err(KvmError::call("set extended control registers"))?;
         }
-        ioctl::set_xsave(vm, vcpu, &self.xsave).map_err(failed("setting the extended state"))?;
-        vcpu.set_lapic(&self.lapic.0).map_err(KvmError::call("setting the local APIC"))?;
+        ioctl::set_xsave(vm, vcpu, &self.xsave).map_err(failed("set the extended state"))?;
+        vcpu.set_lapic(&self.lapic.0).map_err(KvmError::call("set the local APIC"))?;
         self.restore_msrs(vcpu, unwritable, |index| {
             !matches!(index, msr::FEATURE_CONTROL | msr::TSC | msr::TSC_DEADLINE)
         })?;
         self.restore_msrs(vcpu, unwritable, |index| index == msr::TSC_DEADLINE)?;
-        vcpu.set_debug_regs(&self.debug.0).map_err(KvmError::call("setting debug registers"))?;
-        vcpu.set_mp_state(self.mp_state.0).map_err(KvmError::call("setting the run state"))?;
-        vcpu.set_vcpu_events(&self.events.0).map_err(KvmError::call("setting pending events"))
+        vcpu.set_debug_regs(&self.debug.0).map_err(KvmError::call("set debug registers"))?;
+        vcpu.set_mp_state(self.mp_state.0).map_err(KvmError::call("set the run state"))?;
+        vcpu.set_vcpu_events(&self.events.0).map_err(KvmError::call("set pending events"))
     }
 
     fn restore_sregs(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let sregs = &self.sregs.0;
         let Some(pdptrs) = self.pdptrs else {
-            return vcpu.set_sregs(sregs).map_err(KvmError::call("setting special registers"));
+            return vcpu.set_sregs(sregs).map_err(KvmError::call("set special registers"));
         };
         let kvm_sregs { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base, .. } =
             *sregs;
@@ -140,7 +140,7 @@ impl VcpuState {
             flags,
             pdptrs,
         };
-        ioctl::set_sregs2(vcpu, &sregs).map_err(failed("setting special registers"))
+        ioctl::set_sregs2(vcpu, &sregs).map_err(failed("set special registers"))
     }
 
     fn restore_msrs(
@@ -168,7 +168,7 @@ impl VcpuState {
             return Err(StateError::rule("nested", rule).into());
         }
         let buffer = nested_of(&self.nested)?;
-        vcpu.set_nested_state(&buffer).map_err(KvmError::call("setting the state of the guest's own virtualization"))
+        vcpu.set_nested_state(&buffer).map_err(KvmError::call("set the state of the guest's own virtualization"))
     }
 }
 
@@ -185,7 +185,7 @@ fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
         Ok(_) => {}
         // This vCPU's CPUID has no such extension.
         Err(error) if error.errno() == libc::EINVAL => return Ok(Vec::new()),
-        Err(error) => return Err(KvmError::call("reading the state of the guest's own virtualization")(error)),
+        Err(error) => return Err(KvmError::call("read the state of the guest's own virtualization")(error)),
     }
     let len = usize::try_from(buffer.size).unwrap_or(usize::MAX);
     Ok(buffer.as_bytes().iter().take(len).copied().collect())
@@ -223,5 +223,5 @@ fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         // SVM: interrupts are not held off globally.
         buffer.flags = u16::try_from(KVM_STATE_NESTED_GIF_SET).expect("the flags have 16 bits");
     }
-    vcpu.set_nested_state(&buffer).map_err(KvmError::call("ending the guest's own virtualization"))
+    vcpu.set_nested_state(&buffer).map_err(KvmError::call("end the guest's own virtualization"))
 }

@@ -49,7 +49,7 @@ fn vm_is_saved_only_while_paused_and_stays_paused() {
     save(&mut control, directory.path()).unwrap();
     std::fs::write(directory.path().join("state.json"), "").unwrap();
     let refused = save(&mut control, directory.path()).unwrap_err();
-    assert!(refused.to_string().contains("is there already"), "{refused}");
+    assert!(refused.to_string().contains("already exists"), "{refused}");
     assert_eq!(state(&mut control), Some(VmState::Paused));
     control.resume().unwrap();
     let told = told(&monitor, &file);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time as a queue's callers see it while they wait.
+//! Time as seen by callers that wait for a queue.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::State;
 
-/// A clock, and a way to wait by it.
+/// Clock that callers can wait by.
 pub(super) trait Clock: Send + Sync {
-    /// Time now.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
     /// Waits until `changed` is notified, but at most `limit`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Output by a thread of its own: the file may be a pipe whose reader has stopped to read, and the VM must not stop with it. The log,
-//! events and consoles are written so.
+//! Output by a separate thread: the file may be a pipe whose reader has stopped reading, which must not stop the VM. The log, events and
+//! consoles use this.
 
 mod clock;
 mod output;
@@ -21,48 +21,48 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Most bytes that are joined for one write. A slow line (9600 bits a second) takes them in a third of a second, so each write that
-/// returns shows that the reader reads.
+/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second, so each completed
+/// write shows that the reader reads.
 const PIECE: usize = 256;
-/// The same for a file on a disk, where no reader is waited for, and a call costs more than 256 bytes do.
+/// The same for a file on a disk. A disk has no slow reader, and there a call costs more than writing 256 bytes.
 const DISK_PIECE: usize = 4 << 10;
 
-/// Longest time that a caller waits at once.
+/// Maximum time of one wait of a caller.
 const STEP: Duration = Duration::from_millis(100);
 
-/// A bounded queue of bytes or lines, and the thread that writes them. After a drop the thread writes the rest, as long as the process
-/// lives.
+/// Bounded queue of bytes or lines, and the thread that writes them. After the queue is dropped, the thread writes the rest while the
+/// process lives.
 pub struct QueuedWriter(Arc<Shared>);
 
 struct Shared {
-    /// Its name in the log.
+    /// Name of the stream in the log.
     name: &'static str,
-    /// Most bytes that wait to be written, or are being written.
+    /// Maximum bytes that are queued or being written.
     limit: u64,
-    /// Up to how many bytes are put together.
+    /// Maximum bytes that are joined for one write.
     piece: usize,
-    /// Reports lost lines; `None` if this is no queue of lines.
+    /// Makes the line that reports lost lines. `None` if this is not a queue of lines.
     notice: Option<Notice>,
     /// True if the log does not report lost output: it is the log itself.
     quiet: bool,
     clock: Box<dyn Clock>,
     state: Mutex<State>,
-    /// There is something to write, or nothing comes any more.
+    /// Notified when bytes are queued, or when the queue is closed.
     filled: Condvar,
-    /// Something was written.
+    /// Notified when bytes were written.
     emptied: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Vec<u8>>,
-    /// Bytes that were ever queued.
+    /// Total bytes queued so far.
     queued: u64,
-    /// Bytes of these that were written, or could not be.
+    /// Total bytes of these that were written, or could not be written.
     written: u64,
     /// Callers that wait for room, in order of arrival.
     pushing: VecDeque<u64>,
-    /// Pushes that ever waited.
+    /// Number of pushes that had to wait so far.
     waited: u64,
     /// True if a push timed out and nothing was written since.
     stuck: bool,
@@ -70,35 +70,35 @@ struct State {
     abandoned: bool,
     /// True if a line found no room and the queue has been more than half full since.
     full: bool,
-    /// Bytes or lines that were not queued, and that no report covers yet.
+    /// Bytes or lines that were not queued and are not reported yet.
     untold: u64,
-    /// Bytes or lines that were ever lost.
+    /// Total bytes or lines lost so far.
     lost: u64,
     closed: bool,
 }
 
 impl QueuedWriter {
-    /// A queue of up to `limit` bytes before `file`; the log calls it `name`.
+    /// Creates a queue of up to `limit` bytes for `file`, which the log calls `name`.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process cannot start more threads.
     pub fn new(name: &'static str, file: File, limit: u64) -> io::Result<Self> {
         Self::bounded(name, file, limit, u64::MAX)
     }
 
-    /// The same for a file on a disk, which is to be no longer than `most` bytes: what comes while it is full is lost.
+    /// Creates a queue for a file on a disk, which may grow to at most `most` bytes. Output is lost while the file is full.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process cannot start more threads.
     pub fn bounded(name: &'static str, file: File, limit: u64, most: u64) -> io::Result<Self> {
         let piece = if most == u64::MAX { PIECE } else { DISK_PIECE };
         Self::start(Shared::new(name, limit, piece, None, Box::new(HostClock)), Pen::new(file, most))
     }
 
-    /// A queue of lines. Where lines are lost, the stream gets the line that `notice` makes of their number.
+    /// Creates a queue of lines. If lines are lost, the stream gets the line that `notice` makes of their number.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process cannot start more threads.
     pub fn of_lines(
         name: &'static str,
         file: File,
@@ -109,7 +109,7 @@ impl QueuedWriter {
         Self::start(shared, Pen::new(file, u64::MAX))
     }
 
-    /// The same for lines of the log itself, which does not report that they are lost. Lines wait until the thread is started.
+    /// Creates a queue for lines of the log itself, which does not report lost lines. Lines are queued until the thread is started.
     pub fn of_log(
         name: &'static str,
         file: File,
@@ -128,8 +128,8 @@ impl QueuedWriter {
         Ok(Self(shared))
     }
 
-    /// Queues one or more whole lines, and never waits. Returns false if there is no room: then the lines are lost and counted. From then
-    /// on all lines are lost until the queue is half empty.
+    /// Queues one or more whole lines, without waiting. If there is no room, the lines are lost and counted, and the result is false.
+    /// From then on, all lines are lost until the queue is half empty.
     pub fn push_lines(&self, text: &[u8]) -> bool {
         let mut state = self.0.lock();
         if state.full || !self.0.has_room(&state, text) {
@@ -143,20 +143,20 @@ impl QueuedWriter {
         true
     }
 
-    /// Counts lines that were lost before they came here. They are reported with the next line.
+    /// Counts lines that were lost before they reached this queue. They are reported with the next line.
     pub fn add_lost(&self, lines: u64) {
         let mut state = self.0.lock();
         state.untold += lines;
         state.lost += lines;
     }
 
-    /// Bytes, or lines of a queue of lines, that were ever lost.
+    /// Number of bytes lost so far, or of lines for a queue of lines.
     pub fn lost(&self) -> u64 {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` to be written whole, and waits at most `patience` for room. Callers get room in order of arrival. After
-    /// a timeout, bytes without room are lost at once until something is written again. The log then reports how many.
+    /// Queues `bytes` to be written as a whole, and waits at most `patience` for room. Callers get room in order of arrival. After a
+    /// timeout, bytes that find no room are lost at once until something is written again. The log then reports how many were lost.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
         let mut state = self.0.lock();
         let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
@@ -176,7 +176,7 @@ impl QueuedWriter {
                 }
             }
             state.pushing.retain(|other| *other != turn);
-            // The next may find room too, or not have to wait.
+            // The next caller may find room too, or need not wait any more.
             self.0.emptied.notify_all();
         }
         if self.0.has_room(&state, bytes) {
@@ -187,15 +187,15 @@ impl QueuedWriter {
         }
     }
 
-    /// The same as [`Self::drain`], but returns at once if a drain timed out and nothing was written since.
+    /// Like [`Self::drain`], but returns at once if a drain timed out and nothing was written since.
     #[must_use]
     pub fn drain_once(&self, limit: Duration) -> bool {
         let abandoned = self.0.lock().abandoned;
         !abandoned && self.drain(limit, limit)
     }
 
-    /// Waits until all so far is written: as long as something is at least every `patience`, and not longer than `limit`. Returns
-    /// whether it is.
+    /// Waits until everything queued so far is written. Gives up if nothing is written for `patience`, or after `limit`. Returns true if
+    /// everything is written.
     #[must_use]
     pub fn drain(&self, patience: Duration, limit: Duration) -> bool {
         let mut state = self.0.lock();
@@ -217,17 +217,17 @@ impl QueuedWriter {
     }
 }
 
-/// The thread of a queue, which is not started yet.
+/// Thread of a queue, not started yet.
 pub struct WriterThread {
     shared: Arc<Shared>,
     file: File,
 }
 
 impl WriterThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process cannot start more threads.
     pub fn start(self) -> io::Result<()> {
         start_thread(self.shared, Pen::new(self.file, u64::MAX))
     }
@@ -258,16 +258,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something was written or the time is over: at most `left`, and at most a step. Returns how much of `left` that took.
+    /// Waits until something was written, but at most `left` and at most one step. Returns how much of `left` was used.
     ///
-    /// A machine that stands still meanwhile takes a step, as the writing thread stood still too.
+    /// If the whole machine was suspended meanwhile, this counts at most one step, because the writing thread was suspended too.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, left: Duration) -> (MutexGuard<'a, State>, Duration) {
         let (begun, step) = (self.clock.now(), left.min(STEP));
         let state = self.clock.wait(&self.emptied, state, step);
         (state, self.clock.now().saturating_duration_since(begun).min(step))
     }
 
-    /// True if `bytes` fit. An empty queue takes any number of bytes, and any room is enough for a few: otherwise a caller that pushes
+    /// True if `bytes` fit. An empty queue takes any number of bytes. A few bytes fit into any room: otherwise a caller that pushes
     /// single bytes would leave no room for larger pushes.
     fn has_room(&self, state: &State, bytes: &[u8]) -> bool {
         let unwritten = state.queued - state.written;
@@ -288,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Reports lines that were lost, in their place: after what waits, and before any later line.
+    /// Reports lost lines at their place: after the queued lines, and before any later line.
     fn tell_lost(&self, state: &mut State) {
         if let Some(notice) = &self.notice
             && state.untold > 0
@@ -298,7 +298,7 @@ impl Shared {
         }
     }
 
-    /// A piece was written, or was lost.
+    /// Records that a piece was written or lost.
     fn wrote(&self, len: usize, lost: u64) {
         let mut state = self.lock();
         state.written += len as u64;
@@ -312,11 +312,11 @@ impl Shared {
         drop(state);
         self.emptied.notify_all();
         if untold > 0 {
-            log::warn!("{}: {untold} bytes are lost: nobody read them in time", self.name);
+            log::warn!("{}: {untold} bytes are lost: they were not read in time", self.name);
         }
     }
 
-    /// The thread: writes what comes, until nothing can come any more.
+    /// Body of the thread: writes everything that is queued, until the queue is closed.
     fn write(&self, mut pen: Pen<impl Output>) {
         let mut failing = false;
         loop {
@@ -330,7 +330,7 @@ impl Shared {
             self.wrote(piece.len(), lost);
             match result {
                 Ok(()) => failing = false,
-                // Once, as there is no limit to what may follow.
+                // Logged once, because failures may repeat without limit.
                 Err(error) if !failing && !self.quiet => {
                     failing = true;
                     log::warn!("{}: output is lost: {error}{}", self.name, file_size::hint(&error));

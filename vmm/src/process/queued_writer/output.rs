@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The file that a queue's thread writes to, and how a queue of lines recovers from failed writes.
+//! The file that a queue's thread writes to, and the recovery of a queue of lines from failed writes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
 
-/// Where a queue's thread writes to.
+/// File or stream that a queue's thread writes to.
 pub(super) trait Output: Send {
-    /// Writes some of `bytes`, and waits as long as that takes.
+    /// Writes some of `bytes`, and waits as long as necessary.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -44,20 +44,20 @@ fn ignore_interrupt(error: rustix::io::Errno) -> rustix::io::Result<usize> {
 /// Makes the line that reports `count` lost lines, with its line break.
 pub(super) type Notice = Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>;
 
-/// The thread's end of a queue.
+/// Writing end of a queue, for its thread.
 pub(super) struct Pen<O> {
     output: O,
-    /// Most bytes of the file.
+    /// Maximum size of the file in bytes.
     most: u64,
     /// Lines that could not be written and that no notice has reported yet.
     failed: u64,
-    /// The last write ended within a line.
+    /// True if the last write ended within a line.
     in_line: bool,
 }
 
 /// Outcome of writing a piece.
 pub(super) struct Written {
-    /// Lost lines of a queue of lines, lost bytes of another queue.
+    /// Number of lost lines for a queue of lines, or of lost bytes for another queue.
     pub(super) lost: u64,
     pub(super) result: io::Result<()>,
 }
@@ -67,17 +67,17 @@ impl<O: Output> Pen<O> {
         Self { output, most, failed: 0, in_line: false }
     }
 
-    /// Writes bytes that are no lines.
+    /// Writes bytes that are not lines.
     pub(super) fn write_bytes(&mut self, piece: &[u8]) -> Written {
         let (done, result) = self.write(piece);
         Written { lost: (piece.len() - done) as u64, result }
     }
 
-    /// Writes whole lines. Lines that were lost by failed writes are reported first.
+    /// Writes whole lines. First reports lines that failed writes lost.
     pub(super) fn write_lines(&mut self, piece: &[u8], notice: &Notice) -> Written {
         let mut before = Vec::new();
         if self.failed > 0 {
-            // Another process may have emptied the file since.
+            // Another process may have truncated the file since.
             if self.in_line && self.output.size().is_ok_and(|size| size > 0) {
                 before.push(b'\n');
             }
@@ -97,7 +97,7 @@ impl<O: Output> Pen<O> {
         Written { lost, result }
     }
 
-    /// Writes all of `bytes`, or returns how many were written before what failed.
+    /// Writes all of `bytes`. Returns the number of bytes written before an error.
     fn write(&mut self, bytes: &[u8]) -> (usize, io::Result<()>) {
         if let Err(error) = self.check_size(bytes.len()) {
             return (0, Err(error));
@@ -121,7 +121,7 @@ impl<O: Output> Pen<O> {
         if size.saturating_add(more as u64) <= self.most {
             return Ok(());
         }
-        Err(io::Error::other(format!("the file has {size} bytes, and takes no more than {}", self.most)))
+        Err(io::Error::other(format!("the file has {size} bytes, and its limit is {}", self.most)))
     }
 }
 
@@ -134,7 +134,7 @@ pub(super) fn lines(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// A file of a few bytes at most.
+    /// File with a small maximum size.
     struct Small {
         bytes: Vec<u8>,
         most: usize,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A queue before outputs that take nothing, a little, or everything. No test depends on how fast the machine is: time passes when a test
-//! says so.
+//! Tests of queues with outputs that take nothing, a little, or everything. No test depends on the speed of the machine: time passes only
+//! as the test determines.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ const LIMIT: u64 = 16 << 10;
 const PATIENCE: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Time stands still, so that who waits does so until something changes.
+/// Clock that stands still, so that a waiting caller waits until something changes.
 struct Frozen(Instant);
 
 impl Clock for Frozen {
@@ -30,7 +30,7 @@ impl Clock for Frozen {
     }
 }
 
-/// Each wait lasts as long as it may. With a gate, it lets one write be done.
+/// Clock on which each wait takes its full time. With a gate, each wait also lets one write complete.
 struct Hasty {
     gate: Option<Gate>,
     start: Instant,
@@ -62,13 +62,13 @@ fn hasty() -> Box<dyn Clock> {
 #[derive(Default)]
 struct Taken {
     bytes: Vec<u8>,
-    /// Writes that may be done.
+    /// Number of writes that may complete.
     allowed: u64,
-    /// A write waits.
+    /// True if a write waits.
     waits: bool,
 }
 
-/// An output each of whose writes a test allows.
+/// Output that completes a write only when the test allows it.
 #[derive(Clone, Default)]
 struct Gate(Arc<(Mutex<Taken>, Condvar)>);
 
@@ -78,7 +78,7 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    /// Waits until a write is held up.
+    /// Waits until a write is blocked.
     fn wait_until_held(&self) {
         let (taken, changed) = &*self.0;
         drop(changed.wait_while(taken.lock().unwrap(), |taken| !taken.waits).unwrap());
@@ -118,7 +118,7 @@ fn queue_of_lines(gate: &Gate, clock: Box<dyn Clock>) -> QueuedWriter {
     QueuedWriter::start(shared, Pen::new(gate.clone(), u64::MAX)).unwrap()
 }
 
-/// A queue that has no room, before an output that takes nothing, and what is in it.
+/// Creates a queue without room, whose output takes nothing. Also returns the queued bytes.
 fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     let gate = Gate::default();
     let queue = queue(&gate, clock);
@@ -132,7 +132,7 @@ fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     (gate, queue, queued)
 }
 
-/// Counting 32-bit words: a lost or repeated piece shows.
+/// Returns consecutive 32-bit numbers, so that a lost or repeated piece is visible.
 fn bytes(len: u32) -> Vec<u8> {
     (0..len / 4).flat_map(u32::to_le_bytes).collect()
 }
@@ -163,7 +163,7 @@ fn stalled_reader_delays_once_and_later_gets_queued_bytes() {
     assert_eq!(queue.0.clock.now() - start, PATIENCE);
     assert_eq!((queue.lost(), queue.0.lock().untold), (4000, 4000));
     gate.open(u64::MAX);
-    // Each wait takes time and gives up at once, so this tries again until all is written.
+    // Each drain gives up at once on this clock, so the test retries until everything is written.
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
     }
@@ -225,7 +225,7 @@ fn single_bytes_leave_room_for_a_piece() {
             other.push(b"y", LONG);
         }
     });
-    // Whenever one of them writes, the other waits.
+    // While one of them writes, the other waits.
     let pieces = queue.clone();
     let piece = thread::spawn(move || (0..6).for_each(|_| pieces.push(&[b'z'; PIECE], LONG)));
     while !piece.is_finished() {
@@ -267,7 +267,7 @@ fn slow(gate: &Gate) -> Box<dyn Clock> {
 }
 
 #[test]
-fn drain_goes_on_while_something_is_written() {
+fn drain_continues_while_something_is_written() {
     let gate = Gate::default();
     let queue = queue(&gate, slow(&gate));
     (0..10).for_each(|_| queue.push(&[b'x'; PIECE], PATIENCE));
@@ -276,7 +276,7 @@ fn drain_goes_on_while_something_is_written() {
     assert_eq!(queue.0.clock.now() - start, 10 * STEP);
 }
 
-/// The machine stands still for a minute each time, and goes on with a thread that has written nothing yet.
+/// Clock of a machine that is suspended for a minute at each wait. The writing thread has then written nothing.
 struct Stalling(Mutex<Instant>, Arc<Mutex<u32>>);
 
 impl Clock for Stalling {
@@ -302,7 +302,7 @@ fn stalled_machine_takes_a_step_of_patience() {
 }
 
 #[test]
-fn drain_ends_at_its_limit_however_the_reader_reads() {
+fn drain_ends_at_its_limit_even_if_the_reader_reads() {
     let gate = Gate::default();
     let queue = queue(&gate, slow(&gate));
     (0..10).for_each(|_| queue.push(&[b'x'; PIECE], PATIENCE));
@@ -312,10 +312,10 @@ fn drain_ends_at_its_limit_however_the_reader_reads() {
 }
 
 #[test]
-fn what_is_queued_is_written_after_the_queue_is_dropped() {
+fn queued_bytes_are_written_after_the_queue_is_dropped() {
     let (mut reader, writer) = io::pipe().unwrap();
     let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), 100_000).unwrap();
-    // More than a pipe takes.
+    // More bytes than fit in a pipe.
     queue.push(&bytes(72_000), PATIENCE);
     drop(queue);
     let mut all = Vec::new();
@@ -324,7 +324,7 @@ fn what_is_queued_is_written_after_the_queue_is_dropped() {
 }
 
 #[test]
-fn closed_pipe_costs_the_output_only() {
+fn closed_pipe_loses_only_the_output() {
     let (reader, writer) = io::pipe().unwrap();
     let shared = Shared::new("--test", LIMIT, PIECE, None, frozen());
     let queue = QueuedWriter::start(shared, Pen::new(File::from(OwnedFd::from(writer)), u64::MAX)).unwrap();
@@ -362,7 +362,7 @@ fn lines_without_room_are_dropped_whole_and_reported_in_place() {
     assert!(!queue.push_lines(b"short\n"));
     assert_eq!(queue.lost(), 85);
     gate.open(u64::MAX);
-    // No line has to come for the report.
+    // The report comes without a further line.
     let expected: String = (0..16).map(line).chain(["85 lost\n".into()]).collect();
     while gate.bytes().len() < expected.len() {
         thread::yield_now();
