@@ -253,7 +253,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/windows/0/len", (CHUNK + 4096).into(), "ends behind the file"),
         ("/windows/0/len", 0.into(), "is not made of whole pages"),
         ("/windows/0/offset", (RAM + 1).into(), "is not made of whole pages"),
-        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, and the configuration 1"),
+        ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, but the configuration has 1"),
         ("/platform", json!([{"kind": "serial", "version": 1, "payload": {}, "more": 1}]), "platform[0]"),
     ];
     for (place, value, wanted) in cases {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The board: devices that sit on no bus, their addresses and interrupt lines.
+//! The board: devices that are not on a bus, with their addresses and interrupt lines.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::mailbox::{GuestEvent, Mailbox};
 #[derive(Debug, Error)]
 #[error("cannot {what}: {source}")]
 pub struct BoardError {
-    /// The step that failed.
+    /// Step that failed, as a verb: "place the serial port".
     pub what: &'static str,
     /// The kernel's error.
     pub source: io::Error,
@@ -52,7 +52,7 @@ fn at_ports<D: BusDevice + 'static>(
     placed.map(|()| device).map_err(|source| BoardError { what, source })
 }
 
-/// An event that raises an interrupt line.
+/// Creates an event that raises an interrupt line.
 fn line_event(kvm: &KvmVm, what: &'static str, number: u32) -> Result<EventFd, BoardError> {
     let fail = |source| BoardError { what, source };
     let event = EventFd::new(EFD_NONBLOCK).map_err(fail)?;
@@ -60,7 +60,7 @@ fn line_event(kvm: &KvmVm, what: &'static str, number: u32) -> Result<EventFd, B
     Ok(event)
 }
 
-/// Where the devices of a board go.
+/// Services that place the devices of a board.
 struct Places<'a> {
     io_map: &'a IoMap,
     kvm: &'a KvmVm,
@@ -68,18 +68,18 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// An interrupt line.
+    /// Returns an interrupt line.
     fn line(&self, number: u32) -> Box<KvmLine> {
         Box::new(KvmLine::new(self.kvm.fd.clone(), number))
     }
 
-    /// A function that leaves an event in the mailbox.
+    /// Returns a function that leaves an event in the mailbox.
     fn leaver(&self, event: fn() -> GuestEvent) -> Box<dyn Fn() + Send + Sync> {
         let mailbox = self.mailbox.clone();
         Box::new(move || mailbox.leave(event()))
     }
 
-    /// The registers of ACPI sleep and reset, and the keyboard controller's way to reset.
+    /// Places the ACPI sleep and reset registers, and the reset command of the keyboard controller.
     fn power_registers(&self) -> Result<(), BoardError> {
         let what = "place the ACPI registers";
         let keyboard = KeyboardReset::new(self.leaver(|| GuestEvent::Reset));
@@ -94,7 +94,7 @@ impl Places<'_> {
         at_ports(self.io_map, what, (ACPI_PORTS, power::REGISTERS_LEN), registers).map(drop)
     }
 
-    /// CMOS and ACPI's timer: firmware needs them, a kernel does not.
+    /// Places CMOS and the ACPI timer, which only firmware needs.
     fn firmware_devices(&self, ram_size: u64) -> Result<FirmwareDevices, BoardError> {
         let what = "place the firmware's clocks";
         let low_end = ram_size.min(LOW_MEMORY_END);
@@ -105,7 +105,7 @@ impl Places<'_> {
         })
     }
 
-    /// The registers of PCI hot plug. A device that the guest lets go of is given back by the control thread.
+    /// Places the registers of PCI hotplug. The control thread closes a device that the guest ejects.
     fn hotplug_registers(&self, pci: &Arc<PciRoot>) -> Result<Arc<HotplugRegisters>, BoardError> {
         let line = self.line(PCI_HOTPLUG_IRQ);
         let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, self.leaver(|| GuestEvent::Left)));
@@ -121,8 +121,8 @@ impl Places<'_> {
         Ok(registers)
     }
 
-    /// The registers of processors: the first `wanted` are to be there, and `present` are. One that the guest lets go of is ended by
-    /// the control thread.
+    /// Places the registers of processors. The first `wanted` processors are wanted, and those in `present` are present. The control
+    /// thread closes a processor that the guest ejects.
     fn processors(&self, (wanted, present): (u32, Numbers)) -> Result<Arc<CpuHotplug>, BoardError> {
         let left = self.leaver(|| GuestEvent::Left);
         let registers = CpuHotplug::new(wanted, present, self.line(CPU_HOTPLUG_IRQ), left);
@@ -130,50 +130,50 @@ impl Places<'_> {
         at_ports(self.io_map, "place the registers of processors", ports, registers)
     }
 
-    /// The registers of memory devices. `devices` are there.
+    /// Places the registers of memory devices. `devices` are present.
     fn memory_devices(&self, devices: Vec<MemoryDevice>) -> Result<Arc<MemoryDevices>, BoardError> {
         let registers = MemoryDevices::new(devices, self.line(MEMORY_DEVICE_IRQ));
         let ports = (MEMORY_DEVICE_PORTS, memory_devices::REGISTERS_LEN);
         at_ports(self.io_map, "place the registers of memory devices", ports, registers)
     }
 
-    /// The register that reports a new VM Generation ID.
+    /// Places the register that reports a new VM Generation ID.
     fn generation_notice(&self) -> Result<Arc<GenerationNotice>, BoardError> {
         let register = GenerationNotice::new(self.line(GENERATION_ID_IRQ));
         let ports = (GENERATION_ID_PORT, generation_notice::REGISTER_LEN);
         at_ports(self.io_map, "place the register of the VM Generation ID", ports, register)
     }
 
-    /// The ports of PCI configuration space, for guests that do not use ECAM.
+    /// Places the ports of PCI configuration space, for guests that do not use ECAM.
     fn config_ports(&self, root: &Arc<PciRoot>) -> Result<Arc<ConfigPorts>, BoardError> {
         let ports = ConfigPorts::new(root.clone(), self.leaver(|| GuestEvent::Reset));
         at_ports(self.io_map, "place PCI configuration space", (ConfigPorts::BASE, ConfigPorts::SIZE), ports)
     }
 }
 
-/// What firmware needs and a kernel has no use for.
+/// Devices that only firmware needs.
 struct FirmwareDevices {
     /// Clock and memory.
     cmos: Arc<Cmos>,
-    /// ACPI's timer.
+    /// ACPI timer.
     pm_timer: Arc<PmTimer>,
 }
 
 /// Choices of a VM that its board depends on.
 pub struct BoardConfig {
-    /// The VM boots firmware.
+    /// True if the VM boots firmware.
     pub firmware: bool,
-    /// Bytes of RAM that the guest boots with.
+    /// Bytes of RAM at boot.
     pub ram_size: u64,
-    /// Number of vCPUs that the guest boots with and the vCPUs that there are, if vCPUs can come and go.
+    /// If vCPUs can be added and removed: number of vCPUs at boot, and the present vCPUs.
     pub processors: Option<(u32, Numbers)>,
     /// RAM that was added, if RAM can be added.
     pub memory_devices: Option<Vec<MemoryDevice>>,
-    /// The VM has a VM Generation ID.
+    /// True if the VM has a VM Generation ID.
     pub generation_id: bool,
 }
 
-/// Devices that sit on no bus.
+/// Devices that are not on a bus.
 pub struct Board {
     /// System control port B.
     control_port: Arc<ControlPort>,
@@ -181,13 +181,13 @@ pub struct Board {
     config_ports: Arc<ConfigPorts>,
     /// Registers of PCI hot plug.
     pub hotplug: Arc<HotplugRegisters>,
-    /// Registers of processors, if vCPUs can come and go.
+    /// Registers of processors, if vCPUs can be added and removed.
     pub processors: Option<Arc<CpuHotplug>>,
     /// Registers of memory devices, if RAM can be added.
     pub memory_devices: Option<Arc<MemoryDevices>>,
     /// Register that reports a new VM Generation ID, if the VM has one. It has no state to save: each restore sets it.
     pub generation_notice: Option<Arc<GenerationNotice>>,
-    /// Raises the interrupt line of ACPI events.
+    /// Event that raises the interrupt line of ACPI events.
     power_button: EventFd,
     /// First serial port, if the VM has it.
     serial: Option<Arc<SerialPort>>,
@@ -195,7 +195,7 @@ pub struct Board {
     for_firmware: Option<FirmwareDevices>,
 }
 
-/// A device with state.
+/// Device with state.
 trait Saved {
     fn save(&self) -> Result<DeviceState, StateError>;
     fn restore(&self, state: &DeviceState) -> Result<(), StateError>;
@@ -220,7 +220,7 @@ impl Board {
     /// Places all devices except the serial port. Requests of the guest go to `mailbox`.
     ///
     /// # Errors
-    /// KVM refuses an interrupt line, or the process can have no more descriptors.
+    /// KVM rejects an interrupt line, or the process cannot have more descriptors.
     pub fn new(
         io_map: &IoMap,
         kvm: &KvmVm,
@@ -248,7 +248,7 @@ impl Board {
     /// Places the first serial port and connects its interrupt line. Output of the guest goes to `output`.
     ///
     /// # Errors
-    /// As of [`new`](Self::new).
+    /// As for [`new`](Self::new).
     pub fn add_serial_port(
         &mut self,
         io_map: &IoMap,
@@ -270,7 +270,7 @@ impl Board {
         self.power_button.write(1).map_err(|source| BoardError { what: "press the power button", source })
     }
 
-    /// All of them with their names, in the order of their states.
+    /// Returns all devices with their names, in the order of their states.
     fn all(&self) -> Vec<(&'static str, &dyn Saved)> {
         let mut all: Vec<(&str, &dyn Saved)> = vec![
             ("control port", &*self.control_port),
@@ -286,11 +286,11 @@ impl Board {
         all
     }
 
-    /// Puts them back to power-on, but for the registers of hot plug, processors and memory devices: these are reset before the devices
-    /// are that come and go by them. Called with all vCPUs stopped, before the interrupt controllers are restored.
+    /// Resets the devices to their power-on state, except the registers of hotplug, processors and memory devices: these are reset
+    /// earlier, before the devices that they control. Called with all vCPUs stopped, before the interrupt controllers are restored.
     pub fn reset(&self) {
         self.control_port.reset();
-        // As a guest would do it.
+        // Written as a guest would.
         self.config_ports.write(0, &[0; 4]);
         if let Some(notice) = &self.generation_notice {
             notice.reset();
@@ -298,28 +298,28 @@ impl Board {
         if let Some(serial) = &self.serial {
             serial.reset();
         }
-        // ACPI's timer has nothing that a guest wrote.
+        // The guest cannot write to the ACPI timer.
         if let Some(FirmwareDevices { cmos, .. }) = &self.for_firmware {
             cmos.reset();
         }
     }
 
-    /// What they are. Called with all vCPUs stopped.
+    /// Saves the devices. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// A device is on its way out.
+    /// The guest was asked to release a device and has not done so.
     pub fn save(&self) -> Result<Vec<DeviceState>, StateError> {
         self.all().into_iter().map(|(_, device)| device.save()).collect()
     }
 
-    /// Makes them what `states` say. Interrupt controllers must be restored, and functions be on the bus by then.
+    /// Restores the devices from `states`. Interrupt controllers must be restored, and functions must be on the bus before.
     ///
     /// # Errors
-    /// The devices are others than those that were saved, or what of a state is refused.
+    /// The VM has other devices than the saved VM, or a state is invalid.
     pub fn restore(&self, states: &[DeviceState]) -> Result<(), StateError> {
         let all = self.all();
         if all.len() != states.len() {
-            return Err(StateError::rule("platform", "has not the devices that this VM has"));
+            return Err(StateError::rule("platform", "does not match the devices of this VM"));
         }
         let restore =
             |((name, device), state): ((&str, &dyn Saved), _)| device.restore(state).map_err(StateError::of(name));
@@ -365,8 +365,8 @@ mod tests {
     }
 
     #[test]
-    fn reset_leaves_nothing_of_what_the_old_guest_wrote_to_ports() {
-        // The timer, which is last, goes on.
+    fn reset_clears_everything_that_the_guest_wrote_to_ports() {
+        // The timer, which is last, keeps running.
         let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);

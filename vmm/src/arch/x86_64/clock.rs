@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's clock, by which most guests tell the time, while a VM is paused or saved.
+//! KVM's clock, which most guests use as their time, while a VM is paused or saved.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::kvm::KvmError;
 
-/// How often something is read to learn when it was what it was.
+/// Number of readings of a clock with its time.
 const READINGS: usize = 8;
 
-/// What the clock stood at.
+/// Value of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
@@ -30,13 +30,13 @@ pub fn realtime_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Reads something that goes on with time, and the host's time of day at that moment: of several readings, the one that took
-/// least time tells best when it was. The clocks of a guest must agree to a fraction of a millisecond.
+/// Reads a value that changes with time, and the host's time of day at that moment. Of several readings, the shortest one is the most
+/// precise. The clocks of a guest must agree to a fraction of a millisecond.
 pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     timed_by(realtime_ns, read)
 }
 
-/// The same with another clock for the host's time of day.
+/// Like [`timed`], with another clock for the host's time of day.
 fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     let mut timed = || {
         let before = now();
@@ -64,15 +64,16 @@ impl ClockState {
         Ok(Self { ns: clock.clock, realtime_ns: if exact { clock.realtime } else { realtime_ns } })
     }
 
-    /// Has the clock go on where it stood: the guest does not learn of the time since.
+    /// Lets the clock continue from the saved value: the guest does not notice the time since.
     pub fn go_on(&self, vm: &VmFd) -> Result<(), KvmError> {
         set(vm, kvm_clock_data { clock: self.ns, ..Default::default() })
     }
 
-    /// Has the clock go on where it would be had it never stopped; where it stood, if the host's time of day was set back since.
+    /// Advances the clock by the time since it was saved. If the host's time of day was set back since, the clock continues from the
+    /// saved value.
     pub fn catch_up(&self, vm: &VmFd) -> Result<(), KvmError> {
         if vm.check_extension_int(Cap::AdjustClock).cast_unsigned() & KVM_CLOCK_REALTIME != 0 {
-            // The kernel does it, with no time between the look at the host's clock and the change.
+            // The kernel computes the time itself, so no time passes between reading the host's clock and the change.
             let (flags, realtime) = (KVM_CLOCK_REALTIME, self.realtime_ns);
             return set(vm, kvm_clock_data { clock: self.ns, flags, realtime, ..Default::default() });
         }
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Times readings that take as long as `durations` says, from 1000 ns on. Returns the number of the reading that counts and its time.
+    /// Runs timed readings of these `durations`, from 1000 ns on. Returns the number of the reading that counts, and its time.
     fn timed_readings(durations: [i64; READINGS]) -> (usize, u64) {
         let (now, mut readings) = (Cell::new(1000u64), 0);
         let read = || {
@@ -106,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn reading_that_took_least_tells_the_time() {
+    fn shortest_reading_counts() {
         assert_eq!(timed_readings([40, 30, 10, 20, 20, 20, 20, 20]), (3, 1075));
-        // Of equal ones the first counts.
+        // Of equally short readings, the first counts.
         assert_eq!(timed_readings([20; READINGS]), (1, 1010));
     }
 

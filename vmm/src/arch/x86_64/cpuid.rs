@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What CPUID tells the guest: what KVM supports, with this vCPU's place in the topology (one socket, one thread a
-//! core) and the features that KVM emulates but does not report, less what the configuration takes away.
+//! CPUID of the guest: the features that KVM supports, this vCPU's place in the topology (one socket, one thread per core), and the
+//! features that KVM emulates but does not report, without the features that the configuration disables.
 
 use carom_api::config::{CpusConfig, NumaConfig};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
@@ -24,11 +24,11 @@ const LEVEL_SMT: u32 = 1 << 8;
 /// Leaf 0xb, ECX bits 8 to 15: level type "core".
 const LEVEL_CORE: u32 = 2 << 8;
 
-/// The CPUID entries that are the same for all vCPUs.
+/// CPUID entries that are the same for all vCPUs.
 pub struct CpuidTemplate {
     entries: Vec<kvm_cpuid_entry2>,
     vcpus: u32,
-    /// How many vCPUs share the last level of the caches.
+    /// Number of vCPUs that share the last-level cache.
     cache_vcpus: u32,
     max_phys_bits: u8,
     nested: bool,
@@ -36,7 +36,8 @@ pub struct CpuidTemplate {
 }
 
 impl CpuidTemplate {
-    /// What KVM supports, for a VM of these CPUs: as many as there can be, since what was said to one stays.
+    /// Creates the template from the entries that KVM supports. The topology uses the maximum number of vCPUs, because a guest keeps the
+    /// CPUID that it read first.
     pub fn new(kvm: &Kvm, cpus: &CpusConfig) -> Result<Self, KvmError> {
         let supported =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::call("read the supported CPUID"))?;
@@ -46,7 +47,7 @@ impl CpuidTemplate {
         Ok(Self { entries, vcpus, cache_vcpus: vcpus, max_phys_bits, nested, tsc_deadline })
     }
 
-    /// The same where vCPUs are in these nodes: a guest takes it amiss where vCPUs of two of them share a cache.
+    /// Adapts the template to NUMA nodes: Linux complains if vCPUs of two nodes share a cache.
     pub fn with_nodes(self, nodes: &[NumaConfig]) -> Self {
         if nodes.is_empty() { self } else { Self { cache_vcpus: sharing_a_cache(self.vcpus, nodes), ..self } }
     }
@@ -58,7 +59,7 @@ impl CpuidTemplate {
         of_host.min(self.max_phys_bits)
     }
 
-    /// The entries of vCPU `id`, which is its APIC ID as well.
+    /// Returns the entries of vCPU `id`, which is also its APIC ID.
     pub fn for_vcpu(&self, id: u32) -> Result<CpuId, KvmError> {
         let mut entries = self.entries.clone();
         entries.retain(|entry| !matches!(entry.function, 0xb | 0x1f));
@@ -84,22 +85,22 @@ impl CpuidTemplate {
                 }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
-            // Intel's cache leaves: bits 26 to 31 say how many cores share the package, 14 to 25 how many the cache.
+            // Intel's cache leaves: bits 26 to 31 contain how many cores share the package, bits 14 to 25 how many share the cache.
             4 => {
                 let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);
             }
-            // AMD's, with the same in bits 14 to 25, and 26 to 31 reserved. One without a type ends them.
+            // AMD's cache leaves, with the same bits 14 to 25; bits 26 to 31 are reserved. A leaf without a type ends them.
             0x8000_001d if entry.eax & 0x1f != 0 => {
                 entry.eax = (entry.eax & !(0xfff << 14)) | (self.shared(entry.eax) << 14);
             }
             0x8000_0001 if !self.nested => entry.ecx &= !SVM,
             0x8000_0008 => {
-                // Widths of addresses: physical, linear, and physical ones of a guest in the guest (0: as the first).
+                // Widths of addresses: physical, linear, and physical in a nested guest (0: as the first).
                 let [physical, linear, of_guests, rest] = entry.eax.to_le_bytes();
                 let most = self.max_phys_bits;
                 entry.eax = u32::from_le_bytes([physical.min(most), linear, of_guests.min(most), rest]);
-                // AMD: number of cores less one, and the width of the APIC ID's core part.
+                // AMD: number of cores minus one, and the width of the APIC ID's core part.
                 entry.ecx = (logical - 1) | (id_bits(self.vcpus) << 12);
             }
             // AMD: one node.
@@ -108,30 +109,30 @@ impl CpuidTemplate {
         }
     }
 
-    /// How many other vCPUs share a cache whose level is in bits 5 to 7: none but the last level's.
+    /// Returns the number of other vCPUs that share a cache, whose level is in bits 5 to 7. Only the last level is shared.
     fn shared(&self, cache: u32) -> u32 {
         if (cache >> 5) & 7 >= 3 { self.cache_vcpus.min(255) - 1 } else { 0 }
     }
 }
 
-/// How many of `vcpus` vCPUs can share a cache such that those which do are of one node. A guest takes APIC IDs for such a group that are
-/// alike but for the last bits.
+/// Returns the number of vCPUs that share a cache, so that all of them are in one node. A guest groups vCPUs whose APIC IDs differ only
+/// in the last bits.
 fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     let node = |vcpu: u32| nodes.iter().position(|node| node.cpus.contains(&vcpu));
-    // Those that are in no node share none with those that are.
+    // vCPUs without a node do not share a cache with vCPUs in a node.
     let fits = |bits: &u32| (0..vcpus).all(|vcpu| node(vcpu >> bits << bits) == node(vcpu));
     let bits = (0..=id_bits(vcpus)).rev().find(fits).unwrap_or(0);
     vcpus.min(1 << bits)
 }
 
-/// The entries of vCPU `id`, which is its APIC ID as well, where another has `cpuid`: all but the ID is the same.
+/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. Only the ID differs.
 pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     let mut cpuid = cpuid.clone();
     for entry in cpuid.as_mut_slice() {
         match entry.function {
             1 => entry.ebx = (entry.ebx & 0x00ff_ffff) | (id << 24),
             0xb => entry.edx = id,
-            // AMD: extended APIC ID; compute unit, which is a thread's own.
+            // AMD: extended APIC ID, and the compute unit, which each thread has for itself.
             0x8000_001e => (entry.eax, entry.ebx) = (id, (entry.ebx & !0xff) | (id & 0xff)),
             _ => {}
         }
@@ -139,14 +140,14 @@ pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     cpuid
 }
 
-/// How many bits of the APIC ID number the cores of the one package.
+/// Returns the number of bits of the APIC ID that number the cores of the package.
 fn id_bits(vcpus: u32) -> u32 {
     vcpus.next_power_of_two().trailing_zeros()
 }
 
-/// The extended topology leaf 0xb: one thread a core, all cores in one package.
+/// Returns the extended topology leaf 0xb: one thread per core, all cores in one package.
 fn topology_leaves(vcpus: u32) -> [kvm_cpuid_entry2; 3] {
-    // KVM_CPUID_FLAG_SIGNIFICANT_INDEX: the entry holds for its index only.
+    // KVM_CPUID_FLAG_SIGNIFICANT_INDEX: the entry applies only to its index.
     let leaf = |index, eax, ebx, kind: u32| kvm_cpuid_entry2 {
         function: 0xb,
         index,
@@ -184,7 +185,7 @@ mod tests {
             assert_eq!(find(&cpuid, 0xb, 1).edx, id);
             assert_eq!(find(&cpuid, 0xb, 1).eax, 2, "two bits number three cores");
             assert_eq!(find(&cpuid, 0x8000_001e, 0).eax, id);
-            // One that comes later has what it would have had from the start.
+            // A vCPU that is added later gets the same entries as at boot.
             assert_eq!(of_vcpu(&template.for_vcpu((id + 1) % 3).unwrap(), id).as_slice(), cpuid.as_slice());
         }
     }
@@ -196,8 +197,8 @@ mod tests {
         assert_eq!(find(&cpuid, 1, 0).edx & HTT, 0);
     }
 
-    /// How many others share each level of the caches, which the host says as an AMD processor with two threads a core does, or an Intel
-    /// one.
+    /// Returns how many other vCPUs share each cache level. The host's entries are those of an AMD or Intel processor with two threads
+    /// per core.
     fn shared(function: u32, template: CpuidTemplate) -> Vec<u32> {
         let caches = [(1, 1), (2, 1), (3, 15)].into_iter().zip(0..);
         let mut entries: Vec<_> = caches
@@ -209,7 +210,7 @@ mod tests {
                 ..Default::default()
             })
             .collect();
-        // There are no more.
+        // End of the cache leaves.
         entries.push(kvm_cpuid_entry2 { function, index: 3, flags: 1, ..Default::default() });
         let cpuid = CpuidTemplate { entries, ..template }.for_vcpu(0).unwrap();
         if function == 0x8000_001d {
@@ -241,10 +242,10 @@ mod tests {
         assert_eq!(last(6, &[&[0, 1, 2, 3, 4, 5], &[]]), 5);
         assert_eq!(last(4, &[&[0, 1], &[2, 3]]), 1);
         assert_eq!(last(6, &[&[0, 1, 2, 3], &[5, 4]]), 3);
-        // A cache's vCPUs have numbers that are alike but for the last bits.
+        // The vCPUs of a cache have numbers that differ only in the last bits.
         assert_eq!(last(6, &[&[0, 1, 2], &[3, 4, 5]]), 0);
         assert_eq!(last(4, &[&[0, 2], &[1, 3]]), 0);
-        // Those that are in no node take nothing from those that are.
+        // vCPUs without a node do not change the caches of vCPUs in a node.
         assert_eq!((last(4, &[&[0, 1], &[]]), last(8, &[&[0, 1, 2, 3]])), (1, 3));
         assert_eq!(last(4, &[&[0, 1, 2]]), 0);
     }
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_that_may_run_no_vms_is_not_told_that_it_could() {
+    fn guest_without_nesting_has_no_virtualization_features() {
         let features = |nested| {
             let cpuid = CpuidTemplate { nested, ..template(1) }.for_vcpu(0).unwrap();
             (find(&cpuid, 1, 0).ecx & VMX, find(&cpuid, 0x8000_0001, 0).ecx & SVM)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VM Generation ID (Microsoft, "Virtual Machine Generation ID"): 16 random bytes in the guest's memory that are others after each
-//! restore. A guest that is notified of new ones draws new random numbers, which VMs restored from one snapshot would share.
+//! VM Generation ID (Microsoft, "Virtual Machine Generation ID"): 16 random bytes in the guest's memory that change at each
+//! restore. When a guest is notified of a new ID, it reseeds its random numbers, which VMs restored from one snapshot would
+//! otherwise share.
 //!
-//! The guest may overwrite its copy. The VMM never reads it.
+//! The guest may overwrite its copy. The VMM never reads the copy.
 
 use std::io;
 
@@ -17,12 +18,12 @@ use super::layout;
 /// Guest-physical address of the ID.
 pub const ADDRESS: u64 = layout::GENERATION_ID;
 
-/// A generation ID.
+/// Generation ID.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct GenerationId([u8; 16]);
 
 impl GenerationId {
-    /// Draws a new one from the host's random numbers.
+    /// Generates a new ID from the host's random numbers.
     pub fn draw() -> io::Result<Self> {
         let mut id = [0; 16];
         let mut done = 0;
@@ -36,7 +37,7 @@ impl GenerationId {
         Ok(Self(id))
     }
 
-    /// Writes it to the guest's memory.
+    /// Writes the ID to guest memory.
     pub fn write(self, memory: &Ram) -> Result<(), GuestMemoryError> {
         memory.write_slice(&self.0, GuestAddress(ADDRESS))
     }
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_id_is_another_and_is_where_the_tables_say() {
+    fn each_id_is_new_and_at_the_address_in_the_tables() {
         let memory = Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let mut ids = Vec::new();
         for _ in 0..3 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls of KVM's vCPUs that are unsafe, or that `kvm-ioctls` does not have (Documentation/virt/kvm/api.rst). All unsafe code
-//! of saved state stands here.
+//! vCPU calls of KVM that are unsafe, or that `kvm-ioctls` lacks (Documentation/virt/kvm/api.rst). This file has all unsafe
+//! code of saved state.
 
 use std::io;
 
@@ -19,88 +19,88 @@ ioctl_iow_nr!(KVM_SET_SREGS2, KVMIO, 0xcd, kvm_sregs2);
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
-/// Bytes of the part of the extended state area that every kernel has.
+/// Bytes of the extended state area that every kernel supports.
 const XSAVE_LEN: usize = size_of::<kvm_xsave>();
 
-/// Bytes of a vCPU's extended state area on this host. It is larger than 4 KiB where the guest may use AMX.
+/// Returns the bytes of a vCPU's extended state area on this host. It exceeds 4 KiB if the guest may use AMX.
 pub(super) fn xsave_len(vm: &VmFd) -> usize {
     usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN)
 }
 
-/// An area of `len` bytes, all zero.
+/// Returns a zeroed area of `len` bytes.
 fn new_xsave(len: usize) -> io::Result<Xsave> {
     let more = len.saturating_sub(XSAVE_LEN).div_ceil(size_of::<<kvm_xsave2 as FamStruct>::Entry>());
     Xsave::new(more).map_err(|error| io::Error::other(format!("{error:?}")))
 }
 
-/// Reads a vCPU's extended state: x87, SSE, AVX and what follows.
+/// Reads a vCPU's extended state: x87, SSE, AVX and later extensions.
 pub(super) fn xsave(vm: &VmFd, vcpu: &VcpuFd) -> io::Result<Vec<u8>> {
     let len = xsave_len(vm);
     if len == XSAVE_LEN {
         return Ok(vcpu.get_xsave()?.region.as_bytes().to_vec());
     }
     let mut area = new_xsave(len)?;
-    // SAFETY: The area has the size that KVM names. Nothing turns features on afterwards: the program never asks for any.
+    // SAFETY: The area has the size that KVM reports. No feature is enabled afterwards: the program never requests any.
     unsafe { vcpu.get_xsave2(&mut area) }?;
     Ok([area.as_fam_struct_ref().xsave.region.as_bytes(), area.as_slice().as_bytes()].concat())
 }
 
-/// Sets a vCPU's extended state. Where this host's area is larger, what lies beyond `bytes` is in its initial state.
+/// Sets a vCPU's extended state. If this host's area is larger than `bytes`, the rest gets its initial state.
 ///
 /// # Errors
-/// This host's area is smaller, or KVM refused.
+/// This host's area is smaller, or KVM rejects the state.
 pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()> {
     let len = xsave_len(vm);
     let mut area = new_xsave(len)?;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if bytes.len() < XSAVE_LEN || bytes.len() > len || !bytes.len().is_multiple_of(4) {
-        return Err(invalid(format!("{} bytes: this host's area has {len}", bytes.len())));
+        return Err(invalid(format!("the extended state has {} bytes, but this host's area has {len}", bytes.len())));
     }
     let (first, rest) = bytes.split_at(XSAVE_LEN);
-    let region = <[u32; 1024]>::read_from_bytes(first).map_err(|_| invalid("its first part has no 4 KiB".into()))?;
+    let region = <[u32; 1024]>::read_from_bytes(first).map_err(|_| invalid("the first part of the extended state is not 4 KiB long".into()))?;
     for (word, value) in area.as_mut_slice().iter_mut().zip(rest.chunks_exact(4)) {
         *word = u32::from_le_bytes([value[0], value[1], value[2], value[3]]);
     }
-    // SAFETY: The length of the area's flexible part stays as it is.
+    // SAFETY: The length of the area's flexible part does not change.
     unsafe { area.as_mut_fam_struct() }.xsave.region = region;
-    // SAFETY: The area has the size that KVM names. Nothing turns features on afterwards.
+    // SAFETY: The area has the size that KVM reports. No feature is enabled afterwards.
     Ok(unsafe { vcpu.set_xsave2(&area) }?)
 }
 
-/// Reads special registers with the page directory pointers of 32-bit paging with large addresses.
+/// Reads special registers, including the page directory pointers of PAE paging.
 pub(super) fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
     let mut sregs = kvm_sregs2::default();
-    // SAFETY: The call writes the structure that it is defined for, and nothing beyond.
+    // SAFETY: The call writes only the structure that it is defined for.
     match unsafe { ioctl_with_mut_ref(vcpu, KVM_GET_SREGS2(), &mut sregs) } {
         0 => Ok(sregs),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Sets them.
+/// Sets special registers.
 pub(super) fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> io::Result<()> {
-    // SAFETY: The call reads the structure that it is defined for, and nothing beyond.
+    // SAFETY: The call reads only the structure that it is defined for.
     match unsafe { ioctl_with_ref(vcpu, KVM_SET_SREGS2(), sregs) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// What a vCPU's time stamp counter is ahead of the host's (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+/// Returns the offset of a vCPU's time stamp counter from the host's (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     let mut offset = 0u64;
     let attribute = tsc_attribute((&raw mut offset).expose_provenance());
-    // SAFETY: KVM writes the 64 bits of this attribute to the place that it names, which lives as long as the call.
+    // SAFETY: KVM writes the attribute's 64 bits to `offset`, which lives until the call returns.
     match unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) } {
         0 => Ok(offset),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Sets it.
+/// Sets the offset.
 pub(super) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
     let attribute = tsc_attribute((&raw const offset).expose_provenance());
-    // SAFETY: KVM reads the 64 bits of this attribute from the place that it names, which lives as long as the call.
+    // SAFETY: KVM reads the attribute's 64 bits from `offset`, which lives until the call returns.
     match unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The interrupt controllers that all vCPUs share: their creation, their lines and their state.
+//! Interrupt controllers that all vCPUs share: their creation, their lines and their state.
 
 use devices::state::StateError;
 use kvm_bindings::{
@@ -16,21 +16,22 @@ use crate::kvm::KvmError;
 #[cfg(test)]
 use crate::kvm::KvmVm;
 
-/// Makes the interrupt controllers of a new VM, in the kernel, and places what KVM needs for that.
+/// Creates the interrupt controllers of a new VM in the kernel, and sets the addresses of the pages that KVM needs for
+/// them.
 pub fn create(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(KVM_IDENTITY_MAP).map_err(KvmError::call("place KVM's identity map"))?;
     vm.set_tss_address(KVM_TSS).map_err(KvmError::call("place KVM's task state segment"))?;
     vm.create_irq_chip().map_err(KvmError::call("create the interrupt controllers"))
 }
 
-/// A new VM with interrupt controllers, for tests. `None`, and the reason in the output, if the host has no KVM.
+/// Creates a VM with interrupt controllers, for tests. If the host has no KVM, prints the reason and returns `None`.
 #[cfg(test)]
 pub(crate) fn vm_for_test() -> Option<KvmVm> {
     let made = crate::kvm::open().and_then(KvmVm::new).and_then(|vm| create(&vm.fd).map(|()| vm));
     made.inspect_err(|error| eprintln!("skipped: {error}")).ok()
 }
 
-/// Routes of the interrupt lines: 16 of the 8259s, 24 of the I/O APIC.
+/// Returns the routes of the interrupt lines: 16 of the 8259s, 24 of the I/O APIC.
 pub fn line_routes() -> Vec<kvm_irq_routing_entry> {
     let pic = (0..16).map(|gsi| {
         let chip = if gsi < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
@@ -52,11 +53,11 @@ fn line_route(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
 #[cfg_attr(test, derive(Default))]
 pub struct IrqchipState([KvmBytes<kvm_irqchip>; 3]);
 
-/// The chips in the order of the state.
+/// Chips in the order of the state.
 const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 impl IrqchipState {
-    /// Reads it.
+    /// Reads the state.
     pub fn save(vm: &VmFd) -> Result<Self, KvmError> {
         let mut state = CHIPS.map(|chip_id| KvmBytes(kvm_irqchip { chip_id, ..Default::default() }));
         for chip in &mut state {
@@ -65,7 +66,7 @@ impl IrqchipState {
         Ok(Self(state))
     }
 
-    /// Puts it back.
+    /// Restores the state.
     pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
         if self.0.each_ref().map(|chip| chip.0.chip_id) != CHIPS {
             return Err(StateError::rule("irqchip", "must be the two 8259s and the I/O APIC, in this order").into());

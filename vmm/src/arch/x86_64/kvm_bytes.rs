@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's structures as hexadecimal text in saved state: their bytes, as the kernel's interface fixes them. A text of another
-//! length is refused.
+//! KVM's structures as hexadecimal text in saved state. The text contains the bytes of the structure, as the kernel's
+//! interface defines them. A text of another length is an error.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A structure of KVM.
+/// Structure of KVM.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KvmBytes<T>(pub(super) T);
 
@@ -34,17 +34,17 @@ impl<'de, T: FromBytes> Deserialize<'de> for KvmBytes<T> {
     }
 }
 
-/// Bytes of any number, in the same form.
+/// Any number of bytes, in the same form.
 pub(super) mod bytes {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// To be named in `#[serde(with = …)]`.
+    /// For `#[serde(with = …)]`.
     pub(in super::super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&hex::encode(bytes))
     }
 
-    /// To be named in `#[serde(with = …)]`.
+    /// For `#[serde(with = …)]`.
     pub(in super::super) fn deserialize<'de, S: Deserializer<'de>>(deserializer: S) -> Result<Vec<u8>, S::Error> {
         hex::decode(String::deserialize(deserializer)?).map_err(S::Error::custom)
     }

@@ -19,9 +19,9 @@ pub use carom_api::limits::{GIB, MIB};
 
 /// Global descriptor table of the boot processor.
 pub const BOOT_GDT: u64 = 0x500;
-/// Where the boot processor's interrupt descriptor table would be; it is empty.
+/// Address of the boot processor's interrupt descriptor table, which is empty.
 pub const BOOT_IDT: u64 = 0x520;
-/// PVH `hvm_start_info`, or its modules and memory map right behind it.
+/// PVH `hvm_start_info`. Its modules and memory map follow.
 pub const PVH_START_INFO: u64 = 0x6000;
 /// PVH list of modules.
 pub const PVH_MODULES: u64 = 0x6040;
@@ -35,23 +35,24 @@ pub const BOOT_STACK: u64 = 0x8ff0;
 pub const BOOT_PML4: u64 = 0x9000;
 /// Kernel command line, with room for [`limits::CMDLINE_MAX`] bytes.
 pub const CMDLINE: u64 = 0x2_0000;
-/// End of conventional memory; what the legacy VGA and BIOS areas would take follows.
+/// End of conventional memory. The legacy VGA and BIOS areas follow.
 pub const LOW_RAM_END: u64 = 0xa_0000;
-/// SMBIOS tables, whose room ends at the ACPI tables.
+/// SMBIOS tables. Their area ends at the ACPI tables.
 pub const SMBIOS_TABLES: u64 = 0xc_0000;
-/// End of their room.
+/// End of the area.
 pub const SMBIOS_TABLES_END: u64 = ACPI_TABLES;
-/// ACPI tables but for the RSDP.
+/// ACPI tables except the RSDP.
 pub const ACPI_TABLES: u64 = 0xd_0000;
-/// End of their room.
+/// End of the area.
 pub const ACPI_TABLES_END: u64 = 0xf_0000;
-/// The SMBIOS entry point: EDK2 looks for it just there (`OvmfPkg/Include/IndustryStandard/CloudHv.h`), and firmware-less kernels from there on.
+/// SMBIOS entry point. EDK2 expects it at exactly this address (`OvmfPkg/Include/IndustryStandard/CloudHv.h`). Kernels booted without
+/// firmware search from this address on.
 pub const SMBIOS_ENTRY: u64 = 0xf_0000;
-/// ACPI's root pointer (RSDP), on a boundary of 16 bytes where firmware-less kernels search for it.
+/// ACPI's root pointer (RSDP), on a 16-byte boundary in the range that kernels booted without firmware search.
 pub const RSDP: u64 = 0xf_0040;
-/// What a jump to the firmware's entry in real mode reaches (0xf000:0xfff0).
+/// Target of a real-mode jump to the firmware's entry (0xf000:0xfff0).
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// First address of memory that kernels are loaded to.
+/// First address at which kernels are loaded.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// End of RAM below 4 GiB, where the 32-bit PCI hole starts.
@@ -59,38 +60,38 @@ pub const LOW_MEMORY_END: u64 = limits::LOW_MEMORY;
 /// Start of RAM above 4 GiB.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 
-/// How the 32-bit PCI hole below ECAM is divided.
+/// Division of the 32-bit PCI hole below ECAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciHole {
-    /// IOVA aperture of bounce windows. It lies in the PCI hole, which the guest's DMA layer never hands out, so no
-    /// mapping's IOVA can fall into it; no BAR is placed here either.
+    /// IOVA aperture of bounce windows. It lies in the PCI hole, where the guest's DMA layer never allocates IOVAs, so no mapping's IOVA
+    /// can fall into it. No BAR is placed here either.
     pub aperture: RangeInclusive<u64>,
-    /// 32-bit BARs, of all segments.
+    /// 32-bit BARs of all segments.
     pub mem32: RangeInclusive<u64>,
 }
 
-/// The hole of a VM that boots a kernel.
+/// Hole of a VM that boots a kernel.
 const HOLE_OF_KERNEL: PciHole = PciHole { aperture: 0xc000_0000..=0xdfff_ffff, mem32: 0xe000_0000..=0xf7ff_ffff };
-/// The hole of a VM that boots firmware, which assigns BARs anew, from the start of the hole upwards, whatever ACPI says.
+/// Hole of a VM that boots firmware. Firmware reassigns BARs from the start of the hole upwards and ignores ACPI.
 const HOLE_OF_FIRMWARE: PciHole = PciHole { aperture: 0xd800_0000..=0xf7ff_ffff, mem32: 0xc000_0000..=0xd7ff_ffff };
 
 impl PciHole {
-    /// How it is divided in a VM that boots firmware, or a kernel.
+    /// Returns the hole of a VM that boots firmware, or a kernel.
     pub fn of(firmware: bool) -> Self {
         if firmware { HOLE_OF_FIRMWARE } else { HOLE_OF_KERNEL }
     }
 }
 
-/// I/O BARs, of all segments.
+/// I/O BARs of all segments.
 pub const PCI_IO: RangeInclusive<u64> = 0x1000..=0xffff;
-/// ECAM of segment 0, bus 0 only. That of the other segments follows.
+/// ECAM of segment 0, bus 0 only. The ECAM of the other segments follows.
 pub const PCI_ECAM: u64 = 0xf800_0000;
 /// Bytes of ECAM for one bus.
 pub const PCI_ECAM_SIZE: u64 = MIB;
-/// Bytes of ECAM for all segments that a VM may have.
+/// Bytes of ECAM for the maximum number of segments.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Device number on segment 0 of the first device of the platform, pvpanic or the watchdog, of a VM that has one: the last of the slots for
-/// devices. Where it has both, the watchdog is before it.
+/// Device number on segment 0 of pvpanic, or of the watchdog if the VM has no pvpanic: the last slot for devices. If the VM has both, the
+/// watchdog is in the slot before.
 pub const LAST_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
@@ -99,7 +100,7 @@ pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
 pub const IO_APIC: u32 = 0xfec0_0000;
 /// Local APIC of each CPU.
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
-/// MSI doorbells: what virtio-iommu reports as the MSI window.
+/// MSI doorbells, which the virtio-iommu reports as the MSI window.
 pub const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 /// Three pages that KVM needs on Intel hosts for real-mode emulation.
 pub const KVM_TSS: usize = 0xfffb_d000;
@@ -108,9 +109,9 @@ pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 
 /// System control port B.
 pub const CONTROL_PORT: u64 = 0x61;
-/// Command port of the keyboard controller, by which the machine is reset.
+/// Command port of the keyboard controller, which can reset the machine.
 pub const KEYBOARD_COMMAND_PORT: u64 = 0x64;
-/// CMOS, of a VM with firmware.
+/// CMOS, in a VM with firmware.
 pub const CMOS_PORTS: u64 = 0x70;
 /// First COM port.
 pub const SERIAL_PORT: u64 = 0x3f8;
@@ -118,43 +119,43 @@ pub const SERIAL_PORT: u64 = 0x3f8;
 pub const SERIAL_IRQ: u32 = 4;
 /// Interrupt line of ACPI events: the power button.
 pub const ACPI_EVENT_IRQ: u32 = 5;
-/// Interrupt line of PCI hot plug, level-triggered. Above the lines that were ISA's, whose trigger mode guests presume.
+/// Interrupt line of PCI hotplug, level-triggered. It is above the former ISA lines, because guests assume the trigger mode of those.
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
-/// PCI hot plug registers of segment 0.
+/// PCI hotplug registers of segment 0.
 const PCI_HOTPLUG_PORTS: u64 = 0x610;
-/// Those of the other segments.
+/// PCI hotplug registers of the other segments.
 const PCI_HOTPLUG_PORTS_OF_OTHERS: u64 = 0xc00;
-/// Ports from those of one segment to those of the next.
+/// Distance in ports between the registers of two segments.
 const PCI_HOTPLUG_STRIDE: u64 = 16;
-/// Registers of processors that come and go.
+/// Registers of processor hotplug.
 pub const CPU_HOTPLUG_PORTS: u64 = 0x620;
-/// Interrupt line of processors that come and go, level-triggered.
+/// Interrupt line of processor hotplug, level-triggered.
 pub const CPU_HOTPLUG_IRQ: u32 = 18;
 /// Registers of memory devices.
 pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 /// Interrupt line of memory devices, level-triggered.
 pub const MEMORY_DEVICE_IRQ: u32 = 17;
-/// What addresses and sizes of memory devices are multiples of: the least that Linux adds (`memory_block_size_bytes()`).
+/// Granularity of addresses and sizes of memory devices: the smallest unit that Linux adds (`memory_block_size_bytes()`).
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
-/// Page of the VM Generation ID, which the memory map reserves: behind the entry points that guests search for in this range.
+/// Page of the VM Generation ID. The memory map reserves it. It lies behind the entry points that guests search for in this range.
 pub const GENERATION_ID: u64 = 0xf_1000;
 /// Register that reports a new VM Generation ID.
 pub const GENERATION_ID_PORT: u64 = 0x60c;
-/// Interrupt line of a new VM Generation ID, level-triggered.
+/// Interrupt line of the VM Generation ID, level-triggered.
 pub const GENERATION_ID_IRQ: u32 = 19;
 /// ACPI sleep control, sleep status and reset registers, a byte each.
 pub const ACPI_PORTS: u64 = 0x600;
-/// ACPI's power management timer, of a VM with firmware, where EDK2 looks for it (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
+/// ACPI's power management timer, in a VM with firmware. EDK2 expects it at this port (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
 pub const PM_TIMER_PORTS: u64 = 0x608;
-/// Interrupt lines of INTx of PCI functions, level-triggered: each is shared by a quarter of the slots.
+/// Interrupt lines of PCI INTx, level-triggered. A quarter of the slots shares each line.
 pub const INTX_IRQS: RangeInclusive<u32> = 20..=23;
-/// Interrupt lines of the I/O APIC; message-signalled interrupts are numbered from here.
+/// Number of interrupt lines of the I/O APIC. Message-signalled interrupts are numbered from here.
 pub const FIRST_MSI_GSI: u32 = 24;
 
 /// Size of a page of guest and host.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// PCI hot plug registers of a segment.
+/// Returns the PCI hotplug registers of a segment.
 pub const fn pci_hotplug_ports(segment: u16) -> u64 {
     match segment {
         0 => PCI_HOTPLUG_PORTS,
@@ -162,7 +163,7 @@ pub const fn pci_hotplug_ports(segment: u16) -> u64 {
     }
 }
 
-/// Ranges of RAM as (guest-physical address, bytes), for `size` bytes in all.
+/// Returns the ranges of RAM as (guest-physical address, bytes), for `size` bytes in total.
 pub fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
     let low = size.min(LOW_MEMORY_END);
     let mut ranges = vec![(0, low)];
@@ -172,19 +173,19 @@ pub fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// First address above the 32-bit hole and `size` bytes of RAM.
+/// Returns the first address above the 32-bit hole and `size` bytes of RAM.
 pub fn ram_end(size: u64) -> u64 {
     HIGH_MEMORY_START + size.saturating_sub(LOW_MEMORY_END)
 }
 
-/// Zones of RAM, each with its ranges as (guest-physical address, bytes), in the order of addresses.
+/// Returns the zones of RAM, each with its ranges as (guest-physical address, bytes), in the order of addresses.
 pub fn zone_ranges(config: &MemoryConfig) -> Vec<(MemoryZoneConfig, Vec<(u64, u64)>)> {
     let zones = config.all_zones();
     let places = MemoryZoneConfig::places(&zones, LOW_MEMORY_END..HIGH_MEMORY_START);
     zones.into_iter().zip(places).collect()
 }
 
-/// Ranges of all RAM that the guest boots with, as (guest-physical address, bytes).
+/// Returns the ranges of all RAM at boot, as (guest-physical address, bytes).
 pub fn boot_ram(config: &MemoryConfig) -> Vec<(u64, u64)> {
     zone_ranges(config).into_iter().flat_map(|(_, ranges)| ranges).collect()
 }
@@ -193,12 +194,12 @@ const fn len(range: &RangeInclusive<u64>) -> u64 {
     *range.end() - *range.start() + 1
 }
 
-// A configuration that was checked has its place here.
+// A validated configuration fits into this map.
 const _: () = {
     assert!(CMDLINE + limits::CMDLINE_MAX as u64 <= LOW_RAM_END);
-    // All RAM lies in the lower half of the 1 TiB that 40-bit addressing reaches: the upper half is for BARs.
+    // All RAM lies in the lower half of the 1 TiB that 40-bit addresses cover. The upper half is for BARs.
     assert!(limits::MAX_MEMORY <= 512 * GIB && LOW_MEMORY_END < limits::MAX_MEMORY);
-    // What a configuration leaves beside RAM is the hole below 4 GiB, and BARs' (`mem64` in `vm/build.rs`).
+    // A configuration leaves room in addition to RAM for the hole below 4 GiB and for BARs (`mem64` in `vm/base.rs`).
     assert!(limits::ROOM_BESIDE_RAM == HIGH_MEMORY_START - LOW_MEMORY_END + GIB);
     assert!(*HOLE_OF_KERNEL.aperture.end() + 1 == *HOLE_OF_KERNEL.mem32.start());
     assert!(*HOLE_OF_FIRMWARE.mem32.end() + 1 == *HOLE_OF_FIRMWARE.aperture.start());
@@ -211,7 +212,7 @@ const _: () = {
     assert!(PCI_HOTPLUG_IRQ < CPU_HOTPLUG_IRQ && MEMORY_DEVICE_IRQ < CPU_HOTPLUG_IRQ);
     assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());
     assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
-    // The local APIC ID 255 means all CPUs, and 254 is the last that the MADT can name beside the I/O APIC's.
+    // Local APIC ID 255 addresses all CPUs. 254 is the last ID that the MADT can contain in addition to the I/O APIC's.
     assert!(limits::MAX_VCPUS <= 254);
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_KERNEL.aperture));
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_FIRMWARE.aperture));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_beyond_the_hole_goes_on_above_4_gib() {
+    fn ram_beyond_the_hole_continues_above_4_gib() {
         assert_eq!(ram_ranges(5 * GIB), [(0, 3 * GIB), (4 * GIB, 2 * GIB)]);
         assert_eq!(ram_end(5 * GIB), 6 * GIB);
     }

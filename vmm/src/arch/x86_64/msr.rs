@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Model-specific registers of a vCPU, one at a time: one that this host lets be read but not written, or not even read, must
-//! not stop the others.
+//! Model-specific registers of a vCPU, accessed one at a time: a register that this host does not let be written, or not even
+//! read, must not prevent access to the others.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};
 
 use crate::kvm::KvmError;
 
-/// The time stamp counter.
+/// Time stamp counter.
 pub(super) const TSC: u32 = 0x10;
-/// `IA32_FEATURE_CONTROL`: whether VMX may be turned on, which nested state relies on.
+/// `IA32_FEATURE_CONTROL`: enables VMX, which nested state relies on.
 pub(super) const FEATURE_CONTROL: u32 = 0x3a;
-/// `IA32_TSC_DEADLINE`: the local APIC's timer takes it in that mode only, and measures it against the time stamp counter.
+/// `IA32_TSC_DEADLINE`: the local APIC's timer accepts it only in TSC-deadline mode, and compares it with the time stamp
+/// counter.
 pub(super) const TSC_DEADLINE: u32 = 0x6e0;
 
 /// Hyper-V's clock, which cannot be written.
@@ -23,14 +24,14 @@ fn one(index: u32, data: u64) -> Result<Msrs, KvmError> {
     Msrs::from_entries(&[entry]).map_err(|_| KvmError::Missing("model-specific registers"))
 }
 
-/// The value of a register; `None` if KVM does not tell.
+/// Returns the value of a register. Returns `None` if KVM does not report it.
 pub(super) fn read(vcpu: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
     let mut entry = one(index, 0)?;
     let read = vcpu.get_msrs(&mut entry).is_ok_and(|count| count == 1);
     Ok(entry.as_slice().first().filter(|_| read).map(|entry| entry.data))
 }
 
-/// Writes a register; `false` if KVM does not take the value.
+/// Writes a register. Returns `false` if KVM rejects the value.
 pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmError> {
     match vcpu.set_msrs(&one(entry.index, entry.data)?) {
         Ok(1) => Ok(true),
@@ -42,8 +43,8 @@ pub(super) fn write(vcpu: &VcpuFd, entry: kvm_msr_entry) -> Result<bool, KvmErro
     }
 }
 
-/// All registers that KVM says make up the state of a vCPU, KVM's own (its clock, stolen time, asynchronous page faults)
-/// among them. Those that never stand still are not: the time stamp counter, and one that goes on by itself.
+/// Returns all registers that KVM lists as the state of a vCPU, including KVM's own (its clock, stolen time, asynchronous
+/// page faults). Excludes registers that change by themselves: the time stamp counter and Hyper-V's clock.
 pub(super) fn read_all(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let list = kvm.get_msr_index_list().map_err(KvmError::call("list model-specific registers"))?;
     let mut all = Vec::with_capacity(list.as_slice().len());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The registers of a vCPU at the entry of a kernel.
+//! Registers of a vCPU at the entry of a kernel.
 
 use devices::ram::Ram;
 use kvm_bindings::{kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
@@ -13,8 +13,8 @@ use crate::kvm::KvmError;
 
 /// Default MTRR type and its enable bit (Intel SDM volume 4, `IA32_MTRR_DEF_TYPE`).
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// MTRRs on, and memory that none describes is write-back: window memory in a BAR is then cached like RAM, while
-/// ioremap of registers is uncached by the page attribute table.
+/// MTRRs enabled, with write-back as the default type. So window memory in a BAR is cached like RAM, while the page
+/// attribute table makes ioremap of registers uncached.
 const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
 
 const CR0_PE: u64 = 1 << 0;
@@ -26,7 +26,7 @@ const EFER_LMA: u64 = 1 << 10;
 const PAGE_PRESENT_WRITABLE: u64 = 3;
 const PAGE_LARGE: u64 = 1 << 7;
 
-/// How the boot processor enters the kernel.
+/// Entry point of the boot processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// 64-bit entry of the Linux boot protocol (Documentation/arch/x86/boot.rst).
@@ -41,7 +41,7 @@ pub fn set_mtrr_write_back(vcpu: &VcpuFd) -> Result<(), KvmError> {
     msr::write(vcpu, entry).map(drop)
 }
 
-/// Sets the boot processor up to enter the kernel, whose page tables and descriptor table [`write_tables`] has made.
+/// Prepares the boot processor to enter the kernel. [`write_tables`] has written its page tables and descriptor table.
 pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
     let mut sregs = vcpu.get_sregs().map_err(KvmError::call("read special registers"))?;
     let regs = match entry {
@@ -58,7 +58,7 @@ pub fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
     vcpu.set_regs(&regs).map_err(KvmError::call("set registers"))
 }
 
-/// Writes the boot processor's descriptor table and page tables: 1 GiB mapped one to one by 2 MiB pages.
+/// Writes the boot processor's descriptor table and page tables, which map 1 GiB one to one with 2 MiB pages.
 pub fn write_tables(memory: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
     let mut tables = Vec::new();
     for (index, descriptor) in descriptors(true).into_iter().enumerate() {
@@ -72,7 +72,8 @@ pub fn write_tables(memory: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
     tables.into_iter().try_for_each(|(address, value)| memory.write_obj(value, GuestAddress(address)))
 }
 
-/// Null, code, data and task descriptors, at the selectors that the boot protocols name (0x10 and 0x18 for Linux).
+/// Returns the null, code, data and task descriptors, at the selectors that the boot protocols define (0x10 and 0x18
+/// for Linux).
 fn descriptors(long: bool) -> [u64; 5] {
     let code = if long { 0x00af_9b00_0000_ffff } else { 0x00cf_9b00_0000_ffff };
     [0, 0, code, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff]

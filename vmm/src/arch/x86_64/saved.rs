@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a snapshot keeps of a VM's processors: vCPUs with CPUID and time stamp counters, interrupt controllers, clock.
+//! Saved state of a VM's processors: vCPUs with CPUID and time stamp counters, interrupt controllers, clock.
 
 use std::ops::RangeInclusive;
 
@@ -17,10 +17,10 @@ use super::tsc::TscState;
 use super::vcpu_state::{UnwritableMsr, VcpuState};
 use crate::kvm::{KvmError, KvmVm};
 
-/// The version of [`ProcessorsState`] that this program writes, and the only one that it reads.
+/// Version of [`ProcessorsState`] that this program writes, and the only version that it reads.
 const VERSION: u32 = 1;
 
-/// A vCPU.
+/// Saved vCPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
@@ -30,34 +30,34 @@ struct SavedVcpu {
     registers: VcpuState,
 }
 
-/// All of them, and what they share.
+/// Saved vCPUs, and the state that they share.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessorsState {
     version: u32,
-    /// The guest's clock when the VM was paused.
+    /// Guest clock when the VM was paused.
     clock: ClockState,
-    /// The host's time of day when the counters were read.
+    /// Host's time of day when the counters were read.
     realtime_ns: u64,
     vcpus: Vec<SavedVcpu>,
-    /// Their numbers, in order, where these are not 0, 1, 2 and so on.
+    /// Numbers of the vCPUs, in order, unless they are 0, 1, 2 and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     numbers: Vec<u32>,
     irqchip: IrqchipState,
 }
 
-/// Calls something with the vCPU of a number.
+/// Access to the vCPUs by number.
 pub trait Vcpus {
-    /// Which there are, in order.
+    /// Returns the numbers of all vCPUs, in order.
     fn numbers(&self) -> Vec<u32>;
-    /// The CPUID that vCPU `number` was given. What KVM reads back has bits that follow what the guest does.
+    /// Returns the CPUID that was set for vCPU `number`. KVM's version has bits that change with the guest's actions.
     fn cpuid(&self, number: u32) -> &CpuId;
     /// Calls `then` with vCPU `number`, which is not running.
     fn with<R>(&self, number: u32, then: impl FnOnce(&VcpuFd) -> R) -> R;
 }
 
 impl ProcessorsState {
-    /// Reads the state of paused vCPUs. `clock` is what the guest's clock stood at when they were paused.
+    /// Reads the state of paused vCPUs. `clock` is the guest's clock when they were paused.
     pub fn save(vm: &KvmVm, vcpus: &impl Vcpus, clock: ClockState) -> Result<Self, KvmError> {
         let mut numbers = vcpus.numbers();
         let counters = numbers.iter().map(|number| vcpus.with(*number, TscState::save));
@@ -79,11 +79,11 @@ impl ProcessorsState {
         Ok(Self { version: VERSION, clock, realtime_ns, vcpus, numbers, irqchip: IrqchipState::save(&vm.fd)? })
     }
 
-    /// Checks what can be checked before anything is built: that the state is of this program's form and of a VM that has the first of
-    /// `vcpus` at least, with numbers below the last.
+    /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. The state must have at least the
+    /// first of `vcpus` vCPUs, and only numbers below the last of `vcpus`.
     ///
     /// # Errors
-    /// What is refused.
+    /// The state breaks a rule.
     pub fn check(&self, vcpus: &RangeInclusive<u32>) -> Result<(), StateError> {
         if self.version != VERSION {
             return Err(StateError::Version { kind: "processors", wanted: VERSION, found: self.version });
@@ -91,10 +91,10 @@ impl ProcessorsState {
         let (least, most) = (*vcpus.start(), *vcpus.end());
         let count = u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX);
         if count < least {
-            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, and the configuration {least}")));
+            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, but the configuration has {least}")));
         }
         if count > most {
-            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, and the configuration {most} at most")));
+            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, but the configuration has {most} at most")));
         }
         if self.numbers.is_empty() {
             return Ok(());
@@ -107,7 +107,7 @@ impl ProcessorsState {
             return refuse("are not in order".into());
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
-            return refuse(format!("has vCPU {number}, and the configuration {most} at most"));
+            return refuse(format!("has vCPU {number}, but the configuration has {most} at most"));
         }
         if let Some(missing) =
             (0..least).zip(&self.numbers).find_map(|(wanted, has)| (wanted != *has).then_some(wanted))
@@ -117,12 +117,12 @@ impl ProcessorsState {
         Ok(())
     }
 
-    /// The numbers of the vCPUs, in order.
+    /// Returns the numbers of the vCPUs, in order.
     pub fn numbers(&self) -> Vec<u32> {
         if self.numbers.is_empty() { (0..).take(self.vcpus.len()).collect() } else { self.numbers.clone() }
     }
 
-    /// The state of vCPUs that nobody has, for tests that need some.
+    /// Returns the state of some vCPUs, for tests.
     #[cfg(test)]
     pub(crate) fn example(vcpus: usize) -> Self {
         Self {
@@ -135,30 +135,30 @@ impl ProcessorsState {
         }
     }
 
-    /// The CPUID that vCPU `number` must have, if this host can give it that: `host` is what it would have otherwise.
+    /// Returns the CPUID that vCPU `number` needs, if this host supports it. `host` is the CPUID that a new vCPU would get.
     ///
     /// # Errors
-    /// What the host lacks.
+    /// The host lacks a feature.
     pub fn cpuid(&self, number: u32, host: &CpuId) -> Result<CpuId, KvmError> {
         let saved = self.numbers().into_iter().zip(&self.vcpus).find(|(saved, _)| *saved == number);
         let (_, saved) = saved.ok_or_else(|| StateError::rule("vcpus", format!("has none of number {number}")))?;
         Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {number}")))?)
     }
 
-    /// Width in bits of physical addresses, as the guest knows it.
+    /// Returns the guest's width of physical addresses in bits.
     pub fn physical_bits(&self) -> Option<u8> {
         self.vcpus.first().and_then(|vcpu| vcpu.cpuid.physical_bits())
     }
 
-    /// What the guest's clock stood at when the VM was paused.
+    /// Returns the guest's clock when the VM was paused.
     pub fn clock(&self) -> ClockState {
         self.clock
     }
 
-    /// Makes vCPUs that have not run, and have the CPUID of the saved ones, what the state says, with the clock and the
-    /// interrupt controllers. Devices that raise interrupts come afterwards. Returns what the counters of vCPUs follow that come later.
+    /// Restores the state to vCPUs that have not run and have the saved CPUID, and restores the clock and the interrupt controllers.
+    /// Devices that raise interrupts are restored afterwards. Returns the counter that vCPUs added later must follow.
     pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<Option<LeadingCounter>, KvmError> {
-        // The clock first: where a guest has KVM write its page of the clock, that is done while registers are set.
+        // The clock comes first: if the guest has enabled KVM's clock page, KVM writes that page while registers are set.
         self.clock.catch_up(&vm.fd)?;
         let numbers = self.numbers();
         let mut first = None;
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// A VM of two vCPUs; `None`, and why, where the host has no KVM. `saved` is what it is to be made.
+    /// Creates a VM with two vCPUs, for the state `saved` if given. If the host has no KVM, prints the reason and returns `None`.
     fn machine(saved: Option<&ProcessorsState>) -> Option<Machine> {
         let vm = vm_for_test()?;
         let template = CpuidTemplate::new(&vm.kvm, &CpusConfig::with_count(2)).unwrap();
@@ -227,7 +227,7 @@ mod tests {
         ProcessorsState::save(&machine.vm, machine, clock).unwrap()
     }
 
-    /// A VM whose vCPUs are not as at power-on.
+    /// Creates a VM whose vCPUs are not in their power-on state.
     fn lived() -> Option<Machine> {
         let machine = machine(None)?;
         for (index, vcpu) in machine.vcpus.iter().enumerate() {
@@ -242,7 +242,7 @@ mod tests {
                 kvm_bindings::kvm_msr_entry { index: 0xc000_0082, data: 0xffff_ffff_8100_0000, ..Default::default() };
             assert!(msr::write(&vcpu, lstar).unwrap());
             let mut xsave = super::super::ioctl::xsave(&machine.vm.fd, &vcpu).unwrap();
-            // XMM0, and the bit that says that it is not as at power-on.
+            // XMM0, and the bit that marks it as modified.
             xsave[160..176].fill(0x5a);
             xsave[512] |= 0b11;
             super::super::ioctl::set_xsave(&machine.vm.fd, &vcpu, &xsave).unwrap();
@@ -250,7 +250,7 @@ mod tests {
         Some(machine)
     }
 
-    /// What must be equal of two states that were read at different times.
+    /// Returns the fields that must be equal in two states that were read at different times.
     fn still(state: &ProcessorsState) -> serde_json::Value {
         let mut value = serde_json::to_value(state).unwrap();
         for field in ["clock", "realtime_ns"] {
@@ -259,7 +259,7 @@ mod tests {
         for vcpu in value["vcpus"].as_array_mut().unwrap() {
             vcpu["tsc"]["value"] = 0.into();
             vcpu["tsc"]["offset"] = 0.into();
-            // How long it has run, which KVM counts on.
+            // The register's time since boot, which KVM keeps counting.
             vcpu["registers"]["msrs"].as_array_mut().unwrap().retain(|msr| msr["index"] != 0x4000_0010);
         }
         value
@@ -285,14 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn counters_go_on_and_stay_in_step() {
+    fn counters_continue_and_stay_in_step() {
         let Some(old) = lived() else { return };
         let (saved, save_time) = timed(|| save(&old));
         std::thread::sleep(Duration::from_millis(200));
         let new = machine(Some(&saved)).unwrap();
         let (_, restore_time) = timed(|| saved.restore(&new.vm, &new).unwrap());
         let (after, last_time) = timed(|| save(&new));
-        // Each step reads or sets the clock and the counters one after the other: this thread may be kept from a CPU between.
+        // Each step accesses the clock and the counters one after the other. This thread may lose the CPU in between.
         let tolerance = 0.1 + (save_time + restore_time + last_time).as_secs_f64();
         let passed = Duration::from_nanos(after.realtime_ns - saved.realtime_ns).as_secs_f64();
         for (before, after) in saved.vcpus.iter().zip(&after.vcpus) {
@@ -304,18 +304,18 @@ mod tests {
             let offset = |index: usize| state.vcpus[index].tsc.offset;
             offset(0).zip(offset(1)).map(|(one, other)| one.wrapping_sub(other))
         };
-        // Where the host's own counter is unstable, KVM changes offsets as it likes.
+        // If the host's own counter is unstable, KVM may change offsets.
         if apart(&save(&old)) == apart(&saved) {
             assert_eq!(apart(&after), apart(&saved));
         }
-        // The clock was read at another moment than the counters.
+        // The clock and the counters were read at different moments.
         let passed = Duration::from_nanos(after.clock.realtime_ns - saved.clock.realtime_ns).as_secs_f64();
         let clock = Duration::from_nanos(after.clock.ns.wrapping_sub(saved.clock.ns)).as_secs_f64();
         assert!((clock - passed).abs() < tolerance, "the clock went on by {clock} s in {passed} s");
     }
 
     #[test]
-    fn vcpus_are_those_that_the_configuration_lets_the_guest_have() {
+    fn vcpus_that_do_not_match_the_configuration_are_refused() {
         let check = |vcpus: usize, numbers: &[u32]| {
             let state = ProcessorsState { numbers: numbers.to_vec(), ..ProcessorsState::example(vcpus) };
             state.check(&(2..=4)).map(|()| state.numbers()).map_err(|error| error.to_string())
@@ -323,11 +323,11 @@ mod tests {
         assert_eq!((check(2, &[]), check(4, &[])), (Ok(vec![0, 1]), Ok(vec![0, 1, 2, 3])));
         assert_eq!((check(3, &[0, 1, 3]), check(2, &[0, 1])), (Ok(vec![0, 1, 3]), Ok(vec![0, 1])));
         for (vcpus, numbers, wanted) in [
-            (1, &[][..], "vcpus: has 1 vCPUs, and the configuration 2"),
-            (5, &[], "vcpus: has 5 vCPUs, and the configuration 4 at most"),
+            (1, &[][..], "vcpus: has 1 vCPUs, but the configuration has 2"),
+            (5, &[], "vcpus: has 5 vCPUs, but the configuration has 4 at most"),
             (3, &[0, 1], "numbers: are 2 of 3 vCPUs"),
             (3, &[0, 1, 1], "numbers: are not in order"),
-            (3, &[0, 1, 4], "numbers: has vCPU 4, and the configuration 4 at most"),
+            (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration has 4 at most"),
             (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: has vCPU 4294967295"),
         ] {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn state_that_no_vm_can_have_is_refused() {
+    fn impossible_state_is_refused() {
         let Some(old) = lived() else { return };
         let good = serde_json::to_value(save(&old)).unwrap();
         let refusal = |path: &str, value: serde_json::Value| -> String {
@@ -354,10 +354,10 @@ mod tests {
         };
         let cases: [(&str, serde_json::Value, &str); 8] = [
             ("/version", 2.into(), "version 2"),
-            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, and the configuration 2"),
+            ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration has 2"),
             ("/vcpus/0/registers/regs", "00".into(), "1 bytes, where 144 belong"),
-            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "setting the extended state"),
-            ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "setting the extended state"),
+            ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set the extended state"),
+            ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set the extended state"),
             ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
             ("/irqchip", serde_json::json!([good["irqchip"][0], good["irqchip"][0], good["irqchip"][0]]), "irqchip"),
             ("/vcpus/0/registers/sregs", "ff".repeat(312).into(), "set special registers"),

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPUID in a snapshot: a guest has looked at it once, and relies on all that it said.
+//! CPUID in a snapshot: a guest reads it once, and relies on everything in it.
 
 use carom_api::limits::PHYS_BITS;
 use devices::state::StateError;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use serde::{Deserialize, Serialize};
 
-/// What CPUID says to one vCPU.
+/// CPUID of one vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 pub(super) struct SavedCpuid(Vec<Entry>);
 
-/// An entry, as KVM has it.
+/// Entry in KVM's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -39,7 +39,7 @@ impl From<Entry> for kvm_cpuid_entry2 {
     }
 }
 
-/// A register of CPUID's answer.
+/// Result register of CPUID.
 #[derive(Clone, Copy, Debug)]
 enum Register {
     Eax,
@@ -59,8 +59,8 @@ impl Entry {
     }
 }
 
-/// Registers that are made of features: function, index, register, and the bits that are none but follow what the guest does
-/// (`OSXSAVE`, `APIC`, `MWAIT`, `OSPKE`).
+/// Registers of feature bits: function, index, register, and the bits that are not features but change with the guest's
+/// actions (`OSXSAVE`, `APIC`, `MWAIT`, `OSPKE`).
 const FEATURES: [(u32, u32, Register, u32); 17] = [
     (1, 0, Register::Ecx, 1 << 27 | 1 << 3),
     (1, 0, Register::Edx, 1 << 9),
@@ -85,7 +85,7 @@ const FEATURES: [(u32, u32, Register, u32); 17] = [
 const SIZES: u32 = 0x8000_0008;
 
 impl SavedCpuid {
-    /// What a vCPU has.
+    /// Saves the CPUID of a vCPU.
     pub(super) fn new(cpuid: &CpuId) -> Self {
         Self(cpuid.as_slice().iter().map(Entry::from).collect())
     }
@@ -94,48 +94,49 @@ impl SavedCpuid {
         self.0.iter().find(|entry| entry.function == function && entry.index == index)
     }
 
-    /// Width of physical addresses in bits.
+    /// Returns the width of physical addresses in bits.
     pub(super) fn physical_bits(&self) -> Option<u8> {
         self.find(SIZES, 0).map(|entry| entry.eax.to_le_bytes()[0])
     }
 
-    /// The same for KVM, if a vCPU of this host, to which CPUID would say `host`, can do all that it promises.
+    /// Returns the CPUID in KVM's format, if this host supports everything in it. `host` is the CPUID that a new vCPU of
+    /// this host would get.
     ///
     /// # Errors
-    /// What the host lacks.
+    /// The host lacks something.
     pub(super) fn for_host(&self, host: &CpuId) -> Result<CpuId, StateError> {
         let host = Self::new(host);
         let vendor = |cpuid: &Self| cpuid.find(0, 0).map(|entry| (entry.ebx, entry.edx, entry.ecx));
         if vendor(self) != vendor(&host) {
-            return Err(StateError::rule("cpuid", "the guest's CPU is one of another vendor than this host's"));
+            return Err(StateError::rule("cpuid", "the guest's CPU has another vendor than this host's"));
         }
         for (function, index, register, not_features) in FEATURES {
             let of = |cpuid: &Self| cpuid.find(function, index).map_or(0, |entry| entry.get(register));
             let missing = of(self) & !of(&host) & !not_features;
             if missing != 0 {
                 let field = format!("cpuid: leaf {function:#x}, {index}, {register:?}");
-                let rule = format!("this host's CPU or KVM lacks features that the guest was promised ({missing:#x})");
+                let rule = format!("this host's CPU or KVM lacks features that the guest uses ({missing:#x})");
                 return Err(StateError::rule(field, rule));
             }
         }
         if self.physical_bits() > host.physical_bits() {
             let bits = |cpuid: &Self| cpuid.physical_bits().unwrap_or(36);
             let rule = format!(
-                "the guest's CPU has physical addresses of {} bits, this host's of {}",
+                "the guest's CPU has physical addresses of {} bits, but this host's has {}",
                 bits(self),
                 bits(&host)
             );
             return Err(StateError::rule("cpuid", rule));
         }
-        // What lies where in the guest's memory is worked out from this.
+        // The addresses in the guest's memory are computed from this width.
         let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
         if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
             let rule =
-                format!("the guest's CPU has physical addresses of {bits} bits, and none has fewer than {least}");
+                format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");
             return Err(StateError::rule("cpuid", rule));
         }
         let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
-        CpuId::from_entries(&entries).map_err(|_| StateError::rule("cpuid", "has more entries than KVM takes"))
+        CpuId::from_entries(&entries).map_err(|_| StateError::rule("cpuid", "has more entries than KVM allows"))
     }
 }
 
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_keeps_what_it_saw_where_the_host_can_do_as_much() {
+    fn guest_keeps_its_cpuid_if_the_host_supports_it() {
         let guest = cpuid(|entries| {
             entries[2].ebx = 0b001;
             entries[1].ecx = 1 << 27;
@@ -172,20 +173,20 @@ mod tests {
     }
 
     #[test]
-    fn host_that_lacks_something_is_told_what() {
+    fn missing_host_features_are_named() {
         let feature = refusal(|entries| entries[2].ebx = 0b111);
         assert_eq!(
             feature,
-            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest was promised (0x2)"
+            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2)"
         );
-        assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, this host's of 40"));
+        assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, but this host's has 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
     }
 
     #[test]
     fn saved_width_below_36_bits_is_refused_unless_the_hosts() {
         let rule = |bits: u8| {
-            format!("cpuid: the guest's CPU has physical addresses of {bits} bits, and none has fewer than 36")
+            format!("cpuid: the guest's CPU has physical addresses of {bits} bits, but the minimum is 36")
         };
         for bits in [0, 8, 29, 35] {
             assert_eq!(refusal(|entries| entries[3].eax = 0x3000 | u32::from(bits)), rule(bits));
@@ -195,6 +196,6 @@ mod tests {
             saved.for_host(&cpuid(|entries| entries[3].eax = host)).map(drop).map_err(|error| error.to_string())
         };
         assert_eq!((on_host(36, 40), on_host(32, 32), on_host(33, 32).is_err()), (Ok(()), Ok(()), true));
-        assert!(on_host(31, 32).unwrap_err().ends_with("fewer than 32"));
+        assert!(on_host(31, 32).unwrap_err().ends_with("the minimum is 32"));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! PCI segments: which slots of each are for which devices, which addresses are for their BARs, and which interrupt lines for their INTx.
+//! PCI segments: their slots for devices, the addresses of their BARs, and the interrupt lines of their INTx.
 
 use std::ops::RangeInclusive;
 
@@ -11,56 +11,56 @@ use devices::pci::{BarWindows, PciAddress};
 
 use super::layout::{INTX_IRQS, LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};
 
-/// In a VM that has a virtio-iommu, the last slot behind it, on segments where not all devices are. The guest is told so from the
-/// start, so that devices can come there at any time.
+/// Last slot behind the virtio-iommu, in a VM that has one, on segments that are not completely behind it. The tables list these slots at
+/// boot, so that devices can be hot-plugged there later.
 const LAST_BEHIND_IOMMU: u8 = 17;
-/// The last device number on a bus.
+/// Last device number on a bus.
 const LAST: u8 = LAST_SLOT;
 
-/// The first slot for devices of a segment. Device 0 is the host bridge, and on segment 0 device 1 the virtio-iommu.
+/// Returns the first slot for devices of a segment. Device 0 is the host bridge. On segment 0, device 1 is the virtio-iommu.
 const fn first(segment: u16) -> u8 {
     if segment == 0 { 2 } else { 1 }
 }
 
-/// Slots for devices of a segment.
+/// Returns the slots for devices of a segment.
 pub const fn slots(segment: u16) -> RangeInclusive<u8> {
     first(segment)..=LAST
 }
 
-/// In a VM that has a virtio-iommu, the slots behind it. `all` says that the whole segment is.
+/// Returns the slots behind the virtio-iommu, in a VM that has one. `all` is true if the whole segment is behind it.
 pub const fn slots_behind_iommu(segment: u16, all: bool) -> RangeInclusive<u8> {
     first(segment)..=if all { LAST } else { LAST_BEHIND_IOMMU }
 }
 
-/// In a VM that has a virtio-iommu, the slots that are not behind it.
+/// Returns the slots that are not behind the virtio-iommu, in a VM that has one.
 pub const fn slots_beside_iommu(all: bool) -> RangeInclusive<u8> {
     let last = if all { LAST } else { LAST_BEHIND_IOMMU };
     last + 1..=LAST
 }
 
-/// The slot of pvpanic.
+/// Returns the slot of pvpanic.
 pub const fn pvpanic_slot() -> u8 {
     LAST
 }
 
-/// The slot of the watchdog.
+/// Returns the slot of the watchdog.
 pub const fn watchdog_slot(config: &VmConfig) -> u8 {
     if config.pvpanic { LAST - 1 } else { LAST }
 }
 
-/// The interrupt line of a slot's INTx. Neighbours have different ones.
+/// Returns the interrupt line of a slot's INTx. Neighbouring slots have different lines.
 pub fn intx_irq(slot: PciAddress) -> u32 {
     let lines = INTX_IRQS.end() - INTX_IRQS.start() + 1;
     INTX_IRQS.start() + (u32::from(slot.segment) + u32::from(slot.device)) % lines
 }
 
-/// The functions that the guest is told to be behind the virtio-iommu, of each segment.
+/// Returns the functions of each segment that the tables list as behind the virtio-iommu.
 pub fn endpoints(config: &VmConfig) -> Vec<RangeInclusive<PciAddress>> {
     let of = |segment| {
         let (first, mut last) =
             slots_behind_iommu(segment, config.platform.iommu_segments.contains(&segment)).into_inner();
         if segment == 0 {
-            // They do no DMA.
+            // pvpanic and the watchdog do no DMA.
             last = last.min(LAST - u8::from(config.pvpanic) - u8::from(config.watchdog));
         }
         PciAddress::on_segment(segment, first)..=PciAddress::on_segment(segment, last)
@@ -68,7 +68,7 @@ pub fn endpoints(config: &VmConfig) -> Vec<RangeInclusive<PciAddress>> {
     (0..config.platform.num_pci_segments).map(of).collect()
 }
 
-/// The addresses for BARs of each segment. `mem64` are those of all above 4 GiB.
+/// Returns the addresses for BARs of each segment. `mem64` is the range above 4 GiB for all segments.
 pub fn windows(config: &VmConfig, mem64: &RangeInclusive<u64>) -> Vec<BarWindows> {
     let mut weights = vec![(1, 1); config.platform.num_pci_segments.into()];
     for segment in &config.pci_segments {
@@ -89,7 +89,7 @@ fn divide(range: &RangeInclusive<u64>, weights: &[u32]) -> Vec<RangeInclusive<u6
     let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     let part = |weight: u128| u64::try_from(len * weight / sum.max(1)).unwrap_or(u64::MAX);
     let least = part(weights.iter().copied().min().unwrap_or(1).into());
-    // As coarse as leaves something for each: BARs are aligned to their sizes.
+    // The coarsest unit that leaves something for each part: BARs are aligned to their sizes.
     let unit = [4 * GIB, MIB, PAGE_SIZE].into_iter().find(|unit| least >= *unit).unwrap_or(0x100);
     let (mut next, mut done) = (start, 0);
     let mut parts = Vec::with_capacity(weights.len());
@@ -102,12 +102,12 @@ fn divide(range: &RangeInclusive<u64>, weights: &[u32]) -> Vec<RangeInclusive<u6
     parts
 }
 
-/// How many device numbers are in `slots`.
+/// Returns the number of slots.
 const fn count(slots: &RangeInclusive<u8>) -> usize {
     (*slots.end() + 1 - *slots.start()) as usize
 }
 
-// A configuration that was checked has its places here.
+// A validated configuration fits into these slots.
 const _: () = {
     let mut segment = 0;
     while segment < 2 {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn one_segment_has_all_and_others_what_their_weights_say() {
+    fn segments_divide_bar_addresses_by_weight() {
         let mem64 = 64 * GIB..=1024 * GIB - 1;
         let one = windows(&config(r#""pvpanic": true"#), &mem64);
         assert_eq!(one.len(), 1);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_of_the_iommu_is_behind_it_as_a_whole() {
+    fn iommu_segment_is_completely_behind_the_iommu() {
         let config = config(r#""pvpanic": true, "platform": {"num_pci_segments": 3, "iommu_segments": [0, 2]}"#);
         let ends: Vec<_> = endpoints(&config).iter().map(|range| (*range.start(), *range.end())).collect();
         let at = PciAddress::on_segment;
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_follow_each_other_and_none_is_empty(
+        fn parts_are_adjacent_and_not_empty(
             weights in prop::collection::vec(1u32..=1024, 1..=16),
             start in (1u64..1 << 40).prop_map(|pages| pages * PAGE_SIZE),
             len in GIB..1 << 46,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! SMBIOS tables: what the machine is called (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
-//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000; Linux shows them in `/sys/class/dmi/id`.
+//! SMBIOS tables: the names of the machine (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
+//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000. Linux shows the names in `/sys/class/dmi/id`.
 
 use carom_api::config::PlatformConfig;
 use devices::ram::Ram;
@@ -13,9 +13,9 @@ use super::layout::{SMBIOS_ENTRY, SMBIOS_TABLES, SMBIOS_TABLES_END};
 const VERSION: (u8, u8) = (3, 2);
 /// Bytes of the entry point (5.2.2).
 const ENTRY_LEN: u8 = 24;
-/// Manufacturer where none is given, and vendor of the firmware that there is not.
+/// Default manufacturer, and vendor of the virtual firmware.
 const MANUFACTURER: &str = "Carom";
-/// Name of the product where none is given.
+/// Default product name.
 const PRODUCT: &str = "Carom virtual machine";
 
 /// Types of structures (7).
@@ -27,7 +27,7 @@ mod kind {
     pub(super) const END: u8 = 127;
 }
 
-/// A structure: its formatted part, and the strings that numbers in it stand for.
+/// Structure: its formatted part, and the strings that the formatted part refers to by number.
 struct Structure {
     bytes: Vec<u8>,
     strings: Vec<String>,
@@ -35,7 +35,7 @@ struct Structure {
 
 impl Structure {
     fn new(kind: u8) -> Self {
-        // Its length and its handle are known when it is done.
+        // The length and the handle are filled in at the end.
         Self { bytes: vec![kind, 0, 0, 0], strings: Vec::new() }
     }
 
@@ -44,7 +44,7 @@ impl Structure {
         self
     }
 
-    /// A string by its number; none where it is empty.
+    /// Appends a string by its number. An empty string gets number 0.
     fn text(mut self, text: Option<&str>) -> Self {
         let number = match text {
             Some(text) if !text.is_empty() => {
@@ -57,7 +57,7 @@ impl Structure {
         self
     }
 
-    /// Appends it (6.1.2, 6.1.3).
+    /// Appends the structure to the table (6.1.2, 6.1.3).
     fn append_to(mut self, table: &mut Vec<u8>, handle: u16) {
         self.bytes[1] = u8::try_from(self.bytes.len()).expect("formatted parts are short");
         self.bytes[2..4].copy_from_slice(&handle.to_le_bytes());
@@ -73,20 +73,20 @@ impl Structure {
     }
 }
 
-/// All structures for a VM of this configuration.
+/// Returns all structures for a VM of this configuration.
 fn structures(platform: &PlatformConfig) -> Vec<Structure> {
     let uuid = platform.uuid().unwrap_or_default();
     let firmware = Structure::new(kind::FIRMWARE)
         .text(Some(MANUFACTURER))
         .text(Some(env!("CARGO_PKG_VERSION")))
-        // Where it begins in real mode, its release date, its size: there is none.
+        // Start in real mode, release date and size: not present.
         .bytes(&[0, 0])
         .text(None)
         .bytes(&[0])
-        // It has no characteristics, and is that of a virtual machine (7.1.2.2, bit 4).
+        // No characteristics except the bit of a virtual machine (7.1.2.2, bit 4).
         .bytes(&(1u64 << 3).to_le_bytes())
         .bytes(&[0, 1 << 4])
-        // Its release and that of a controller: not given.
+        // Releases of the firmware and of a controller: not given.
         .bytes(&[0xff; 4])
         .bytes(&[0, 0]);
     let system = Structure::new(kind::SYSTEM)
@@ -95,13 +95,13 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
         .text(platform.system_version.as_deref())
         .text(platform.serial())
         .bytes(&uuid.to_bytes_le())
-        // Woken up by its power switch (7.2.2).
+        // Woken up by the power switch (7.2.2).
         .bytes(&[6])
         .text(platform.system_sku_number.as_deref())
         .text(platform.system_family.as_deref());
     let chassis = Structure::new(kind::CHASSIS)
         .text(platform.system_manufacturer.as_deref().or(Some(MANUFACTURER)))
-        // Of a kind that is not listed (7.4.1), with nothing known of its state.
+        // Other type of chassis (7.4.1), with unknown state.
         .bytes(&[1])
         .text(None)
         .text(None)
@@ -121,7 +121,7 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
     all
 }
 
-/// The tables, ready to be written.
+/// Encoded tables.
 #[derive(Debug)]
 pub struct Tables {
     entry: [u8; ENTRY_LEN as usize],
@@ -129,7 +129,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Those of a VM whose configuration was checked.
+    /// Builds the tables of a VM whose configuration is validated.
     pub fn new(platform: &PlatformConfig) -> Self {
         let mut table = Vec::new();
         for (handle, structure) in (0..).zip(structures(platform)) {
@@ -148,12 +148,12 @@ impl Tables {
         Self { entry, table }
     }
 
-    /// Writes them to guest memory.
+    /// Writes the tables to guest memory.
     ///
     /// # Errors
-    /// There is no such memory.
+    /// The addresses are not guest memory.
     pub fn write(&self, memory: &Ram) -> Result<(), GuestMemoryError> {
-        assert!(SMBIOS_TABLES + self.table.len() as u64 <= SMBIOS_TABLES_END, "what a configuration may have fits");
+        assert!(SMBIOS_TABLES + self.table.len() as u64 <= SMBIOS_TABLES_END, "the largest configuration fits");
         memory.write_slice(&self.table, GuestAddress(SMBIOS_TABLES))?;
         memory.write_slice(&self.entry, GuestAddress(SMBIOS_ENTRY))
     }
@@ -163,7 +163,7 @@ impl Tables {
 mod tests {
     use super::*;
 
-    /// Structures as a reader sees them: type, formatted part, strings.
+    /// Returns the structures as a reader sees them: type, formatted part, strings.
     fn read(mut table: &[u8]) -> Vec<(u8, Vec<u8>, Vec<String>)> {
         let mut all = Vec::new();
         while !table.is_empty() {
@@ -189,7 +189,7 @@ mod tests {
         let structures = read(&tables.table);
         let kinds: Vec<u8> = structures.iter().map(|(kind, ..)| *kind).collect();
         assert_eq!(kinds, [0, 1, 3, 127]);
-        // The least lengths of version 3.2 (7.1 to 7.4).
+        // Minimum lengths of version 3.2 (7.1 to 7.4).
         let lengths: Vec<usize> = structures.iter().map(|(_, formatted, _)| formatted.len()).collect();
         assert_eq!(lengths, [0x1a, 0x1b, 0x16, 4]);
         assert_eq!(structures[1].2, [MANUFACTURER, PRODUCT]);
@@ -214,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn most_that_a_configuration_may_have_fits() {
+    fn tables_of_the_largest_configuration_fit() {
         let most = "x".repeat(PlatformConfig::MAX_STRINGS / 255 - 1);
         let platform = PlatformConfig { oem_strings: vec![most; 255], ..PlatformConfig::default() };
         platform.check().unwrap();
         let room = usize::try_from(SMBIOS_TABLES_END - SMBIOS_TABLES).unwrap();
         assert!((room - 0x2000..=room).contains(&Tables::new(&platform).table.len()));
-        // The manufacturer is there twice.
+        // The manufacturer occurs twice.
         for len in [20_000, PlatformConfig::MAX_STRINGS / 2 - 1, 33_000, 40_000, PlatformConfig::MAX_STRINGS - 1] {
             let platform = PlatformConfig { system_manufacturer: Some("x".repeat(len)), ..PlatformConfig::default() };
             assert_eq!(platform.check().is_ok(), len < PlatformConfig::MAX_STRINGS / 2, "{len}");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The time stamp counter of a vCPU in a snapshot.
+//! Time stamp counter of a vCPU in a snapshot.
 //!
-//! It counts on while a VM is saved, as on a machine that sleeps, so that a guest which tells the time by it is right
-//! afterwards. What the counters of the vCPUs differ by stays what it was: their offsets from the host's counter are set, not
-//! their values, which would grow apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+//! The counter advances while a VM is saved, as on a machine that sleeps, so that a guest that uses it as its clock is right
+//! afterwards. The differences between the vCPUs' counters are kept: the offsets from the host's counter are restored, not the
+//! values, which would drift apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;
 
@@ -16,39 +16,39 @@ use serde::{Deserialize, Serialize};
 use super::{clock, ioctl, msr};
 use crate::kvm::KvmError;
 
-/// By how many millionths frequencies may differ and still count as one: what the host's own measurement of its counter
-/// differs by from one boot to the next, and what NTP corrects.
+/// Maximum difference, in millionths, of frequencies that count as equal. The host's measurement of its own counter differs this
+/// much from one boot to the next, and NTP corrects this much.
 const TOLERANCE: u64 = 250;
 
-/// The counter of one vCPU.
+/// Counter of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 pub(super) struct TscState {
-    /// Frequency in kHz; 0 where KVM does not tell it.
+    /// Frequency in kHz, or 0 if KVM does not report it.
     pub(super) khz: u32,
-    /// What it stood at.
+    /// Value of the counter.
     pub(super) value: u64,
-    /// What it is ahead of the host's, where KVM tells that.
+    /// Offset from the host's counter, if KVM reports it.
     pub(super) offset: Option<u64>,
 }
 
 impl TscState {
-    /// Reads the counter of a vCPU that is not running, and the host's time of day then in nanoseconds since 1970.
+    /// Reads the counter of a vCPU that is not running, and the host's time of day at that moment in nanoseconds since 1970.
     pub(super) fn save(vcpu: &VcpuFd) -> Result<(Self, u64), KvmError> {
         let (value, realtime) = read(vcpu)?;
         Ok((Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() }, realtime))
     }
 
-    /// The same counter, read at `at`, as it was at `then`.
+    /// Returns the counter, read at `at`, as it was at `then`.
     pub(super) fn back(self, at: u64, then: u64) -> Self {
         let ticks = |from: u64, to: u64| ticks(Duration::from_nanos(to.saturating_sub(from)), self.khz);
         Self { value: self.value.wrapping_sub(ticks(then, at)).wrapping_add(ticks(at, then)), ..self }
     }
 
-    /// Sets the counter of a vCPU that has not run, and that was saved when the host's time of day was `saved_at`. `first` is what
-    /// was saved of the first vCPU, and what its offset was set to; `None` for the first one itself. Returns what the offset was
-    /// set to.
+    /// Sets the counter of a vCPU that has not run. The counter was saved at the host's time of day `saved_at`. `first` has the
+    /// saved counter of the first vCPU and the offset that was set for it; it is `None` for the first vCPU itself. Returns the
+    /// offset that was set.
     pub(super) fn restore(
         &self,
         kvm: &Kvm,
@@ -62,7 +62,7 @@ impl TscState {
             self.value.wrapping_add(ticks(elapsed, self.khz))
         };
         let Ok(now) = ioctl::tsc_offset(vcpu) else {
-            // KVM keeps the counters of vCPUs in step that are set to nearly the same within a second.
+            // KVM synchronises the counters of vCPUs that are set to nearly the same value within a second.
             let data = at(clock::realtime_ns());
             msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data, ..Default::default() })?;
             return Ok(None);
@@ -81,11 +81,11 @@ impl TscState {
     }
 }
 
-/// The counter of the first vCPU as it was restored, which those of vCPUs follow that come later.
+/// Restored counter of the first vCPU, which the counters of vCPUs added later follow.
 #[derive(Clone, Copy, Debug)]
 pub struct LeadingCounter {
     khz: u32,
-    /// What its offset was set to, where KVM has that.
+    /// Offset that was set, if KVM supports offsets.
     offset: Option<u64>,
 }
 
@@ -94,14 +94,14 @@ impl LeadingCounter {
         Self { khz: first.khz, offset }
     }
 
-    /// Sets the counter of a vCPU that was just made. Where KVM tells no offsets, it has it in step with the others.
+    /// Sets the counter of a new vCPU. If KVM supports no offsets, KVM synchronises the counter itself.
     pub fn lead(&self, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         set_frequency(self.khz, kvm, vcpu)?;
         self.offset.map_or(Ok(()), |offset| set_offset(vcpu, offset))
     }
 }
 
-/// Sets the frequency, unless it is that already.
+/// Sets the frequency, unless it already matches.
 fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     let host = vcpu.get_tsc_khz().unwrap_or(0);
     if is_one(khz, host) {
@@ -119,18 +119,18 @@ fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {
         .map_err(|source| KvmError::Call { what: "set the offset of the time stamp counter".into(), source })
 }
 
-/// The counter, and the host's time of day then.
+/// Reads the counter, and the host's time of day at that moment.
 fn read(vcpu: &VcpuFd) -> Result<(u64, u64), KvmError> {
     let (value, realtime) = clock::timed(|| msr::read(vcpu, msr::TSC))?;
     Ok((value.ok_or(KvmError::Missing("time stamp counter"))?, realtime))
 }
 
-/// Whether two frequencies count as one; 0 is not known.
+/// True if two frequencies count as equal. 0 is an unknown frequency.
 fn is_one(wanted: u32, host: u32) -> bool {
     wanted == 0 || host == 0 || u64::from(wanted.abs_diff(host)) * 1_000_000 <= u64::from(wanted) * TOLERANCE
 }
 
-/// How far a counter of `khz` comes in that time.
+/// Returns the ticks of a counter of `khz` in this time.
 fn ticks(elapsed: Duration, khz: u32) -> u64 {
     let ticks = elapsed.as_nanos().saturating_mul(khz.into()) / 1_000_000;
     u64::try_from(ticks).unwrap_or(u64::MAX)
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counter_goes_on_at_its_own_frequency() {
+    fn counter_advances_at_its_own_frequency() {
         assert_eq!(ticks(Duration::from_millis(1500), 2_000_000), 3_000_000_000);
         assert_eq!(ticks(Duration::from_secs(1), 0), 0);
         assert_eq!(ticks(Duration::MAX, u32::MAX), u64::MAX);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_that_two_measurements_give_are_one() {
+    fn frequencies_within_tolerance_count_as_equal() {
         assert!(is_one(2_000_000, 2_000_400) && is_one(2_000_400, 2_000_000) && is_one(0, 5) && is_one(5, 0));
         assert!(!is_one(2_000_000, 2_001_000) && !is_one(2_000_000, 3_000_000));
     }

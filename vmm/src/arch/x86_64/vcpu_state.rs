@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All registers of a vCPU but its time stamp counter: what a reset puts back to power-on, and a snapshot to what it was.
+//! All registers of a vCPU except its time stamp counter. A reset restores them to power-on, and a snapshot restores their
+//! saved values.
 
 use devices::state::StateError;
 use kvm_bindings::nested::KvmNestedStateBuffer;
@@ -19,7 +20,7 @@ use crate::kvm::KvmError;
 /// Bit of `kvm_sregs2.flags`: the page directory pointers are valid.
 const PDPTRS_VALID: u64 = 1;
 
-/// A model-specific register.
+/// Saved model-specific register.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MsrState {
@@ -27,22 +28,22 @@ struct MsrState {
     value: u64,
 }
 
-/// The state.
+/// Saved registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Default))]
 #[serde(deny_unknown_fields)]
 pub struct VcpuState {
     regs: KvmBytes<kvm_regs>,
     sregs: KvmBytes<kvm_sregs>,
-    /// The page directory pointers, where they are not those that memory has any more.
+    /// Page directory pointers, if they are valid: memory may have changed since the vCPU loaded them.
     pdptrs: Option<[u64; 4]>,
     #[serde(with = "kvm_bytes::bytes")]
     xsave: Vec<u8>,
-    /// A CPU without XSAVE has none.
+    /// `None` on a CPU without XSAVE.
     xcrs: Option<KvmBytes<kvm_xcrs>>,
     lapic: KvmBytes<kvm_lapic_state>,
     msrs: Vec<MsrState>,
-    /// What the guest made of its own virtualization extensions, if it has them.
+    /// Nested state: the guest's own use of virtualization extensions, if it has them.
     #[serde(with = "kvm_bytes::bytes")]
     nested: Vec<u8>,
     mp_state: KvmBytes<kvm_mp_state>,
@@ -50,12 +51,12 @@ pub struct VcpuState {
     debug: KvmBytes<kvm_debugregs>,
 }
 
-/// What becomes of a model-specific register that this host does not let be written.
+/// Handling of a model-specific register that this host does not let be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwritableMsr {
-    /// It is left as it is: the vCPU itself was read.
+    /// The register keeps its value: the state came from this vCPU itself.
     Leave,
-    /// An error, unless it has the value already: the guest was another host's.
+    /// An error, unless the register already has the value: the state came from another host.
     Refuse,
 }
 
@@ -66,7 +67,7 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> KvmError {
 impl VcpuState {
     /// Reads the state of a vCPU that is not running and has its CPUID.
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
-        // First: KVM takes pending INIT and SIPI into the run state by this call, and may change events by that.
+        // Read first: this call makes KVM move pending INIT and SIPI into the run state, which may change events.
         let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read the run state"))?;
         let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
         let msrs = msr::read_all(kvm, vcpu)?;
@@ -85,13 +86,14 @@ impl VcpuState {
         })
     }
 
-    /// Makes a vCPU that is not running, and has the CPUID that the saved one had, what the state says. Its time stamp counter
-    /// must be right by then, as timers are armed against it.
+    /// Restores the state of a vCPU that is not running and has the saved CPUID. Its time stamp counter must be set before,
+    /// because timers are armed relative to it.
     ///
-    /// The order is KVM's: special registers turn on what nested state needs, and place the local APIC; setting registers
-    /// drops pending exceptions, which come with the events; a timer's deadline is taken by a local APIC that is in that mode.
+    /// KVM requires this order. Special registers enable the features that nested state needs, and place the local APIC.
+    /// Setting registers drops pending exceptions, so events follow later. A local APIC accepts a timer's deadline only in
+    /// TSC-deadline mode.
     pub fn restore(&self, kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, unwritable: UnwritableMsr) -> Result<(), KvmError> {
-        // A guest within the guest would keep special registers from being set.
+        // A running nested guest would prevent setting special registers.
         leave_nested(kvm, vcpu)?;
         self.restore_sregs(vcpu)?;
         self.restore_msrs(vcpu, unwritable, |index| index == msr::FEATURE_CONTROL)?;
@@ -152,7 +154,7 @@ impl VcpuState {
         for MsrState { index, value } in self.msrs.iter().copied().filter(|msr| which(msr.index)) {
             let written = msr::write(vcpu, kvm_msr_entry { index, data: value, ..Default::default() })?;
             if !written && unwritable == UnwritableMsr::Refuse && msr::read(vcpu, index)? != Some(value) {
-                let rule = format!("this host does not take {value:#x}, which the guest's had");
+                let rule = format!("this host rejects {value:#x}, the value from the snapshot");
                 return Err(StateError::rule(format!("model-specific register {index:#x}"), rule).into());
             }
         }
@@ -164,7 +166,7 @@ impl VcpuState {
             return Ok(());
         }
         if !kvm.check_extension(Cap::NestedState) {
-            let rule = "this host's KVM does not know virtualization extensions of a guest's, which the guest has";
+            let rule = "this host's KVM does not support nested virtualization, which the guest uses";
             return Err(StateError::rule("nested", rule).into());
         }
         let buffer = nested_of(&self.nested)?;
@@ -172,10 +174,10 @@ impl VcpuState {
     }
 }
 
-/// The bytes of KVM's header of nested state, in which its size stands.
+/// Bytes of KVM's header of nested state, which contains the size.
 const NESTED_HEADER: usize = size_of::<kvm_nested_state>();
 
-/// What the guest made of its own virtualization extensions: as many bytes as there are; none where KVM knows no such state.
+/// Returns the guest's nested state with its exact length. Returns nothing if KVM supports no such state.
 fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
     if !kvm.check_extension(Cap::NestedState) {
         return Ok(Vec::new());
@@ -183,7 +185,7 @@ fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
     let mut buffer = KvmNestedStateBuffer::empty();
     match vcpu.nested_state(&mut buffer) {
         Ok(_) => {}
-        // This vCPU's CPUID has no such extension.
+        // The vCPU's CPUID has no virtualization extensions.
         Err(error) if error.errno() == libc::EINVAL => return Ok(Vec::new()),
         Err(error) => return Err(KvmError::call("read the state of the guest's own virtualization")(error)),
     }
@@ -191,23 +193,23 @@ fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
     Ok(buffer.as_bytes().iter().take(len).copied().collect())
 }
 
-/// The same as KVM takes it.
+/// Converts nested state to KVM's structure.
 fn nested_of(bytes: &[u8]) -> Result<KvmNestedStateBuffer, KvmError> {
     let rule = |rule: &str| KvmError::from(StateError::rule("nested", rule));
     if bytes.len() < NESTED_HEADER || bytes.len() > size_of::<KvmNestedStateBuffer>() {
-        return Err(rule("it has not as many bytes as KVM's structure can have"));
+        return Err(rule("its length does not fit KVM's structure"));
     }
     let mut padded = bytes.to_vec();
     padded.resize(size_of::<KvmNestedStateBuffer>(), 0);
     let buffer: KvmNestedStateBuffer =
         KvmNestedStateBuffer::read_from_bytes(&padded).map_err(|_| rule("it is not KVM's structure"))?;
     if usize::try_from(buffer.size).ok() != Some(bytes.len()) {
-        return Err(rule("its size is not that which it names"));
+        return Err(rule("its length differs from the size in its header"));
     }
     Ok(buffer)
 }
 
-/// Takes a vCPU out of a guest within the guest, and turns the virtualization extensions off.
+/// Ends a nested guest of a vCPU, and disables the virtualization extensions.
 fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     let bytes = nested(kvm, vcpu)?;
     if bytes.is_empty() {
@@ -220,7 +222,7 @@ fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         // No VMXON region, and no VMCS.
         buffer.hdr.vmx = kvm_vmx_nested_state_hdr { vmxon_pa: u64::MAX, vmcs12_pa: u64::MAX, ..Default::default() };
     } else {
-        // SVM: interrupts are not held off globally.
+        // SVM: interrupts are not blocked globally.
         buffer.flags = u16::try_from(KVM_STATE_NESTED_GIF_SET).expect("the flags have 16 bits");
     }
     vcpu.set_nested_state(&buffer).map_err(KvmError::call("end the guest's own virtualization"))

@@ -32,7 +32,7 @@ fn narrow<T: TryFrom<u64>>(value: u64) -> T {
     T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map fits its field"))
 }
 
-/// The definition block's body.
+/// Builds the body of the definition block.
 pub(super) fn build(config: &TableConfig) -> Vec<u8> {
     let mut aml = Vec::new();
     for (segment, windows) in (0..).zip(&config.segments) {
@@ -66,8 +66,8 @@ fn system_device(name: &str, children: Vec<&dyn Aml>, aml: &mut Vec<u8>) {
     Scope::new("_SB_".into(), vec![&Device::new(name.into(), children)]).to_aml_bytes(aml);
 }
 
-/// The PCI Express host bridge of segment 0, and what is beside it. Its windows cover the aperture of bounce windows too: the guest's
-/// DMA layer never hands out IOVAs that lie in a host bridge's window.
+/// Writes the PCI Express host bridge of segment 0 and its motherboard resources. The bridge's windows also cover the aperture of bounce
+/// windows: the guest's DMA layer never allocates IOVAs in a host bridge's window.
 fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let ports = PCI_CONFIG_PORTS;
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);
@@ -79,8 +79,8 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let segments = config.segments.len() as u64;
     let ecam = Memory32Fixed::new(true, narrow(PCI_ECAM), narrow(PCI_ECAM_SIZE * segments));
     let aperture = Memory32Fixed::new(true, narrow(start), narrow(end - start + 1));
-    // Linux wants ECAM as a motherboard resource besides the memory map. The aperture of windows is there so that the guest puts no BAR of a
-    // hot-plugged device in it.
+    // Linux expects ECAM as a motherboard resource in addition to the memory map. The aperture is listed so that the guest places no BAR of
+    // a hot-plugged device in it.
     system_device(
         "MBRD",
         vec![
@@ -92,7 +92,7 @@ fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     );
 }
 
-/// The host bridge of a segment with its windows: `first`, I/O, `mem32`, and 64-bit memory.
+/// Writes the host bridge of a segment with its windows: `first`, I/O, `mem32`, and 64-bit memory.
 fn bridge(
     config: &TableConfig,
     segment: u16,
@@ -126,7 +126,7 @@ fn bridge(
         Name::new("_SEG".into(), &segment),
         Name::new("_BBN".into(), &ZERO),
         Name::new("_UID".into(), &segment),
-        // DMA may snoop the caches: it is coherent.
+        // DMA snoops the caches: it is coherent.
         Name::new("_CCA".into(), &ONE),
         Name::new("_CRS".into(), &ResourceTemplate::new(resources)),
         Name::new("_PRT".into(), &intx::routes(segment)),
@@ -137,13 +137,13 @@ fn bridge(
     system_device(&bridge_name(segment), children, aml);
 }
 
-/// The name of a segment's host bridge.
+/// Returns the name of a segment's host bridge.
 fn bridge_name(segment: u16) -> String {
     format!("PCI{segment:X}")
 }
 
-/// The power button, and the generic event device (ACPI 6.5, section 5.6.9) by whose interrupts it is pressed and devices
-/// come and go: a hardware-reduced machine has no fixed button.
+/// Writes the power button and the generic event device (ACPI 6.5, section 5.6.9). The interrupts of the event device report a press of the
+/// button and hotplug: a hardware-reduced machine has no fixed button.
 fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
     const PRESSED: u8 = 0x80;
@@ -188,12 +188,12 @@ fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// An interrupt line of the generic event device.
+/// Interrupt line of the generic event device.
 struct Event {
     irq: u32,
-    /// It is edge-triggered, not level-triggered.
+    /// True if the line is edge-triggered, false if level-triggered.
     edge: bool,
-    /// What the event device does when it is raised.
+    /// AML that the event device runs when the line is raised.
     then: Vec<u8>,
 }
 
@@ -210,7 +210,7 @@ fn bytes_of(aml: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// AML that was made before.
+/// AML that was encoded before.
 struct Bytes<'a>(&'a [u8]);
 
 impl Aml for Bytes<'_> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ACPI tables: the machine as the guest's kernel is told of it. Hardware-reduced (ACPI 6.5, section 4.1): there are
-//! a sleep and a reset register, and none of the legacy power hardware.
+//! ACPI tables, which describe the machine to the guest's kernel. The machine is hardware-reduced (ACPI 6.5, section 4.1): it has a sleep
+//! and a reset register, and none of the legacy power hardware.
 
 mod dsdt;
 mod nodes;
@@ -27,47 +27,47 @@ use crate::arch::layout::{
 
 pub use nodes::Nodes;
 
-/// Who made the tables.
+/// Manufacturer of the tables.
 const OEM_ID: [u8; 6] = *b"CAROM ";
-/// Their name.
+/// Name of the tables.
 const OEM_TABLE_ID: [u8; 8] = *b"CAROMVM ";
-/// Their revision.
+/// Revision of the tables.
 const OEM_REVISION: u32 = 1;
 
-/// Boot architecture flag: no CMOS clock is there for the kernel (ACPI 6.5, section 5.2.9.3).
+/// Boot architecture flag: the kernel must not use a CMOS clock (ACPI 6.5, section 5.2.9.3).
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// What the tables say that differs between VMs.
+/// Contents of the tables that differ between VMs.
 #[derive(Clone, Debug)]
 pub struct TableConfig {
-    /// vCPUs that the guest boots with, numbered from 0 like their APIC IDs.
+    /// Number of vCPUs at boot. They are numbered from 0, and their numbers are their APIC IDs.
     pub vcpus: u32,
-    /// vCPUs that it may have.
+    /// Maximum number of vCPUs.
     pub max_vcpus: u32,
-    /// Where BARs are, of each PCI segment.
+    /// Addresses of BARs, for each PCI segment.
     pub segments: Vec<BarWindows>,
-    /// Whether the guest boots by firmware.
+    /// True if the guest boots firmware.
     pub firmware: bool,
-    /// The virtio-iommu, and the ranges of functions behind it, whether they are there or yet to come.
+    /// Address of the virtio-iommu, and the ranges of functions behind it, including functions that may be added later.
     pub iommu: Option<(PciAddress, Vec<RangeInclusive<PciAddress>>)>,
-    /// Whether there is a first serial port.
+    /// True if the VM has a first serial port.
     pub serial: bool,
-    /// Whether RAM can come while the guest runs.
+    /// True if RAM can be added while the guest runs.
     pub memory_devices: bool,
     /// True if the guest has a VM Generation ID.
     pub generation_id: bool,
-    /// Its nodes, if it has more than that it is one.
+    /// NUMA nodes, if the configuration has any.
     pub nodes: Option<Nodes>,
 }
 
 impl TableConfig {
-    /// Whether vCPUs can come and go while the guest runs: wherever there can be more than one, however many there are now.
+    /// True if vCPUs can be added and removed while the guest runs: if the maximum is above 1.
     pub fn processors_change(&self) -> bool {
         self.max_vcpus > 1
     }
 }
 
-/// Writes all tables to guest memory; returns the address of the root pointer (RSDP).
+/// Writes all tables to guest memory. Returns the address of the root pointer (RSDP).
 pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError> {
     let Tables { rsdp, rest } = build(config, ACPI_TABLES);
     assert!(
@@ -79,15 +79,15 @@ pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError
     Ok(RSDP)
 }
 
-/// Tables, ready to be written.
+/// Encoded tables.
 struct Tables {
-    /// The root pointer, which may be anywhere.
+    /// Root pointer, which is placed separately.
     rsdp: Vec<u8>,
-    /// All others, as they lie behind one another.
+    /// All other tables, one behind the other.
     rest: Vec<u8>,
 }
 
-/// All tables, with those beside the root pointer from `base` on.
+/// Builds all tables. All tables except the root pointer lie from `base` on.
 fn build(config: &TableConfig, base: u64) -> Tables {
     let mut rest = Vec::new();
     let mut place = |table: &dyn Aml| {
@@ -134,8 +134,8 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton);
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
-    // CMOS is there for firmware only: a kernel has KVM's clock, which is finer. With firmware it would wait for interrupts of CMOS in vain,
-    // and without for the clock itself: distributions' kernels look for it for seconds.
+    // Only firmware uses the CMOS clock: a kernel has KVM's clock, which is finer. With firmware, a kernel would wait in vain for CMOS
+    // interrupts. Without firmware, it would look for the missing clock: distribution kernels do so for seconds.
     fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
@@ -145,7 +145,7 @@ fn fadt(dsdt: u64) -> impl Aml {
 fn madt(config: &TableConfig) -> MADT {
     let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
     for id in 0..config.max_vcpus {
-        // A guest has room for those only of which it learns here.
+        // The guest reserves space only for vCPUs that are listed here.
         let status = if id < config.vcpus { EnabledStatus::Enabled } else { EnabledStatus::DisabledOnlineCapable };
         let id = u8::try_from(id).expect("at most 254 vCPUs");
         madt.add_structure(ProcessorLocalApic::new(id, id, status));
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// As many nodes as there can be, of a machine with 254 vCPUs and 32 zones.
+    /// Returns the maximum number of nodes, of a machine with 254 vCPUs and 32 zones.
     fn most_nodes() -> Option<Nodes> {
         let mut config = carom_api::VmConfig::default();
         config.memory.zones = (0..32).map(|id| format!("id=z{id},size=512M").parse().unwrap()).collect();
@@ -233,12 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn kernel_is_told_that_there_is_no_cmos_clock_for_it() {
+    fn tables_report_no_cmos_clock_to_the_kernel() {
         for firmware in [false, true] {
             let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
-            // Flags, and the block of the timer, of which the kernel is not told either.
+            // The flags, and the block of the timer, which is also hidden from the kernel.
             assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (1 << 5, &[0; 4][..]));
         }
     }
@@ -250,7 +250,7 @@ mod tests {
             vm.payload.firmware = firmware.then(|| "/f".into());
             let segments = windows(&vm, &(0x40_0000_0000..=0x7f_ffff_ffff));
             let image = build(&TableConfig { firmware, segments, ..config() }, 0).rest;
-            // Of a 32-bit memory descriptor: lowest and highest address.
+            // In a 32-bit memory descriptor: lowest and highest address.
             let whole = [0xc000_0000u32, 0xf7ff_ffff].map(u32::to_le_bytes).concat();
             assert!(image.windows(8).any(|window| window == whole), "{firmware}");
         }
@@ -265,10 +265,10 @@ mod tests {
         assert!(has(&three, b"PCI2") && !has(&three, b"PCI3"));
         let start = three.windows(4).position(|window| window == b"MCFG").unwrap();
         let mcfg = table(&three, start as u64);
-        // Behind 44 bytes: base, segment, first and last bus, four bytes that are reserved.
+        // Behind 44 bytes: base, segment, first and last bus, four reserved bytes.
         let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
         assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
-        // A slot and registers of hot plug of the last.
+        // Hotplug slots and registers of the last segment.
         assert!(has(&three, b"_SB_PCI2") && has(&three, b"CAM2") && !has(&three, b"CAM3"));
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let image = build(&TableConfig { segments: segments(2), ..config() }, 0).rest;
         let has = |bytes: &[u8]| image.windows(bytes.len()).any(|window| window == bytes);
         for irq in 20..24u8 {
-            // Interrupts of ACPI: length, consumer and shared, one number.
+            // ACPI interrupt descriptor: length, flags "consumer" and "shared", one number.
             assert!(has(&[0x89, 6, 0, 0x09, 1, irq, 0, 0, 0]), "{irq}");
         }
         // Slot and any function, pin, path of the link device, index.
@@ -285,14 +285,14 @@ mod tests {
             let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
             image.windows(route.len()).filter(|window| *window == route).count()
         };
-        // Of segment 0 and of segment 1, whose slots have the lines of their neighbours.
+        // Segment 0, and segment 1, whose slots use the lines of their neighbours in segment 0.
         assert_eq!((route(2, b"LNK2"), route(2, b"LNK3"), route(2, b"LNK0")), (1, 1, 0));
         assert_eq!((route(31, b"LNK3"), route(31, b"LNK0"), route(0, b"LNK0"), route(1, b"LNK2")), (1, 1, 0, 1));
         assert_eq!(image.windows(4).filter(|window| *window == b"_PRT").count(), 2);
     }
 
     #[test]
-    fn machine_to_which_ram_can_come_has_memory_devices() {
+    fn machine_with_hotpluggable_ram_has_memory_devices() {
         let has = |memory_devices| {
             let image = build(&TableConfig { memory_devices, ..config() }, 0).rest;
             ["MHPC", "M000", "M031"].map(|name| image.windows(4).any(|window| window == name.as_bytes()))
@@ -310,13 +310,13 @@ mod tests {
         for bytes in [&address[..], b"\x0dVM_Gen_Counter\0", b"\x0dVMGENCTR\0"] {
             assert_eq!((has(&with, bytes), has(&without, bytes)), (true, false), "{bytes:x?}");
         }
-        // The event device asks at this interrupt: a comparison with 19, and the call.
+        // The event device checks for this interrupt: a comparison with 19, and the call.
         let event = b"\x93\x68\x0a\x13\\\x2f\x03_SB_VGENLOOK";
         assert_eq!((has(&with, event), has(&without, b"VGEN")), (true, false));
     }
 
     #[test]
-    fn processors_that_may_come_are_told_of_at_boot() {
+    fn hotpluggable_processors_are_in_the_tables_at_boot() {
         let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0).rest;
         let start = image.windows(4).position(|window| window == b"APIC").unwrap();
         // Behind 44 bytes: type, length, UID, APIC ID, flags.
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn tables_of_the_largest_machine_fit() {
-        // RAM does not come to a machine of zones, which one with nodes is.
+        // RAM cannot be added to a machine with zones, and a machine with nodes has zones.
         for nodes in [None, most_nodes()] {
             let (segments, memory_devices) = (segments(MAX_PCI_SEGMENTS), nodes.is_none());
             let largest = TableConfig { vcpus: 1, max_vcpus: 254, segments, memory_devices, nodes, ..config() };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which vCPUs, RAM and PCI segments are near each other: the system resource affinity table and the system locality distance
-//! information table (ACPI 6.5, sections 5.2.16 and 5.2.17).
+//! NUMA nodes of vCPUs, RAM and PCI segments: the system resource affinity table and the system locality distance information
+//! table (ACPI 6.5, sections 5.2.16 and 5.2.17).
 //!
-//! `acpi_tables` has both, but its SRAT has no processors, and its SLIT only distances that are the same both ways.
+//! `acpi_tables` has both tables, but its SRAT has no processors, and its SLIT allows only symmetric distances.
 
 use std::collections::BTreeMap;
 
@@ -16,28 +16,28 @@ use carom_api::config::NumaConfig;
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::arch::layout::zone_ranges;
 
-/// Affinity of a processor by its local APIC.
+/// Affinity structure of a processor, by its local APIC.
 const LOCAL_APIC: u8 = 0;
-/// Bytes of it.
+/// Bytes of this structure.
 const LOCAL_APIC_LEN: u8 = 16;
-/// It is to be used.
+/// Flag: the entry is enabled.
 const ENABLED: u32 = 1;
 
-/// The nodes of a guest.
+/// NUMA nodes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// Node of each vCPU that is in one, by its number, which is its APIC ID.
+    /// Node of each vCPU that is in a node, by vCPU number, which is its APIC ID.
     processors: BTreeMap<u32, u32>,
     /// Node, guest-physical address and length of each region of RAM.
     memory: Vec<(u32, u64, u64)>,
-    /// How far each is from each, by number.
+    /// Distance from each node to each node, by number.
     distances: Vec<Vec<u8>>,
     /// Node of PCI segments.
     segments: BTreeMap<u16, u32>,
 }
 
 impl Nodes {
-    /// Those of a VM, if it has any.
+    /// Returns the nodes of a VM, if the configuration has any.
     pub fn of(config: &VmConfig) -> Option<Self> {
         let nodes = &config.numa;
         let last = nodes.iter().map(|node| node.guest_numa_id).max()?;
@@ -54,14 +54,14 @@ impl Nodes {
         })
     }
 
-    /// The node of a PCI segment, if that is said.
+    /// Returns the node of a PCI segment, if the configuration names one.
     pub(super) fn of_segment(&self, segment: u16) -> Option<u32> {
         self.segments.get(&segment).copied()
     }
 
-    /// The table of what is where.
+    /// Builds the affinity table.
     pub(super) fn srat(&self) -> Sdt {
-        // 36 bytes: the common table header. Behind it are a 1 and zeros, which are reserved.
+        // 36 bytes: the common table header. Reserved fields follow: a 1 and zeros.
         let mut table = Sdt::new(*b"SRAT", 36, 3, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
         let mut body = Vec::new();
         body.extend(1u32.to_le_bytes());
@@ -82,7 +82,7 @@ impl Nodes {
         table
     }
 
-    /// The table of distances.
+    /// Builds the table of distances.
     pub(super) fn slit(&self) -> Sdt {
         let mut table = Sdt::new(*b"SLIT", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
         table.append_slice(&(self.distances.len() as u64).to_le_bytes());
@@ -91,7 +91,7 @@ impl Nodes {
     }
 }
 
-/// The nodes of things, each of which is in one.
+/// Returns the node of each item that is in a node.
 fn of_all<T: Copy + Ord>(nodes: &[NumaConfig], things: impl Fn(&NumaConfig) -> &Vec<T>) -> BTreeMap<T, u32> {
     nodes.iter().flat_map(|node| things(node).iter().map(|thing| (*thing, node.guest_numa_id))).collect()
 }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_a_square_with_those_that_nothing_is_said_of() {
+    fn distances_form_a_square_with_defaults_for_unset_ones() {
         let table = bytes(&nodes().slit());
         assert_eq!(u64::from_le_bytes(table[36..44].try_into().unwrap()), 3);
         assert_eq!(table[44..], [10, 20, 15, 20, 10, 20, 15, 20, 10]);

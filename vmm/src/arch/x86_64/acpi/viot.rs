@@ -2,7 +2,7 @@
 
 //! The virtual I/O translation table (ACPI 6.5, section 5.2.31): the virtio-iommu, and the ranges of functions behind it.
 //!
-//! `acpi_tables` has this table too, but numbers the endpoints of each segment as if they were on the first.
+//! `acpi_tables` also has this table, but numbers the endpoints of every segment as if they were on the first segment.
 
 use std::ops::RangeInclusive;
 
@@ -11,18 +11,18 @@ use devices::pci::PciAddress;
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 
-/// Bytes before the nodes: the common header, how many nodes there are, where they start, and what is reserved.
+/// Bytes before the nodes: the common header, the number of nodes, their offset, and a reserved field.
 const HEADER: u16 = 48;
 /// Node of a range of PCI functions.
 const PCI_RANGE: u8 = 1;
-/// Bytes of it.
+/// Bytes of this node.
 const PCI_RANGE_LEN: u16 = 24;
 /// Node of a virtio-iommu on PCI.
 const VIRTIO_PCI_IOMMU: u8 = 3;
-/// Bytes of it.
+/// Bytes of this node.
 const VIRTIO_PCI_IOMMU_LEN: u16 = 16;
 
-/// The table. The virtio-iommu is its first node.
+/// Builds the table. The virtio-iommu is its first node.
 pub(super) fn build(iommu: PciAddress, endpoints: &[RangeInclusive<PciAddress>]) -> Sdt {
     let count = u16::try_from(endpoints.len() + 1).expect("a range for each of 16 segments");
     let mut body = Vec::new();
@@ -65,7 +65,7 @@ mod tests {
         bytes
     }
 
-    /// What the crate makes of it, which is right for segment 0.
+    /// Returns the crate's version of the table, which is right for segment 0.
     fn of_the_crate(iommu: PciAddress, range: &RangeInclusive<PciAddress>) -> Vec<u8> {
         let device = |a: PciAddress| viot::PciDevice::new(a.segment, a.bus, a.device, a.function);
         let mut table = viot::VIOT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -75,9 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn one_segment_is_as_others_write_it() {
+    fn table_of_one_segment_matches_the_crates() {
         let at = PciAddress::on_root_bus;
-        // Creator and its revision, and with them the checksum, are others.
+        // The creator, its revision and hence the checksum differ.
         let range = at(2)..=at(17);
         let (ours, theirs) = (bytes(&build(at(1), std::slice::from_ref(&range))), of_the_crate(at(1), &range));
         assert_eq!((&ours[..9], &ours[36..]), (&theirs[..9], &theirs[36..]));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory of an ELF image that its file has no bytes for, such as BSS. It is to be zeros (System V ABI, "Program Header"). linux-loader
-//! writes only what the file has, which does for RAM that nobody has used, but not for that of a guest that was reset.
+//! Memory of an ELF image without bytes in the file, such as BSS. It must be zeros (System V ABI, "Program Header"). linux-loader
+//! writes only the file's bytes. That suffices for fresh RAM, but not for the RAM of a guest that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -13,27 +13,27 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, Guest
 
 use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE};
 
-/// Bytes of the header, and of a program header.
+/// Bytes of the ELF header, and of a program header.
 const HEADER_LEN: usize = 64;
 const PROGRAM_HEADER_LEN: usize = 56;
-/// Most program headers. Kernels and firmware have a handful, and each header may cost as much time as all RAM.
+/// Maximum number of program headers. Kernels and firmware have a handful, and each header may cost as much time as clearing all RAM.
 const MAX_PROGRAM_HEADERS: u16 = 256;
-/// Kind of a segment that is to be loaded.
+/// Type of a loadable segment.
 const PT_LOAD: u32 = 1;
-/// Bytes of a page, which are looked at, and written, at once.
+/// Bytes of a page. Memory is checked and written page by page.
 const PAGE: usize = 4096;
 
-/// A segment that is to be loaded, by guest-physical addresses. What would wrap around ends at the last of all, where no RAM is.
+/// Loadable segment, by guest-physical addresses. Addresses that would wrap around end at the last address, where no RAM is.
 pub(super) struct Segment {
-    /// Bytes that it has in the file or in memory, whichever is more.
+    /// Bytes in the file or in memory, whichever is more.
     pub(super) len: u64,
-    /// What of it has no bytes in the file.
+    /// Part without bytes in the file.
     pub(super) zeros: Range<u64>,
-    /// First address behind it.
+    /// First address behind the segment.
     pub(super) end: u64,
 }
 
-/// The segments of `image` that are to be loaded. Where linux-loader refuses its headers there are none.
+/// Returns the loadable segments of `image`. Returns none if linux-loader rejects the headers.
 ///
 /// # Errors
 /// The file cannot be read or ends too early, or has too many headers.
@@ -46,7 +46,7 @@ pub(super) fn segments(image: &mut (impl Read + Seek)) -> io::Result<Vec<Segment
         return Ok(Vec::new());
     }
     if count > MAX_PROGRAM_HEADERS {
-        return Err(io::Error::other(format!("there are {count}, more than {MAX_PROGRAM_HEADERS}")));
+        return Err(io::Error::other(format!("the image has {count}, more than {MAX_PROGRAM_HEADERS}")));
     }
     image.seek(SeekFrom::Start(u64::from_le_bytes(bytes(&header, 32))))?;
     let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_LEN];
@@ -62,16 +62,16 @@ fn segment(header: &[u8]) -> Segment {
     Segment { len, zeros: address.saturating_add(file_len)..end, end }
 }
 
-/// `N` bytes of a header that is long enough.
+/// Returns `N` bytes of a header that is long enough.
 fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|place| header[at + place])
 }
 
-/// Has zeros in a range of RAM, but for where the tables are that are written before an image is loaded.
+/// Clears a range of RAM, except where tables are written before an image is loaded.
 ///
-/// Pages that have zeros already are not written, so that those that the host has in common, or has not given yet, stay so. But it may
-/// have to give a page to be read. Of `fresh` RAM, which no guest has had, nothing is read that can be known to be zeros: only where a
-/// region is of a file, which may have been another guest's RAM, and where that file has data.
+/// Pages that are already zero are not written, so that pages that the host shares or has not allocated stay so. Reading may still
+/// allocate a page. Therefore `fresh` RAM, which no guest has used, is read only if it may contain data: if a region is in a file,
+/// which may have been another guest's RAM, and that file has data there.
 pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
     for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
         if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {
@@ -81,7 +81,7 @@ pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), 
     Ok(())
 }
 
-/// Whether a region that no guest has had may have other bytes than zeros in `range`.
+/// True if a region that no guest has used may contain non-zero bytes in `range`.
 fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
     let Some(file) = region.file_offset() else { return false };
     let first = region.start_addr().0;
@@ -90,7 +90,7 @@ fn may_have_data(region: &RamRegion, range: &Range<u64>) -> bool {
     start < end
         && match fs::seek(file.file(), Find::Data(place(start))) {
             Ok(data) => data < place(end),
-            // There is none up to the file's end. What cannot be told is looked at.
+            // NXIO: the file has no data up to its end. On other errors, the memory is checked.
             Err(error) => error != Errno::NXIO,
         }
 }

@@ -12,23 +12,23 @@ use super::BootError;
 use super::memory_map::Range;
 use crate::arch::layout::{CMDLINE, ZERO_PAGE};
 
-/// First version of the protocol that has the 64-bit entry and `xloadflags`: 2.12.
+/// First version of the protocol with the 64-bit entry and `xloadflags`: 2.12.
 const VERSION_64BIT: u16 = 0x20c;
 /// `xloadflags`: the kernel has a 64-bit entry at 0x200.
 const XLF_KERNEL_64: u16 = 1;
-/// `type_of_loader` of boot loaders without a number of their own.
+/// `type_of_loader` of boot loaders without an assigned number.
 const LOADER_OTHER: u8 = 0xff;
 
 /// Checks that the kernel can be entered in 64-bit mode.
 pub(super) fn check_header(header: &setup_header) -> Result<(), String> {
     let (version, flags) = (header.version, header.xloadflags);
     if version < VERSION_64BIT || flags & XLF_KERNEL_64 == 0 {
-        return Err(format!("it has no 64-bit entry point (boot protocol {}.{})", version >> 8, version & 0xff));
+        return Err(format!("the kernel has no 64-bit entry point (boot protocol {}.{})", version >> 8, version & 0xff));
     }
     Ok(())
 }
 
-/// First address behind what the kernel needs while it unpacks itself.
+/// Returns the first address behind the memory that the kernel needs to unpack itself.
 pub(super) fn end_of_kernel(header: &setup_header) -> u64 {
     let (preferred, size) = (header.pref_address, u64::from(header.init_size));
     preferred.saturating_add(size)

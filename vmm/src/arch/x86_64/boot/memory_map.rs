@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The memory map that the kernel is given (types of ACPI's system address map, "E820").
+//! Memory map for the kernel (types of ACPI's system address map, "E820").
 
 use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PCI_ECAM, PCI_ECAM_MAX_SIZE, ram_ranges};
 
 /// Usable memory.
 pub(super) const RAM: u32 = 1;
-/// Not for the kernel's use.
+/// Reserved memory.
 pub(super) const RESERVED: u32 = 2;
 
-/// A range of the map.
+/// Range of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     /// First guest-physical address.
@@ -20,7 +20,8 @@ pub(super) struct Range {
     pub(super) kind: u32,
 }
 
-/// The map of a VM with `ram_size` bytes of RAM. ECAM, of as many segments as there may be, is reserved, without which Linux does not trust it.
+/// Returns the map of a VM with `ram_size` bytes of RAM. ECAM of the maximum number of segments is reserved: otherwise Linux does not trust
+/// ECAM.
 pub(super) fn build(ram_size: u64) -> Vec<Range> {
     let mut map = vec![
         Range { start: 0, size: LOW_RAM_END, kind: RAM },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Loading a kernel or firmware, and what it is told at its entry.
+//! Loads a kernel or firmware, and writes the data that it gets at its entry.
 
 mod elf;
 mod linux;
@@ -30,41 +30,41 @@ use self::whole_reads::WholeReads;
 use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 use crate::arch::registers::{self, Entry};
 
-/// What can be booted.
-const KERNELS: &str = "a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH, is needed";
-const FIRMWARES: &str = "an ELF image with a PVH entry point is needed, such as EDK2's CLOUDHV.fd";
+/// Kinds of bootable images.
+const KERNELS: &str = "use a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH";
+const FIRMWARES: &str = "use an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd";
 
-/// Why the guest has nothing to boot.
+/// Error of loading the guest's boot files.
 #[derive(Debug, Error)]
 pub enum BootError {
     /// A file cannot be opened or read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The file is no kernel, or no firmware, that Carom can boot.
+    /// The file is not a kernel or firmware that Carom can boot.
     #[error("{}", no_image(*field, path, reason, Terms::Options))]
     NoImage {
-        /// What the file is to be.
+        /// Option that names the file.
         field: Field,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// Kernel and initramfs do not fit into RAM.
     #[error(transparent)]
     NoRoom(ConfigError),
     /// Guest memory could not be written.
-    #[error("writing {what} to guest memory: {message}")]
+    #[error("cannot write {what} to guest memory: {message}")]
     Write {
-        /// What was being written.
+        /// Written data.
         what: &'static str,
-        /// What vm-memory said.
+        /// Error from vm-memory.
         message: String,
     },
 }
 
 impl BootError {
-    /// Whether the user can mend it.
+    /// True if the user can fix the cause.
     pub fn is_user_error(&self) -> bool {
         !matches!(self, Self::Write { .. })
     }
@@ -90,14 +90,14 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
     move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
-/// Says that `what` does not fit into RAM below `limit`, the highest address that it may have. RAM is to blame only if more of it would
-/// help.
+/// Returns the error for `what` if it does not fit into RAM below `limit`, its highest allowed address. The error blames the size of
+/// RAM only if more RAM would help.
 fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> BootError {
     BootError::NoRoom(if needed <= limit {
         ConfigError::new(MemoryConfig::SIZE, format!("{ram_size} bytes are too little for this {what}"))
     } else {
         let rule = format!(
-            "{needed} bytes below {limit:#x} are needed for this {what}, which must lie there however much RAM there is"
+            "{needed} bytes below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller one"
         );
         ConfigError::new(field, rule)
     })
@@ -107,21 +107,21 @@ fn write_error(what: &'static str) -> impl Fn(vm_memory::GuestMemoryError) -> Bo
     move |error| BootError::Write { what, message: error.to_string() }
 }
 
-/// An opened kernel and initramfs, or firmware, so that a reboot loads what the start found.
+/// Opened kernel and initramfs, or firmware. The files stay open, so that a reboot loads the same contents.
 pub struct Payload {
     config: PayloadConfig,
-    /// What the file with the image is: the kernel or the firmware.
+    /// Option that names the image: kernel or firmware.
     field: Field,
     path: PathBuf,
     file: File,
     image: Image,
     initramfs: Option<File>,
     initramfs_len: u64,
-    /// Whether no guest has had the RAM that it is loaded into.
+    /// True if no guest has used the RAM that the payload is loaded into.
     ram_is_fresh: AtomicBool,
 }
 
-/// What kind of image a kernel is. Firmware is [`Self::Elf`].
+/// Format of a kernel image. Firmware is [`Self::Elf`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     BzImage,
@@ -129,7 +129,7 @@ enum Image {
 }
 
 impl Payload {
-    /// Opens the files and looks at the magic numbers of the kernel or firmware.
+    /// Opens the files and checks the magic numbers of the kernel or firmware.
     pub fn open(config: &PayloadConfig) -> Result<Self, BootError> {
         let (field, path) = match (&config.firmware, &config.kernel) {
             (Some(firmware), _) => (PayloadConfig::FIRMWARE, firmware.clone()),
@@ -141,8 +141,8 @@ impl Payload {
         let of_kernel = field == PayloadConfig::KERNEL;
         let image = identify(&head).filter(|image| of_kernel || *image == Image::Elf).ok_or_else(|| {
             let reason = match of_kernel {
-                true => "neither the bzImage nor the ELF magic number is there",
-                false => "the ELF magic number is not there",
+                true => "the file has neither the bzImage nor the ELF magic number",
+                false => "the file does not have the ELF magic number",
             };
             BootError::NoImage { field, path: path.clone(), reason: reason.into() }
         })?;
@@ -153,13 +153,13 @@ impl Payload {
         Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len, ram_is_fresh })
     }
 
-    /// Says that a guest has had the RAM which it is loaded into next: one that came from a snapshot, where nothing was loaded before.
+    /// Records that a guest has used the RAM: it came from a snapshot, and nothing was loaded into it yet.
     pub fn ram_was_used(&self) {
         self.ram_is_fresh.store(false, Ordering::Relaxed);
     }
 
-    /// Loads everything into RAM of `ram_size` bytes, with the ACPI tables' root at `rsdp`; returns where the boot
-    /// processor enters.
+    /// Loads everything into RAM of `ram_size` bytes. The ACPI root pointer is at `rsdp`. Returns the entry point of the boot
+    /// processor.
     pub fn load(&self, memory: &Ram, ram_size: u64, rsdp: u64) -> Result<Entry, BootError> {
         let loaded = self.load_image(memory, ram_size)?;
         let initramfs = self.load_initramfs(memory, ram_size, &loaded)?;
@@ -167,7 +167,7 @@ impl Payload {
         memory.write_slice(cmdline, GuestAddress(CMDLINE)).map_err(write_error("the command line"))?;
         memory.write_obj(0u8, GuestAddress(CMDLINE + cmdline.len() as u64)).map_err(write_error("the command line"))?;
         registers::write_tables(memory).map_err(write_error("boot page tables"))?;
-        reset_vector::write(memory).map_err(write_error("what follows a jump to the firmware"))?;
+        reset_vector::write(memory).map_err(write_error("the code at the reset vector"))?;
         let map = memory_map::build(ram_size);
         match loaded.header {
             Some(header) => {
@@ -189,15 +189,15 @@ impl Payload {
         match self.image {
             Image::BzImage => {
                 let result = BzImage::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
-                let header = result.setup_header.ok_or_else(|| reason("it has no set-up header".into()))?;
+                let header = result.setup_header.ok_or_else(|| reason("the image has no set-up header".into()))?;
                 linux::check_header(&header).map_err(reason)?;
                 let end = linux::end_of_kernel(&header).max(result.kernel_end);
                 Ok(Loaded { entry: result.kernel_load.0, end, header: Some(header) })
             }
             Image::Elf => {
                 let headers = elf::segments(&mut file);
-                let segments = headers.map_err(|error| reason(format!("reading its program headers: {error}")))?;
-                // Before the rest is loaded, of which some may lie in between.
+                let segments = headers.map_err(|error| reason(format!("cannot read its program headers: {error}")))?;
+                // Cleared before the other bytes are loaded, some of which may lie in between.
                 self.zero(memory, ram_size, &segments)?;
                 let result = Elf::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
                 match result.pvh_boot_cap {
@@ -205,17 +205,17 @@ impl Payload {
                         let end = segments.iter().map(|segment| segment.end).max().unwrap_or_default();
                         Ok(Loaded { entry: entry.0, end, header: None })
                     }
-                    _ => Err(reason("it has no PVH entry point".into())),
+                    _ => Err(reason("the image has no PVH entry point".into())),
                 }
             }
         }
     }
 
-    /// Has zeros where segments have no bytes in the file.
+    /// Clears the parts of segments without bytes in the file.
     fn zero(&self, memory: &Ram, ram_size: u64, segments: &[elf::Segment]) -> Result<(), BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
-        // So that many, one over the other, take no longer than one that fills RAM. What the file has beyond RAM is refused when it
-        // is loaded.
+        // The limit on the total keeps many overlapping segments from taking longer than one segment that fills RAM. Bytes of the file
+        // beyond RAM fail when they are loaded.
         let total = segments.iter().fold(0u64, |total, segment| total.saturating_add(segment.len));
         let fits = |segment: &elf::Segment| segment.zeros.is_empty() || segment.zeros.end <= low_end;
         if total > low_end || !segments.iter().all(fits) {
@@ -224,15 +224,15 @@ impl Payload {
         }
         let fresh = self.ram_is_fresh.swap(false, Ordering::Relaxed);
         let zero = |segment: &elf::Segment| elf::zero(memory, &segment.zeros, fresh);
-        segments.iter().try_for_each(zero).map_err(write_error("what is to be zeros"))
+        segments.iter().try_for_each(zero).map_err(write_error("zeros"))
     }
 
-    /// What the image is called.
+    /// Returns the name of the image's kind.
     fn kind(&self) -> &'static str {
         if self.field == PayloadConfig::FIRMWARE { "firmware" } else { "kernel" }
     }
 
-    /// Puts the initramfs as high as it may be, below 4 GiB; returns its address and size.
+    /// Loads the initramfs as high as allowed below 4 GiB. Returns its address and size.
     fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         let most = kernel.header.map_or(LOW_MEMORY_END, |header| u64::from(header.initrd_addr_max) + 1);
@@ -260,7 +260,7 @@ impl Payload {
     }
 }
 
-/// A kernel or firmware in guest memory.
+/// Kernel or firmware in guest memory.
 struct Loaded {
     entry: u64,
     /// First address that it does not need while it starts.
@@ -274,12 +274,12 @@ fn open_file(field: Field, path: &Path) -> Result<(File, u64), BootError> {
     let file = match inherited::file(path, Access::Read) {
         Some(inherited) => {
             let mut file = inherited.map_err(&fail)?;
-            // An earlier boot may have read it to its end.
+            // An earlier boot may have read the file to its end.
             file.rewind().map_err(&fail)?;
             file
         }
         None => {
-            // A pipe that nobody writes to would have the opener wait, and all clients of the API with it.
+            // Without O_NONBLOCK, opening a pipe without a writer would block this thread, and with it all API clients.
             let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
             open(path, OFlags::RDONLY | flags, Mode::empty()).map(File::from).map_err(|error| fail(error.into()))?
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Code where a PC's firmware would start after a reset.
+//! Code at the address where a PC's firmware starts after a reset.
 //!
-//! Linux restarts a machine of hardware-reduced ACPI by EFI if it is built with EFI, as distributions' kernels are
-//! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). Where it was not booted by EFI, it falls back to a jump in
-//! real mode to the firmware's entry. So something has to be there that resets the machine.
+//! If Linux is built with EFI, as distribution kernels are, it restarts a hardware-reduced ACPI machine through EFI
+//! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). If it was not booted by EFI, it falls back to a real-mode
+//! jump to the firmware's entry. The code there resets the machine.
 
 use devices::acpi::power::{RESET_OFFSET, RESET_VALUE};
 use devices::ram::Ram;
@@ -17,7 +17,7 @@ pub(super) fn write(memory: &Ram) -> Result<(), GuestMemoryError> {
     memory.write_slice(&code(), GuestAddress(RESET_VECTOR))
 }
 
-/// Code of 16 bits that writes to ACPI's reset register, and waits for good.
+/// Returns 16-bit code that writes to ACPI's reset register, and then halts for ever.
 fn code() -> [u8; 9] {
     let [low, high] = reset_port().to_le_bytes();
     [
@@ -33,7 +33,7 @@ fn code() -> [u8; 9] {
     ]
 }
 
-/// ACPI's reset register.
+/// Returns the port of ACPI's reset register.
 const fn reset_port() -> u16 {
     let port = ACPI_PORTS + RESET_OFFSET;
     assert!(port <= u16::MAX as u64, "a port has 16 bits");

@@ -10,7 +10,7 @@ use crate::arch::layout::MIB;
 use crate::memory;
 
 impl Payload {
-    /// Loads into memory that is thrown away.
+    /// Loads into memory that is dropped afterwards.
     fn check(&self, ram_size: u64) -> Result<(), BootError> {
         let memory = memory::create(&MemoryConfig::with_size(ram_size)).unwrap();
         self.load(memory.as_ref(), ram_size, 0).map(|_| ())
@@ -29,7 +29,7 @@ fn refused(content: &[u8]) -> String {
     error(&config).to_string()
 }
 
-/// The user's mistake in the payload that `config` names.
+/// Returns the user error in the payload that `config` names.
 fn error(config: &PayloadConfig) -> BootError {
     let error = match Payload::open(config) {
         Ok(payload) => payload.check(64 * MIB).unwrap_err(),
@@ -39,7 +39,7 @@ fn error(config: &PayloadConfig) -> BootError {
     error
 }
 
-/// A bzImage with one set-up sector and `code` bytes of code.
+/// Returns a bzImage with one set-up sector and `code` bytes of code.
 fn bzimage(version: u16, code: usize) -> Vec<u8> {
     let mut image = vec![0u8; 1024 + code];
     image[0x1f1] = 1;
@@ -54,13 +54,13 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
     image
 }
 
-/// An ELF image as EDK2's is: of 64 bits for a 32-bit machine, one segment of `size` bytes from 1 MiB on, with the note that names the
-/// PVH entry point, of type `note`.
+/// Returns an ELF image like EDK2's: 64-bit for a 32-bit machine, with one segment of `size` bytes from 1 MiB on, and a note of type
+/// `note` with the PVH entry point.
 fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
     elf_of(size, note, entry, &[Segment { offset: 0, address: HIGH_RAM_START, file_len: size, len: size }])
 }
 
-/// A segment that is to be loaded.
+/// Loadable segment.
 #[derive(Clone, Copy)]
 struct Segment {
     offset: u64,
@@ -69,7 +69,7 @@ struct Segment {
     len: u64,
 }
 
-/// The same with these segments. A file has at least `size` bytes.
+/// Returns such an image with these segments. The file has at least `size` bytes.
 fn elf_of(size: u64, note: u32, entry: u32, segments: &[Segment]) -> Vec<u8> {
     let headers = u16::try_from(segments.len() + 1).unwrap();
     let note_at = 64 + 56 * u64::from(headers);
@@ -115,7 +115,7 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     let (_file, config) = firmware(&elf(0x4000, PVH_NOTE, 0x10_3ff0));
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
-    // Twice, as a reboot does: what the firmware has written over itself is there again.
+    // Loaded twice, as on a reboot: the second load restores what the firmware has overwritten.
     for _ in 0..2 {
         memory.write_slice(&[0; 0x4000], GuestAddress(HIGH_RAM_START)).unwrap();
         let entry = payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
@@ -124,17 +124,17 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     }
     let long = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
     let start = crate::arch::layout::PVH_START_INFO;
-    // No modules; the command line is there and empty.
+    // No modules. The command line exists and is empty.
     assert_eq!((long(start + 8) >> 32, long(start + 16)), (0, 0));
     assert_eq!(memory.read_obj::<u8>(GuestAddress(long(start + 24))).unwrap(), 0);
     assert_eq!((long(start + 32), long(start + 40)), (0xe0000, crate::arch::layout::PVH_MEMORY_MAP));
 }
 
 #[test]
-fn file_that_is_no_firmware_is_refused() {
-    assert!(firmware_refused(&[0; 4096]).contains("the ELF magic number is not there; an ELF image with a PVH"));
-    assert!(firmware_refused(&bzimage(0x20f, 4096)).contains("the ELF magic number is not there"));
-    assert!(firmware_refused(&elf(0x4000, PVH_NOTE + 1, 0x10_3ff0)).contains("it has no PVH entry point"));
+fn non_firmware_file_is_refused() {
+    assert!(firmware_refused(&[0; 4096]).contains("the file does not have the ELF magic number; use an ELF image with a PVH"));
+    assert!(firmware_refused(&bzimage(0x20f, 4096)).contains("the file does not have the ELF magic number"));
+    assert!(firmware_refused(&elf(0x4000, PVH_NOTE + 1, 0x10_3ff0)).contains("the image has no PVH entry point"));
     let error = Payload::open(&PayloadConfig::of_firmware("/nonexistent/f")).err().unwrap().to_string();
     assert!(error.starts_with("--firmware /nonexistent/f: No such file"), "{error}");
 }
@@ -150,13 +150,13 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // A big-endian file; program headers beyond the file; a segment below 1 MiB, beyond RAM, and beyond the file.
+    // A big-endian file, program headers beyond the file, and a segment that is below 1 MiB, beyond RAM, or beyond the file.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
     with(64 + 24, &(64 * MIB - 0x1000).to_le_bytes());
     with(64 + 8, &0x1_0000u64.to_le_bytes());
-    // Notes that end nowhere.
+    // Notes that exceed the file.
     with(0xb0, &u32::MAX.to_le_bytes());
 }
 
@@ -167,7 +167,8 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Firmware of 16 KiB with BSS in three places: behind its bytes, with other bytes in the middle; far from them; and below 1 MiB.
+/// Returns firmware of 16 KiB with BSS in three places: behind its bytes, with other bytes in the middle; far from them; and below 1
+/// MiB.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [
         Segment { offset: 0x3ff0, address: HIGH_RAM_START + 0x6008, file_len: 0x10, len: 0x10 },
@@ -178,14 +179,14 @@ fn firmware_with_bss() -> Vec<u8> {
     elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &segments)
 }
 
-/// Writes over all that the firmware above uses, and over what lies behind its BSS.
+/// Overwrites all memory that this firmware uses, and the memory behind its BSS.
 fn use_ram(memory: &Ram) {
     memory.write_slice(&[0xff; 0x1000], GuestAddress(0x9_f000)).unwrap();
     memory.write_slice(&[0xee; 0x1_0000], GuestAddress(0xe_0000)).unwrap();
     memory.write_slice(&[0xff; 0x21_0000], GuestAddress(HIGH_RAM_START)).unwrap();
 }
 
-/// Checks what is there once the firmware is loaded into RAM that was used.
+/// Checks memory after the firmware was loaded into used RAM.
 fn assert_bss_is_zeros(memory: &Ram) {
     let read = |address, len: usize| {
         let mut bytes = vec![0x11; len];
@@ -195,10 +196,10 @@ fn assert_bss_is_zeros(memory: &Ram) {
     let high = read(HIGH_RAM_START, 0x21_0000);
     let is = |range: std::ops::Range<usize>, value: u8| high[range].iter().all(|byte| *byte == value);
     assert!(is(0x3ff0..0x3ff1, 0xc3) && is(0x3ff1..0x6008, 0) && is(0x6008..0x6018, 0xc3) && is(0x6018..0x9ff3, 0));
-    assert!(is(0x9ff3..0x20_0000, 0xff), "what no segment has is left alone");
+    assert!(is(0x9ff3..0x20_0000, 0xff), "memory outside of segments is unchanged");
     assert!(is(0x20_0000..0x20_3000, 0) && is(0x20_3000..0x21_0000, 0xff));
     assert_eq!(read(0x9_f000, 0x1000), [0; 0x1000]);
-    assert_eq!(read(0xe_0000, 0x1_0000), [0xee; 0x1_0000], "the tables are there");
+    assert_eq!(read(0xe_0000, 0x1_0000), [0xee; 0x1_0000], "the tables are unchanged");
 }
 
 #[test]
@@ -217,16 +218,16 @@ fn bss_of_an_elf_image_is_zeros_again_after_a_reset() {
 }
 
 #[test]
-fn bss_is_zeros_where_ram_was_used_before_the_first_load() {
+fn bss_is_zeros_in_ram_used_before_the_first_load() {
     let (_file, config) = firmware(&firmware_with_bss());
-    // RAM that came from a snapshot, once the VM is reset.
+    // RAM from a snapshot, after the VM is reset.
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     use_ram(&memory);
     let payload = Payload::open(&config).unwrap();
     payload.ram_was_used();
     payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
     assert_bss_is_zeros(&memory);
-    // A file that was the RAM of a VM that is gone.
+    // A file that was the RAM of an earlier VM.
     let ram = tempfile::NamedTempFile::new().unwrap();
     ram.as_file().set_len(64 * MIB).unwrap();
     let zone = format!("id=a,size=64M,shared=on,file={}", ram.path().display());
@@ -249,7 +250,7 @@ fn bss_takes_no_pages_of_fresh_ram() {
         let region = memory.iter().next().unwrap();
         let resident = memory::tests::said_by_smaps(region, "Rss:");
         let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
-        // Far less than the BSS, though pages that are written may be huge ones.
+        // Far less than the BSS, although written pages may be huge pages.
         assert!(resident << 10 < 16 * MIB, "shared {shared}: {resident} KiB");
         if let Some(file) = region.file_offset() {
             let blocks = std::os::unix::fs::MetadataExt::blocks(&file.file().metadata().unwrap());
@@ -278,7 +279,7 @@ fn elf_image_whose_bss_is_not_within_ram_is_refused() {
             payload.ram_was_used();
             let error = payload.check(64 * MIB).unwrap_err();
             assert!(error.is_user_error(), "{error}");
-            // More RAM would not help where no RAM can be.
+            // More RAM does not help at an address where no RAM can be.
             let rule = match bad.address.saturating_add(bad.len) <= LOW_MEMORY_END {
                 true => "--memory size: 67108864 bytes are too little for this firmware",
                 false => "--firmware: ",
@@ -296,7 +297,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
     let started = std::time::Instant::now();
     for (count, rule) in [
         (200, "--firmware: 13212057600 bytes below 0xc0000000 are needed for this firmware"),
-        (0xfffe, "reading its program headers: there are 65535, more than 256"),
+        (0xfffe, "cannot read its program headers: the image has 65535, more than 256"),
     ] {
         let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
         let payload = Payload::open(&config).unwrap();
@@ -304,12 +305,12 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
         let error = payload.check(64 * MIB).unwrap_err().to_string();
         assert!(error.contains(rule), "{error}");
     }
-    // To zero 4 TiB would take longer.
+    // Clearing 4 TiB would take longer.
     assert!(started.elapsed() < std::time::Duration::from_secs(60));
 }
 
 #[test]
-fn file_that_is_no_kernel_is_refused() {
+fn non_kernel_file_is_refused() {
     for content in [&b"#!/bin/sh\n"[..], &[0; 4096][..]] {
         assert!(refused(content).contains("neither the bzImage nor the ELF magic number"));
     }
@@ -323,7 +324,7 @@ fn empty_file_and_directory_are_refused() {
 }
 
 #[test]
-fn pipe_that_nobody_writes_to_is_refused_at_once() {
+fn pipe_without_a_writer_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
@@ -375,7 +376,7 @@ fn initramfs_beyond_the_limit_is_not_blamed_on_ram() {
         Payload::open(&config).unwrap().check(ram_size).unwrap_err().to_string()
     };
     assert_eq!(refused(96 * MIB, 64 * MIB), "--memory size: 67108864 bytes are too little for this initramfs");
-    let rule = "bytes below 0xc0000000 are needed for this initramfs, which must lie there however much RAM there is";
+    let rule = "bytes below 0xc0000000 are needed for this initramfs, and more RAM does not help: use a smaller one";
     let told = refused(3584 * MIB, 64 * MIB);
     assert!(told.starts_with("--initramfs: 37") && told.ends_with(rule), "{told}");
 }
@@ -388,7 +389,7 @@ fn initramfs_goes_to_the_top_of_low_memory() {
     config.initramfs = Some(initramfs.path().into());
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
-    // Twice, as a reboot does.
+    // Loaded twice, as on a reboot.
     for _ in 0..2 {
         payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
         let last: u8 = memory.read_obj(GuestAddress(64 * MIB - 8192 + 4999)).unwrap();

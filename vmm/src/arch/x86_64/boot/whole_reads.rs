@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reads of a file that come whole: a read of a network file system's file, or of one of 9p or FUSE, may end before what was asked for.
+//! Complete reads of a file: a read of a file on a network file system, 9p or FUSE may return fewer bytes than requested.
 
 use std::io::{Read, Result, Seek, SeekFrom};
 
 use vm_memory::bitmap::BitmapSlice;
 use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 
-/// A file each of whose reads into guest memory goes on until the memory is full or the file ends.
+/// File whose reads into guest memory continue until the memory is full or the file ends.
 pub(super) struct WholeReads<R>(pub(super) R);
 
 impl<R: ReadVolatile> ReadVolatile for WholeReads<R> {
@@ -46,7 +46,7 @@ mod tests {
     use crate::memory;
     use carom_api::config::MemoryConfig;
 
-    /// Gives three bytes at a time.
+    /// Source that returns three bytes at a time.
     struct Slow(u8, usize);
 
     impl ReadVolatile for Slow {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_read_in_parts_comes_whole() {
+    fn file_with_short_reads_is_read_completely() {
         let memory = memory::create(&MemoryConfig::with_size(64 << 20)).unwrap();
         let at = GuestAddress(0x1000);
         memory.read_exact_volatile_from(at, &mut Slow(0, 100), 100).unwrap_err();
@@ -73,7 +73,7 @@ mod tests {
         let mut bytes = [0; 100];
         memory.read_slice(&mut bytes, at).unwrap();
         assert!(bytes.iter().zip(1..).all(|(byte, expected)| *byte == expected), "{bytes:?}");
-        // One that is shorter than it said is no more than it is.
+        // A file that is shorter than announced fails the read.
         memory.read_exact_volatile_from(at, &mut WholeReads(Slow(0, 99)), 100).unwrap_err();
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies it, by
+//! The VM Generation ID device (Microsoft, "Virtual Machine Generation ID"), and the method that notifies it, based on
 //! [`devices::acpi::generation_notice`].
 
 use acpi_tables::aml::{
@@ -13,14 +13,14 @@ use super::told::Told;
 use super::{narrow, system_device};
 use crate::arch::layout::{GENERATION_ID, GENERATION_ID_PORT};
 
-/// The method that notifies the device if the ID is new.
+/// Method that notifies the device if the ID is new.
 pub(super) const LOOK: &str = "\\_SB_.VGEN.LOOK";
 /// Notification: the ID is new.
 const CHANGED: u8 = 0x80;
 
-/// The device.
+/// Writes the device.
 pub(super) fn device(aml: &mut Vec<u8>) {
-    // The second name is as long as names may be by ACPI; Hyper-V has both.
+    // The first name is longer than ACPI allows, the second has the maximum length. Hyper-V has both.
     let names = Package::new(vec![&"VM_Gen_Counter", &"VMGENCTR"]);
     let (low, high): (u32, u32) = (narrow(GENERATION_ID & 0xffff_ffff), narrow(GENERATION_ID >> 32));
     let (port, len): (u16, u8) = (narrow(GENERATION_ID_PORT), narrow(REGISTER_LEN));
@@ -32,7 +32,7 @@ pub(super) fn device(aml: &mut Vec<u8>) {
         vec![FieldEntry::Named(*b"ISNW", 8)],
     );
     let (is_new, field) = (Local(0), Path::new("ISNW"));
-    // Reading clears, so it is read once.
+    // Reading clears the register, so the method reads it once.
     let read = Store::new(&is_new, &field);
     let notify = Told { path: "\\_SB_.VGEN".into(), local: 0, bit: 0, event: CHANGED };
     system_device(

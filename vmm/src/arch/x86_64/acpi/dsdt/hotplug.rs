@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hot plug of PCI devices: a slot for each, and the methods that read and write [`devices::pci::HotplugRegisters`].
+//! PCI hotplug: a device object for each slot, and the methods that access [`devices::pci::HotplugRegisters`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -14,34 +14,34 @@ use super::{Bytes, TableConfig, bridge_name, narrow, system_device};
 use crate::arch::layout::pci_hotplug_ports;
 use crate::arch::segments;
 
-/// The method that tells the slots of what has changed.
+/// Method that notifies the slots of changes.
 pub(super) const SCAN: &str = "\\_SB_.PHPC.SCAN";
 
 fn slot_name(slot: u8) -> String {
     format!("S{slot:03}")
 }
 
-/// The name of what a segment has of its own: the hexadecimal digit of the segment follows on `stem`.
+/// Returns the name of an object that each segment has: `stem` and the segment's hexadecimal digit.
 fn of_segment(stem: &str, segment: u16) -> String {
     format!("{stem}{segment:X}")
 }
 
-/// The same, as the name of a register.
+/// Returns such a name for a register.
 fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
     let [first, second, third] = stem;
     let digit = char::from_digit(segment.into(), 16).map_or('_', |digit| digit.to_ascii_uppercase());
     [first, second, third, u8::try_from(digit).unwrap_or(b'_')]
 }
 
-/// The slots of a segment's root bus that devices can come to and go from. There is no `_STA`: whether a device is there, its
-/// configuration space tells.
+/// Writes the hotplug slots of a segment's root bus. They have no `_STA`: a device's configuration space shows whether the
+/// device is present.
 pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     let bridge = format!("\\_SB_.{}", bridge_name(segment));
-    // The method that lets go of the device in the slot of this number.
+    // Method that ejects the device in the slot of this number.
     let eject_method = format!("\\_SB_.PHPC.{}", of_segment("EJC", segment));
     for slot in segments::slots(segment) {
         let eject = MethodCall::new(eject_method.as_str().into(), vec![&slot]);
-        // No two slots of the guest may have the same number.
+        // Each slot of the guest needs a unique number.
         let number = segment * 32 + u16::from(slot);
         Scope::new(
             bridge.as_str().into(),
@@ -58,7 +58,7 @@ pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     }
 }
 
-/// The registers of all segments, and the methods on them.
+/// Writes the registers of all segments, and their methods.
 pub(super) fn registers(config: &TableConfig, aml: &mut Vec<u8>) {
     let len: u8 = narrow(HotplugRegisters::LEN);
     let segments = || (0..).zip(&config.segments).map(|(segment, _)| segment);
@@ -87,7 +87,7 @@ pub(super) fn registers(config: &TableConfig, aml: &mut Vec<u8>) {
     );
 }
 
-/// The registers of a segment, and the method that lets go of a device.
+/// Writes the registers of a segment, and the method that ejects a device.
 fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     let (base, len): (u16, u8) = (narrow(pci_hotplug_ports(segment)), narrow(HotplugRegisters::LEN));
     let region = of_segment("RGS", segment);
@@ -106,7 +106,7 @@ fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
 }
 
-/// What tells the slots of a segment. Reading clears, so both registers are read once.
+/// Writes the notifications of a segment's slots. Reading clears both registers, so each is read once.
 fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
     let (first, second) = (Local(0), Local(1));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! INTx of PCI functions: which interrupt line of the I/O APIC each slot's pin leads to (ACPI 6.5, section 6.2.13).
+//! INTx of PCI functions: the I/O APIC's interrupt line for each slot's pin (ACPI 6.5, section 6.2.13).
 //!
-//! Pins lead to link devices, each of which has one line and cannot be given another. A line that is named without a link device is
-//! taken to be active low, as on a board; those of KVM's I/O APIC are active high.
+//! Pins are routed to link devices. Each link device has one fixed line. Without a link device, Linux would take a line to be
+//! active low, as on a physical board, but the lines of KVM's I/O APIC are active high.
 
 use acpi_tables::aml::{EISAName, Interrupt, Method, Name, Package, Path, ResourceTemplate, ZERO};
 use acpi_tables::{Aml, AmlSink};
@@ -15,14 +15,14 @@ use crate::arch::segments;
 
 /// All functions of a slot.
 const ANY_FUNCTION: u32 = 0xffff;
-/// Pin INTA#, as these tables number pins. A function that is alone in its slot uses no other.
+/// Pin INTA#, in the numbering of these tables. The only function in a slot uses this pin.
 const INTA: u8 = 0;
 
 fn link_name(irq: u32) -> String {
     format!("LNK{:X}", irq - INTX_IRQS.start())
 }
 
-/// The link devices.
+/// Writes the link devices.
 pub(super) fn links(aml: &mut Vec<u8>) {
     for irq in INTX_IRQS {
         let line = Interrupt::new(true, false, false, true, irq);
@@ -41,7 +41,7 @@ pub(super) fn links(aml: &mut Vec<u8>) {
     }
 }
 
-/// Where the pin of a slot leads.
+/// Route of a slot's pin.
 struct Route(PciAddress);
 
 impl Aml for Route {
@@ -53,14 +53,14 @@ impl Aml for Route {
     }
 }
 
-/// The routes of a segment's slots.
+/// Returns the routes of a segment's slots.
 pub(super) fn routes(segment: u16) -> impl Aml {
     let slots = segments::slots(segment).map(|slot| Route(PciAddress::on_segment(segment, slot)));
     let routes: Vec<Route> = slots.collect();
     Made(bytes_of(&Package::new(routes.iter().map(|route| route as &dyn Aml).collect())))
 }
 
-/// AML that was made before, and that is owned.
+/// Owned AML that was encoded before.
 struct Made(Vec<u8>);
 
 impl Aml for Made {

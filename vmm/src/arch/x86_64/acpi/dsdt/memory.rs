@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM that comes while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that tells them so, by
-//! [`devices::acpi::memory_devices`].
+//! RAM that is added while the guest runs: memory devices (ACPI 6.5, section 9.11), and the method that notifies them,
+//! based on [`devices::acpi::memory_devices`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -15,11 +15,11 @@ use super::told::{DEVICE_CHECK, Told};
 use super::{narrow, system_device};
 use crate::arch::layout::MEMORY_DEVICE_PORTS;
 
-/// The method that tells the memory devices of what has come.
+/// Method that notifies the memory devices of added RAM.
 pub(super) const SCAN: &str = "\\_SB_.MHPC.SCAN";
-/// A device is there, works, and is shown (ACPI 6.5, section 6.3.7).
+/// The device is present, functioning and shown in the user interface (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
-/// Where first address, last address and length are in the descriptor of an address space of 64 bits (ACPI 6.5, section
+/// Offsets of the first address, last address and length in a 64-bit address space descriptor (ACPI 6.5, section
 /// 6.4.3.5.1).
 const FIRST: u8 = 14;
 const LAST: u8 = 22;
@@ -29,13 +29,13 @@ fn name(number: u32) -> String {
     format!("M{number:03}")
 }
 
-/// The devices, and the method. All of the registers' ports are the method's device's.
+/// Writes the memory devices and the notifying method. The device of the method owns all register ports.
 pub(super) fn devices(aml: &mut Vec<u8>) {
     let count = u32::try_from(MAX_MEMORY_DEVICES).expect("a few");
     (0..count).for_each(|number| device(number, aml));
     let base: u16 = narrow(MEMORY_DEVICE_PORTS);
     let came_at: u16 = narrow(MEMORY_DEVICE_PORTS + CAME);
-    // In two parts: a descriptor of ports has 255 at most.
+    // In parts: a port descriptor covers at most 255 ports.
     let half: u16 = narrow(CAME / 4);
     let parts: Vec<IO> =
         (0..4u16).map(|part| base + part * half).map(|at| IO::new(at, at, 1, narrow(CAME / 4))).collect();
@@ -51,7 +51,7 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
             event: DEVICE_CHECK,
         })
         .collect();
-    // Reading clears, so it is read once.
+    // Reading clears the register, so the method reads it once.
     let read = Store::new(&told, &came);
     let mut steps: Vec<&dyn Aml> = vec![&read];
     steps.extend(notices.iter().map(|notice| notice as &dyn Aml));
@@ -79,12 +79,12 @@ fn fields(names: &[[u8; 4]]) -> Field {
     )
 }
 
-/// One memory device. Whether it is there and where, its registers tell.
+/// Writes one memory device. Its registers tell whether and where it is present.
 fn device(number: u32, aml: &mut Vec<u8>) {
     let base: u16 = narrow(MEMORY_DEVICE_PORTS + DEVICE_LEN * u64::from(number));
     let (address, length) = (Path::new("ADDR"), Path::new("SIZE"));
     let (first, last, bytes) = (Path::new("RMIN"), Path::new("RMAX"), Path::new("RLEN"));
-    // What is in it is written before it is returned.
+    // The method fills in this descriptor before it returns it.
     let range: AddressSpace<u64> = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0, 1, None);
     let buffer = Path::new("RANG");
     let sum = Local(0);

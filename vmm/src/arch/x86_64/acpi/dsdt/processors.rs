@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Processors that come while the guest runs, and go (ACPI 6.5, section 8.4): a device for each that there can be, and the methods
-//! that read and write [`devices::acpi::cpu_hotplug`].
+//! Hotplug of processors (ACPI 6.5, section 8.4): a device for each possible processor, and the methods that access
+//! [`devices::acpi::cpu_hotplug`].
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -16,30 +16,30 @@ use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
 use super::{bytes_of, narrow, system_device};
 use crate::arch::layout::CPU_HOTPLUG_PORTS;
 
-/// The method that tells the processors of what has changed.
+/// Method that notifies the processors of changes.
 pub(super) const SCAN: &str = "\\_SB_.CHPC.SCAN";
-/// The method that lets go of the processor of this number.
+/// Method that ejects the processor of this number.
 const EJECTED: &str = "\\_SB_.CHPC.EJCT";
-/// The method that takes what the guest says of an event of the processor of this number: the event, and its status.
+/// Method that receives the guest's status for an event of a processor: the processor's number, the event, and its status.
 const STATUS: &str = "\\_SB_.CHPC.STAT";
-/// A processor is there, works, and is shown (ACPI 6.5, section 6.3.7).
+/// The processor is present, functioning and shown in the user interface (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
-/// What the guest says of an eject request while it is about to follow it (ACPI 6.5, section 6.3.5).
+/// Status with which the guest confirms that an ejection is in progress (ACPI 6.5, section 6.3.5).
 const IN_PROGRESS: u8 = 0x84;
 
 fn name(number: u32) -> String {
     format!("C{number:03X}")
 }
 
-/// The field that says whether the processor of this number is there.
+/// Returns the name of the field that is 1 if the processor of this number is present.
 fn is_there(number: u32) -> String {
     format!("P{number:03X}")
 }
 
-/// The first `count` processors, and the methods on the registers.
+/// Writes the first `count` processors, and the methods on the registers.
 pub(super) fn processors(count: u32, aml: &mut Vec<u8>) {
     let all: Vec<Processor> = (0..count).map(Processor).collect();
-    // A container of processors.
+    // Hardware ID of a processor container.
     let hid = Name::new("_HID".into(), &"ACPI0010");
     let mut container: Vec<&dyn Aml> = vec![&hid];
     container.extend(all.iter().map(|processor| processor as &dyn Aml));
@@ -52,7 +52,7 @@ fn registers(count: u32, aml: &mut Vec<u8>) {
     let ports = IO::new(base, base, 1, len);
     let scan = scan(count);
     let (ejected, kept) = (Path::new("EJEC"), Path::new("KEPT"));
-    // Of an eject request alone: with any status but success it is over.
+    // Only the status of an eject request counts. Any status except success and "in progress" ends the request.
     let (request, done, in_progress) = (EJECT_REQUEST, ZERO, IN_PROGRESS);
     let keep = Store::new(&kept, &Arg(0));
     let (not_done, not_in_progress) = (NotEqual::new(&Arg(2), &done), NotEqual::new(&Arg(2), &in_progress));
@@ -85,7 +85,7 @@ fn words(count: u32) -> u32 {
     count.div_ceil(32)
 }
 
-/// The field of a register that has the bits of 32 processors: of those that came, or are to go.
+/// Returns the name of a register field with the bits of 32 processors: `C` for added processors, `G` for processors to eject.
 fn word_name(kind: char, word: u32) -> String {
     format!("{kind}W{word:02}")
 }
@@ -100,7 +100,7 @@ fn fields(count: u32) -> Vec<FieldEntry> {
     let mut fields: Vec<FieldEntry> = (0..count).map(|number| field(&is_there(number), 1)).collect();
     let mut used = count;
     for kind in ['C', 'G'] {
-        // Up to the end of the registers before.
+        // Skips to the end of the previous registers.
         fields.push(FieldEntry::Reserved(bits(MAX_PROCESSORS - used)));
         fields.extend((0..words(count)).map(|word| field(&word_name(kind, word), 32)));
         used = words(count) * 32;
@@ -111,7 +111,7 @@ fn fields(count: u32) -> Vec<FieldEntry> {
     fields
 }
 
-/// The steps of the method that tells: reading clears, so each register is read once.
+/// Returns the steps of the notifying method. Reading clears a register, so each register is read once.
 fn scan(count: u32) -> Vec<Box<dyn Aml>> {
     let mut steps: Vec<Box<dyn Aml>> = Vec::new();
     for word in 0..words(count) {
@@ -142,7 +142,7 @@ impl Aml for Read {
     }
 }
 
-/// The device of a processor.
+/// Device of a processor.
 struct Processor(u32);
 
 impl Aml for Processor {
@@ -161,7 +161,7 @@ impl Aml for Processor {
         let eject = Method::new("_EJ0".into(), 1, true, vec![&ejected]);
         let told = Method::new("_OST".into(), 3, true, vec![&status]);
         let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &mat, &state];
-        // The first one, which the guest boots with, stays.
+        // The boot processor cannot be ejected.
         if number > 0 {
             children.extend([&eject as &dyn Aml, &told]);
         }
@@ -169,7 +169,7 @@ impl Aml for Processor {
     }
 }
 
-// Every processor has a bit, and the registers lie where the fields say.
+// Every processor has a bit, and the registers match the fields' offsets.
 const _: () = {
     assert!(carom_api::limits::MAX_VCPUS <= MAX_PROCESSORS);
     assert!(CAME == MAX_PROCESSORS as u64 / 8 && TO_GO == 2 * CAME && EJECT == 3 * CAME && REFUSE == EJECT + 4);

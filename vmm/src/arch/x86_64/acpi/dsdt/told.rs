@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a device of the tables is told of an event.
+//! Notification of a device in the tables.
 
 use acpi_tables::aml::{And, If, Local, Notify, Path, ZERO};
 use acpi_tables::{Aml, AmlSink};
 
-/// Notification: a device has come (ACPI 6.5, section 5.6.6, "device check").
+/// Notification: a device was added (ACPI 6.5, section 5.6.6, "device check").
 pub(super) const DEVICE_CHECK: u8 = 1;
-/// Notification: the guest is asked to let go of a device ("eject request").
+/// Notification: the guest is asked to release a device ("eject request").
 pub(super) const EJECT_REQUEST: u8 = 3;
 
-/// Tells a device of an event if its bit is set in a local variable.
+/// AML that notifies a device if its bit is set in a local variable.
 pub(super) struct Told {
     pub(super) path: String,
-    /// Number of the variable.
+    /// Number of the local variable.
     pub(super) local: u8,
     /// Number of the bit.
     pub(super) bit: u8,
