@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's port and memory-mapped I/O: which device answers where.
+//! The guest's port and memory-mapped I/O: the map from addresses to devices.
 
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
@@ -9,35 +9,35 @@ use devices::host_memory::{Cause, Loss};
 use devices::platform::{AddressSpace, BusDevice, Space};
 use vm_device::bus::{Bus, BusRange, MmioAddress, PioAddress};
 
-/// An access of a guest to memory.
+/// Memory access of a guest.
 pub enum Access<'d> {
-    /// A read to these bytes.
+    /// Read into these bytes.
     Read(&'d mut [u8]),
-    /// A write of these bytes.
+    /// Write of these bytes.
     Write(&'d [u8]),
 }
 
-/// Memory that the guest sees by memory slots. KVM reports an access to it as MMIO if it has to emulate the access and the host does not
-/// supply the page.
+/// Guest memory in memory slots. If KVM has to emulate an access to such memory and the host does not supply the page, KVM reports the
+/// access as MMIO.
 pub trait SlotMemory: Send + Sync {
-    /// Does an access in the place of KVM. False if there is no memory that allows it: then it is MMIO indeed.
+    /// Does an access in place of KVM. Returns false if no memory allows the access: then it is real MMIO.
     ///
     /// # Errors
     /// The page is lost.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss>;
-    /// Returns the loss that it means if KVM cannot access the page at `address`.
+    /// Returns the loss to report if KVM cannot access the page at `address`.
     fn loss(&self, address: u64) -> Loss;
 }
 
-/// A device in the memory space.
+/// Device in the memory space.
 struct MemoryClaim {
     device: Arc<dyn BusDevice>,
-    /// Kept here, so that an access to another device need not ask.
+    /// Cached here, so that an access to another device need not ask.
     is_memory: bool,
 }
 
-/// Ranges of both spaces with their devices. A look-up costs O(log n) and a shared lock, which is let go before the
-/// device is called, so that a device may change the map from within an access.
+/// Ranges of both spaces with their devices. A look-up takes O(log n) and a shared lock. The lock is released before the device is
+/// called, so that a device may change the map during an access.
 #[derive(Default)]
 pub struct IoMap {
     ports: RwLock<Bus<PioAddress, Arc<dyn BusDevice>>>,
@@ -46,13 +46,13 @@ pub struct IoMap {
 }
 
 impl IoMap {
-    /// Looks into `slots` from now on before an access to the memory space is ignored. The first call counts.
+    /// Makes the map look into `slots` before it ignores an access to the memory space. Only the first call has an effect.
     pub fn set_slots<S: SlotMemory + 'static>(&self, slots: &Arc<S>) {
         let slots: Weak<S> = Arc::downgrade(slots);
         self.slots.get_or_init(|| slots);
     }
 
-    /// As [`Self::read`] in the memory space.
+    /// Like [`Self::read`] in the memory space.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -68,7 +68,7 @@ impl IoMap {
         Ok(())
     }
 
-    /// As [`Self::write`] in the memory space.
+    /// Like [`Self::write`] in the memory space.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -81,7 +81,7 @@ impl IoMap {
         Ok(())
     }
 
-    /// Returns the loss that it means if KVM cannot access the page of guest memory at `address`.
+    /// Returns the loss to report if KVM cannot access the page of guest memory at `address`.
     pub fn loss(&self, address: u64) -> Loss {
         let unknown = || Loss { address: None, gpa: Some(address), cause: Cause::Missing };
         self.slots.get().and_then(Weak::upgrade).map_or_else(unknown, |slots| slots.loss(address))
@@ -91,24 +91,24 @@ impl IoMap {
         self.slots.get().and_then(Weak::upgrade).map_or(Ok(false), |slots| slots.access(address, access))
     }
 
-    /// Reads from `address`; where no device answers, all ones.
+    /// Reads from `address`. Without a device there, the bytes are all ones.
     pub fn read(&self, space: Space, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         match self.find(space, address, data.len()) {
             Some((offset, device)) => device.read(offset, data),
-            None => log::trace!("read of {} bytes at {space:?} {address:#x}, where nothing is", data.len()),
+            None => log::trace!("read of {} bytes at {space:?} {address:#x}, where no device is", data.len()),
         }
     }
 
-    /// Writes to `address`; where no device answers, nothing happens.
+    /// Writes to `address`. Without a device there, the write is ignored.
     pub fn write(&self, space: Space, address: u64, data: &[u8]) {
         match self.find(space, address, data.len()) {
             Some((offset, device)) => device.write(offset, data),
-            None => log::trace!("write of {} bytes at {space:?} {address:#x}, where nothing is", data.len()),
+            None => log::trace!("write of {} bytes at {space:?} {address:#x}, where no device is", data.len()),
         }
     }
 
-    /// Gives all ranges back. Devices may hold the map, and the map holds devices: this is what lets go of both.
+    /// Removes all ranges. Devices may hold the map, and the map holds devices: this breaks the cycle.
     fn clear(&self) {
         let ports = std::mem::take(&mut *self.ports.write().unwrap_or_else(PoisonError::into_inner));
         let memory = std::mem::take(&mut *self.memory.write().unwrap_or_else(PoisonError::into_inner));
@@ -128,7 +128,7 @@ impl IoMap {
         }
     }
 
-    /// Offset, device, and whether it is memory.
+    /// Returns the offset, the device, and true if the device is memory.
     fn find_memory(&self, address: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>, bool)> {
         let bus = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         let (range, claim) = bus.check_access(MmioAddress(address), len).ok()?;
@@ -136,11 +136,11 @@ impl IoMap {
     }
 }
 
-/// The owner of a map: dropping it clears the map, on every way out.
+/// Owner of a map. Dropping it always clears the map.
 pub struct IoMapOwner(Arc<IoMap>);
 
 impl IoMapOwner {
-    /// An empty map.
+    /// Creates an empty map.
     pub fn new() -> Self {
         Self(Arc::new(IoMap::default()))
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn access_where_nothing_is_reads_all_ones() {
+    fn access_without_a_device_reads_all_ones() {
         let mut data = [0; 4];
         map().read(Space::Memory, 0x1010, &mut data);
         assert_eq!(data, [0xff; 4]);
@@ -242,7 +242,7 @@ mod tests {
         map().write(Space::Port, 0x1004, &data);
     }
 
-    /// A page at 0x5000 that is lost, and one at 0x6000 that is not.
+    /// Slots with a lost page at 0x5000 and an intact page at 0x6000.
     struct Slots;
 
     impl SlotMemory for Slots {
@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// A device that shows memory.
+    /// Device whose range is memory.
     struct Shown;
 
     impl BusDevice for Shown {
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn access_to_lost_memory_is_an_error_and_no_mmio() {
+    fn access_to_lost_memory_is_an_error_and_not_mmio() {
         let slots = Arc::new(Slots);
         let lost = |map: &IoMap, address| {
             (map.read_memory(address, &mut [0]).is_err(), map.write_memory(address, &[0]).is_err())
         };
         for map in [map(), IoMap::default()] {
-            assert_eq!(lost(&map, 0x5000), (false, false), "it has no slots yet");
+            assert_eq!(lost(&map, 0x5000), (false, false), "the map has no slots yet");
             map.set_slots(&slots);
             map.insert(Space::Memory, 0x8000, 0x10, Arc::new(Constant(1))).unwrap();
             assert_eq!(
@@ -292,11 +292,11 @@ mod tests {
             assert_eq!(data, [0x66]);
             map.read_memory(0x7000, &mut data).unwrap();
             assert_eq!(data, [0xff]);
-            // The device that shows the page does not answer for it.
+            // The device that maps the page does not answer in place of the memory.
             map.insert(Space::Memory, 0x5000, 0x1000, Arc::new(Shown)).unwrap();
             assert_eq!(lost(&map, 0x5000), (true, true));
             map.read_memory(0x5800, &mut data).unwrap();
-            assert_eq!(data, [0], "there is no slot");
+            assert_eq!(data, [0], "the address has no slot");
         }
     }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_owner_lets_go_of_the_devices() {
+    fn dropped_owner_releases_the_devices() {
         let map = IoMapOwner::new();
         let shared = Arc::clone(&map);
         let device = Arc::new(Constant(1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Clients that send any body, for a fuzzer and for replaying what one found.
+//! Clients that send arbitrary bodies, for a fuzzer and for replaying its findings.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::process::event_monitor::EventMonitor;
 use crate::snapshot;
 use crate::vm_state::{StateSink, StateSource, VmState};
 
-/// Reads the state of a snapshot from these bytes, as of a VM of one vCPU and 64 MiB. Whatever is taken is written and read
-/// back as the same.
+/// Reads the state of a snapshot from these bytes, for a VM with one vCPU and 64 MiB. Checks that accepted state is
+/// unchanged after it is written and read back.
 ///
 /// # Panics
-/// It is not.
+/// The state changes.
 pub fn snapshot_state(bytes: &[u8]) {
     let Ok(state) = snapshot::parse::<VmState>(bytes) else { return };
     if state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 80 << 20).is_ok() {
@@ -32,7 +32,7 @@ pub fn snapshot_state(bytes: &[u8]) {
     }
 }
 
-/// A VM that is never booted.
+/// VM that is never booted.
 enum Unbootable {}
 
 impl Machine for Unbootable {
@@ -65,7 +65,7 @@ impl Machine for Unbootable {
     }
 }
 
-/// A VM that is created: with windows, and one device to take away.
+/// Returns a control thread with a created VM, which has windows and one removable device.
 fn created() -> Control<Unbootable> {
     let mut control = Control::new(EventMonitor::none(), Options::default());
     let config = r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "d"}],
@@ -79,7 +79,7 @@ fn created() -> Control<Unbootable> {
 /// Sends the body to every operation that takes one, with a VM created and without.
 ///
 /// # Panics
-/// A promise is broken: a message is not one line, what was accepted reads back as something else, or a VM is left that
+/// A promise is broken: a message is not one line, an accepted body changes when it is read back, or the remaining VM
 /// breaks a rule.
 pub fn body(data: &[u8]) {
     for operation in operations::all() {
@@ -102,7 +102,7 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// What was read says the same when it is written and read again.
+/// Checks that an accepted body is unchanged after it is written and read again.
 fn check_call(call: &Call) {
     match call {
         Call::Create(config) => {
@@ -123,7 +123,7 @@ fn reread<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     serde_json::from_slice(&text).expect("what was written can be read")
 }
 
-/// A VM that is created could be booted as far as the rules go.
+/// Checks that a created VM's configuration is valid.
 fn check_config(control: &mut Control<Unbootable>) {
     match control.serve_call(Call::Info) {
         Ok(Reply::Info(info)) => drop(info.config.check_again().expect("it was checked")),

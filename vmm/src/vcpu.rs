@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPU threads: each runs its vCPU, handles its exits, and pauses or stops when the VM says so.
+//! vCPU threads. Each runs its vCPU, handles its exits, and pauses or stops when the VM orders it.
 
 use std::cell::Cell;
 use std::io;
@@ -22,24 +22,24 @@ use crate::kvm::port_accesses;
 use crate::mailbox::{GuestEvent, Mailbox};
 use crate::process::thread_roles::VCPU;
 
-/// How long to wait for a vCPU to notice that it is to pause before it is signalled again: the signal is lost if it
-/// comes between the look at the order and the entry into the guest.
+/// Interval for signalling a vCPU that must pause. A signal is lost if it arrives between the check of the order and the entry into the
+/// guest.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
 
-/// How long to wait before a vCPU is run again that the host had no memory to run, and how often in a row.
+/// Delay before a vCPU is run again after the host had no memory to run it, and the maximum number of successive retries.
 const MEMORY_TIME: Duration = Duration::from_millis(10);
 const MEMORY_TIMES: u32 = 300;
 
-/// What the VM and one vCPU thread share.
+/// State that the VM and one vCPU thread share.
 struct Shared {
-    /// A thread that is parked is out of the guest.
+    /// A parked thread is out of the guest.
     handshake: Handshake,
     /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
     halted: AtomicBool,
     vcpu: Arc<Mutex<VcpuFd>>,
 }
 
-/// A vCPU with its thread.
+/// vCPU with its thread.
 pub struct Vcpu {
     id: u32,
     shared: Arc<Shared>,
@@ -49,8 +49,8 @@ pub struct Vcpu {
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`, paused, on `cpus` of the host if there are any. It ends when this is dropped; another can
-    /// be started for the vCPU then.
+    /// Starts the thread of vCPU `id`, paused, on the host CPUs `cpus` if given. The thread ends when this value is dropped; then
+    /// another thread can be started for the vCPU.
     pub fn spawn(
         id: u32,
         cpus: Option<HostCpus>,
@@ -63,7 +63,7 @@ impl Vcpu {
         let of_thread = shared.clone();
         let thread = sandbox::start_on(VCPU, format!("vcpu{id}"), cpus, move || {
             let runner = Runner { id, shared: of_thread, io_map, mailbox, shortages: Cell::new(0) };
-            // A panic must end the VM, not leave it without one of its CPUs.
+            // A panic must end the VM. Otherwise the VM would continue without one of its CPUs.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.run())).is_err() {
                 runner.mailbox.leave(GuestEvent::Failed(format!("vCPU {id}: its thread panicked")));
             }
@@ -72,7 +72,7 @@ impl Vcpu {
         Ok(Self { id, shared, thread: Some(thread) })
     }
 
-    /// Waits until the thread runs, paused: it has its name then, by which clients find it.
+    /// Waits until the thread runs, paused. From then on, the thread has its name, by which clients find it.
     pub fn wait_started(&self) {
         self.shared.handshake.wait_parked();
     }
@@ -87,22 +87,22 @@ impl Vcpu {
         change(&self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lets the vCPU run.
+    /// Orders the vCPU to run.
     pub fn resume(&self) {
         self.shared.handshake.give(Order::Run);
     }
 
-    /// Tells the vCPU to pause; [`Vcpu::wait_paused`] waits until it does.
+    /// Orders the vCPU to pause. [`Vcpu::wait_paused`] waits until it has paused.
     pub fn pause(&self) {
         self.give(Order::Pause);
     }
 
-    /// Lets the vCPU, which must be paused, enter the guest again after an event that it left: it was reset.
+    /// Allows a paused vCPU that left an event to enter the guest again, because it was reset.
     pub fn forget_halt(&self) {
         self.shared.halted.store(false, Ordering::Release);
     }
 
-    /// Waits until the vCPU is out of the guest. No access to a device is incomplete then, so its registers can be read and
+    /// Waits until the vCPU is out of the guest. Then no access to a device is incomplete, so the vCPU's registers can be read and
     /// written.
     pub fn wait_paused(&self) {
         self.shared.handshake.wait_parked_nudging(KICK_AGAIN, || self.kick());
@@ -115,7 +115,7 @@ impl Vcpu {
 
     fn kick(&self) {
         if let Some(Err(error)) = self.thread.as_ref().map(|thread| thread.kill(SIGRTMIN())) {
-            log::debug!("vCPU {}: signalling its thread: {error}", self.id);
+            log::debug!("vCPU {}: cannot signal its thread: {error}", self.id);
         }
     }
 }
@@ -125,7 +125,7 @@ impl Drop for Vcpu {
         self.give(Order::Stop);
         let Some(thread) = self.thread.take() else { return };
         while !thread.is_finished() {
-            // As long as the thread is not joined, its handle can be signalled.
+            // The thread's handle stays valid for signals until the thread is joined.
             if thread.kill(SIGRTMIN()).is_err() {
                 break;
             }
@@ -137,22 +137,22 @@ impl Drop for Vcpu {
     }
 }
 
-/// Why a vCPU came back from KVM, when its exit is served.
+/// Reason for a vCPU's return from KVM, after its exit is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
-    /// Another entry is due: the exit may be a part of an access only.
+    /// The vCPU must enter again: the exit may be only part of an access.
     Again,
-    /// KVM did not run the guest, or was interrupted. No access is under way.
+    /// KVM did not run the guest, or was interrupted. No access is in progress.
     Interrupted,
 }
 
-/// The thread's side.
+/// Thread's side of a vCPU.
 struct Runner {
     id: u32,
     shared: Arc<Shared>,
     io_map: Arc<IoMap>,
     mailbox: Arc<Mailbox>,
-    /// How often in a row the host has had no memory to run the vCPU.
+    /// Number of successive runs for which the host had no memory.
     shortages: Cell<u32>,
 }
 
@@ -169,21 +169,21 @@ impl Runner {
         }
     }
 
-    /// Runs the guest as long as the order is to run and the vCPU leaves no event. No access is incomplete afterwards, unless the guest
+    /// Runs the guest while the order is to run and the vCPU has left no event. Afterwards no access is incomplete, unless the guest
     /// has failed.
     fn run_until_told(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
-            // However many exits and messages to other processes an access takes after a pause was ordered, the vCPU waits for
-            // a limited time.
+            // After a pause was ordered, this limits the total time that the vCPU waits, for any number of exits and messages to other
+            // processes.
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
-            // After a failure the VM ends. An access that failed for lost memory must not go on with other bytes.
+            // After a failure, the VM ends. An access that failed for lost memory must not continue with other bytes.
             let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
-                // Before the event is left: the reset that answers it clears this.
+                // Set before the event is left, because the reset that handles the event clears this flag.
                 self.shared.halted.store(true, Ordering::Release);
                 self.mailbox.leave(event);
             }
@@ -196,9 +196,9 @@ impl Runner {
 
     /// Completes the access that the last exit began, without entering the guest.
     ///
-    /// KVM finishes an access when the vCPU is run again. The instruction may make another access: the second half of 16 bytes,
-    /// the next word of a string, the store of a read-modify-write. That run then returns an exit that a device has to serve,
-    /// too. KVM returns EINTR once nothing is left (Documentation/virt/kvm/api.rst, "immediate_exit").
+    /// KVM completes an access when the vCPU is run again. The instruction may then make another access: the second half of 16 bytes,
+    /// the next word of a string, or the store of a read-modify-write. That run returns another exit for a device to serve. When
+    /// nothing is left, KVM returns EINTR (Documentation/virt/kvm/api.rst, "immediate_exit").
     fn complete_io(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
         vcpu.set_kvm_immediate_exit(1);
         let completed = loop {
@@ -212,8 +212,8 @@ impl Runner {
         completed
     }
 
-    /// Waits, out of the guest, for the host to have memory: what KVM could not do, it does when it is asked again. False if there
-    /// has been none for too long.
+    /// Waits out of the guest until the host may have memory again. KVM repeats the failed step when the vCPU is run again. Returns
+    /// false if memory was missing for too long.
     fn wait_for_memory(&self) -> bool {
         let shortages = self.shortages.get();
         if shortages == 0 {
@@ -223,12 +223,13 @@ impl Runner {
             return false;
         }
         self.shortages.set(shortages + 1);
-        // A new order is obeyed at once.
+        // The wait ends when a new order arrives.
         self.shared.handshake.wait_for_time(MEMORY_TIME);
         true
     }
 
-    /// A triple fault resets the guest. If its memory was truncated, that is the likely cause, and a reset would hide it.
+    /// Handles a triple fault: it resets the guest. If guest memory was truncated, that is the likely cause, and a reset would hide it,
+    /// so the guest fails.
     fn triple_fault(&self) -> GuestEvent {
         if let Some(cause) = truncated_memory() {
             return GuestEvent::Failed(format!("vCPU {}: triple fault; {cause}", self.id));
@@ -237,7 +238,7 @@ impl Runner {
         GuestEvent::Reset
     }
 
-    /// Runs the guest until its next exit and handles that.
+    /// Runs the guest until its next exit, and serves the exit.
     fn enter(&self, vcpu: &mut VcpuFd) -> Result<Entered, GuestEvent> {
         let exit = vcpu.run();
         if exit.is_ok() {
@@ -258,27 +259,27 @@ impl Runner {
             Ok(VcpuExit::MemoryFault { gpa, .. }) => return Err(lost_memory(self.io_map.loss(gpa))),
             Ok(exit) => {
                 let exit = format!("{exit:?}");
-                // It cannot emulate instructions whose bytes are lost.
+                // KVM cannot emulate instructions whose bytes are lost.
                 let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}{cause}", self.id)));
             }
-            // EAGAIN: a processor that another one has to start. It has no access under way.
+            // EAGAIN: another processor has to start this processor. It has no access in progress.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Entered::Interrupted),
             Err(error) if error.errno() == libc::ENOMEM && self.wait_for_memory() => {}
             Err(error) if error.errno() == libc::EFAULT => return Err(lost_memory(unknown_place(Cause::Missing))),
             Err(error) if error.errno() == libc::EHWPOISON => return Err(lost_memory(unknown_place(Cause::Poisoned))),
-            Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: running it: {error}", self.id))),
+            Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: cannot run: {error}", self.id))),
         }
         Ok(Entered::Again)
     }
 }
 
-/// A page of guest memory is lost: the guest must not go on.
+/// Returns the event for a lost page of guest memory, after which the guest must not continue.
 fn lost_memory(loss: Loss) -> GuestEvent {
     GuestEvent::Failed(loss.explain())
 }
 
-/// KVM has not said where.
+/// Returns a loss for which KVM has not reported the address.
 fn unknown_place(cause: Cause) -> Loss {
     Loss { address: None, gpa: None, cause }
 }
@@ -288,7 +289,7 @@ fn system_event(kind: u32) -> GuestEvent {
         kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN => GuestEvent::PowerOff,
         kvm_bindings::KVM_SYSTEM_EVENT_RESET => GuestEvent::Reset,
         kvm_bindings::KVM_SYSTEM_EVENT_CRASH => GuestEvent::Failed("the guest reported a crash".into()),
-        kind => GuestEvent::Failed(format!("KVM reported system event {kind}, which is not known")),
+        kind => GuestEvent::Failed(format!("KVM reported the unknown system event {kind}")),
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Doorbells: writes of the guest that KVM turns into events (`KVM_IOEVENTFD`, Documentation/virt/kvm/api.rst).
+//! Doorbells: guest writes that KVM turns into events (`KVM_IOEVENTFD`, Documentation/virt/kvm/api.rst).
 
 use std::io;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use devices::platform::{Doorbells, Space};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-/// The doorbells of a VM.
+/// Doorbells of a VM.
 pub struct KvmDoorbells {
     vm: Arc<VmFd>,
 }
 
 impl KvmDoorbells {
-    /// Doorbells of `vm`.
+    /// Creates the doorbells of `vm`.
     pub fn new(vm: Arc<VmFd>) -> Self {
         Self { vm }
     }

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Why the kernel's side of a VM fails.
+//! Errors of KVM.
 
 use std::io;
 
 use devices::state::StateError;
 use thiserror::Error;
 
-/// Why the VM could not be set up in the kernel.
+/// Error of KVM.
 #[derive(Debug, Error)]
 pub enum KvmError {
     /// `/dev/kvm` cannot be opened.
-    #[error("/dev/kvm: {source}: {advice}")]
+    #[error("/dev/kvm: {source}; {advice}")]
     Open {
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
-        /// How to mend it.
+        /// Remedy for the user.
         advice: &'static str,
     },
     /// The kernel's KVM lacks something.
     #[error("/dev/kvm: this kernel's KVM has no {0}")]
     Missing(&'static str),
-    /// A saved state is refused.
+    /// A saved state is invalid.
     #[error(transparent)]
     State(#[from] StateError),
     /// A call failed.
     #[error("cannot {what}: {source}")]
     Call {
-        /// What was being done.
+        /// Operation that failed, as a verb: "create vCPU 3".
         what: String,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
 }
 
 impl KvmError {
-    /// Whether the user can mend it.
+    /// True if the user can fix the cause.
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Open { .. } | Self::State(_))
     }

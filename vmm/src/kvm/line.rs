@@ -9,14 +9,14 @@ use devices::platform::{InterruptLine, SharedLine};
 use kvm_ioctls::{Cap, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-/// An interrupt line of the I/O APIC.
+/// Interrupt line of the I/O APIC.
 pub struct KvmLine {
     vm: Arc<VmFd>,
     gsi: u32,
 }
 
 impl KvmLine {
-    /// Line `gsi` of `vm`.
+    /// Creates line `gsi` of `vm`.
     pub fn new(vm: Arc<VmFd>, gsi: u32) -> Self {
         Self { vm, gsi }
     }
@@ -28,15 +28,15 @@ impl InterruptLine for KvmLine {
     }
 }
 
-/// An interrupt line of the I/O APIC that devices of the host raise by events of their own (`KVM_IRQFD_FLAG_RESAMPLE`). KVM has one state
-/// for all of them: a guest's end of interrupt lowers the line, and each device that still asks raises it anew.
+/// Interrupt line of the I/O APIC that host devices raise with their own events (`KVM_IRQFD_FLAG_RESAMPLE`). KVM keeps one state for all
+/// of them: an end of interrupt lowers the line, and each device that still requests service raises it again.
 pub struct KvmSharedLine {
     vm: Arc<VmFd>,
     irq: u8,
 }
 
 impl KvmSharedLine {
-    /// Line `irq` of `vm`, as far as KVM can tell of an end of interrupt.
+    /// Creates line `irq` of `vm`. Returns `None` if KVM does not report ends of interrupts.
     pub fn new(vm: Arc<VmFd>, irq: u32) -> Option<Self> {
         let irq = u8::try_from(irq).ok().filter(|_| vm.check_extension(Cap::IrqfdResample))?;
         Some(Self { vm, irq })

@@ -21,7 +21,7 @@ pub use vfio_device::{KvmVfioFiles, create_vfio_device};
 
 use crate::process::inherited;
 
-/// Capabilities without which Carom cannot run a guest.
+/// Capabilities that Carom requires.
 const NEEDED: [(Cap, &str); 6] = [
     (Cap::UserMemory, "user memory slots"),
     (Cap::Irqchip, "interrupt controller"),
@@ -31,28 +31,28 @@ const NEEDED: [(Cap, &str); 6] = [
     (Cap::SignalMsi, "MSI"),
 ];
 
-/// `/dev/kvm` and the VM made through it.
+/// `/dev/kvm`, and the VM that it created.
 pub struct KvmVm {
-    /// The system descriptor.
+    /// System descriptor.
     pub kvm: Kvm,
-    /// The VM's descriptor.
+    /// Descriptor of the VM.
     pub fd: Arc<VmFd>,
 }
 
 impl KvmVm {
-    /// Makes a VM without memory, interrupt controllers and vCPUs.
+    /// Creates a VM without memory, interrupt controllers and vCPUs.
     pub fn new(kvm: Kvm) -> Result<Self, KvmError> {
         let fd = create_vm(&kvm).map_err(KvmError::call("create a VM"))?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
 
-    /// Makes vCPU `id`.
+    /// Creates vCPU `id`.
     pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map_err(KvmError::call(format!("create vCPU {id}")))
     }
 }
 
-/// Makes a VM. A signal that comes meanwhile interrupts the kernel, which then has made none.
+/// Creates a VM. A signal interrupts the kernel's call, which then has created no VM, so the call is repeated.
 fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     loop {
         match kvm.create_vm() {
@@ -62,9 +62,9 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     }
 }
 
-/// Opens `/dev/kvm`, which must have what Carom needs.
+/// Opens `/dev/kvm`, and checks that it supports the required capabilities.
 pub fn open() -> Result<Kvm, KvmError> {
-    let advice = "the descriptor that was inherited cannot be used";
+    let advice = "the inherited descriptor cannot be used";
     if let Some(kvm) = inherited::kvm().map_err(|source| KvmError::Open { source, advice })? {
         return check(kvm);
     }
@@ -72,13 +72,13 @@ pub fn open() -> Result<Kvm, KvmError> {
         let source = io::Error::from(error);
         let advice = match source.raw_os_error() {
             Some(libc::ENOENT) => {
-                "load the kernel's kvm_intel or kvm_amd module, or turn virtualization on in the firmware"
+                "load the kernel's kvm_intel or kvm_amd module, or enable virtualization in the firmware"
             }
             Some(libc::EACCES | libc::EPERM) => "run as root, or join the group that owns it (usually 'kvm')",
             Some(libc::ENXIO | libc::ENODEV) => {
-                "this CPU has no virtualization extensions, or the firmware turned them off"
+                "this CPU has no virtualization extensions, or the firmware disabled them"
             }
-            _ => "is KVM available on this machine?",
+            _ => "check that this machine supports KVM",
         };
         KvmError::Open { source, advice }
     })?;

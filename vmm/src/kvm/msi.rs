@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Message-signalled interrupts: one KVM interrupt route and one irqfd for each vector.
+//! Message-signalled interrupts: a KVM interrupt route and an irqfd for each vector.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,20 +12,20 @@ use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Most routes that KVM takes (`KVM_MAX_IRQ_ROUTES`).
+/// Maximum number of routes in KVM (`KVM_MAX_IRQ_ROUTES`).
 const MAX_GSI: u32 = 4096;
 
-/// What is asked of KVM.
+/// Interface to KVM's interrupt routing.
 trait RoutingHost: Send + Sync {
-    /// Replaces the whole table of routes: those of the interrupt lines and these.
+    /// Replaces the whole table of routes with the routes of the interrupt lines and these messages.
     fn set_routes(&self, messages: &[(u32, MsiMessage)]) -> io::Result<()>;
-    /// Has a write to `event` fire the interrupt that `gsi` is routed to.
+    /// Makes writes to `event` fire the interrupt that `gsi` is routed to.
     fn register(&self, event: &EventFd, gsi: u32) -> io::Result<()>;
-    /// Ends that.
+    /// Undoes [`register`](Self::register).
     fn unregister(&self, event: &EventFd, gsi: u32) -> io::Result<()>;
 }
 
-/// A VM in KVM, and the routes of its interrupt lines.
+/// VM in KVM, and the routes of its interrupt lines.
 struct KvmRouting {
     vm: Arc<VmFd>,
     line_routes: Vec<kvm_irq_routing_entry>,
@@ -46,25 +46,26 @@ impl RoutingHost for KvmRouting {
     }
 }
 
-/// The VM's table of interrupt routes.
+/// Table of a VM's interrupt routes.
 struct Routes {
     host: Arc<dyn RoutingHost>,
     /// GSI of the first vector.
     first_gsi: u32,
-    /// All vectors handed out, with their message while they are routed.
+    /// All allocated vectors. A routed vector has a message.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
 
-/// Hands out message-signalled interrupt vectors.
+/// Allocator of message-signalled interrupt vectors.
 pub struct KvmMsi {
     routes: Arc<Routes>,
 }
 
 impl KvmMsi {
-    /// Vectors of `vm`, whose GSIs start at `first_gsi`. Sets `line_routes`, the routes of the interrupt lines, at once.
+    /// Creates the allocator of `vm`, whose GSIs start at `first_gsi`. Sets `line_routes`, the routes of the interrupt lines, at
+    /// once.
     ///
     /// # Errors
-    /// KVM refuses the routes.
+    /// KVM rejects the routes.
     pub fn new(vm: Arc<VmFd>, line_routes: Vec<kvm_irq_routing_entry>, first_gsi: u32) -> io::Result<Self> {
         Self::on(Arc::new(KvmRouting { vm, line_routes }), first_gsi)
     }
@@ -83,7 +84,7 @@ impl MsiAllocator for KvmMsi {
         let gsis = self.routes.first_gsi..MAX_GSI;
         let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
-            return Err(io::Error::other(format!("no {count} interrupt routes are left of {MAX_GSI}")));
+            return Err(io::Error::other(format!("too few of the {MAX_GSI} interrupt routes are left: {count} are needed")));
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));
         drop(messages);
@@ -97,13 +98,13 @@ impl MsiAllocator for KvmMsi {
 }
 
 impl Routes {
-    /// Gives KVM the whole table, as its interface wants it.
+    /// Passes the whole table to KVM, whose interface cannot change a single route.
     fn write(&self, messages: &BTreeMap<u32, Option<MsiMessage>>) -> io::Result<()> {
         let routed = messages.iter().filter_map(|(gsi, message)| message.map(|message| (*gsi, message)));
         self.host.set_routes(&routed.collect::<Vec<_>>())
     }
 
-    /// Changes one route; on failure the table is as before.
+    /// Changes one route. On error, the table is unchanged.
     fn set(&self, gsi: u32, message: Option<MsiMessage>) -> io::Result<()> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         let before = messages.insert(gsi, message).flatten();
@@ -127,11 +128,12 @@ fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
 struct Vector {
     gsi: u32,
     event: EventFd,
-    /// Whether a write to the event fires the interrupt. The host can refuse this and take the route, so the table does not tell.
+    /// True if a write to the event fires the interrupt. The host may accept the route and reject the registration, so the table
+    /// does not contain this.
     is_registered: Mutex<bool>,
 }
 
-/// The vectors of one device.
+/// Vectors of one device.
 struct KvmVectors {
     routes: Arc<Routes>,
     vectors: Vec<Vector>,
@@ -163,14 +165,14 @@ impl MsiVectors for KvmVectors {
         let Vector { gsi, event, is_registered } = self.vector(vector)?;
         let mut is_registered = is_registered.lock().unwrap_or_else(PoisonError::into_inner);
         if message.is_some() {
-            // The route first, then the irqfd: an event that is pending from masked times fires to the right place.
+            // Set the route before the irqfd: an event that is pending since the vector was masked must fire to the right place.
             self.routes.set(*gsi, message)?;
             if !*is_registered {
-                // A route without its event does no harm where the host does not take it back either.
+                // A leftover route without its event is harmless if the host does not remove it.
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
-                // KVM has seen what waited, and leaves it in the event: it would fire once more after the next mask. A process that
-                // has the event, and has it block, may have filled it.
+                // KVM has seen the pending count but leaves it in the event, where it would fire again after the next mask. A
+                // process that shares the event in blocking mode may have filled it.
                 event_fd::forget(event);
             }
         } else {
@@ -194,7 +196,7 @@ impl Drop for KvmVectors {
     fn drop(&mut self) {
         for index in 0..self.count() {
             if let Err(error) = self.route(index, None) {
-                log::warn!("giving interrupt vector {index} back: {error}");
+                log::warn!("cannot free interrupt vector {index}: {error}");
             }
         }
         let mut messages = self.routes.messages.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,16 +220,16 @@ mod tests {
     const FIRST_GSI: u32 = 24;
     const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_0000, data: 0x41 };
 
-    /// What KVM has: routes of vectors, and GSIs whose event is registered.
+    /// State of the fake KVM: routes of vectors, and GSIs whose event is registered.
     #[derive(Default)]
     struct State {
         routed: BTreeMap<u32, u32>,
         registered: BTreeSet<u32>,
-        /// Calls that fail, the next one first.
+        /// Calls that fail, in order.
         failing: Vec<&'static str>,
     }
 
-    /// A KVM that fails where a test wants it to.
+    /// Fake KVM that fails when a test requests it.
     #[derive(Default)]
     struct FakeHost(Mutex<State>);
 
@@ -246,7 +248,7 @@ mod tests {
             self.0.lock().unwrap().failing = calls.to_vec();
         }
 
-        /// Data of the messages that are routed, and whether the first vector's event is registered.
+        /// Returns the data of the routed messages, and whether the first vector's event is registered.
         fn has(&self) -> (Vec<u32>, bool) {
             let state = self.0.lock().unwrap();
             (state.routed.values().copied().collect(), state.registered.contains(&FIRST_GSI))
@@ -291,16 +293,16 @@ mod tests {
         let (host, vectors) = vector();
         host.fail(&["register"]);
         assert!(vectors.route(0, Some(MESSAGE)).is_err());
-        assert_eq!(host.has(), (vec![], false), "nothing is left of what failed");
+        assert_eq!(host.has(), (vec![], false), "the failed route was removed");
         vectors.route(0, Some(MESSAGE)).unwrap();
         assert_eq!(host.has(), (vec![0x41], true));
     }
 
     #[test]
-    fn route_that_stays_without_its_event_is_taken_up_or_away_later() {
+    fn leftover_route_is_used_or_removed_by_the_next_call() {
         for then in [Some(MESSAGE), None] {
             let (host, vectors) = vector();
-            // Not even the route goes back.
+            // Removing the route fails too.
             host.fail(&["register", "route"]);
             assert!(vectors.route(0, Some(MESSAGE)).is_err());
             assert_eq!(host.has(), (vec![0x41], false));
@@ -321,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_in_an_event_fires_once() {
+    fn pending_event_fires_once() {
         let (_, vectors) = vector();
         let event = vectors.event(0).unwrap();
         event.write(1).unwrap();
         vectors.route(0, Some(MESSAGE)).unwrap();
         vectors.route(0, None).unwrap();
-        assert!(event.read().is_err(), "KVM was given it when the event was registered");
+        assert!(event.read().is_err(), "KVM took the pending count when the event was registered");
     }
 
     #[test]

@@ -16,14 +16,14 @@ use crate::address_space::{Access, SlotMemory};
 
 #[derive(Default)]
 struct Used {
-    /// By number.
+    /// Regions by slot number.
     regions: BTreeMap<u32, kvm_userspace_memory_region>,
-    /// Numbers by guest-physical address: KVM lets no two overlap.
+    /// Slot numbers by guest-physical address. KVM rejects overlapping slots.
     places: BTreeMap<u64, u32>,
 }
 
 impl Used {
-    /// The region that has all of `[gpa, gpa + len)`, and the offset in it.
+    /// Returns the region that contains all of `[gpa, gpa + len)`, and the offset in the region.
     fn find(&self, gpa: u64, len: usize) -> Option<(&kvm_userspace_memory_region, u64)> {
         let (start, slot) = self.places.range(..=gpa).next_back()?;
         let (region, offset) = (self.regions.get(slot)?, gpa - start);
@@ -40,7 +40,7 @@ fn cause_of(error: &io::Error) -> Cause {
     if error.raw_os_error() == Some(libc::EHWPOISON) { Cause::Poisoned } else { Cause::Missing }
 }
 
-/// Hands out KVM memory slots.
+/// Allocator of KVM memory slots.
 pub struct KvmSlots {
     vm: Arc<VmFd>,
     limit: u32,
@@ -48,7 +48,7 @@ pub struct KvmSlots {
 }
 
 impl KvmSlots {
-    /// Slots of `vm`, of which there are `limit`.
+    /// Creates the allocator of `vm`, which has `limit` slots.
     pub fn new(vm: Arc<VmFd>, limit: usize) -> Self {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         Self { vm, limit, used: Mutex::default() }
@@ -68,8 +68,8 @@ impl MemorySlots for KvmSlots {
             memory_size: host.len as u64,
             userspace_addr: host.address as u64,
         };
-        // SAFETY: the caller promises that the range stays mapped until the slot is removed and that no Rust reference
-        // to it exists; KVM refuses overlapping and unaligned slots.
+        // SAFETY: the caller promises that the range stays mapped until the slot is removed and that no Rust reference to it exists. KVM
+        // rejects overlapping and unaligned slots.
         unsafe { self.vm.set_user_memory_region(region) }?;
         used.regions.insert(slot, region);
         used.places.insert(gpa, slot);
@@ -80,7 +80,7 @@ impl MemorySlots for KvmSlots {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(region) = used.regions.get(&slot).copied() else { return Ok(()) };
         let gone = kvm_userspace_memory_region { memory_size: 0, ..region };
-        // SAFETY: size 0 takes the slot away; no memory is shown to the guest.
+        // SAFETY: size 0 removes the slot. No memory becomes visible to the guest.
         unsafe { self.vm.set_user_memory_region(gone) }?;
         used.regions.remove(&slot);
         used.places.remove(&region.guest_phys_addr);
@@ -89,8 +89,8 @@ impl MemorySlots for KvmSlots {
 }
 
 impl SlotMemory for KvmSlots {
-    /// The slots stay as they are meanwhile. A page that the host supplies by now, or a slot that was made after the access, is accessed:
-    /// KVM does not repeat what it reported.
+    /// Accesses the page while the slots are locked. Also succeeds if the host supplies the page by now, or if the slot was created after
+    /// the access: KVM does not repeat an access that it has reported.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {

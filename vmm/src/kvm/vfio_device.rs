@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's VFIO pseudo device, by which KVM learns which files of VFIO the VM uses (Documentation/virt/kvm/devices/vfio.rst).
+//! KVM's VFIO pseudo device, which tells KVM the VM's VFIO files (Documentation/virt/kvm/devices/vfio.rst).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,19 +14,19 @@ use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::KvmError;
 
-/// Makes the device; one a VM.
+/// Creates the device. A VM has at most one.
 pub fn create_vfio_device(vm: &VmFd) -> Result<DeviceFd, KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
     vm.create_device(&mut device).map_err(KvmError::call("create KVM's VFIO device"))
 }
 
-/// The device's list of files.
+/// List of files of the device.
 pub struct KvmVfioFiles(pub DeviceFd);
 
 impl KvmVfioFiles {
     fn change(&self, attr: u32, file: BorrowedFd<'_>) -> io::Result<()> {
         let number = file.as_raw_fd();
-        // The kernel reads the number where the address says.
+        // The kernel reads the descriptor number from this address.
         let addr = std::ptr::from_ref(&number) as u64;
         let change = kvm_device_attr { flags: 0, group: KVM_DEV_VFIO_FILE, attr: attr.into(), addr };
         Ok(self.0.set_device_attr(&change)?)

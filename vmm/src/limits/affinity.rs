@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPUs of the host that threads of a VM are to run on: whether they can, before anything is built.
+//! Host CPUs for the threads of a VM. They are checked before anything is built.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use devices::virtio::block;
 use crate::error::VmError;
 use crate::process::thread_roles::VCPU;
 
-/// Those of vCPUs, by number.
+/// Returns the host CPUs of vCPUs, by vCPU number.
 ///
 /// # Errors
-/// One cannot be used.
+/// A CPU cannot be used.
 pub fn of_vcpus(affinity: &[CpuAffinity]) -> Result<BTreeMap<u32, HostCpus>, VmError> {
     let lists = affinity.iter().map(|of| (of.vcpu, of.host_cpus.as_slice()));
     check(VCPU, CpusConfig::AFFINITY, "vCPU", lists)
 }
 
-/// Those of a disk's queues, by number.
+/// Returns the host CPUs of a disk's queues, by queue number.
 ///
 /// # Errors
-/// One cannot be used.
+/// A CPU cannot be used.
 pub fn of_queues(affinity: &[VirtQueueAffinity]) -> Result<BTreeMap<u16, HostCpus>, VmError> {
     let lists = affinity.iter().map(|of| (of.queue_index, of.host_cpus.as_slice()));
     check(block::ROLE, DiskConfig::QUEUE_AFFINITY, "queue", lists)
@@ -40,7 +40,7 @@ fn check<'a, N: Ord + Copy + std::fmt::Display>(
     if all.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // One thread tries them all.
+    // One thread tries all CPUs.
     match HostCpus::new(all).and_then(|cpus| sandbox::check_host_cpus(role, cpus)) {
         Ok(()) => {}
         Err(error @ PinError::Missing(missing)) => {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_are_there_are_taken_by_number() {
+    fn existing_host_cpus_are_accepted_by_number() {
         let usable = sched_getaffinity(None).unwrap();
         let all: Vec<u32> = (0..1024).filter(|cpu| usable.is_set(*cpu as usize)).collect();
         let affinity =

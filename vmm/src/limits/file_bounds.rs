@@ -2,8 +2,8 @@
 
 //! Files that `--landlock` on the command line allows, for every VM of the process.
 //!
-//! A VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for the sockets of servers,
-//! which it lets a process connect to wherever they are. So names are compared before anything is opened.
+//! The VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for sockets of servers: any
+//! process may connect to a socket at any path. So this module compares names before anything is opened.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ use crate::error::VmError;
 /// Rights to a file or directory.
 pub type Access = BitFlags<AccessFs>;
 
-/// To read a file or directory that is there.
+/// Rights to read an existing file or directory.
 pub const READ: Access = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
 
 /// Files that VMs of this process may name.
@@ -29,17 +29,17 @@ pub enum FileBounds {
     /// All files: the command line has no `--landlock`.
     #[default]
     All,
-    /// Those of the command line's VM, which is the first one.
+    /// The files of the command line's VM, which is the first VM.
     OfFirstVm,
-    /// These files and directories, with all that is below them.
+    /// These files, and directories with everything below them.
     These(Vec<(PathBuf, Access)>),
 }
 
 impl FileBounds {
-    /// Those of `--landlock-rules` without a VM on the command line.
+    /// Returns the bounds of `--landlock-rules` without a VM on the command line.
     ///
     /// # Errors
-    /// A file is missing, or the host's kernel has no Landlock.
+    /// A file is missing, or the host's kernel does not support Landlock.
     pub fn of_rules(rules: &[LandlockConfig]) -> Result<Self, VmError> {
         let known = rules.iter().map(|LandlockConfig { path, access }| {
             let (_, real) = open(path).map_err(VmError::of_file(LandlockConfig::PATH, path))?;
@@ -56,8 +56,8 @@ impl FileBounds {
         granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
     }
 
-    /// True if a VM may use a file of this name that is not there yet. A link is there, though its target is not: a file made by that name
-    /// would lie elsewhere.
+    /// True if a VM may create and use a file with this name. A dangling link counts as existing: a file created through it would be
+    /// elsewhere.
     pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
         if !self.are_known() {
             return true;
@@ -69,26 +69,26 @@ impl FileBounds {
         open(parent).is_ok_and(|(_, real)| self.allow(&real.join(name), access))
     }
 
-    /// True if only some files are allowed, and it is known which.
+    /// True if only some files are allowed, and these are known.
     pub fn are_known(&self) -> bool {
         matches!(self, Self::These(_))
     }
 
-    /// The files, where they are known.
+    /// Returns the allowed files, if they are known.
     pub fn files(&self) -> &[(PathBuf, Access)] {
         if let Self::These(files) = self { files } else { &[] }
     }
 }
 
-/// Rights that a rule of the configuration gives.
+/// Returns the rights that a rule of the configuration grants.
 pub fn rule_access(access: FileAccess) -> Access {
     let read = if access.read { READ } else { Access::EMPTY };
-    // All but running a file.
+    // All rights except execution.
     let write = if access.write { sandbox::known_accesses() & !READ & !AccessFs::Execute } else { Access::EMPTY };
     read | write | AccessFs::IoctlDev
 }
 
-/// The error for a file that `field` names and the command line does not allow.
+/// Returns the error for a file that `field` names and the command line does not allow.
 pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
     let writes = access.contains(AccessFs::WriteFile) || access.contains(AccessFs::MakeSock);
     let needed = match (access.contains(AccessFs::ReadFile), writes) {
@@ -103,7 +103,7 @@ pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
     VmError::of_file(field, path)(io::Error::other(text))
 }
 
-/// Opens a file or directory for a rule, and returns its path without links.
+/// Opens a file or directory for a rule. Returns it with its path without links.
 pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
     let opened = PathFd::new(path).map_err(|error| match error {
         PathFdError::OpenCall { source, .. } => source,
@@ -113,12 +113,12 @@ pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
     Ok((opened, real))
 }
 
-/// Path without links of an open file.
+/// Returns the path without links of an open file.
 pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The directory that a file is in.
+/// Returns the directory of a file.
 pub fn parent(path: &Path) -> Option<&Path> {
     path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent })
 }
@@ -158,7 +158,7 @@ mod tests {
             assert!(!may(name, read), "{name}");
         }
         assert!(!may("in/sub/file", AccessFs::WriteFile) && !bounds.allow_missing(Path::new("/"), read.into()));
-        // Two rules for a file allow what each does.
+        // Rights of two rules for a file add up.
         let bounds = FileBounds::of_rules(&[rule("r"), rule("w")]).unwrap();
         let (_, real) = open(&at("in/sub/file")).unwrap();
         assert!(bounds.allow(&real, read | AccessFs::WriteFile) && !bounds.allow(&real, AccessFs::Execute.into()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The files of the host that a VM is made of, and the program's limits to them (Landlock).
+//! The host files that a VM uses, and the program's restriction to them (Landlock).
 
 use std::fs;
 use std::io;
@@ -27,12 +27,12 @@ use crate::process::output_file;
 use crate::snapshot::Snapshot;
 use crate::tap;
 
-/// To write a file that is there.
+/// Rights to write to an existing file.
 const WRITE: Access = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
 /// Rights to create a socket and its lock in a directory (`devices::listening_socket`), and to remove both.
 const SOCKETS: Access = make_bitflags!(AccessFs::{MakeSock | MakeReg | WriteFile | RemoveFile});
 
-/// What each VM takes: KVM, and what a trace of a panic and times in the log are read from.
+/// Files that every VM uses: KVM, the files for a panic's backtrace, and the time zone for times in the log.
 const OF_EACH: &[(&str, Access)] = &[
     ("/dev/kvm", make_bitflags!(AccessFs::{ReadFile | WriteFile | IoctlDev})),
     ("/proc/self", READ),
@@ -41,30 +41,31 @@ const OF_EACH: &[(&str, Access)] = &[
     ("/usr/share/zoneinfo", READ),
 ];
 
-/// Checks that the host's kernel can limit files, where `config` wants it to.
+/// Checks that the host's kernel supports Landlock, if `config` enables it.
 ///
 /// # Errors
-/// It cannot.
+/// The kernel does not support Landlock.
 pub fn check(config: &VmConfig) -> Result<(), VmError> {
     if config.landlock_enable { rules().map(drop) } else { Ok(()) }
 }
 
-/// Checks that the host's kernel can limit files, for `--landlock` without a VM.
+/// Checks that the host's kernel supports Landlock, for `--landlock` without a VM.
 ///
 /// # Errors
-/// It cannot.
+/// The kernel does not support Landlock.
 pub fn check_host() -> Result<(), VmError> {
     rules().map(drop)
 }
 
-/// Limits this thread and all that are started from now on to what the VM of `config` is made of, where that or the command line
-/// (`bounds`) wants it. `removed` are files that the process removes at last, `read` is a directory that it reads.
+/// Restricts this thread and all threads that it starts to the files of the VM of `config`, if the configuration or the command line
+/// (`bounds`) enables this. `removed` are files that the process removes at its end. `read` is a directory that the process reads.
 ///
-/// There is no way back: what is missing has no rule, and stays out of reach when it comes. So it is looked for before.
+/// The restriction is permanent. A missing file gets no rule and stays inaccessible even if it is created later. So missing files are
+/// reported before.
 ///
 /// # Errors
-/// The VM names a file beyond the bounds. A file that the rules name or that the VM cannot be built without is not there, or the host's
-/// kernel refuses. Nothing is limited then.
+/// The VM names a file beyond the bounds. A file that the rules name or that the VM requires is missing, or the host's kernel refuses.
+/// Then nothing is restricted.
 pub fn apply(
     config: &VmConfig,
     removed: &[PathBuf],
@@ -87,13 +88,13 @@ pub fn apply(
     limits.allow_vm(config)?;
     let Limits { mut rules, named, .. } = limits;
     for (path, access) in bounds.files() {
-        // The VM may be given more of these later. One that is gone has no rule.
+        // Files for devices that may be added to the VM later. A missing file gets no rule.
         let Ok((opened, _)) = open(path) else { continue };
         add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }
-    // Whoever has to load its module first is told so.
+    // Reports a missing KVM module before the restriction, so that the user can load it.
     kvm::open()?;
-    // Limits of an earlier VM have the same bounds.
+    // Restrictions of an earlier VM have the same bounds.
     if config.landlock_enable || !sandbox::files_are_limited() {
         sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "restrict files (Landlock)", source })?;
     }
@@ -103,20 +104,20 @@ pub fn apply(
     Ok(())
 }
 
-/// Checks that a device that comes to a VM which has been booted names no file beyond the bounds. The kernel refuses files, but not the
+/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel rejects other files, but not the
 /// sockets of servers.
 ///
 /// # Errors
-/// It names such a file, or the file is missing.
+/// The device names such a file, or the file is missing.
 pub fn check_added(part: &PartConfig, iommufd: bool, bounds: &FileBounds) -> Result<(), VmError> {
     if bounds.are_known() { Limits::new(bounds)?.allow_part(part, iommufd) } else { Ok(()) }
 }
 
-/// Checks that the RAM of a snapshot lies in the snapshot's own directory or within the bounds. The guest gets all bytes of a file that a
-/// link leads to.
+/// Checks that the RAM file of a snapshot lies in the snapshot's directory or within the bounds. Through a link, the guest would get all
+/// bytes of another file.
 ///
 /// # Errors
-/// It lies elsewhere.
+/// The file lies elsewhere.
 pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), VmError> {
     if !bounds.are_known() {
         return Ok(());
@@ -127,7 +128,7 @@ pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), Vm
     if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, path, READ)) }
 }
 
-/// Says of an error that the limits may be why.
+/// Adds to a permission error that the restriction of files may be the cause.
 pub fn blame(error: VmError) -> VmError {
     let refused = || error.to_string().contains(&io::Error::from_raw_os_error(libc::EACCES).to_string());
     if !sandbox::files_are_limited() || matches!(error, VmError::BeyondLimits(_)) || !refused() {
@@ -145,20 +146,20 @@ fn rules() -> Result<RulesetCreated, VmError> {
     })
 }
 
-/// Adds a rule for a file or directory. Of a file, `access` means as much as files have.
+/// Adds a rule for a file or directory. For a file, the kernel uses only the rights that apply to files.
 fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::Result<()> {
     match rules.add_rule(PathBeneath::new(opened, access)) {
-        // A pipe or socket, or a file in memory, is in no directory. The kernel takes no rule for it, and limits none of them.
+        // A pipe, a socket or a memfd is not in a directory. The kernel rejects rules for such files, and restricts none of them.
         Err(RulesetError::AddRules(AddRulesError::Fs(AddRuleError::AddRuleCall { source, .. })))
             if source.raw_os_error() == Some(libc::EBADFD) =>
         {
             Ok(())
         }
-        added => added.map(drop).map_err(|error| io::Error::other(format!("cannot make a rule for Landlock: {error}"))),
+        added => added.map(drop).map_err(|error| io::Error::other(format!("cannot add a Landlock rule: {error}"))),
     }
 }
 
-/// The error for a rule that no field names.
+/// Returns the error for a rule that no field names.
 fn no_rule(source: io::Error) -> VmError {
     VmError::Device { what: "restrict files", source }
 }
@@ -172,18 +173,18 @@ struct Limits<'b> {
 }
 
 impl<'b> Limits<'b> {
-    /// Limits that allow nothing yet.
+    /// Creates limits that allow nothing yet.
     fn new(bounds: &'b FileBounds) -> Result<Self, VmError> {
         Ok(Self { rules: rules()?, bounds, named: Vec::new() })
     }
 
-    /// Adds a rule for a file or directory of the program's own, if it is there.
+    /// Adds a rule for a file or directory of the program itself, if it exists.
     fn add_if_there(&mut self, path: &Path, access: Access) -> Result<(), VmError> {
         let Ok((opened, _)) = open(path) else { return Ok(()) };
         add_rule(&mut self.rules, opened, access).map_err(no_rule)
     }
 
-    /// Allows all that the VM of `config` is made of.
+    /// Allows all files that the VM of `config` uses.
     fn allow_vm(&mut self, config: &VmConfig) -> Result<(), VmError> {
         let payload = &config.payload;
         for (field, file) in [
@@ -195,14 +196,14 @@ impl<'b> Limits<'b> {
         }
         for zone in &config.memory.zones {
             let access = if zone.shared { READ | WRITE } else { READ };
-            // A file without a name comes to be in a directory.
+            // For a directory, an unnamed file is created in it.
             let made =
                 if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
             let file = zone.file.as_deref();
             file.map_or(Ok(()), |file| self.allow_file(file, access | made, MemoryZoneConfig::FILE))?;
         }
         config.parts().try_for_each(|part| self.allow_part(&part.to_part(), config.platform.iommufd))?;
-        // Their files are made: not before all else that may be missing.
+        // Console files are created here, after all checks for missing files.
         self.allow_console(&config.serial.target())?;
         config.console.as_ref().map_or(Ok(()), |console| self.allow_console(&console.target()))?;
         for LandlockConfig { path, access } in &config.landlock_rules {
@@ -211,8 +212,8 @@ impl<'b> Limits<'b> {
         Ok(())
     }
 
-    /// Allows this file or directory, and what is below it, for `field`. If it is not there, `missing` makes an error of that. An
-    /// inherited file is open, and needs no rule. With a rule a disk can open it anew, for a lock that the parent process does not share.
+    /// Allows this file or directory with everything below it, for `field`. If it is missing, `missing` decides. An inherited file is
+    /// already open and needs no rule. With a rule, a disk can still reopen it, for a lock that the parent process does not share.
     fn allow_or(
         &mut self,
         path: &Path,
@@ -230,7 +231,7 @@ impl<'b> Limits<'b> {
         }
         let (opened, real) = match open(path) {
             Ok(opened) => opened,
-            // A server's socket may come later. The kernel lets any process connect to it.
+            // A server's socket may be created later. The kernel lets any process connect to it.
             Err(_) if !self.bounds.allow_missing(path, access) => return Err(beyond(field, path, access)),
             Err(error) => {
                 self.named.extend(real_of_missing(path).map(|real| (real, access)));
@@ -245,17 +246,17 @@ impl<'b> Limits<'b> {
         Ok(())
     }
 
-    /// The same; what is not there is nothing to be reached.
+    /// Allows a file or directory if it exists.
     fn allow_if_there(&mut self, path: &Path, access: Access, field: Field) -> Result<(), VmError> {
         self.allow_or(path, access, field, |_| Ok(()))
     }
 
-    /// The same of a file that has to be there.
+    /// Allows a file that must exist.
     fn allow_file(&mut self, path: &Path, access: Access, field: Field) -> Result<(), VmError> {
         self.allow_or(path, access, field, |source| Err(VmError::of_file(field, path)(source)))
     }
 
-    /// A socket is to be made at `path`, which `field` names, with what stands beside it.
+    /// Allows creating a socket at `path`, which `field` names, together with its lock file.
     fn allow_socket(&mut self, path: &Path, field: Field) -> Result<(), VmError> {
         if inherited::is_kept(path) {
             return Ok(());
@@ -268,7 +269,7 @@ impl<'b> Limits<'b> {
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
         match (console.mode, console.file, console.socket) {
-            // The program makes both ends, so that no other process has them, whatever the command line allows.
+            // The program creates both ends of the pseudoterminal, so no other process is affected, whatever the command line allows.
             (ConsoleMode::Pty, ..) => {
                 let maker = Path::new("/dev/ptmx");
                 open(maker).map_err(|source| VmError::Device { what: "set up a console", source })?;
@@ -277,7 +278,7 @@ impl<'b> Limits<'b> {
             }
             (ConsoleMode::File, Some(file), _) => {
                 let field = console.file_field();
-                // It is made now, as a rule for a file needs one.
+                // The file is created now, because a rule needs an existing file.
                 if fs::metadata(file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                     if !self.bounds.allow_missing(file, WRITE | AccessFs::MakeReg) {
                         return Err(beyond(field, file, WRITE));
@@ -320,16 +321,16 @@ impl<'b> Limits<'b> {
         })
     }
 
-    /// A function of the host's: its directory in sysfs, its group, and VFIO's files for it.
+    /// Allows a host function: its directory in sysfs, its group, and its VFIO files.
     fn allow_function(&mut self, path: &Path, iommufd: bool) -> Result<(), VmError> {
         let fail = |source| {
             let path = Some(path.display().to_string());
             VmError::Vfio { field: DeviceConfig::PATH, path, source: Box::new(source) }
         };
         let field = DeviceConfig::PATH;
-        // Nothing is read in a directory beyond the bounds.
+        // Directories beyond the bounds are not read.
         self.allow_if_there(path, READ, field)?;
-        // One that VFIO does not have yet has no files of it either.
+        // A function without a VFIO driver has no VFIO files.
         let function = HostFunctionPath::inspect(path).map_err(fail)?;
         self.allow_if_there(&path.join("iommu_group"), READ, field)?;
         let without = |file: &Path, source| Err(fail(device_file_error(file, source)));
@@ -339,7 +340,7 @@ impl<'b> Limits<'b> {
             let group = Path::new("/dev/vfio").join(function.group().to_string());
             return self.allow_or(&group, READ | WRITE, field, |source| without(&group, source));
         }
-        // Descriptors may be there in place of these files.
+        // Inherited descriptors may replace these files.
         let by_path = !is_anything_inherited();
         self.allow_or(Path::new("/dev/iommu"), READ | WRITE, field, |error| match error.kind() {
             io::ErrorKind::NotFound if by_path => {
@@ -362,8 +363,8 @@ impl<'b> Limits<'b> {
     }
 }
 
-/// The field that names the file which a device cannot be made without. That of a device of another process is its socket: the process
-/// may come while it is waited for, and Landlock does not ask who connects.
+/// Returns the field with the file that a device requires. For a device of another process, the file is a socket: the process may create
+/// it while the VM waits, and Landlock does not restrict connecting.
 fn named_by(part: &PartConfig) -> Option<Field> {
     match part {
         PartConfig::Disk(disk) => disk.vhost_socket.is_none().then_some(DiskConfig::PATH),
@@ -374,7 +375,7 @@ fn named_by(part: &PartConfig) -> Option<Field> {
     }
 }
 
-/// What is said of a file of VFIO's.
+/// Returns the error for a VFIO file that cannot be opened.
 fn device_file_error(file: &Path, source: io::Error) -> VfioPciError {
     match source.kind() {
         io::ErrorKind::NotFound => VfioPciError::NoVfio { path: file.into() },
@@ -383,18 +384,18 @@ fn device_file_error(file: &Path, source: io::Error) -> VfioPciError {
     }
 }
 
-/// Whether the program was started with a descriptor that is used in the place of a file.
+/// True if the program inherited a descriptor that replaces a file.
 fn is_anything_inherited() -> bool {
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     descriptors.into_iter().any(|entry| inherited::is_kept(&entry.path()))
 }
 
-/// The directory that a file is in.
+/// Returns the directory of a file.
 fn directory(path: &Path) -> &Path {
     parent(path).unwrap_or(Path::new("."))
 }
 
-/// The path without links of a file that is not there, in a directory that is.
+/// Returns the path without links of a missing file in an existing directory.
 fn real_of_missing(path: &Path) -> Option<PathBuf> {
     let (_, directory) = open(directory(path)).ok()?;
     Some(directory.join(path.file_name()?))

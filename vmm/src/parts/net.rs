@@ -107,7 +107,7 @@ mod tests {
         let mut config = "".parse::<NetConfig>().unwrap();
         config.take_files(vec![File::open("/dev/null").unwrap().into()]).unwrap();
         assert!(
-            refused(&config).starts_with("net.fds: the interface: a descriptor is of no tap"),
+            refused(&config).starts_with("net.fds: the interface: the descriptor does not belong to a tap"),
             "{}",
             refused(&config)
         );

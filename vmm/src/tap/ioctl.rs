@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls of tap interfaces (`drivers/net/tun.c`, `drivers/net/tap.c`) and of interfaces at all (`netdevice(7)`). All unsafe code of
-//! network devices stands here.
+//! ioctl calls of tap interfaces (`drivers/net/tun.c`, `drivers/net/tap.c`) and of network interfaces in general (`netdevice(7)`).
+//! This file has all unsafe code of network devices.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
-/// Bytes of the name of an interface, with a zero byte at its end.
+/// Bytes of an interface's name, including the terminating zero byte.
 const NAME_LEN: usize = libc::IFNAMSIZ;
 
-/// An interface by its name, and a value of a kind that the call says (`struct ifreq`).
+/// Name of an interface, and a value whose type depends on the call (`struct ifreq`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Request {
@@ -49,8 +49,8 @@ impl Request {
 
     /// Makes a call that reads and writes a request.
     fn call(&mut self, file: BorrowedFd<'_>, number: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: Each call that this is used for takes a pointer to a `struct ifreq`, whose size this has, and neither reads nor
-        // writes beyond it.
+        // SAFETY: Each call that this is used for takes a pointer to a `struct ifreq`, which has the size of `self`, and accesses
+        // nothing beyond it.
         result(unsafe { ioctl_with_mut_ref(&file.as_raw_fd(), number, self) })
     }
 }
@@ -59,47 +59,48 @@ fn result(status: libc::c_int) -> io::Result<()> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes `file`, of `/dev/net/tun`, that of an interface, which is made if there is none of that name; returns its name.
+/// Attaches `file`, of `/dev/net/tun`, to an interface, which is created if no interface has the name. Returns the interface's
+/// name.
 pub(super) fn set_interface(file: BorrowedFd<'_>, name: &str, flags: u16) -> io::Result<String> {
     let mut request = Request::with(name, &flags.to_ne_bytes())?;
     request.call(file, libc::TUNSETIFF)?;
     Ok(request.name())
 }
 
-/// The flags of the interface that `file` is of.
+/// Returns the flags of the interface that `file` is attached to.
 pub(super) fn interface_flags(file: BorrowedFd<'_>) -> io::Result<u16> {
     let mut request = Request::new("")?;
     request.call(file, libc::TUNGETIFF)?;
     Ok(request.flags())
 }
 
-/// Its name, in the network namespace that it is in.
+/// Returns the name of that interface in its network namespace.
 pub(super) fn interface_name(file: BorrowedFd<'_>) -> io::Result<String> {
     let mut request = Request::new("")?;
     request.call(file, libc::TUNGETIFF)?;
     Ok(request.name())
 }
 
-/// Sets the bytes of the header before each packet.
+/// Sets the length in bytes of the header before each packet.
 pub(super) fn set_header_len(file: BorrowedFd<'_>, len: i32) -> io::Result<()> {
     // SAFETY: The call reads an `int`.
     result(unsafe { ioctl_with_ref(&file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &len) })
 }
 
-/// Sets what the reader of the file takes of packets that are not finished.
+/// Sets the offloads that the reader of the file supports.
 pub(super) fn set_offloads(file: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
     // SAFETY: The call takes a number.
     result(unsafe { ioctl_with_val(&file.as_raw_fd(), libc::TUNSETOFFLOAD, offloads.into()) })
 }
 
-/// Has the interface use the file for packets, or not.
+/// Enables or disables the file as a queue of its interface.
 pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     let flag = if used { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
     let mut request = Request::with("", &flag.to_ne_bytes()[..2])?;
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// The flags of an interface. `socket` is any, as below.
+/// Returns the flags of an interface. `socket` may be any socket, here and below.
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;
@@ -111,7 +112,7 @@ pub(super) fn set_flags(socket: BorrowedFd<'_>, name: &str, flags: u16) -> io::R
     Request::with(name, &flags.to_ne_bytes())?.call(socket, libc::SIOCSIFFLAGS)
 }
 
-/// Most bytes of a packet of an interface.
+/// Returns the maximum bytes of a packet of an interface.
 pub(super) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFMTU)?;
@@ -119,7 +120,7 @@ pub(super) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
     Ok(i32::from_ne_bytes([a, b, c, d]))
 }
 
-/// Sets them.
+/// Sets the maximum bytes of a packet.
 pub(super) fn set_mtu(socket: BorrowedFd<'_>, name: &str, mtu: i32) -> io::Result<()> {
     Request::with(name, &mtu.to_ne_bytes())?.call(socket, libc::SIOCSIFMTU)
 }
@@ -131,7 +132,7 @@ pub(super) fn set_mac(socket: BorrowedFd<'_>, name: &str, mac: [u8; 6]) -> io::R
     Request::with(name, &value)?.call(socket, libc::SIOCSIFHWADDR)
 }
 
-/// Sets the host's address on an interface, and its network mask of `prefix` bits.
+/// Sets the host's address on an interface, with a network mask of `prefix` bits.
 pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, prefix: u32) -> io::Result<()> {
     let mask = Ipv4Addr::from_bits(u32::MAX.checked_shl(32u32.saturating_sub(prefix)).unwrap_or(0));
     for (number, address) in [(libc::SIOCSIFADDR, ip), (libc::SIOCSIFNETMASK, mask)] {
@@ -143,7 +144,7 @@ pub(super) fn set_address(socket: BorrowedFd<'_>, name: &str, ip: Ipv4Addr, pref
     Ok(())
 }
 
-/// Adds an IPv6 address of the host to an interface. `socket` is one of IPv6.
+/// Adds an IPv6 address of the host to an interface. `socket` must be an IPv6 socket.
 pub(super) fn set_address_v6(socket: BorrowedFd<'_>, name: &str, ip: Ipv6Addr, prefix: u32) -> io::Result<()> {
     let mut index = Request::new(name)?;
     index.call(socket, libc::SIOCGIFINDEX)?;
@@ -153,6 +154,6 @@ pub(super) fn set_address_v6(socket: BorrowedFd<'_>, name: &str, ip: Ipv6Addr, p
         ifr6_prefixlen: prefix,
         ifr6_ifindex: i32::from_ne_bytes([a, b, c, d]),
     };
-    // SAFETY: On a socket of IPv6, the call reads a `struct in6_ifreq`.
+    // SAFETY: On an IPv6 socket, the call reads a `struct in6_ifreq`.
     result(unsafe { ioctl_with_ref(&socket.as_raw_fd(), libc::SIOCSIFADDR, &address) })
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! macvtap interfaces: they sit on another interface of the host, and their packets go by a character device of their own
-//! (`drivers/net/macvtap.c`, `drivers/net/tap.c`) whose files understand the calls of tap interfaces.
+//! macvtap interfaces. They are on top of another interface of the host. Packets go through a character device of each
+//! macvtap interface (`drivers/net/macvtap.c`, `drivers/net/tap.c`), whose files support the calls of tap interfaces.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-/// Where the host's interfaces are.
+/// Directory of the host's interfaces.
 const INTERFACES: &str = "/sys/class/net";
 
-/// An interface's character device.
+/// Character device of a macvtap interface.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Macvtap {
     node: PathBuf,
-    /// Its number, as sysfs writes it: `MAJOR:MINOR`.
+    /// Device number in sysfs' format: `MAJOR:MINOR`.
     number: String,
-    /// The interface's Ethernet address, as sysfs writes it.
+    /// Ethernet address of the interface in sysfs' format.
     address: String,
 }
 
-/// The character device of the interface of this name, if it is a macvtap interface.
+/// Returns the character device of this interface, if it is a macvtap interface.
 pub(super) fn find(name: &str) -> Option<Macvtap> {
     find_in(Path::new(INTERFACES), name)
 }
@@ -32,7 +32,7 @@ fn find_in(interfaces: &Path, name: &str) -> Option<Macvtap> {
     let interface = interfaces.join(name);
     let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_string());
     let tap = format!("tap{}", read(interface.join("ifindex"))?);
-    // Kernels differ in whether there is a directory in between.
+    // Some kernels have an additional directory in between.
     let number =
         read(interface.join("macvtap").join(&tap).join("dev")).or_else(|| read(interface.join(&tap).join("dev")))?;
     let address = read(interface.join("address")).unwrap_or_default();
@@ -40,7 +40,7 @@ fn find_in(interfaces: &Path, name: &str) -> Option<Macvtap> {
 }
 
 impl Macvtap {
-    /// Another file of the interface, for a pair of queues.
+    /// Opens another file of the interface, for a pair of queues.
     pub(super) fn open(&self) -> io::Result<File> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.node.display()));
         let file =
@@ -48,18 +48,18 @@ impl Macvtap {
         let metadata = file.metadata()?;
         let number = format!("{}:{}", major(metadata.rdev()), minor(metadata.rdev()));
         if !metadata.file_type().is_char_device() || number != self.number {
-            let rule = format!("is not the interface's character device, which has the number {}", self.number);
+            let rule = format!("is not the interface's character device, which has the device number {}", self.number);
             return Err(named(io::Error::other(rule)));
         }
         Ok(file)
     }
 
-    /// Its file.
+    /// Returns the path of the character device.
     pub(super) fn node(&self) -> &Path {
         &self.node
     }
 
-    /// Whether the interface has this Ethernet address.
+    /// True if the interface has this Ethernet address.
     pub(super) fn has_address(&self, mac: [u8; 6]) -> bool {
         let text: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
         self.address.eq_ignore_ascii_case(&text.join(":"))
@@ -70,7 +70,7 @@ impl Macvtap {
 mod tests {
     use super::*;
 
-    /// An interface of sysfs with these files.
+    /// Creates an interface in a fake sysfs, with these files.
     fn interface(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -105,7 +105,7 @@ mod tests {
         let refused = |node: &str| macvtap(node).open().unwrap_err().to_string();
         assert_eq!(
             refused("/dev/null"),
-            "/dev/null: is not the interface's character device, which has the number 241:3"
+            "/dev/null: is not the interface's character device, which has the device number 241:3"
         );
         assert!(refused("/dev/tap-none").starts_with("/dev/tap-none: No such file"));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tap and macvtap interfaces of the host, which network devices of the guest are connected with.
+//! Tap and macvtap interfaces of the host, which connect network devices of the guest.
 
 mod ioctl;
 mod macvtap;
@@ -21,44 +21,45 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use macvtap::Macvtap;
 
-/// The file that interfaces are made by.
+/// File through which tap interfaces are created.
 const TUN: &str = "/dev/net/tun";
-/// The name of an interface for which none is given; the kernel puts a number in.
+/// Default name of an interface. The kernel inserts a number.
 const ANY_NAME: &str = "vmtap%d";
-/// The MTU of an interface that a client opened: it may be in another network namespace, where nobody can look.
+/// MTU of an interface that a client opened. The interface may be in another network namespace, where its MTU cannot be read.
 const DEFAULT_MTU: u16 = 1500;
 
-/// Largest MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
+/// Maximum MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
 const MAX_MTU: u16 = u16::MAX - 14;
 
-/// Says of an error which property of an interface the host refused.
+/// Adds to an error which property of an interface could not be set.
 fn not_set(what: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot set {what}: {error}"))
 }
 
-/// How an interface is opened.
+/// Options for opening an interface.
 #[derive(Clone, Copy, Debug)]
 pub struct TapOptions<'o> {
-    /// Its name, if it has one.
+    /// Name of the interface. By default, the kernel chooses one.
     pub name: Option<&'o str>,
-    /// Pairs of queues: a file for each.
+    /// Number of queue pairs. Each gets a file.
     pub pairs: u16,
-    /// The host's address on it and the bits of the network mask that are set, if it is made.
+    /// Host address of a newly created interface, and the bits of its network mask.
     pub address: Option<(IpAddr, u32)>,
-    /// Address of the host's side, if that is to be another than it has.
+    /// New Ethernet address of the host's side, if it is to change.
     pub mac: Option<[u8; 6]>,
-    /// Address of the guest's device, which a macvtap interface has to have: it takes no packets for others.
+    /// Ethernet address of the guest's device. A macvtap interface must have this address, because it receives no packets for other
+    /// addresses.
     pub guest_mac: Option<[u8; 6]>,
-    /// Its MTU, if that is to be another than it has.
+    /// New MTU, if it is to change.
     pub mtu: Option<u16>,
 }
 
-/// An interface with its files.
+/// Interface with its files.
 pub struct Tap {
     files: Vec<File>,
     mtu: u16,
     has_uso: bool,
-    /// Pairs of queues that the host uses.
+    /// Queue pairs that the host uses.
     used: Mutex<u16>,
 }
 
@@ -71,30 +72,31 @@ fn check(file: &File) -> io::Result<()> {
     check_descriptor(file.as_fd())
 }
 
-/// Checks that a descriptor is that of an interface as it is needed.
+/// Checks that a descriptor is attached to a tap interface with the required flags.
 ///
 /// # Errors
-/// It is not.
+/// The descriptor is not attached to such an interface.
 pub fn check_descriptor(file: BorrowedFd<'_>) -> io::Result<()> {
     let is_tap = |flags: u16| flags & tap_flags(1) == tap_flags(1);
     if ioctl::interface_flags(file).is_ok_and(is_tap) {
         return Ok(());
     }
-    Err(io::Error::other("a descriptor is of no tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"))
+    Err(io::Error::other("the descriptor does not belong to a tap interface with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"))
 }
 
-/// Checks that files are of one interface.
+/// Checks that all files belong to one interface.
 fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
     let names = files.iter().map(|file| ioctl::interface_name(file.as_fd())).collect::<io::Result<Vec<_>>>()?;
     match names.iter().find(|name| **name != names[0]) {
         Some(other) => {
-            Err(io::Error::other(format!("the descriptors are of {} and {other}, not of one interface", names[0])))
+            Err(io::Error::other(format!("the descriptors belong to {} and {other}, not to one interface", names[0])))
         }
         None => Ok(()),
     }
 }
 
-/// Sets the MTU of an interface if that is to be another, and brings it up. Returns the MTU. `limit` is what is said of one that is too large.
+/// Sets the MTU of an interface if requested, and brings the interface up. Returns the MTU. `limit` explains the maximum in the error for a
+/// too large MTU.
 fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>, limit: &str) -> io::Result<u16> {
     if let Some(mtu) = mtu {
         ioctl::set_mtu(socket, name, mtu.into()).map_err(|error| match error.raw_os_error() {
@@ -109,16 +111,16 @@ fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>, limit: &str) -
     Ok(u16::try_from(ioctl::mtu(socket, name)?).unwrap_or(u16::MAX))
 }
 
-/// The character device of a macvtap interface of this name, if there is one.
+/// Returns the character device of this interface, if it is a macvtap interface.
 pub fn character_device(name: &str) -> Option<PathBuf> {
     macvtap::find(name).map(|macvtap| macvtap.node().to_path_buf())
 }
 
 impl Tap {
-    /// Opens an interface, makes a tap interface if it is not there, and sets it up. One that is made goes with its files.
+    /// Opens an interface and configures it. Creates a tap interface if it does not exist; the kernel removes it when its files are closed.
     ///
     /// # Errors
-    /// The host refuses.
+    /// The host rejects a step.
     pub fn open(options: &TapOptions<'_>) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let socket = socket.as_fd();
@@ -132,12 +134,12 @@ impl Tap {
             name = ioctl::set_interface(file.as_fd(), &name, tap_flags(options.pairs)).map_err(|error| {
                 if was_there && error.kind() == io::ErrorKind::InvalidInput {
                     let kind = if options.pairs > 1 { "with several queues" } else { "with one queue" };
-                    return io::Error::other(format!("is there already, but is no tap interface {kind}"));
+                    return io::Error::other(format!("already exists, but is not a tap interface {kind}"));
                 }
                 if error.raw_os_error() == Some(libc::EBUSY) {
                     return io::Error::new(
                         error.kind(),
-                        "is in use by another process, or has as many queues as it can",
+                        "is in use by another process, or has its maximum number of queues",
                     );
                 }
                 error
@@ -147,7 +149,7 @@ impl Tap {
         if let Some((ip, prefix)) = options.address {
             let no_address = |error| not_set(&format!("the address {ip}/{prefix} (ip)"), error);
             match ip {
-                _ if was_there => log::warn!("{name} is there already and keeps its address"),
+                _ if was_there => log::warn!("{name} already exists and keeps its address"),
                 IpAddr::V4(ip) => ioctl::set_address(socket, &name, ip, prefix).map_err(no_address)?,
                 IpAddr::V6(ip) => {
                     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -159,15 +161,15 @@ impl Tap {
         if let Some(mac) = options.mac {
             ioctl::set_mac(socket, &name, mac).map_err(|error| not_set("the host's address (host_mac)", error))?;
         }
-        let limit = format!("that of a tap interface is at most {MAX_MTU}");
+        let limit = format!("the maximum of a tap interface is {MAX_MTU}");
         let mtu = bring_up(socket, &name, options.mtu, &limit)?;
         if options.name.is_none() {
-            log::info!("{name} is the host's side of a network device");
+            log::info!("{name} is the host side of a network device");
         }
         Self::of(files, mtu)
     }
 
-    /// Opens a macvtap interface, and gives it the address of the guest's device.
+    /// Opens a macvtap interface, and sets its address to the guest's.
     fn open_macvtap(
         socket: BorrowedFd<'_>,
         name: &str,
@@ -176,29 +178,29 @@ impl Tap {
     ) -> io::Result<Self> {
         if options.mac.is_some() {
             return Err(io::Error::other(
-                "is a macvtap interface, whose address is the guest's: host_mac cannot be another",
+                "is a macvtap interface, whose address must be the guest's: remove host_mac",
             ));
         }
         if options.address.is_some() {
-            log::warn!("{name} is a macvtap interface, on which the host has no address");
+            log::warn!("{name} is a macvtap interface, on which the host cannot have an address");
         }
         let files = (0..options.pairs).map(|_| macvtap.open()).collect::<io::Result<Vec<File>>>()?;
         files.iter().try_for_each(check)?;
         if let Some(mac) = options.guest_mac.filter(|mac| !macvtap.has_address(*mac)) {
             ioctl::set_mac(socket, name, mac).map_err(|error| {
-                let rule = "a macvtap interface has to have the address of the guest's device (mac)";
-                io::Error::new(error.kind(), format!("{rule}, and setting that fails: {error}"))
+                let rule = "a macvtap interface needs the address of the guest's device (mac)";
+                io::Error::new(error.kind(), format!("{rule}, which cannot be set: {error}"))
             })?;
         }
-        let limit = "that of a macvtap interface is at most that of the interface which it is on";
+        let limit = "the maximum of a macvtap interface is the MTU of its lower interface";
         let mtu = bring_up(socket, name, options.mtu, limit)?;
         Self::of(files, mtu)
     }
 
-    /// An interface that a client or the parent process opened, by a file for each pair of queues.
+    /// Uses an interface that a client or the parent process opened, with a file for each pair of queues.
     ///
     /// # Errors
-    /// A file is that of no tap interface, or not of one as it is needed, or they are of several.
+    /// A file does not belong to a suitable tap interface, or the files belong to several interfaces.
     pub fn given<'f>(files: impl Iterator<Item = BorrowedFd<'f>>, mtu: Option<u16>) -> io::Result<Self> {
         let files: Vec<File> =
             files.map(|file| file.try_clone_to_owned().map(File::from)).collect::<io::Result<_>>()?;
@@ -221,12 +223,12 @@ impl Tap {
         Ok(Self { files, mtu, has_uso, used: Mutex::new(used) })
     }
 
-    /// Most bytes of a packet, without its Ethernet header.
+    /// Returns the maximum bytes of a packet, without its Ethernet header.
     pub fn mtu(&self) -> u16 {
         self.mtu
     }
 
-    /// Whether the host's kernel can segment UDP.
+    /// True if the host's kernel can segment UDP.
     pub fn has_uso(&self) -> bool {
         self.has_uso
     }
@@ -243,7 +245,7 @@ impl Carrier for Tap {
             (csum, TUN_F_CSUM),
             (tso4, TUN_F_TSO4),
             (tso6, TUN_F_TSO6),
-            // It goes with the others, for which alone it means something.
+            // This flag has a meaning only together with the others.
             (ecn && (tso4 || tso6), TUN_F_TSO_ECN),
             (uso, TUN_F_USO4 | TUN_F_USO6),
         ];
@@ -253,7 +255,7 @@ impl Carrier for Tap {
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first stays in use all the time.
+        // The first pair always stays in use.
         while *used < pairs {
             ioctl::use_queue(self.file(*used).as_fd(), true)?;
             *used += 1;
@@ -270,7 +272,7 @@ impl Carrier for Tap {
 mod tests {
     use super::*;
 
-    /// Only a process with `CAP_NET_ADMIN` can make an interface.
+    /// Only a process with `CAP_NET_ADMIN` can create an interface.
     #[test]
     fn new_interface_has_its_ipv6_address_or_names_what_is_refused() {
         let options = |mtu| TapOptions {
@@ -292,13 +294,13 @@ mod tests {
         let line = addresses.lines().find(of_name).unwrap_or_else(|| panic!("{name}: {addresses}"));
         assert_eq!(line.split_whitespace().nth(2), Some("30"), "{line}");
         let error = Tap::open(&options(Some(u16::MAX))).err().unwrap().to_string();
-        assert_eq!(error, "cannot have an MTU of 65535 (mtu): that of a tap interface is at most 65521");
+        assert_eq!(error, "cannot have an MTU of 65535 (mtu): the maximum of a tap interface is 65521");
     }
 
     #[test]
-    fn file_of_another_kind_is_no_interface() {
+    fn file_of_another_kind_is_not_an_interface() {
         let file = File::open("/dev/null").unwrap();
         let error = Tap::given([file.as_fd()].into_iter(), None).err().unwrap();
-        assert!(error.to_string().starts_with("a descriptor is of no tap interface"), "{error}");
+        assert!(error.to_string().starts_with("the descriptor does not belong to a tap interface"), "{error}");
     }
 }

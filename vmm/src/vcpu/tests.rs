@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Accesses to devices that KVM completes in pieces, with an order to pause or to stop during each piece.
+//! Tests of device accesses that KVM completes in pieces, with an order to pause or stop during each piece.
 //!
-//! The device itself gives the order, on the vCPU's thread, so every order comes at the same place in each run.
+//! The device itself gives the order, on the vCPU's thread, so that each run has the order at the same place.
 
 use std::sync::{MutexGuard, OnceLock};
 
@@ -30,11 +30,11 @@ const TARGET: u64 = 0x30_1000;
 /// Registers of the board: two pages.
 const BOARD: u64 = 0xd000_0000;
 const BOARD_LEN: u64 = 0x2000;
-/// Port of the board: each read returns the next number.
+/// Port of the board. Each read returns the next number.
 const PORT: u64 = 0x500;
-/// Port that a program writes at its end.
+/// Port that a program writes to at its end.
 const END_PORT: u64 = 0x80;
-/// CR4.OSFXSR and CR4.OSXMMEXCPT: SSE instructions work.
+/// CR4.OSFXSR and CR4.OSXMMEXCPT: enable SSE instructions.
 const CR4_SSE: u64 = 3 << 9;
 /// Bytes of each memory that are compared.
 const COMPARED: usize = 256;
@@ -43,7 +43,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A piece of an access, as the board sees it.
+/// Piece of an access, as the board sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Read(u64, Vec<u8>),
@@ -60,11 +60,11 @@ struct BoardState {
     ended: bool,
 }
 
-/// A device with memory and ports. It gives its vCPU orders.
+/// Device with memory and ports, which gives orders to its vCPU.
 struct Board {
     state: Mutex<BoardState>,
     vcpu: OnceLock<Arc<Shared>>,
-    /// Order that the piece of this number gives; all do if there is no number.
+    /// Order that the piece with number `at` gives. Without `at`, every piece gives it.
     order: Order,
     at: Option<usize>,
 }
@@ -131,21 +131,22 @@ impl BusDevice for End {
     }
 }
 
-/// An instruction and its initial registers.
+/// Instruction with its initial registers.
 struct Program {
     name: &'static str,
     code: &'static [u8],
     regs: kvm_regs,
-    /// Pieces that KVM completes before it can go back to the guest. It can between the words that a string instruction writes.
+    /// Number of pieces that KVM completes before it can return to the guest. For a string instruction that writes to the
+    /// board, it can return between words.
     unit: usize,
 }
 
-/// All that can be wrong after a program.
+/// Everything that can be wrong after a program.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     pieces: Vec<Piece>,
     ended: bool,
-    /// Bytes of the board that were written, with their places.
+    /// Written bytes of the board, with their offsets.
     written: Vec<(usize, u8)>,
     source: Vec<u8>,
     target: Vec<u8>,
@@ -201,12 +202,12 @@ fn bytes(step: usize) -> impl Iterator<Item = u8> {
     (0..usize::MAX).map(move |at| (at.wrapping_mul(step) + 3).to_le_bytes()[0])
 }
 
-/// Initial contents of the registers of the board. The second page is as the first, so that `cmps` finds no difference.
+/// Returns the initial contents of the board's registers. Both pages are equal, so that `cmps` finds no difference.
 fn board_bytes() -> impl Iterator<Item = u8> {
     bytes(7).take(usize::try_from(BOARD_LEN).unwrap())
 }
 
-/// A VM with one vCPU and the board.
+/// VM with one vCPU and the board.
 struct Rig {
     kvm: KvmVm,
     ram: Arc<Ram>,
@@ -218,7 +219,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// The program is ready to run, and the board gives `order` in piece `at` of its accesses, or in all.
+    /// Creates a VM that is ready to run the program. The board gives `order` in piece `at` of its accesses, or in each piece.
     fn new(program: &Program, order: Order, at: Option<usize>) -> Option<Self> {
         let kvm = vm_for_test()?;
         let ram = memory::create(&MemoryConfig { size: 4 << 20, ..Default::default() }).unwrap();
@@ -246,14 +247,14 @@ impl Rig {
         io_map.insert(Space::Port, PORT, 4, Arc::new(Port(board.clone()))).unwrap();
         io_map.insert(Space::Port, END_PORT, 1, Arc::new(End(board.clone()))).unwrap();
         let of_event = board.clone();
-        // A guest that fails ends the run, too.
+        // A failed guest also ends the run.
         let mailbox = Arc::new(Mailbox::new(Box::new(move || of_event.give(Order::Pause))));
         let vcpu = Vcpu::spawn(0, None, Arc::new(Mutex::new(fd)), Arc::clone(&io_map), mailbox.clone()).unwrap();
         assert!(board.vcpu.set(vcpu.shared.clone()).is_ok());
         Some(Self { kvm, ram, board, mailbox, initial, vcpu: Some(vcpu), io_map })
     }
 
-    /// Runs the program to its end. The vCPU is saved, put back to power-on and restored in each pause.
+    /// Runs the program to its end. In each pause, the vCPU is saved, reset to power-on and restored.
     fn run(&self) {
         let vcpu = self.vcpu.as_ref().unwrap();
         let is_over = || lock(&self.board.state).ended || vcpu.shared.halted.load(Ordering::Acquire);
@@ -269,11 +270,11 @@ impl Rig {
         }
     }
 
-    /// Runs the program until its vCPU is told to stop, or to its end.
+    /// Runs the program until its vCPU is ordered to stop, or to its end.
     fn run_until_stopped(&mut self) {
         let vcpu = self.vcpu.take().unwrap();
         vcpu.resume();
-        // The thread stops by itself, in the middle of an access, or is paused at the end.
+        // The thread stops by itself during an access, or is paused at the end.
         vcpu.wait_paused();
         drop(vcpu);
     }
@@ -297,16 +298,16 @@ impl Rig {
     }
 }
 
-/// Runs a program and returns what it did, if there is KVM.
+/// Runs a program and returns its outcome. Returns `None` without KVM.
 fn run(program: &Program, order: Order, at: Option<usize>) -> Option<Outcome> {
     let rig = Rig::new(program, order, at)?;
     rig.run();
     Some(rig.outcome())
 }
 
-/// Of a program whose pieces are all one unit.
+/// Unit of a program whose pieces all belong together.
 const ALL: usize = usize::MAX / 2;
-/// A number that no piece has.
+/// Number that no piece has.
 const NEVER: Option<usize> = Some(usize::MAX);
 
 #[test]
@@ -339,7 +340,7 @@ fn removed_vcpu_first_completes_its_access() {
 
 #[test]
 fn failure_while_an_access_completes_is_reported() {
-    // lret: KVM's emulator reads both words of its stack, and does not know returns to another privilege level.
+    // lret: KVM's emulator reads both words of its stack, but does not support returns to another privilege level.
     let regs = kvm_regs { rsp: BOARD, ..Default::default() };
     let program = Program { name: "lret", code: &[0xcb], regs, unit: ALL };
     let Some(rig) = Rig::new(&program, Order::Pause, Some(0)) else { return };
@@ -351,7 +352,7 @@ fn failure_while_an_access_completes_is_reported() {
     assert_eq!(outcome.pieces.len(), 2, "{outcome:?}");
     let is_failure = matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("KVM gave up"));
     assert!(is_failure, "{outcome:?}");
-    // It does not run on, whatever the VM is told meanwhile, until it is reset.
+    // The vCPU does not run until it is reset, whatever orders it gets meanwhile.
     vcpu.resume();
     vcpu.pause();
     vcpu.wait_paused();
@@ -359,7 +360,7 @@ fn failure_while_an_access_completes_is_reported() {
     assert!(vcpu.shared.halted.load(Ordering::Acquire));
 }
 
-/// Slots whose memory at this address is lost.
+/// Slots whose memory is lost from this address on.
 const LOST: u64 = 0xe000_0000;
 struct LostMemory;
 
