@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The verbs that add devices, one for each kind that can come to a VM, made of their registry.
+//! Verbs that add devices, one for each kind that can be hot-plugged. They are generated from the kinds' registry.
 
 use carom_api::ConfigError;
 use carom_api::kinds::{Add, KINDS, Kind, PartConfig};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, Subcommand};
 
-/// Adds a device.
+/// Verb that adds a device.
 #[derive(Debug)]
 pub(crate) struct AddVerb {
-    /// The operation.
+    /// Name of the operation.
     pub(crate) operation: &'static str,
-    /// Its body.
+    /// Body of the request.
     pub(crate) device: Box<PartConfig>,
 }
 
@@ -20,13 +20,13 @@ fn verbs() -> impl Iterator<Item = (&'static Kind, &'static Add)> {
     KINDS.iter().filter_map(|kind| Some((*kind, kind.add.as_ref()?)))
 }
 
-/// Reads a device. Numbers of descriptors mean nothing to the VMM, which was started by somebody else.
+/// Parses a device. Rejects numbers of descriptors: they have no meaning in the VMM, which another process started.
 fn parse(kind: &'static Kind, text: &str) -> Result<PartConfig, ConfigError> {
     let part = kind.parse(text)?;
     if part.inherited().is_empty() {
         return Ok(part);
     }
-    let rule = "is for the command line of carom; a client sends the descriptors with its request (SCM_RIGHTS), which this one does not";
+    let rule = "works only on the command line of carom; over the API, descriptors must be sent with the request (SCM_RIGHTS), which carom-remote does not support";
     Err(ConfigError::new(kind.field.key("fd"), rule))
 }
 

@@ -19,22 +19,22 @@ use crate::add_verb::AddVerb;
 #[derive(Debug, Parser)]
 #[command(name = "carom-remote", version, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// Socket that the VMM serves; path=FILE is understood too
+    /// Socket of the VMM; path=FILE is accepted too
     #[arg(long, value_name = "FILE", env = "CAROM_API_SOCKET", value_parser = parse_socket)]
     pub(crate) api_socket: Option<PathBuf>,
-    /// What to do
+    /// Command to execute
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
 
-/// What to do.
+/// Command to execute.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Ask whether the VMM answers, and what it is
+    /// Check that the VMM answers, and show its version
     Ping,
-    /// Keep the configuration of a VM, a JSON object
+    /// Create a VM: store its configuration, a JSON object
     Create {
-        /// File with it, or - for standard input
+        /// File with the configuration, or - for standard input
         #[arg(default_value = "-")]
         config: PathBuf,
     },
@@ -42,27 +42,27 @@ pub(crate) enum Verb {
     Boot,
     /// Shut the VM down and forget its configuration
     Delete,
-    /// Show what the VM is
+    /// Show the configuration and state of the VM
     Info,
     /// Show the counters of the VM's devices
     Counters,
     /// Stop the vCPUs
     Pause,
-    /// Let them go on
+    /// Resume the vCPUs
     Resume,
-    /// Save the VM, which is paused
+    /// Save the VM, which must be paused
     Snapshot {
-        /// A directory that has no snapshot, or does not exist while its parent does: file:///PATH
+        /// New directory, or directory without a snapshot: file:///PATH
         destination_url: DirectoryUrl,
     },
-    /// Make the VM that was saved; it is paused, unless it is to be resumed
+    /// Restore a saved VM; it stays paused unless resume=on
     Restore {
         /// source_url=file:///PATH[,prefault=on|off][,resume=on|off]
         source: RestoreConfig,
     },
     /// Reset the guest
     Reboot,
-    /// End the guest at once; the configuration stays
+    /// Stop the guest at once; the configuration stays
     Shutdown,
     /// Delete the VM and end the VMM
     ShutdownVmm,
@@ -70,7 +70,7 @@ pub(crate) enum Verb {
     PowerButton,
     /// Raise an NMI on every vCPU
     Nmi,
-    /// Change vCPUs and RAM, for the next boot or while the guest runs
+    /// Change vCPUs and RAM, now if the guest runs, or for the next boot
     #[command(arg_required_else_help = true)]
     Resize {
         /// Number of vCPUs
@@ -79,13 +79,13 @@ pub(crate) enum Verb {
         /// Bytes of RAM, with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
-        /// Bytes that the guest is to give back by its balloon, with an optional K, M or G
+        /// Bytes that the guest returns through its balloon, with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         balloon: Option<u64>,
     },
-    /// Change the size of a disk of a guest that runs, and of the file that is its image
+    /// Change the size of a disk and of its image while the guest runs
     ResizeDisk {
-        /// Its ID
+        /// ID of the disk
         #[arg(long, value_name = "ID")]
         disk: String,
         /// Bytes, with an optional K, M or G
@@ -94,52 +94,52 @@ pub(crate) enum Verb {
     },
     #[command(flatten)]
     Add(AddVerb),
-    /// Take a device away; a running guest is asked to let go of it
+    /// Remove a device; a running guest is asked to release it first
     RemoveDevice {
-        /// Its ID
+        /// ID of the device
         id: String,
     },
-    /// Show the bounce windows, or change what they may use and what may be mapped beside them
+    /// Show or change the bounce windows and the limit on other mapped memory
     IommuBounce {
-        /// Bytes that all windows together may use, with an optional K, M or G
+        /// Maximum bytes of all windows, with an optional K, M or G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         budget: Option<u64>,
-        /// DMA up to this size is to bounce: bytes with an optional K or M, or auto to leave it to the guest
+        /// Maximum size of DMA that bounces: bytes with an optional K or M, or auto to let the guest decide
         #[arg(long, value_name = "auto|SIZE", value_parser = parse_threshold)]
         threshold: Option<u32>,
-        /// The most RAM that the guest may have mapped beside the windows: bytes with an optional K, M or G, or none to lift the limit
+        /// Maximum RAM that the guest may map in addition to the windows: bytes with an optional K, M or G, or none for no limit
         #[arg(long, value_name = "none|SIZE", value_parser = parse_max_mapped)]
         max_mapped: Option<u64>,
     },
-    /// Show the figures in Prometheus' text form
+    /// Show the metrics in Prometheus' text format
     Metrics,
     /// Show the OpenAPI document
     Openapi,
-    /// Watch rates, mapped memory and windows
+    /// Watch request rates, mapped memory and windows
     Top {
-        /// Seconds between two looks
+        /// Seconds between two updates
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
         interval: Duration,
-        /// Print one look as plain text, and end
+        /// Print one update as plain text, and exit
         #[arg(long)]
         once: bool,
     },
-    /// Print completions of carom and carom-remote for a shell
+    /// Print shell completions of carom and carom-remote
     Completions {
-        /// The shell
+        /// Name of the shell
         shell: Shell,
     },
     /// Write the man pages of carom and carom-remote to a directory
     ManPages {
-        /// The directory
+        /// Directory for the pages
         directory: PathBuf,
     },
 }
 
-/// As `carom` spells it, or a path alone.
+/// Parses the socket: in the format of `carom`, or as a plain path.
 fn parse_socket(text: &str) -> Result<PathBuf, String> {
     if !text.starts_with("path=") {
-        return if text.is_empty() { Err("it is empty".into()) } else { Ok(text.into()) };
+        return if text.is_empty() { Err("the path is empty".into()) } else { Ok(text.into()) };
     }
     let list = OptionList::parse(ApiSocketOption::OPTION, text, &["path"]).map_err(|error| error.to_string())?;
     list.required("path").map(PathBuf::from).map_err(|error| error.to_string())
@@ -149,7 +149,7 @@ fn parse_threshold(text: &str) -> Result<u32, String> {
     if text == "auto" {
         return Ok(0);
     }
-    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' is more than 32 bits can hold"))
+    u32::try_from(parse_size(text)?).map_err(|_| format!("'{text}' does not fit in 32 bits"))
 }
 
 fn parse_max_mapped(text: &str) -> Result<u64, String> {
@@ -157,7 +157,7 @@ fn parse_max_mapped(text: &str) -> Result<u64, String> {
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
@@ -239,6 +239,6 @@ mod tests {
         assert!(Cli::try_parse_from(["carom-remote", "add-device", "socket=/s"]).is_err());
         assert!(Cli::try_parse_from(["carom-remote", "add-device"]).is_err());
         let refused = Cli::try_parse_from(["carom-remote", "add-net", "fd=3"]).unwrap_err().to_string();
-        assert!(refused.contains("--net fd: is for the command line of carom"), "{refused}");
+        assert!(refused.contains("--net fd: works only on the command line of carom"), "{refused}");
     }
 }

@@ -17,55 +17,55 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// Longest wait for an answer: booting a VM may pin a lot of memory.
+/// Maximum wait for an answer. Booting a VM may pin a lot of memory.
 const ANSWER_TIME: Duration = Duration::from_secs(300);
 
-/// Why a call came to nothing; one line for the user.
+/// Error of a call, as one line for the user.
 #[derive(Debug, Error)]
 pub(crate) enum CallError {
-    /// Nobody is there.
+    /// The socket cannot be connected to.
     #[error("--api-socket {}: {source}", path.display())]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// The VMM refused it.
+    /// The VMM rejected the call.
     #[error("{message} (status {status})")]
     Refused {
-        /// Why.
+        /// Messages of the VMM.
         message: String,
         /// HTTP status.
         status: u16,
     },
-    /// It was not answered, or with what is no HTTP or no JSON.
+    /// The VMM did not answer, or its answer is not HTTP or not JSON.
     #[error("{name}: {what}")]
     NoAnswer {
-        /// The operation.
+        /// Name of the operation.
         name: String,
-        /// What happened.
+        /// Reason.
         what: String,
     },
 }
 
-/// A client of one VMM.
+/// Client of one VMM.
 pub(crate) struct Client {
     socket: PathBuf,
     runtime: Runtime,
 }
 
 impl Client {
-    /// A client of the VMM that serves `socket`.
+    /// Creates a client of the VMM that serves `socket`.
     ///
     /// # Errors
-    /// The process can have no more descriptors.
+    /// The process cannot have more descriptors.
     pub(crate) fn new(socket: &Path) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         Ok(Self { socket: socket.to_path_buf(), runtime })
     }
 
-    /// GET; the answer as it is. `name` stands behind `/api/v1/` unless it starts with a slash.
+    /// Sends GET, and returns the answer unchanged. `name` follows `/api/v1/`, unless it starts with a slash.
     ///
     /// # Errors
     /// A [`CallError`].
@@ -73,18 +73,18 @@ impl Client {
         self.call(Method::GET, name, None)
     }
 
-    /// GET; the answer as a type.
+    /// Sends GET, and parses the answer.
     ///
     /// # Errors
     /// A [`CallError`].
     pub(crate) fn get_as<T: DeserializeOwned>(&self, name: &str) -> Result<T, CallError> {
         serde_json::from_slice(&self.get(name)?).map_err(|error| CallError::NoAnswer {
             name: name.into(),
-            what: format!("an answer of another kind: {error}"),
+            what: format!("unexpected answer: {error}"),
         })
     }
 
-    /// PUT, with a body or without.
+    /// Sends PUT, with or without a body.
     ///
     /// # Errors
     /// A [`CallError`].
@@ -128,13 +128,13 @@ async fn exchange(
     let response = sender.send_request(request).await?;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await?.to_bytes();
-    // Closes the connection: the server has few, and the reader of the output may be slow.
+    // Closes the connection: the server limits connections, and the reader of the output may be slow.
     drop(sender);
     let _ = connection.await;
     Ok((status, body))
 }
 
-/// What a refusal says: its list of messages as one line.
+/// Joins a refusal's list of messages into one line.
 fn message(body: &[u8]) -> String {
     let messages: Vec<String> =
         serde_json::from_slice(body).unwrap_or_else(|_| vec![String::from_utf8_lossy(body).trim().into()]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The `carom-remote` program: exit status 0 when the VMM did as asked, 1 when it did not, 2 for a mistake of the user's.
+//! The `carom-remote` program. Its exit status is 0 if the VMM did as asked, 1 if it did not, and 2 for a user error.
 
 mod add_verb;
 mod cli;
@@ -25,16 +25,16 @@ use thiserror::Error;
 use cli::{Cli, Verb};
 use client::{CallError, Client};
 
-/// Why the program could not do as asked.
+/// Error of the program.
 #[derive(Debug, Error)]
 enum RemoteError {
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("--api-socket is needed: the socket that the VMM serves, or CAROM_API_SOCKET in the environment")]
+    #[error("--api-socket is needed: name the VMM's socket, or set CAROM_API_SOCKET in the environment")]
     NoSocket,
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
-    #[error("the configuration: {0}")]
+    #[error("invalid configuration: {0}")]
     Config(String),
 }
 
@@ -47,18 +47,19 @@ impl RemoteError {
 
 /// Name of the program.
 const NAME: &str = "carom-remote";
-/// Exit status for a mistake of the user's.
+/// Exit status for a user error.
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
-    // A write beyond RLIMIT_FSIZE then fails with EFBIG. Where the signal cannot be handled, it ends the program as before.
+    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. If the handler cannot be set, the signal ends the
+    // program as before.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),
-        // Without a verb, the help has many lines.
+        // Without a verb, clap's error is the whole help text.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // If the text cannot be written, the exit status still reports the mistake.
+            // If the text cannot be written, the exit status still reports the user error.
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             return ExitCode::from(MISTAKE);
         }
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
     };
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads this has enough.
+        // The reader has closed the pipe because it needs no more output.
         Err(RemoteError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             streams::complain(NAME, &error.to_string());
@@ -81,7 +82,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<(), RemoteError> {
     let client = || {
         let socket = cli.api_socket.as_deref().ok_or(RemoteError::NoSocket)?;
-        Client::new(socket).map_err(RemoteError::io("starting"))
+        Client::new(socket).map_err(RemoteError::io("cannot start the client"))
     };
     let put = |name: &str, body: Option<Value>| -> Result<(), RemoteError> {
         show_json(&client()?.put(name, body.map(|body| body.to_string().into_bytes()))?)
@@ -130,14 +131,15 @@ fn run(cli: Cli) -> Result<(), RemoteError> {
 fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
     let mut bytes = Vec::new();
     if path == Path::new("-") {
-        io::stdin().read_to_end(&mut bytes).map_err(RemoteError::io("reading standard input"))?;
+        io::stdin().read_to_end(&mut bytes).map_err(RemoteError::io("cannot read standard input"))?;
     } else {
-        bytes = std::fs::read(path).map_err(RemoteError::io(format!("reading {}", path.display())))?;
+        bytes = std::fs::read(path).map_err(RemoteError::io(format!("cannot read {}", path.display())))?;
     }
     Ok(bytes)
 }
 
-/// A configuration, which must have no field that is not known: a server ignores such, as clients may be newer than it is.
+/// Validates a configuration, and rejects unknown fields: a server ignores them, because clients may be newer than the
+/// server.
 fn checked(config: Vec<u8>) -> Result<Vec<u8>, RemoteError> {
     let read = carom_api::body::parse_config::<VmConfig>(&config, Unknown::Refused);
     read.map(|_| config).map_err(RemoteError::Config)
@@ -147,7 +149,7 @@ fn show(text: &[u8]) -> Result<(), RemoteError> {
     streams::print(text).map_err(RemoteError::io("cannot write to standard output"))
 }
 
-/// Shows an answer for people, where there is one.
+/// Prints an answer in readable form, if there is one.
 fn show_json(answer: &[u8]) -> Result<(), RemoteError> {
     if answer.is_empty() {
         return Ok(());

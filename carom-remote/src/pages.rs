@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Completions and man pages of both programs, made of their command lines' definitions.
+//! Completions and man pages of both programs, generated from the definitions of their command lines.
 
 use std::io;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn programs() -> [Command; 2] {
     [carom_api::cli::Cli::command(), Cli::command()]
 }
 
-/// Completions of both programs for `shell`.
+/// Returns the completions of both programs for `shell`.
 pub(crate) fn completions(shell: Shell) -> Result<Vec<u8>, RemoteError> {
     let mut text = Vec::new();
     for mut program in programs() {
@@ -25,12 +25,12 @@ pub(crate) fn completions(shell: Shell) -> Result<Vec<u8>, RemoteError> {
     Ok(text)
 }
 
-/// Writes a page for each program, and for each verb of the client, to `directory`.
+/// Writes a page for each program, and for each verb of carom-remote, to `directory`.
 pub(crate) fn man_pages(directory: &Path) -> Result<(), RemoteError> {
     let write = |program: Command| -> io::Result<()> { clap_mangen::generate_to(program, directory) };
     std::fs::create_dir_all(directory)
         .and_then(|()| programs().into_iter().try_for_each(write))
-        .map_err(RemoteError::io(format!("writing man pages to {}", directory.display())))
+        .map_err(RemoteError::io(format!("cannot write man pages to {}", directory.display())))
 }
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_man_page_for_each_program() {
+    fn each_program_has_a_man_page() {
         let dir = tempfile::tempdir().unwrap();
         man_pages(dir.path()).unwrap();
         for (page, word) in [("carom.1", "iommu"), ("carom-remote.1", "socket"), ("carom-remote-resize.1", "memory")] {

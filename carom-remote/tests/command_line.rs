@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the program says to mistakes: one line that names what is wrong, and the exit status.
+//! Tests of error messages, which are one line that names the mistake, and of the exit status.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Exit status, standard output and standard error.
+/// Runs the program. Returns its exit status, standard output and standard error.
 fn run(arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     let output = command.args(arguments).env_remove("CAROM_API_SOCKET").output().unwrap();
@@ -41,7 +41,7 @@ fn mistakes_are_one_line_with_status_2() {
 }
 
 #[test]
-fn socket_that_is_not_there_is_a_failure_however_it_is_spelled() {
+fn missing_socket_is_a_failure_in_each_spelling() {
     for socket in ["/no/such/socket", "path=/no/such/socket"] {
         let (status, _, said) = run(&["--api-socket", socket, "ping"]);
         assert_eq!(status, 1, "{said}");
@@ -63,18 +63,18 @@ fn help_names_every_verb_of_the_documentation() {
     }
 }
 
-/// Exit status with these streams.
+/// Returns the exit status with these streams.
 fn status(arguments: &[&str], stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Option<i32> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     command.args(arguments).env_remove("CAROM_API_SOCKET").stdout(stdout).stderr(stderr).status().unwrap().code()
 }
 
 #[test]
-fn status_is_the_same_whoever_reads_the_output() {
+fn status_does_not_depend_on_the_reader_of_the_output() {
     let closed = || OwnedFd::from(pipe().unwrap().1);
     let full = || OwnedFd::from(File::options().write(true).open("/dev/full").unwrap());
     for asked in [&["--help"][..], &["--version"], &["help", "info"], &["completions", "bash"]] {
-        assert_eq!(status(asked, closed(), Stdio::null()), Some(0), "{asked:?}, nobody reads");
+        assert_eq!(status(asked, closed(), Stdio::null()), Some(0), "{asked:?}, no reader");
         assert_eq!(status(asked, full(), Stdio::null()), Some(1), "{asked:?}, full");
         assert_eq!(status(asked, full(), full()), Some(1), "{asked:?}, both full");
     }
@@ -102,14 +102,14 @@ fn output_beyond_the_limit_on_files_is_an_error() {
 }
 
 #[test]
-fn reader_that_stops_keeps_no_connection_and_no_signal_waiting() {
+fn stopped_reader_blocks_neither_connection_nor_signal() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
     let server = UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     let mut client = command.arg("--api-socket").arg(&socket).arg("openapi").stdout(Stdio::piped()).spawn().unwrap();
     let (mut stream, _) = server.accept().unwrap();
-    // The limit ends a test that hangs.
+    // Limit that ends a hanging test.
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
@@ -117,11 +117,11 @@ fn reader_that_stops_keeps_no_connection_and_no_signal_waiting() {
         stream.read_exact(&mut byte).unwrap();
         request.extend(byte);
     }
-    // More than a pipe takes.
+    // More bytes than fit in a pipe.
     let body = "x".repeat(1 << 20);
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection stays open");
-    // It writes now, and waits for its reader.
+    // The client writes now, and waits for its reader.
     client.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
     assert!(client.try_wait().unwrap().is_none());
     let killed = Command::new("sh").args(["-c", &format!("kill -TERM {}", client.id())]).status().unwrap();

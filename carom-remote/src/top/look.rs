@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What is seen at one moment, and what changed from one to the next.
+//! Samples of the VM's state, and rates between samples.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use std::time::Instant;
 use carom_api::IommuBounceConfig;
 use carom_api::types::{VmCounters, VmInfo};
 
-/// Looks that are kept, for the curve.
+/// Number of samples that are kept, for the curve.
 const KEPT: usize = 120;
 
-/// Requests whose rates are shown: counter and heading.
+/// Requests whose rates are displayed: counter and heading.
 pub(crate) const RATES: [(&str, &str); 4] = [
     ("requests_map", "map/s"),
     ("requests_unmap", "unmap/s"),
@@ -22,7 +22,7 @@ pub(crate) const RATES: [(&str, &str); 4] = [
 /// ID of the virtio-iommu.
 const IOMMU: &str = IommuBounceConfig::ID;
 
-/// One look.
+/// Sample of the VM's state.
 pub(crate) struct Look {
     at: Instant,
     /// The VM, if one is created.
@@ -35,18 +35,18 @@ impl Look {
         Self { at, info, counters }
     }
 
-    /// A counter of the virtio-iommu; 0 where there is none.
+    /// Returns a counter of the virtio-iommu, or 0 if the VM has no virtio-iommu.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.counter_of(IOMMU, name).unwrap_or(0)
     }
 
-    /// A counter of a device.
+    /// Returns a counter of a device.
     pub(crate) fn counter_of(&self, device: &str, name: &str) -> Option<u64> {
         self.counters.get(device)?.get(name).copied()
     }
 }
 
-/// The looks so far, the newest last.
+/// Samples so far, the newest last.
 #[derive(Default)]
 pub(crate) struct History(VecDeque<Look>);
 
@@ -62,22 +62,22 @@ impl History {
         self.0.back()
     }
 
-    /// How much a counter of the virtio-iommu grew in a second, between the last two looks.
+    /// Returns the growth per second of a counter of the virtio-iommu, between the last two samples.
     pub(crate) fn rate(&self, name: &str) -> u64 {
         self.rates(name).last().unwrap_or(0)
     }
 
-    /// The same between any two, the newest last.
+    /// Returns this growth between each two samples, the newest last.
     pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
         self.rates_of(IOMMU, name).map(|rate| rate.unwrap_or(0))
     }
 
-    /// The same of a device's counter, if it has one, between the last two looks.
+    /// Returns the growth per second of a device's counter between the last two samples, if the device has the counter.
     pub(crate) fn rate_of(&self, device: &str, name: &str) -> Option<u64> {
         self.rates_of(device, name).last().flatten()
     }
 
-    /// A counter that fell is another VM's, or another domain's.
+    /// Returns the rates of a counter. A counter that fell belongs to another VM or another domain, and counts as 0.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
@@ -105,7 +105,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A running VM with a drive behind the IOMMU, and windows.
+    /// Returns the sample of a running VM with a drive behind the IOMMU, and windows.
     pub(crate) fn running(at: Instant, maps: u64) -> Look {
         let info = json!({
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_so_many_looks_are_kept() {
+    fn only_the_newest_looks_are_kept() {
         let mut history = History::default();
         (0..500).for_each(|maps| history.add(running(Instant::now(), maps)));
         assert_eq!(history.0.len(), KEPT);

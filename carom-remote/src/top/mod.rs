@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The live view: rates of requests, mapped memory, and windows by device.
+//! Live view: rates of requests, mapped memory, and windows of each device.
 
 mod look;
 mod view;
@@ -15,10 +15,10 @@ use crate::RemoteError;
 use crate::client::{CallError, Client};
 use look::{History, Look};
 
-/// How long the first look of `--once` takes, so that there are rates.
+/// Maximum time between the two samples of `--once`, from which the rates are computed.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Watches until `q`, Escape or Ctrl-C; with `once`, prints one look.
+/// Shows the view until `q`, Escape or Ctrl-C. With `once`, prints it once.
 pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(), RemoteError> {
     let mut history = History::default();
     history.add(look(client)?);
@@ -27,11 +27,12 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
         history.add(look(client)?);
         return crate::show(view::text(&history).as_bytes());
     }
-    // A terminal that cannot be set up is a mistake to tell of, not a reason to panic.
-    enable_raw_mode().and_then(|()| disable_raw_mode()).map_err(RemoteError::io("top needs a terminal, or --once"))?;
-    let mut terminal = ratatui::try_init().map_err(RemoteError::io("setting the terminal up"))?;
+    // Raw mode is tried first, because a terminal that cannot be set up is an error to report and must not cause a
+    // panic.
+    enable_raw_mode().and_then(|()| disable_raw_mode()).map_err(RemoteError::io("top needs a terminal: use --once without one"))?;
+    let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
-    // If the terminal is gone, there is nothing to restore and no place for an error message.
+    // If the terminal is gone, there is nothing to restore, and no place for an error message.
     let _ = ratatui::try_restore();
     result
 }
@@ -46,8 +47,8 @@ fn watch(
         terminal.draw(|frame| view::draw(frame, history)).map_err(RemoteError::io("drawing"))?;
         let next = Instant::now() + interval;
         while let Some(left) = next.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            if event::poll(left).map_err(RemoteError::io("reading keys"))?
-                && is_end(&event::read().map_err(RemoteError::io("reading keys"))?)
+            if event::poll(left).map_err(RemoteError::io("cannot read keys"))?
+                && is_end(&event::read().map_err(RemoteError::io("cannot read keys"))?)
             {
                 return Ok(());
             }
@@ -63,14 +64,14 @@ fn is_end(event: &Event) -> bool {
             || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)))
 }
 
-/// Looks at the VM, which need not be there.
+/// Takes a sample of the VM, which need not exist.
 fn look(client: &Client) -> Result<Look, CallError> {
     let found = info(client)?;
     if !is_booted(found.as_ref()) {
         return Ok(Look::new(Instant::now(), found, VmCounters::default()));
     }
     match unless_refused(client.get_as("vm.counters"), 404) {
-        // Its guest may have ended since. Otherwise the VMM has failed.
+        // The guest may have ended since. Otherwise the VMM has failed.
         Err(error @ CallError::Refused { status: 500, .. }) => {
             let found = info(client)?;
             if is_booted(found.as_ref()) {
@@ -86,7 +87,7 @@ fn info(client: &Client) -> Result<Option<VmInfo>, CallError> {
     unless_refused(client.get_as("vm.info"), 404)
 }
 
-/// Whether a VM counts.
+/// True if the VM has counters: if it is booted.
 fn is_booted(info: Option<&VmInfo>) -> bool {
     info.is_some_and(|info| matches!(info.state, VmState::Running | VmState::Paused))
 }
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_expected_refusal_is_no_error() {
+    fn only_the_expected_refusal_is_not_an_error() {
         let refused = |status| Err::<(), _>(CallError::Refused { message: String::new(), status });
         assert!(unless_refused(refused(404), 404).unwrap().is_none());
         assert!(unless_refused(refused(500), 404).is_err());
@@ -133,7 +134,7 @@ mod tests {
     const FAILED: (u16, &str) = (500, "[\"failed\"]");
     const COUNTERS: (u16, &str) = (200, r#"{"_iommu": {"requests_map": 7}}"#);
 
-    /// What `vm.info` answers in this state.
+    /// Returns the answer of `vm.info` for this state.
     fn told(state: VmState) -> String {
         let config = VmConfig::default();
         let device_tree = BTreeMap::new();
@@ -141,7 +142,7 @@ mod tests {
         serde_json::to_string(&info).unwrap()
     }
 
-    /// One look at a server with these answers, all of which it must ask for.
+    /// Takes a sample from a server that has these answers. The sample must request all of them.
     fn look_at(answers: &[(u16, &str)]) -> Result<Look, CallError> {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
@@ -157,7 +158,7 @@ mod tests {
                 }
             });
             let look = look(&Client::new(&socket).unwrap());
-            // A server that still waits fails by that.
+            // If the server still waits for a request, this connection makes it fail.
             drop(UnixStream::connect(&socket));
             server.join().unwrap();
             look
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_a_vm_that_runs_is_told() {
+    fn failure_of_a_running_vm_is_reported() {
         let running = told(VmState::Running);
         let error = look_at(&[(200, &running), FAILED, (200, &running)]).err().unwrap();
         assert_eq!(error.to_string(), "failed (status 500)");

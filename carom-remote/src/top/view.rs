@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The view as text and on a terminal.
+//! The view, as text and on a terminal.
 
 use carom_api::kinds::KindConfig;
 use ratatui::Frame;
@@ -15,7 +15,7 @@ use super::look::{History, RATES};
 const DEVICES: [&str; 9] =
     ["device", "address", "domain", "map/s", "unmap/s", "pinned", "window", "chunks r/w/rw", "host device"];
 
-/// Bytes for people.
+/// Formats a number of bytes.
 fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = UNITS.iter().find(|(_, shift)| bytes >> shift != 0);
@@ -25,7 +25,7 @@ fn bytes(bytes: u64) -> String {
     })
 }
 
-/// What the VM is, and what it has mapped.
+/// Returns the lines with the VM's state and its mapped memory.
 fn summary(history: &History) -> Vec<String> {
     let Some(look) = history.newest() else { return Vec::new() };
     let Some(info) = &look.info else { return vec!["no VM is created".into()] };
@@ -58,13 +58,13 @@ fn summary(history: &History) -> Vec<String> {
     [vm, mapped].into_iter().chain(windows).collect()
 }
 
-/// A row for each device that the user gave the VM.
+/// Returns a row for each device in the VM's configuration.
 fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(look) = history.newest() else { return Vec::new() };
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // A device that is the only one of its kind has the kind's.
+        // The only device of its kind may have no ID; then it has the kind's.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
@@ -88,7 +88,7 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     info.config.parts().filter(|part| part.kind().takes_slot).map(row).collect()
 }
 
-/// One look as plain text.
+/// Returns the view as plain text.
 pub(crate) fn text(history: &History) -> String {
     let mut text = summary(history).join("\n") + "\n";
     let rates = RATES.map(|(counter, heading)| format!("{heading} {}", history.rate(counter)));
@@ -115,7 +115,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, history: &History) {
     draw_rates(frame, rates, history);
     draw_curve(frame, curve, history);
     draw_devices(frame, table, history);
-    frame.render_widget(Line::from("q ends").dim(), foot);
+    frame.render_widget(Line::from("press q to exit").dim(), foot);
 }
 
 fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
@@ -130,7 +130,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, history: &History) {
     let sums = history.rates(RATES[0].0).zip(history.rates(RATES[1].0)).map(|(map, unmap)| map.saturating_add(unmap));
     let sums: Vec<u64> = sums.collect();
     let shown = &sums[sums.len().saturating_sub(width)..];
-    let title = format!(" map and unmap a second, most {} ", shown.iter().max().unwrap_or(&0));
+    let title = format!(" map and unmap per second, maximum {} ", shown.iter().max().unwrap_or(&0));
     frame.render_widget(Sparkline::default().data(shown).block(Block::bordered().title(title)), area);
 }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn small_screens_and_no_vm_do_no_harm() {
+    fn small_screens_and_missing_vms_are_harmless() {
         let mut empty = History::default();
         assert!(text(&empty).contains("map/s 0"));
         empty.add(Look::new(Instant::now(), None, Default::default()));
