@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long the API takes to answer: of a `carom` process without a guest, and of the same server and control thread with
-//! a null guest whose driver maps and unmaps as fast as exits allow, on a host that does nothing. No KVM is needed.
+//! Response times of the API, without KVM: of a `carom` process without a guest, and of the same server and control thread with
+//! a null guest. The null guest's driver maps and unmaps as fast as exits allow, on a host that does nothing.
 //!
-//! What the machine itself takes is seen in the same run: [`Echo`] sends the same bytes with nothing behind them.
+//! [`Echo`] measures the machine's own share in the same run: it sends the same bytes without any work behind them.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -35,18 +35,18 @@ use vmm::process::event_monitor::EventMonitor;
 use vmm::process::time_slice::ShortSlice;
 use vmm::vm_state::{StateSink, StateSource};
 
-/// Starts that are timed.
+/// Number of timed starts.
 const STARTS: usize = 31;
-/// Requests of one client.
+/// Number of requests of one client.
 const REQUESTS: usize = 5000;
-/// Clients at once.
+/// Number of simultaneous clients.
 const CLIENTS: usize = 64;
 
 const CONFIG: &str =
     r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "drive"}], "iommu_bounce": {}}"#;
 
 fn main() {
-    // Under `cargo test` it need only build.
+    // Under `cargo test`, the benchmark only needs to build.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -61,17 +61,17 @@ fn main() {
     drop(program);
 
     for load in [false, true] {
-        println!("\nA null guest {}:", if load { "that maps and unmaps all the while" } else { "that does nothing" });
+        println!("\nA null guest {}:", if load { "that maps and unmaps continuously" } else { "that does nothing" });
         let guest = Guest::start(&dir.path().join(if load { "loaded" } else { "idle" }), load);
         several(&guest.socket);
         let pairs = guest.end();
         if load {
-            println!("  it mapped and unmapped  {pairs:6.0} times a second");
+            println!("  it mapped and unmapped  {pairs:6.0} times per second");
         }
     }
 }
 
-/// Everything that is asked of one server.
+/// Runs all measurements on one server.
 fn several(socket: &Path) {
     let back_to_back = Duration::ZERO;
     measure(socket, "GET /api/v1/vmm.ping", 1, REQUESTS, back_to_back);
@@ -86,7 +86,7 @@ fn several(socket: &Path) {
     measure(socket, "GET /metrics", 1, REQUESTS / 5, back_to_back);
 }
 
-/// From the start of the process to the first answer.
+/// Measures the time from the start of the process to the first answer.
 fn starts(dir: &Path) {
     let mut times: Vec<_> = (0..STARTS)
         .map(|number| {
@@ -108,7 +108,7 @@ fn ms(time: Duration) -> String {
     format!("{:6.3} ms", time.as_secs_f64() * 1e3)
 }
 
-/// A `carom` process.
+/// `carom` process.
 struct Program {
     child: Child,
     socket: PathBuf,
@@ -147,7 +147,7 @@ impl Drop for Program {
     }
 }
 
-/// The least that a server can do: one thread, which sends the same answer to whoever sends something.
+/// Minimal server: one thread that sends the same answer to each client that sends something.
 struct Echo {
     socket: PathBuf,
     stop: Option<oneshot::Sender<()>>,
@@ -155,7 +155,7 @@ struct Echo {
 }
 
 impl Echo {
-    /// With the answer that the server at `api` gives to `vm.info` now, beside that one's socket.
+    /// Starts the server with the current answer of the server at `api` to `vm.info`. Its socket is in the same directory.
     fn start(api: &Path) -> Self {
         let mut client = Client::new(api);
         client.request("GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -167,7 +167,7 @@ impl Echo {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
-            // As the server's.
+            // Same slice as the real server's.
             let _ = ShortSlice::take();
             runtime.block_on(async {
                 tokio::select! {
@@ -187,7 +187,7 @@ impl Drop for Echo {
     }
 }
 
-/// Answers whoever comes, for ever.
+/// Answers all clients for ever.
 async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -197,7 +197,7 @@ async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
             while stream.readable().await.is_ok() {
                 match stream.try_read(&mut request) {
                     Ok(0) => break,
-                    // The socket has room for it, as its client waits for nothing else.
+                    // The socket has room for the answer, because its client waits for nothing else.
                     Ok(_) => assert_eq!(stream.try_write(&answer).unwrap(), answer.len()),
                     Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
                 }
@@ -206,7 +206,7 @@ async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
     }
 }
 
-/// A driver's part of a guest, and the control of it.
+/// Driver of a null guest, and its control thread.
 struct Guest {
     socket: PathBuf,
     control: JoinHandle<()>,
@@ -214,7 +214,7 @@ struct Guest {
     done: Arc<AtomicBool>,
 }
 
-/// The engine of the null guest that is built next.
+/// Engine of the null guest that is built next.
 static ENGINE: Mutex<Option<Arc<Mutex<Engine>>>> = Mutex::new(None);
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -251,7 +251,7 @@ impl Guest {
         Self { socket: socket.into(), control, load, done }
     }
 
-    /// Ends it; how often a second its driver mapped and unmapped.
+    /// Ends the guest. Returns how often per second its driver mapped and unmapped.
     fn end(self) -> f64 {
         Client::new(&self.socket).request("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n");
         self.control.join().unwrap();
@@ -260,10 +260,10 @@ impl Guest {
     }
 }
 
-/// The least that a guest takes from one request to the next: leaving for the VMM and coming back.
+/// Minimum time of a guest between two requests: an exit to the VMM and back.
 const EXIT: Duration = Duration::from_micros(2);
 
-/// Maps and unmaps a page again and again, as the device's queue would have the engine do.
+/// Maps and unmaps a page repeatedly, as the device's queue would make the engine do.
 fn drive(engine: &Mutex<Engine>, loaded: bool, done: &AtomicBool) -> f64 {
     let (start, page) = (Instant::now(), 1_u64 << 32);
     let mut pairs = 0.0;
@@ -285,7 +285,7 @@ fn status(engine: &Engine) -> IommuStatus {
     IommuStatus { counters: engine.counters(), windows: engine.domain_windows(), ..IommuStatus::default() }
 }
 
-/// A VM without vCPUs, but with an IOMMU.
+/// VM without vCPUs, but with an IOMMU.
 struct Null(Arc<Mutex<Engine>>);
 
 impl Machine for Null {
@@ -293,7 +293,7 @@ impl Machine for Null {
         Ok(Self(lock(&ENGINE).take().unwrap()))
     }
     fn restore(_: &dyn StateSource, _: bool, _: Arc<Mailbox>, _: &EventMonitor) -> Result<Self, VmError> {
-        Err(VmError::Guest("nothing is restored here".into()))
+        Err(VmError::Guest("this machine cannot be restored".into()))
     }
     fn save(&mut self, _: &VmConfig, _: &mut dyn StateSink) -> Result<(), VmError> {
         Ok(())
@@ -329,7 +329,7 @@ impl Machine for Null {
         Some(status(&lock(&self.0)))
     }
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        // As often as the device's handle tries.
+        // As many tries as the device's handle makes.
         let engine = (0..100).find_map(|_| {
             std::hint::spin_loop();
             self.0.try_lock().ok()
@@ -341,8 +341,8 @@ impl Machine for Null {
     }
 }
 
-/// Times requests of so many clients at once, each with so long a pause between two of its own. Each client is a thread, which
-/// sleeps until it has its answer, as those of a machine are.
+/// Times requests of `clients` simultaneous clients, each with this pause between its requests. Each client is a thread that
+/// sleeps until it has its answer, as clients on a real machine do.
 fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let ready = Barrier::new(clients);
@@ -361,7 +361,7 @@ fn measure(socket: &Path, head: &str, clients: usize, requests: usize, pause: Du
     show(head, &format!("{clients} clients"), pause, times, start.elapsed());
 }
 
-/// A line of percentiles of `times`, which were taken within `whole`.
+/// Prints the percentiles of `times`, which were measured within `whole`.
 fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole: Duration) {
     let rate = times.len() as f64 / whole.as_secs_f64();
     times.sort();
@@ -371,8 +371,8 @@ fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole:
     println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
 }
 
-/// As [`measure`], but with one thread that has [`CLIENTS`] connections, as load generators do: what a request takes then is the
-/// server's time and not that of so many threads which want the same cores.
+/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. Then the times are those of the server,
+/// not of many threads that compete for the same cores.
 fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let start = Instant::now();
@@ -400,7 +400,7 @@ fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Durati
     };
     let generate = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // Until the thread ends: what comes after this, the guest's driver for one, must not inherit it.
+        // Set until the thread ends: what runs afterwards, such as the guest's driver, must not inherit the slice.
         let _ = ShortSlice::take();
         runtime.block_on(async { (0..CLIENTS).map(|_| client()).collect::<JoinSet<_>>().join_all().await })
     };
@@ -408,7 +408,7 @@ fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Durati
     show(head, &format!("{CLIENTS} connections"), pause, times.concat(), start.elapsed());
 }
 
-/// How long each of one client's requests took.
+/// Returns the time of each request of a client.
 fn run(mut client: Client, request: &str, requests: usize, pause: Duration) -> Vec<Duration> {
     let mut times = Vec::with_capacity(requests);
     for _ in 0..requests {
@@ -420,7 +420,7 @@ fn run(mut client: Client, request: &str, requests: usize, pause: Duration) -> V
     times
 }
 
-/// A connection that is kept.
+/// Persistent connection.
 struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
@@ -433,7 +433,7 @@ impl Client {
         Self { stream, buffer: vec![0; 1 << 16], answer: Vec::new() }
     }
 
-    /// Sends a request and takes the whole answer.
+    /// Sends a request and reads the whole answer.
     fn request(&mut self, request: &str) {
         self.stream.write_all(request.as_bytes()).unwrap();
         self.answer.clear();
@@ -446,7 +446,7 @@ impl Client {
     }
 }
 
-/// Whether an answer has all that its head promises.
+/// True if an answer is complete according to its head.
 fn is_whole(answer: &[u8]) -> bool {
     let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();

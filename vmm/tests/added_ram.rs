@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Snapshots of a real `carom` process to whose guest of a few instructions RAM came, or can come.
+//! Snapshots of a real `carom` process whose small guest has RAM added, or room for more RAM.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -20,15 +20,15 @@ use program::{call, put, start};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// What the guest boots with: all that is below 4 GiB, so that what comes moves the end of RAM.
+/// RAM at boot: all RAM below 4 GiB, so that added RAM moves the end of RAM.
 const SIZE: u64 = 3072 * MIB;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Boots a guest that 512 MiB can come to, with `more` in its configuration.
+/// Boots a guest to which 512 MiB can be added, with `more` in its configuration.
 fn boot(dir: &Path, more: &Value) {
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
-    // Holes of shared memory are saved and restored as such, which is quick.
+    // Holes of shared memory stay holes in the snapshot, so saving and restoring is fast.
     let memory = json!({"size": SIZE, "hotplug_size": 512 * MIB, "shared": true});
     let mut body = json!({"payload": {"kernel": dir.join("kernel")}, "memory": memory});
     body.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
@@ -40,7 +40,7 @@ fn url(dir: &Path, name: &str) -> String {
     format!("file://{}", dir.join(name).display())
 }
 
-/// Saves the VM and makes it again.
+/// Saves the VM and restores it.
 fn save_and_restore(dir: &Path, name: &str) {
     put(dir, "vm.pause", None);
     put(dir, "vm.snapshot", Some(&json!({"destination_url": url(dir, name)})));
@@ -59,14 +59,14 @@ fn vm_with_high_windows_is_restored_after_ram_hotplug() {
     put(dir, "vm.reboot", None);
     put(dir, "vm.resize", Some(&json!({"desired_ram": SIZE + 512 * MIB})));
     save_and_restore(dir, "more");
-    // What it has now, it boots with.
+    // The next boot has all current RAM from the start.
     put(dir, "vm.shutdown", None);
     put(dir, "vm.boot", None);
     save_and_restore(dir, "all");
 }
 
 #[test]
-fn snapshot_with_physical_addresses_that_no_cpu_has_is_refused() {
+fn snapshot_with_impossible_address_width_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(_carom) = start(dir, &[]) else { return };
@@ -88,5 +88,5 @@ fn snapshot_with_physical_addresses_that_no_cpu_has_is_refused() {
     let text = answer[0].as_str().unwrap_or_default();
     let rule = "cpuid: the guest's CPU has physical addresses of 8 bits, but the minimum is 36";
     assert!(status == 400 && text.contains("vCPU 0") && text.ends_with(rule), "{status} {answer}");
-    assert_eq!(call(dir, "GET", "vm.info", None).0, 404, "there is a VM");
+    assert_eq!(call(dir, "GET", "vm.info", None).0, 404, "no VM is left");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What clients are told when the host fails, and when too many call: the real server and control thread, with a VM without a
-//! guest whose steps fail or last as long as wanted.
+//! Answers when the host fails and when too many clients call: the real server and control thread, with a VM without a guest
+//! whose steps fail or last as long as a test wants.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,10 +25,10 @@ use vmm::vm_state::{StateSink, StateSource};
 
 use http::{PATIENCE, connect, receive, send};
 
-/// Most calls that may wait (docs/api.md).
+/// Maximum number of waiting calls (docs/api.md).
 const MAX_CALLS: usize = 128;
 
-/// How far the only power button that is pressed is.
+/// State of the only power button press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Button {
     Untouched,
@@ -39,11 +39,11 @@ enum Button {
 static BUTTON: Mutex<Button> = Mutex::new(Button::Untouched);
 static BUTTON_MOVED: Condvar = Condvar::new();
 
-/// Waits until the button is as wanted.
+/// Waits until the button has the wanted state.
 fn await_button(wanted: Button) {
     let (_guard, timeout) =
         BUTTON_MOVED.wait_timeout_while(BUTTON.lock().unwrap(), PATIENCE, |button| *button != wanted).unwrap();
-    assert!(!timeout.timed_out(), "not {wanted:?}");
+    assert!(!timeout.timed_out(), "the button is not {wanted:?} in time");
 }
 
 fn move_button(to: Button) {
@@ -51,7 +51,7 @@ fn move_button(to: Button) {
     BUTTON_MOVED.notify_all();
 }
 
-/// A VM without a guest, that cannot be reset and whose power button stays down until it is let go.
+/// VM without a guest. It cannot be reset, and its power button stays down until it is released.
 struct Null;
 
 impl Machine for Null {
@@ -92,7 +92,7 @@ impl Machine for Null {
     }
 }
 
-/// Server and control thread with a VM that is booted.
+/// Server and control thread with a booted VM.
 struct Vmm {
     socket: PathBuf,
     control: JoinHandle<()>,
@@ -133,7 +133,7 @@ impl Vmm {
 }
 
 #[test]
-fn failure_of_the_host_is_told_with_500_and_the_server_goes_on() {
+fn host_failure_is_answered_with_500_and_serving_continues() {
     let vmm = Vmm::start();
     let (status, error) = vmm.request("PUT", "vm.reboot", None);
     assert_eq!((status, error), (500, json!(["cannot reset the devices: Input/output error (os error 5)"])));
@@ -156,13 +156,13 @@ fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
         };
         call();
         await_button(Button::Down);
-        // With the one that is being done, as many as may wait, and some more: which of them come late is chance.
+        // In addition to the call in progress, as many calls as may wait, and some more. Which calls come late is random.
         (1..MAX_CALLS + BEYOND).for_each(|_| call());
         let answer = || answers.recv_timeout(PATIENCE).unwrap();
         for _ in 0..BEYOND {
-            assert_eq!(answer(), (429, json!(["too many calls wait already: try again later"])));
+            assert_eq!(answer(), (429, json!(["too many calls are waiting: try again later"])));
         }
-        // What needs no control thread is answered even so.
+        // Requests that need no control thread are still answered.
         assert_eq!(vmm.request("GET", "vmm.ping", None).0, 200);
         assert_eq!(vmm.request("PUT", "vm.pause", None).0, 429);
         move_button(Button::LetGo);

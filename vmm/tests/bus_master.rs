@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Bus mastering of an emulated device, in a real `carom` process with a guest of its own (`bus_master/guest.c`).
+//! Bus mastering of an emulated device, in a real `carom` process with its own guest (`bus_master/guest.c`).
 //!
-//! Without a `/dev/kvm` that this process may use, or without a compiler, this test does nothing.
+//! Without access to `/dev/kvm` or without a compiler, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -23,13 +23,13 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use program::{call, put, wait_until};
 
-/// Wait that is long enough for a device that ignores the bit.
+/// Time in which a device that ignores the bit would act.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Ends a test that hangs.
+/// Limit that ends a hanging test.
 const LONG: Duration = Duration::from_secs(120);
 
-/// The guest's serial port.
+/// Serial port of the guest.
 struct Guest(UnixStream);
 
 impl Guest {
@@ -55,7 +55,7 @@ impl Guest {
     }
 }
 
-/// Requests that the device has served.
+/// Returns the number of requests that the device has served.
 fn served(dir: &Path) -> u64 {
     call(dir, "GET", "vm.counters", None).1["_rng"]["requests"].as_u64().unwrap()
 }
@@ -67,7 +67,7 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     let Some(kernel) = c_guest::build("bus_master", dir.path()) else { return };
     let source = dir.path().join("source");
     mknodat(CWD, &source, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Both ends are open, so that the source is empty and does not end.
+    // Both ends are open, so that the source is empty but does not end.
     let mut source = File::options().read(true).write(true).open(source).unwrap();
     let kernel = kernel.display().to_string();
     let (rng, serial) = (format!("src={}", path("source")), format!("socket={}", path("serial")));
@@ -76,7 +76,7 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     let mut guest = Guest::connect(&dir.path().join("serial"));
     assert_eq!(guest.said(), 'Q', "the buffer is in the queue");
     guest.go_on();
-    assert_eq!(guest.said(), '-', "there are no bytes yet");
+    assert_eq!(guest.said(), '-', "the source has no bytes yet");
     source.write_all(&[0xa5; 16]).unwrap();
     // Resuming the VM does not resume the device.
     put(dir.path(), "vm.pause", None);
@@ -85,6 +85,6 @@ fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     assert_eq!(served(dir.path()), 0, "bus mastering is off");
     guest.go_on();
     assert_eq!(guest.said(), '-', "bus mastering is off");
-    assert_eq!(guest.said(), '+', "it is on again");
-    wait_until("it is counted", || served(dir.path()) == 1);
+    assert_eq!(guest.said(), '+', "bus mastering is on again");
+    wait_until("the request is counted", || served(dir.path()) == 1);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The command line of a real `carom` process: its exit status does not depend on the readers of its output.
+//! Tests of the command line of a real `carom` process: its exit status does not depend on the readers of its output.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -28,7 +28,7 @@ fn run(arguments: &[&str], stdout: Stdio, stderr: Stdio) -> (Option<i32>, String
 }
 
 #[test]
-fn help_to_a_closed_reader_is_no_failure() {
+fn help_to_a_closed_reader_is_not_a_failure() {
     for argument in ["--help", "--version"] {
         let (status, said) = run(&[argument], closed().into(), Stdio::piped());
         assert_eq!((status, said.as_str()), (Some(0), ""), "{argument}");
@@ -46,7 +46,7 @@ fn help_to_a_full_file_is_a_failure_of_one_line() {
 }
 
 #[test]
-fn mistake_has_status_2_whoever_reads_the_message() {
+fn mistake_has_status_2_for_any_reader_of_the_message() {
     let mistakes =
         [&["--nope"][..], &["--kernel", "/nonexistent"], &["--kernel", "k", "--memory", "size=1"], &["--tpm"]];
     for arguments in mistakes {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the report of a crash says of the requests that a guest had sent to a disk.
+//! Crash reports contain the requests that a guest had sent to a disk.
 //!
-//! Where there is no `/dev/kvm` that this process may use, this test does nothing.
+//! Without access to `/dev/kvm`, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -38,11 +38,11 @@ fn crash_report_lists_disk_requests_without_their_data() {
         "serial": {"mode": "Null"}});
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
-    wait_until("both are served", || {
+    wait_until("both requests are served", || {
         let counters = &call(dir, "GET", "vm.counters", None).1["victim"];
         counters["read_ops"] == 1 && counters["write_ops"] == 1
     });
-    // What was counted is given back then too.
+    // Completed requests are also no longer listed as pending.
     put(dir, "vm.pause", None);
     assert!(fs::read(&image).unwrap()[5 * SECTOR as usize..].starts_with(SECRET));
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process for which its parent has opened, made and bound all that the VM is made of.
+//! A real `carom` process whose parent has opened, created and bound all files and sockets of the VM.
 //!
-//! The guest has a few instructions. Where there is no `/dev/kvm` that this process may use, tests that boot it do nothing.
+//! The guest has a few instructions. Without access to `/dev/kvm`, tests that boot it do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -32,28 +32,28 @@ use http::PATIENCE;
 use program::{Carom, put};
 use tiny_guest::elf;
 
-/// `O_CLOEXEC` as `/proc/PID/fdinfo` has it (x86-64).
+/// `O_CLOEXEC` in `/proc/PID/fdinfo` (x86-64).
 const CLOEXEC: u32 = 0o2_000_000;
 
-/// Held by the test that passes descriptors on: whatever is started meanwhile gets them too.
+/// Held by the test that passes descriptors on: any process that is started meanwhile would inherit them too.
 static PASSING: Mutex<()> = Mutex::new(());
 
-/// The descriptors that a process is to be started with, and its options.
+/// Descriptors that a process inherits, and its options.
 #[derive(Default)]
 struct Given {
-    /// As they are passed on: not closed when a program is run.
+    /// Descriptors to inherit, without close-on-exec.
     descriptors: Vec<OwnedFd>,
     options: Vec<String>,
 }
 
 impl Given {
-    /// Passes a descriptor on, and returns its number.
+    /// Adds a descriptor to inherit. Returns its number.
     fn pass(&mut self, fd: &impl AsFd) -> i32 {
         self.descriptors.push(rustix::io::dup(fd).unwrap());
         self.descriptors.last().unwrap().as_raw_fd()
     }
 
-    /// The same, for `--inherit`; returns its path.
+    /// Adds a descriptor for `--inherit`. Returns its path.
     fn inherit(&mut self, fd: &impl AsFd) -> String {
         let number = self.pass(fd);
         self.option("--inherit", format!("fd={number}"));
@@ -65,7 +65,7 @@ impl Given {
     }
 }
 
-/// The program as a user who has no right to anything, if there can be such a one.
+/// Returns the program's command, run as a user without any rights if possible.
 fn command() -> Command {
     let carom = env!("CARGO_BIN_EXE_carom");
     if !getuid().is_root() {
@@ -76,11 +76,11 @@ fn command() -> Command {
     command
 }
 
-/// The descriptors of a process that a program which it runs would get.
+/// Returns the descriptors of a process that a program executed by it would inherit.
 fn passed_on(process: u32) -> BTreeSet<i32> {
     let entries = fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap().map(Result::unwrap);
     let stays = |path: &Path| {
-        // It may be gone meanwhile.
+        // The descriptor may be closed meanwhile.
         let info = fs::read_to_string(path).unwrap_or_default();
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or("02000000");
         u32::from_str_radix(flags.trim(), 8).unwrap() & CLOEXEC == 0
@@ -89,7 +89,7 @@ fn passed_on(process: u32) -> BTreeSet<i32> {
     stay.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect()
 }
 
-/// Waits until the guest says what it is told. What is typed before it is there is lost.
+/// Waits until the guest echoes a byte. Input before the guest runs is lost.
 fn wait_for_echo(serial: &Path) {
     let mut stream = UnixStream::connect(serial).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -106,7 +106,7 @@ fn wait_for_echo(serial: &Path) {
 }
 
 #[test]
-fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
+fn vm_of_inherited_descriptors_boots_and_does_not_leak_them() {
     let kvm = match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         Ok(kvm) => kvm,
         Err(error) => return eprintln!("not tested: /dev/kvm: {error}"),
@@ -151,7 +151,7 @@ fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
             let number = given.pass(tap.file(0));
             given.option("--net", format!("fd={number}"));
         }
-        Err(error) => eprintln!("a network card is not tested: {error}"),
+        Err(error) => eprintln!("not tested: a network device: {error}"),
     }
     given.options.push("--landlock".into());
     let child = command().args(["--memory", "size=64M"]).args(&given.options).stdin(Stdio::null()).spawn().unwrap();
@@ -162,15 +162,15 @@ fn vm_of_passed_descriptors_boots_and_does_not_leak_them() {
     wait_for_echo(&at("serial"));
     assert!(UnixStream::connect(at("vsock")).is_ok());
     let stay = passed_on(carom.0.id());
-    assert_eq!(stay.intersection(&numbers).count(), 0, "of {numbers:?} it would pass on {stay:?}");
-    // They stay for the next boot.
+    assert_eq!(stay.intersection(&numbers).count(), 0, "of {numbers:?}, the process would leak {stay:?}");
+    // The descriptors stay open for the next boot.
     put(dir.path(), "vm.shutdown", None);
     put(dir.path(), "vm.boot", None);
     wait_for_echo(&at("serial"));
     put(dir.path(), "vmm.shutdown", None);
     carom.ended();
     for socket in ["api.sock", "serial", "vsock"] {
-        assert!(at(socket).exists(), "{socket} is its maker's to remove");
+        assert!(at(socket).exists(), "{socket} must be removed by its creator");
     }
 }
 
@@ -216,7 +216,7 @@ fn wrong_descriptor_for_an_option_is_refused_naming_both() {
         let number = given.pass(&fd).to_string();
         let named = |text: &str| text.replace("fd=N", &format!("fd={number}")).replace("/N", &format!("/{number}"));
         let shared = ["--kernel", &kernel, "--memory", "size=64M,shared=on", "--serial", "null"];
-        // The last of an option that is given twice is a mistake.
+        // Giving an option twice would be an error.
         let shared = if options.contains("--serial") { &shared[..4] } else { &shared[..] };
         let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
         let output = command.args(shared).args(named(options).split(' ')).stdin(Stdio::null()).output().unwrap();

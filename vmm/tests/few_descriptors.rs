@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A limit on descriptors that is too low for the windows that a guest may ask for, in a real `carom` process.
+//! A descriptor limit that is too low for the maximum windows, in a real `carom` process.
 //!
-//! Where there is no `/dev/kvm` that this process may use, this test does nothing.
+//! Without access to `/dev/kvm`, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -21,13 +21,13 @@ use tiny_guest::elf;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// What the log of a VM says that has windows of 512 MiB, and so many descriptors at most; `None` without KVM.
+/// Returns the log of a VM with windows of 512 MiB under this descriptor limit. Returns `None` without KVM.
 fn log_within(limit: u64) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let log = dir.join("log");
     let mut carom = start(dir, &["--log-file", log.to_str().unwrap()])?;
-    // As if it had been started with that: it raises its own limit as far as this.
+    // Set from outside, because the program raises its own limit to its maximum.
     let pid = Pid::from_child(&carom.0);
     prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
@@ -35,7 +35,7 @@ fn log_within(limit: u64) -> Option<String> {
         "rng": {"src": "/dev/urandom", "iommu": true}, "iommu_bounce": {"size": 512 << 20}});
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
-    // The log is whole once the program has ended.
+    // The log is complete when the program has ended.
     assert!(carom.terminate().success());
     Some(fs::read_to_string(log).unwrap())
 }
@@ -53,7 +53,7 @@ fn low_descriptor_limit_for_windows_logs_one_line() {
 }
 
 #[test]
-fn table_of_descriptors_has_room_before_there_are_threads() {
+fn descriptor_table_has_room_before_threads_start() {
     let dir = tempfile::tempdir().unwrap();
     let Some(carom) = start(dir.path(), &[]) else { return };
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process whose files reach the limit on their size (RLIMIT_FSIZE): only the writes beyond the limit fail.
+//! A real `carom` process whose files reach their size limit (RLIMIT_FSIZE): only writes beyond the limit fail.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,7 +25,7 @@ use disk_guest::{IN, OUT, SECTOR, driver};
 use program::{Carom, call, put, start, wait_until};
 use tiny_guest::elf;
 
-/// The limit, in bytes.
+/// Limit in bytes.
 const LIMIT: u64 = 4096;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
@@ -33,13 +33,13 @@ const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 const WRITE_5000: &[u8] =
     &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xb9, 0x88, 0x13, 0, 0, 0xee, 0xe2, 0xfd, 0xf4, 0xeb, 0xfd];
 
-/// Limits the files of a process.
+/// Limits the size of a process's files.
 fn limit(carom: &Carom, bytes: u64) {
     let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
     prlimit(Some(Pid::from_child(&carom.0)), Resource::Fsize, limit).unwrap();
 }
 
-/// The configuration of a VM whose kernel is `code`, with further fields.
+/// Returns the configuration of a VM whose kernel is `code`, with further fields.
 fn config(dir: &Path, code: &[u8], more: Value) -> Value {
     fs::write(dir.join("kernel"), elf(code)).unwrap();
     let mut config = json!({"payload": {"kernel": dir.join("kernel")}, "memory": {"size": 64 << 20},
@@ -76,7 +76,7 @@ fn serial_file_at_the_limit_loses_output_only() {
     limit(&carom, LIMIT);
     let serial = json!({"serial": {"mode": "File", "file": dir.join("serial")}});
     assert_eq!(boot(dir, &config(dir, WRITE_5000, serial)).0, 204);
-    wait_until("the log tells", || log(dir).contains("--serial: output is lost: File too large"));
+    wait_until("the log reports the loss", || log(dir).contains("--serial: output is lost: File too large"));
     assert!(log(dir).contains("RLIMIT_FSIZE"));
     assert_eq!(fs::metadata(dir.join("serial")).unwrap().len(), LIMIT);
     assert_eq!(call(dir, "GET", "vm.info", None).1["state"], "Running");
@@ -104,7 +104,7 @@ fn log_and_events_at_the_limit_are_lost_and_the_vm_runs() {
 }
 
 #[test]
-fn memory_beyond_the_limit_is_refused_with_its_zone_and_remedy() {
+fn memory_beyond_the_limit_is_refused_with_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(mut carom) = start(dir, &[]) else { return };
@@ -145,7 +145,8 @@ fn snapshot_beyond_the_limit_fails_and_leaves_no_files() {
     ends_in_order(&mut carom);
 }
 
-/// A qcow2 image of 1 MiB without data: header, reference table, reference counts and L1 table, of a cluster each. Returns its bytes.
+/// Creates a qcow2 image of 1 MiB without data: header, reference table, reference counts and L1 table, of one cluster each. Returns
+/// its size in bytes.
 fn make_qcow2(path: &Path) -> u64 {
     const CLUSTER: u64 = 0x1_0000;
     let file = File::create_new(path).unwrap();
@@ -162,7 +163,7 @@ fn make_qcow2(path: &Path) -> u64 {
     4 * CLUSTER
 }
 
-/// Boots a guest that sends `requests` to the disk at `image`, whose file may have `bytes` bytes. Returns the disk's counters.
+/// Boots a guest that sends `requests` to the disk at `image`, whose file is limited to `bytes` bytes. Returns the disk's counters.
 fn counters_of_disk(
     dir: &Path,
     carom: &mut Carom,
@@ -176,7 +177,7 @@ fn counters_of_disk(
     let config = config(dir, &driver(requests, b"written"), json!({"disks": [disk]}));
     assert_eq!(boot(dir, &config).0, 204);
     let mut counters = Value::Null;
-    wait_until("both are served", || {
+    wait_until("both requests are served", || {
         counters = call(dir, "GET", "vm.counters", None).1["disk"].take();
         let count = |name: &str| counters[name].as_u64().unwrap();
         count("read_ops") + count("write_ops") + count("errors") == 2
@@ -220,7 +221,7 @@ fn disk_write_without_io_uring_fails_alone() {
     let no_ring: BpfProgram = no_ring.unwrap().try_into().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // Children of a filtered thread are filtered, too.
+    // Children of a filtered thread inherit the filter.
     thread::scope(|scope| {
         scope.spawn(|| {
             seccompiler::apply_filter(&no_ring).unwrap();
@@ -236,7 +237,7 @@ fn qcow2_write_beyond_the_limit_fails_alone() {
     let image = dir.join("image");
     let bytes = make_qcow2(&image);
     let Some(mut carom) = start_logged(dir) else { return };
-    // A cluster for the data would be beyond the limit.
+    // A cluster for the data would exceed the limit.
     let counters = counters_of_disk(dir, &mut carom, &image, "Qcow2", bytes, [(IN, 3), (OUT, 5)]);
     assert_eq!(json!([counters["read_ops"], counters["errors"], counters["host_errors"]]), json!([1, 1, 1]));
     ends_in_order(&mut carom);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests of a few instructions that ask for as much as they can, in a real `carom` process: what the host keeps of it is bounded, and
-//! clients are served.
+//! Small guests that use as much of the host as they can, in a real `carom` process: their cost to the host is bounded, and clients
+//! are served.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -21,13 +21,13 @@ use echo_guest::ECHO;
 use program::{Carom, call, command, has_kvm, put, start_by, wait_until};
 use tiny_guest::elf;
 
-/// `ud2`, where no exception has a handler: a triple fault.
+/// `ud2`, without an exception handler: a triple fault.
 const RESET: &[u8] = &[0x0f, 0x0b];
-/// Resets, and the least time that they take.
+/// Number of resets, and their minimum total time.
 const RESETS: usize = 16;
 const SLOWED: Duration = Duration::from_secs(4);
 
-/// Starts a guest with `code`, whose program logs to `log` and writes events to `events` in `dir`.
+/// Starts a guest with `code`. The program logs to `log` and writes events to `events` in `dir`.
 fn start(dir: &Path, code: &[u8]) -> Option<Carom> {
     if !has_kvm() {
         return None;
@@ -44,7 +44,7 @@ fn size(path: &Path) -> u64 {
     fs::metadata(path).unwrap().len()
 }
 
-/// Times that `event` is in the event stream.
+/// Returns the number of occurrences of `event` in the event stream.
 fn count(dir: &Path, event: &str) -> usize {
     fs::read_to_string(dir.join("events")).unwrap().matches(&format!("\"{event}\"")).count()
 }
@@ -62,12 +62,12 @@ fn guest_resets_in_a_loop_are_slowed_down_and_calls_served() {
     assert!(start.elapsed() >= SLOWED, "{} resets in {:?}", count(dir, "rebooted"), start.elapsed());
     let sizes = ["log", "events"].map(|name| size(&dir.join(name)));
     assert!(sizes.iter().all(|size| *size < 64 << 10), "{sizes:?}");
-    // One that waits is no reason not to do as a client says.
+    // Clients' calls work while a reset waits.
     ["vm.pause", "vm.resume", "vm.reboot", "vm.shutdown"].iter().for_each(|name| put(dir, name, None));
 }
 
 #[test]
-fn sigterm_ends_a_guest_that_resets_or_runs_without_end() {
+fn sigterm_ends_a_guest_that_resets_or_runs_for_ever() {
     for (code, event) in [(RESET, "rebooted"), (ECHO, "booted")] {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), code) else { return };

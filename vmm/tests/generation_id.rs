@@ -2,7 +2,7 @@
 
 //! The VM Generation ID of a guest (`generation_guest/guest.c`) in a real `carom` process that is saved and restored.
 //!
-//! Where there is no `/dev/kvm` that this process may use, or no compiler, these tests do nothing.
+//! Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use program::{Carom, call, put, start, wait_until};
 
-/// ID of the guest and number of notifications, as the guest prints them in each line.
+/// ID of the guest, and number of notifications, from a line that the guest printed.
 type Seen = (String, u8);
 
 struct Guest {
@@ -46,7 +46,7 @@ impl Guest {
         put(self.dir.path(), name, body);
     }
 
-    /// All whole lines since the serial port was opened. The first one may have begun before.
+    /// Returns all complete lines since the serial port was opened. The first line may have begun earlier.
     fn lines(&self) -> Vec<Seen> {
         let text = fs::read_to_string(self.path("serial")).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -89,20 +89,20 @@ fn is_set(id: &str) -> bool {
 }
 
 #[test]
-fn each_restore_has_another_id_and_one_notice() {
+fn each_restore_has_a_new_id_and_one_notice() {
     let Some(guest) = Guest::start(&[]) else { return };
-    let (id, notices) = guest.sees("it runs", |_| true);
+    let (id, notices) = guest.sees("the guest runs", |_| true);
     assert!(is_set(&id) && notices == 0, "{id}, {notices} notices");
     guest.put("vm.pause", None);
     guest.put("vm.resume", None);
-    assert_eq!(guest.sees("it goes on", |_| true), (id.clone(), 0));
+    assert_eq!(guest.sees("the guest continues", |_| true), (id.clone(), 0));
     guest.put("vm.reboot", None);
-    assert_eq!(guest.sees("it runs again", |seen| seen.1 == 0), (id.clone(), 0));
+    assert_eq!(guest.sees("the guest runs again", |seen| seen.1 == 0), (id.clone(), 0));
     guest.save();
     let mut ids = vec![id];
     for _ in 0..2 {
         guest.restore();
-        let (id, notices) = guest.sees("it was notified", |seen| seen.1 != 0);
+        let (id, notices) = guest.sees("the guest was notified", |seen| seen.1 != 0);
         assert_eq!(notices, 1);
         ids.push(id);
     }
@@ -110,18 +110,18 @@ fn each_restore_has_another_id_and_one_notice() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 3, "{ids:?}");
-    // The restored VM keeps its ID, too.
+    // The restored VM also keeps its ID.
     guest.put("vm.pause", None);
     guest.put("vm.resume", None);
-    assert_eq!(guest.sees("it goes on", |_| true), (last.clone(), 1));
+    assert_eq!(guest.sees("the guest continues", |_| true), (last.clone(), 1));
     guest.put("vm.reboot", None);
-    assert_eq!(guest.sees("it runs again", |seen| seen.1 == 0), (last, 0));
+    assert_eq!(guest.sees("the guest runs again", |seen| seen.1 == 0), (last, 0));
 }
 
 #[test]
 fn restored_vm_that_is_saved_before_it_runs_notifies_once() {
     let Some(guest) = Guest::start(&[]) else { return };
-    let (first, _) = guest.sees("it runs", |_| true);
+    let (first, _) = guest.sees("the guest runs", |_| true);
     guest.save();
     guest.put("vm.delete", None);
     let url = format!("file://{}", guest.path("snapshot").display());
@@ -130,34 +130,34 @@ fn restored_vm_that_is_saved_before_it_runs_notifies_once() {
     guest.put("vm.snapshot", Some(&json!({"destination_url": again})));
     guest.put("vm.delete", None);
     guest.put("vm.restore", Some(&json!({"source_url": again, "resume": true})));
-    let (id, notices) = guest.sees("it was notified", |seen| seen.1 != 0);
+    let (id, notices) = guest.sees("the guest was notified", |seen| seen.1 != 0);
     assert!(id != first && notices == 1, "{id}, {notices} notices");
 }
 
 #[test]
-fn snapshot_without_the_device_restores_and_stays_without() {
+fn snapshot_without_the_device_is_restored_without_it() {
     let Some(guest) = Guest::start(&[]) else { return };
-    let (id, _) = guest.sees("it runs", |_| true);
+    let (id, _) = guest.sees("the guest runs", |_| true);
     guest.save();
-    // Earlier versions wrote neither of the fields.
+    // Earlier versions wrote neither field.
     let remove = |value: &mut Value, name: &str| assert!(value.as_object_mut().unwrap().remove(name).is_some());
     guest.change("state.json", |state| remove(state, "generation_id"));
     guest.change("config.json", |config| remove(&mut config["platform"], "vmgenid"));
     guest.restore();
-    assert_eq!(guest.sees("it goes on", |_| true), (id.clone(), 0));
+    assert_eq!(guest.sees("the guest continues", |_| true), (id.clone(), 0));
     fs::remove_dir_all(guest.path("snapshot")).unwrap();
     guest.save();
     guest.change("state.json", |state| assert_eq!(state.get("generation_id"), None));
-    // The guest has the device once it boots with the tables of this version.
+    // The guest gets the device when it boots with this version's tables.
     guest.put("vm.reboot", None);
-    let (new, notices) = guest.sees("it has an ID of its own", |seen| seen.0 != id);
+    let (new, notices) = guest.sees("the guest has its own ID", |seen| seen.0 != id);
     assert!(is_set(&new) && notices == 0, "{new}, {notices} notices");
 }
 
 #[test]
 fn snapshot_with_a_wrong_generation_id_is_refused() {
     let Some(guest) = Guest::start(&[]) else { return };
-    guest.sees("it runs", |_| true);
+    guest.sees("the guest runs", |_| true);
     guest.save();
     guest.put("vm.delete", None);
     let url = format!("file://{}", guest.path("snapshot").display());
@@ -176,9 +176,9 @@ fn snapshot_with_a_wrong_generation_id_is_refused() {
 #[test]
 fn guest_without_generation_id_has_none() {
     let Some(guest) = Guest::start(&["--platform", "vmgenid=off"]) else { return };
-    assert_eq!(guest.sees("it runs", |_| true), ("0".repeat(32), 0));
+    assert_eq!(guest.sees("the guest runs", |_| true), ("0".repeat(32), 0));
     guest.save();
     guest.change("state.json", |state| assert_eq!(state.get("generation_id"), None));
     guest.restore();
-    assert_eq!(guest.sees("it goes on", |_| true), ("0".repeat(32), 0));
+    assert_eq!(guest.sees("the guest continues", |_| true), ("0".repeat(32), 0));
 }

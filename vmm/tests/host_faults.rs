@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A host that has nothing more to give: each call to its kernel fails in turn while a real `carom` process makes a VM, whose guest says a
-//! letter and powers off. The VM runs on, or the program says in one line what it could not do, with nothing left behind.
+//! Failing host calls: each kernel call fails in turn while a real `carom` process builds a VM, whose guest prints a letter and powers
+//! off. Either the VM works, or the program ends with one line that says what failed, and leaves nothing behind.
 //!
-//! Calls fail by strace, which changes the number of one before the kernel sees it. Filters of system calls would see that too, so they
-//! are off. A run takes a quarter of a second, and there are some 280: every ninth is made, or each with `CAROM_HOST_FAULTS=all`,
-//! or each of one call with its name.
-//! Where there is no `/dev/kvm` that this process may use, or no strace, the test does nothing.
+//! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
+//! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, every ninth is made.
+//! `CAROM_HOST_FAULTS=all` makes all, and the name of a call makes all of that call. Without access to `/dev/kvm` or without strace, the
+//! test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,7 +24,7 @@ use tiny_guest::elf;
 /// `mov dx, 0x3f8; mov al, 'A'; out dx, al; mov dx, 0x600; mov al, 0x34; out dx, al; hlt`: sleep control, S5.
 const SAY_AND_POWER_OFF: &[u8] =
     &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4];
-/// The calls, and how they fail where a host is short of something, or its disks are broken.
+/// Calls, and their errors when the host runs out of resources or its disks are broken.
 const FAULTS: &[(&str, &str)] = &[
     ("mmap", "ENOMEM"),
     ("madvise", "ENOMEM"),
@@ -40,9 +40,9 @@ const FAULTS: &[(&str, &str)] = &[
     ("statx", "EIO"),
     ("lseek", "EIO"),
 ];
-/// How long a run may take, which is traced, on a host that is busy.
+/// Maximum time of a traced run on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Every so manieth call fails.
+/// Distance between the calls that fail.
 const STEP: usize = 9;
 
 fn can_be_tested() -> bool {
@@ -58,7 +58,7 @@ fn can_be_tested() -> bool {
     true
 }
 
-/// How often a call is made until the program has begun, and when it does nothing but say its version.
+/// Returns how often a call is made before the program begins its work: when it only prints its version.
 fn before_it_begins(dir: &Path, call: &str) -> usize {
     let trace = dir.join("trace");
     let status = Command::new("strace")
@@ -71,14 +71,14 @@ fn before_it_begins(dir: &Path, call: &str) -> usize {
     fs::read_to_string(trace).unwrap().lines().filter(|line| line.contains(&format!("{call}("))).count()
 }
 
-/// How a run went: its exit status, what it said on standard error, and whether a call failed in it.
+/// Result of a run: its exit status, its standard error, and whether a call failed.
 struct Run {
     status: Option<i32>,
     said: String,
     failed: bool,
 }
 
-/// Runs the program in `dir`, with this call failing for the `nth` time that a thread makes it.
+/// Runs the program in `dir`. This call fails when a thread makes it for the `nth` time.
 fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
     let (trace, said) = (dir.join("trace"), dir.join("said"));
     let mut child = Command::new("strace")
@@ -110,10 +110,10 @@ fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
             break status.code();
         }
         if start.elapsed() >= PATIENCE {
-            // What it traces goes with it.
+            // Killing strace also kills the traced process.
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("{call} {nth}: it does not end");
+            panic!("{call} {nth}: the program does not end");
         }
         thread::sleep(Duration::from_millis(5));
     };
@@ -122,7 +122,7 @@ fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
 }
 
 #[test]
-fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
+fn failing_host_call_is_reported_or_does_not_matter() {
     if !can_be_tested() {
         return;
     }
@@ -154,7 +154,7 @@ fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
                 }
                 _ => panic!("{what}"),
             }
-            // What cannot be looked at may be somebody else's by now, and is not removed.
+            // A file that cannot be examined may belong to another process by now, so it is not removed.
             for left in ["vsock", "api.sock", "api.sock.lock"].iter().filter(|_| *call != "statx") {
                 assert!(!at(left).exists(), "{left} is left: {what}");
             }
@@ -164,10 +164,10 @@ fn call_that_fails_ends_the_program_in_order_or_does_not_matter() {
         }
     }
     eprintln!("{runs} calls failed");
-    assert!(runs + 2 >= faults.len(), "strace has few calls fail: {runs}");
+    assert!(runs + 2 >= faults.len(), "strace made only {runs} calls fail");
 }
 
-/// Which call of its thread has `text` in the trace of the last run.
+/// Returns the position of the call with `text` among its thread's calls in the trace of the last run.
 fn number_of(dir: &Path, text: &str) -> usize {
     let trace = fs::read_to_string(dir.join("trace")).unwrap();
     let thread = |line: &str| line.split_whitespace().next().map(String::from);
@@ -177,7 +177,7 @@ fn number_of(dir: &Path, text: &str) -> usize {
 }
 
 #[test]
-fn call_that_a_signal_interrupts_while_a_vm_is_made_is_repeated() {
+fn interrupted_call_is_repeated_while_a_vm_is_built() {
     if !can_be_tested() {
         return;
     }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A guest that means harm (`hostile_guest/guest.c`), in a real `carom` process: the program lives, serves its clients in time, and
-//! what the guest costs the host is bounded.
+//! A hostile guest (`hostile_guest/guest.c`) in a real `carom` process: the program survives and serves its clients in time, and the
+//! guest's cost to the host is bounded.
 //!
-//! Two seeds of 12 s each. `CAROM_HOSTILE_SECONDS` and `CAROM_HOSTILE_SEEDS` (`7,8,9`) have it go on for longer, and replay a seed.
-//! Where there is no `/dev/kvm` that this process may use, or no compiler, it does nothing. `CAROM_HOSTILE_DEVICES`
-//! are devices of the host that it gets as well, as addresses with commas between (`0000:00:04.0,0000:00:05.0`); the tests with real
-//! guests run it so, in the rig (`tests/integration/tests/guest/hostile_guest.rs`).
+//! The test runs two seeds for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` (`7,8,9`) replays seeds.
+//! Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host devices, as a
+//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). The tests with real guests run it so in the rig
+//! (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
-//! With a third guest calls to the host's kernel fail meanwhile, by strace. `CAROM_HOSTILE_FAULTS` are other seeds for that, with commas
-//! between, of which each has calls of one kind fail after another, some 4 s for each. Where there are devices there is none without it.
+//! While a third guest runs, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other
+//! seeds for this. With each of these seeds, the kinds of calls fail one after another, for some 4 s each. With host devices, calls fail
+//! only if this variable is set.
 //!
-//! With AddressSanitizer (`scripts/test sanitizers`) the program is not held to its system calls, as reports take some of their own.
+//! With AddressSanitizer (`scripts/test sanitizers`), the program's system calls are not filtered, because reports need further calls.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -38,32 +39,32 @@ use program::{call, command, has_kvm, start_by, wait_until};
 
 const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
-/// How long an operation may take, and a question. It ends a test that hangs: a machine with other work may be slow.
+/// Maximum time of an operation and of a query. It ends a hanging test: a busy machine may be slow.
 const OPERATION: Duration = Duration::from_secs(60);
-/// Bounds of what the program holds. The guest has 64 MiB.
+/// Limits on the program's resources. The guest has 64 MiB.
 const DESCRIPTORS: usize = 150;
-/// More for each device of the host: a drive of the rig has 65 vectors.
+/// Additional descriptors for each host device: a drive of the rig has 65 vectors.
 const DESCRIPTORS_OF_A_DEVICE: usize = 80;
 const THREADS: usize = 60;
 const MAPPINGS: usize = 1000;
-/// AddressSanitizer keeps back 256 MiB of what was freed, and an eighth of all for its notes.
+/// AddressSanitizer keeps back 256 MiB of freed memory, and an eighth of all memory for its records.
 const RESIDENT_KIB: u64 = if cfg!(careful) { 768 << 10 } else { 320 << 10 };
-/// The windows' budget, as `--iommu-bounce` says, and a chunk.
+/// Budget of the windows in `--iommu-bounce`, and size of a chunk.
 const WINDOWS: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;
-/// Bytes of the log, and of events, in a minute.
+/// Maximum bytes of the log, and of events, per minute.
 const WRITTEN: u64 = 1 << 20;
-/// How long a guest that did not reset itself does nothing at first: two to this power of cycles, see `guest.c`. An emulated machine
-/// takes longer to stop it.
+/// Pause at the start of a guest that did not reset itself: two to this power of cycles, see `guest.c`. An emulated machine needs longer
+/// to stop the guest.
 const QUIET: u32 = 32;
 const QUIET_EMULATED: u32 = 33;
 /// Cycles of the fastest CPU in a nanosecond.
 const CYCLES: u64 = 6;
-/// How long to wait for what a guest said to be in the file.
+/// Maximum wait until the guest's output is in the file.
 const SAID: Duration = Duration::from_secs(1);
 
-/// The guest that acts while calls to the host's kernel fail, the calls, how they fail, and every which one does. Those by which vCPUs go
-/// into the guest are among the last.
+/// Seed of the guest that acts while host calls fail. Each fault is a call, its error, and the interval of failing calls. The calls with
+/// which vCPUs enter the guest are among the last.
 const FAULTY_SEED: u32 = 3;
 const FAULTS: &[(&str, &str, u32)] = &[
     ("mmap", "ENOMEM", 3),
@@ -77,7 +78,7 @@ const FAULTS: &[(&str, &str, u32)] = &[
 ];
 const FAULTY_TIME: Duration = Duration::from_secs(2);
 
-/// The program, with a guest.
+/// Program with a guest.
 struct Carom {
     process: program::Carom,
     dir: tempfile::TempDir,
@@ -94,18 +95,18 @@ impl Drop for Carom {
     }
 }
 
-/// A guest does nothing at first for two to this power of cycles.
+/// Returns the pause at the start of a guest: two to this power of cycles.
 fn quiet() -> u32 {
     if devices().is_empty() { QUIET } else { QUIET_EMULATED }
 }
 
-/// Addresses of the devices of the host that the guest gets.
+/// Returns the addresses of the host devices for the guest.
 fn devices() -> Vec<String> {
     let named = env::var("CAROM_HOSTILE_DEVICES").unwrap_or_default();
     named.split(',').filter(|name| !name.is_empty()).map(Into::into).collect()
 }
 
-/// Arguments for these, behind the virtio-iommu.
+/// Returns the arguments for these devices, behind the virtio-iommu.
 fn device_arguments() -> Vec<String> {
     let devices = devices();
     if devices.is_empty() {
@@ -153,7 +154,7 @@ impl Carom {
         call(self.dir.path(), method, name, None)
     }
 
-    /// Has the VM do something, in time. A guest may have come to its end, which is no failure of the program's; it is booted again then.
+    /// Makes a call that must finish in time. The guest may have ended, which is not a failure of the program; then it is booted again.
     fn put(&self, name: &str) -> bool {
         let start = Instant::now();
         let (status, answer) = self.call("PUT", name);
@@ -187,14 +188,14 @@ impl Carom {
         }
     }
 
-    /// Reboots the guest, and looks at what is left of it before it begins anew. Returns whether it could be looked at.
+    /// Reboots the guest, and checks the state before the guest begins again. Returns true if the state could be checked.
     fn check_reset(&self) -> bool {
         let asked = Instant::now();
         if !self.put("vm.reboot") {
             return false;
         }
         let is_paused = self.put("vm.pause");
-        // It does nothing for so long, unless it has reset itself meanwhile.
+        // The guest pauses this long, unless it has reset itself meanwhile.
         let has_begun = asked.elapsed() >= Duration::from_nanos((1 << quiet()) / CYCLES);
         let paused = Instant::now();
         while !self.serial().ends_with('Q') && paused.elapsed() < SAID {
@@ -209,13 +210,13 @@ impl Carom {
         for name in ["mappings", "mapped_bytes", "stuck_ranges", "lost_chunks"] {
             assert_eq!(iommu[name], 0, "{name} after a reset: {iommu}");
         }
-        // Chunks may be parked for the next life. All that is pinned is theirs: by what devices say, and by what the kernel says.
+        // Chunks may be parked for the next boot. All pinned memory belongs to them, according to the devices and to the kernel.
         let windows = iommu["window_bytes"].as_u64().unwrap();
         assert!(windows <= WINDOWS && iommu["parked_chunks"].as_u64() == Some(windows / CHUNK), "{iommu}");
         let devices = counters.as_object().unwrap().iter().filter(|(name, _)| *name != "_iommu");
         let pinned: Vec<u64> = devices.filter_map(|(_, figures)| figures.get("pinned_bytes")?.as_u64()).collect();
         assert_eq!(iommu["pinned_bytes"], windows, "{counters}");
-        // Those that share an address space each show all of it.
+        // Devices that share an address space each report all of it.
         let is_all = pinned.iter().sum::<u64>() >= windows && pinned.iter().all(|bytes| *bytes <= windows);
         assert!(is_all, "{counters}");
         let status = fs::read_to_string(self.proc("status")).unwrap();
@@ -226,12 +227,12 @@ impl Carom {
         true
     }
 
-    /// What the guest has said: a letter for each step of a life. Nothing before there is a VM.
+    /// Returns the guest's output: a letter for each step of its life. It is empty before a VM exists.
     fn serial(&self) -> String {
         fs::read_to_string(self.path("serial")).unwrap_or_default()
     }
 
-    /// True if the guest did what it is for.
+    /// True if the guest has done its work.
     fn has_acted(&self) -> bool {
         self.serial().matches('L').count() > 1 && self.total("requests_map") > self.total("failed_map")
     }
@@ -244,7 +245,7 @@ impl Carom {
 fn attack(seed: u32, time: Duration) -> Option<()> {
     let mut carom = Carom::start(seed, &[])?;
     let (start, mut questions, mut looks, mut turn, mut pinned) = (Instant::now(), Vec::new(), 0, 0, 0);
-    // A guest that gets little CPU time takes longer for what it is for.
+    // A guest that gets little CPU time needs longer.
     while start.elapsed() < time || (!carom.has_acted() && start.elapsed() < time + PATIENCE) {
         let next = start + Duration::from_secs(2) * (turn + 1);
         while Instant::now() < next {
@@ -282,7 +283,7 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     Some(())
 }
 
-/// Asks for something, whatever comes of it: the program may have ended, or end now.
+/// Makes a call and ignores the result: the program may have ended, or end now.
 fn try_put(socket: &Path, name: &str) {
     let Ok(mut stream) = UnixStream::connect(socket) else { return };
     let _ = stream.set_read_timeout(Some(OPERATION));
@@ -290,9 +291,9 @@ fn try_put(socket: &Path, name: &str) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
-/// Has calls fail while a guest acts, resets itself, and is stopped. The program lives, or ends with a line that says why.
+/// Makes calls fail while a guest acts, resets itself and is stopped. The program survives, or ends with a line that gives the reason.
 fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
-    // A call that strace has fail has another number, which a filter would see.
+    // strace changes the number of a call that it makes fail, and a filter would see the changed number.
     let mut carom = Carom::start(seed, &["--seccomp", "false"])?;
     let calls: Vec<&str> = faults.iter().map(|(call, ..)| *call).collect();
     let calls = calls.join(",");
@@ -314,7 +315,7 @@ fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
         try_put(&socket, operations.next().unwrap());
         ended = carom.process.0.try_wait().unwrap();
     }
-    // What it traces goes on without it.
+    // The traced process continues without strace.
     kill_process(Pid::from_child(&strace), Signal::TERM).unwrap();
     strace.wait().unwrap();
     let failed = fs::read_to_string(&trace).unwrap_or_default().matches("(INJECTED)").count();
@@ -340,7 +341,7 @@ fn attack_with_faults(seed: u32, faults: &[(&str, &str, u32)]) -> Option<()> {
         assert!(!carom.path(left).exists(), "{what}: {left} is left");
     }
     eprintln!("{what}: {failed} failed{}", if ended.is_some() { ", which ended the program" } else { "" });
-    assert!(failed > 0, "{what}: strace has no call fail");
+    assert!(failed > 0, "{what}: strace made no call fail");
     Some(())
 }
 
@@ -367,7 +368,7 @@ fn host_faults_with_a_hostile_guest_are_survived_or_explained() {
 }
 
 #[test]
-fn hostile_guest_costs_a_bounded_amount_and_nobody_waits_for_it() {
+fn hostile_guest_has_bounded_cost_and_delays_no_client() {
     let seconds = env::var("CAROM_HOSTILE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let seeds = env::var("CAROM_HOSTILE_SEEDS").unwrap_or_else(|_| SEEDS.into());
     for seed in seeds.split(',') {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers of vfio-user devices that hold up whoever waits for them, or that ask for memory without end, in front of a real `carom` process
-//! whose guest makes the device a bus master and turns MSI-X on and off: pause, reboot, shutdown and SIGTERM are done within 10 s all the
-//! same, and the log stays small.
+//! Hostile vfio-user servers, which delay their clients or request memory without end, with a real `carom` process. Its guest makes the
+//! device a bus master and turns MSI-X on and off. Pause, reboot, shutdown and SIGTERM still finish within 10 s, and the log stays small.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -30,13 +29,13 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use program::{Carom, command, has_kvm, put, wait_until};
 use tiny_guest::elf;
 
-/// How long an operation may take on a machine with other work. Without it, one takes at most 10 s.
+/// Maximum time of an operation on a busy machine. On an idle machine, an operation takes at most 10 s.
 const OPERATION: Duration = Duration::from_secs(60);
-/// Most bytes of the log.
+/// Maximum bytes of the log.
 const MOST_LOG: u64 = 1 << 20;
-/// Reads that make a flood.
+/// Number of reads that count as a flood.
 const FLOOD: u32 = 5000;
-/// Vectors of the device.
+/// Number of the device's vectors.
 const VECTORS: u32 = 2048;
 /// Commands of the protocol (QEMU's `docs/interop/vfio-user.rst`).
 const VERSION: u16 = 1;
@@ -49,7 +48,7 @@ const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
 const RESET: u16 = 13;
-/// Flags of a message: it is an answer, it wants none, it is a refusal.
+/// Flags of a message: it is an answer, it wants no answer, it is a refusal.
 const ANSWER: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
@@ -59,44 +58,44 @@ const IDLE_RAM: u64 = 0x100_0000;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 
-/// What a server does to whoever waits.
+/// Behaviour of a server.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
-    /// Descriptors that it takes in one message.
+    /// Number of descriptors that it accepts in one message.
     descriptors: u32,
-    /// It has reads of the events that it is given block.
+    /// True if it makes reads of the events that it is given block.
     blocks: bool,
-    /// How long it takes to answer each SET_IRQS.
+    /// Delay of the answer to each SET_IRQS.
     irqs_after: Duration,
-    /// How long it takes for an access to a region, once MSI-X was on.
+    /// Delay of an access to a region, once MSI-X was on.
     accesses_after: Duration,
-    /// What it asks for by messages, once MSI-X was on.
+    /// Requests that it sends, once MSI-X was on.
     asks: Asks,
 }
 
-/// What a server asks for by itself.
+/// Requests that a server sends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
-    /// It reads where nothing is mapped, without end, and wants no answers. The device is behind the virtio-iommu.
+    /// It reads unmapped addresses without end, and wants no answers. The device is behind the virtio-iommu.
     Unmapped,
-    /// It reads 1 MiB of RAM again and again, and takes the answers 8 KiB at a time.
+    /// It reads 1 MiB of RAM again and again, and reads the answers in pieces of 8 KiB.
     Drained,
     /// It writes to RAM each time the device is being reset.
     WhileReset,
 }
 
-/// What becomes of a server.
+/// Observations of a server.
 #[derive(Default)]
 struct Seen {
-    /// How often it was given interrupts over this connection.
+    /// Number of times it was given interrupts over this connection.
     asked: AtomicU32,
-    /// How many of its writes during resets were refused, and how many were done.
+    /// Number of its writes during resets that were refused, and that were done.
     refused: AtomicU32,
     done: AtomicU32,
-    /// How often it asked for memory without end.
+    /// Number of its requests for memory without end.
     questions: AtomicU32,
-    /// The test ends.
+    /// True if the test ends.
     over: AtomicBool,
 }
 
@@ -104,7 +103,7 @@ fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }
 
-/// Configuration space of a device with MSI-X, whose table and pending bits are in BAR 0.
+/// Returns the configuration space of a device with MSI-X, whose table and pending bits are in BAR 0.
 fn config() -> Vec<u8> {
     let mut config = vec![0; 256];
     config[..4].copy_from_slice(&0x11e8_1234u32.to_le_bytes());
@@ -135,7 +134,7 @@ fn receive(socket: &UnixStream, len: usize, files: &mut Vec<OwnedFd>) -> Option<
     Some(bytes)
 }
 
-/// A message with one access to memory.
+/// Returns a message with one memory access.
 fn access(command: u16, flags: u32, address: u64, len: u64, data: &[u8]) -> Vec<u8> {
     let size = u32::try_from(32 + data.len()).unwrap();
     let mut message = numbers(&[u32::from(command) << 16, size, flags, 0]);
@@ -144,7 +143,7 @@ fn access(command: u16, flags: u32, address: u64, len: u64, data: &[u8]) -> Vec<
     message
 }
 
-/// Sends this message until the other side is gone.
+/// Sends this message until the other side has disconnected.
 fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
     while socket.lock().unwrap().write_all(message).is_ok() {
         seen.questions.fetch_add(1, Ordering::Relaxed);
@@ -152,7 +151,7 @@ fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
     }
 }
 
-/// Asks for a write while the other side waits for a reset, and takes the answer.
+/// Requests a write while the other side waits for a reset, and reads the answer.
 fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) -> Option<()> {
     sender.lock().unwrap().write_all(&access(DMA_WRITE, 0, IDLE_RAM, 8, &[0x5a; 8])).ok()?;
     let header = receive(socket, 16, &mut Vec::new())?;
@@ -166,7 +165,7 @@ fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) 
 fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
     let (mut config, mut kept, asked) = (config(), Vec::new(), &seen.asked);
     asked.store(0, Ordering::Relaxed);
-    // Threads take turns with whole messages.
+    // Threads take turns, one whole message at a time.
     let sender = Arc::new(Mutex::new(socket.try_clone().ok()?));
     let ask = |message: Vec<u8>| {
         let (sender, seen) = (sender.clone(), seen.clone());
@@ -245,7 +244,7 @@ fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
     }
 }
 
-/// Code that makes the first devices bus masters and turns their MSI-X on and off for ever, by configuration ports.
+/// Returns code that makes the first devices bus masters and turns their MSI-X on and off for ever, through configuration ports.
 fn toggle() -> Vec<u8> {
     let mut code = Vec::new();
     for (register, value) in [(4, 6), (0x40, 0x8000_0000u32), (0x40, 0)] {
@@ -276,7 +275,7 @@ fn wait_for_guest(seen: &Seen, manner: Manner) {
     wait_until(&format!("the guest turns MSI-X on: {manner:?}"), || seen.asked.load(Ordering::Relaxed) != 0);
 }
 
-/// Runs a VM with such a server; what the server saw, if there is KVM.
+/// Runs a VM with such a server. Returns the server's observations, or `None` without KVM.
 fn hold_up(manner: Manner) -> Option<Arc<Seen>> {
     if !has_kvm() {
         return None;
@@ -288,7 +287,7 @@ fn hold_up(manner: Manner) -> Option<Arc<Seen>> {
     let seen = Arc::new(Seen::default());
     let server = {
         let seen = seen.clone();
-        // A connection for each VM.
+        // Each VM makes its own connection.
         thread::spawn(move || {
             while let Ok((socket, _)) = listener.accept()
                 && !seen.over.load(Ordering::Relaxed)
@@ -306,7 +305,7 @@ fn hold_up(manner: Manner) -> Option<Arc<Seen>> {
     let mut carom = Carom(command.spawn().unwrap());
     let operation = |name| in_time(name, manner, || put(dir.path(), name, None));
     wait_for_guest(&seen, manner);
-    wait_until("the server asks for much", || {
+    wait_until("the server sends many requests", || {
         manner.asks != Asks::Unmapped || seen.questions.load(Ordering::Relaxed) >= FLOOD
     });
     for name in ["vm.pause", "vm.resume", "vm.reboot", "vm.reboot", "vm.shutdown"] {
@@ -335,18 +334,18 @@ const PROMPT: Manner = Manner {
 };
 
 #[test]
-fn server_that_has_events_block_holds_up_no_reset() {
+fn server_that_makes_events_block_delays_no_reset() {
     hold_up(Manner { blocks: true, ..PROMPT });
 }
 
 #[test]
-fn server_that_takes_vectors_one_by_one_holds_up_nobody() {
+fn server_that_takes_vectors_one_by_one_delays_nothing() {
     // Without a limit, its vectors would take more than [`OPERATION`].
     hold_up(Manner { descriptors: 1, irqs_after: OPERATION / 1024, ..PROMPT });
 }
 
 #[test]
-fn server_that_answers_just_in_time_holds_up_nobody() {
+fn server_that_answers_just_in_time_delays_nothing() {
     hold_up(Manner { accesses_after: Duration::from_millis(4900), ..PROMPT });
 }
 
@@ -359,16 +358,16 @@ fn server_flood_of_unmapped_reads_delays_no_operation() {
 }
 
 #[test]
-fn server_that_takes_what_it_reads_slowly_holds_up_nobody() {
+fn server_that_reads_answers_slowly_delays_nothing() {
     if let Some(seen) = hold_up(Manner { asks: Asks::Drained, ..PROMPT }) {
-        assert!(seen.questions.load(Ordering::Relaxed) > 0, "it asked for nothing");
+        assert!(seen.questions.load(Ordering::Relaxed) > 0, "the server sent no requests");
     }
 }
 
 #[test]
 fn server_that_writes_while_its_device_is_reset_is_refused() {
     if let Some(seen) = hold_up(Manner { asks: Asks::WhileReset, ..PROMPT }) {
-        // Each of two VMs resets the device at its start, and one is started again twice.
+        // Each of two VMs resets the device at its start, and one VM is restarted twice.
         let [refused, done] = [&seen.refused, &seen.done].map(|count| count.load(Ordering::Relaxed));
         assert!(refused >= 4 && done == 0, "{refused} writes refused, and {done} done");
     }

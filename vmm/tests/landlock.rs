@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The files that a real `carom` process may reach where Landlock holds it to those of its VM.
+//! The files that a real `carom` process can access if Landlock restricts it to those of its VM.
 //!
-//! The guest has a few instructions. Where there is no `/dev/kvm` that this process may use, tests that boot it do nothing.
+//! The guest has a few instructions. Without access to `/dev/kvm`, tests that boot it do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -43,20 +43,20 @@ fn command(dir: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Makes a call that is refused, and returns the reason.
+/// Makes a call that must be refused. Returns the reason.
 fn refused(dir: &Path, name: &str, body: Option<&Value>) -> String {
     let (status, answer) = call(dir, "PUT", name, body);
     assert_eq!(status, 400, "{name}: {answer}");
     answer[0].as_str().unwrap_or_default().into()
 }
 
-/// Checks that the VM gets the disk whose image has this name in `dir`.
+/// Checks that the VM can add a disk with the image of this name in `dir`.
 fn adds_disk(dir: &Path, name: &str) {
     let (status, answer) = call(dir, "PUT", "vm.add-disk", Some(&image(&dir.join(name))));
     assert_eq!(status, 200, "{answer}");
 }
 
-/// Checks that the VM does not get the image `outside`.
+/// Checks that the VM cannot add the image `outside`.
 fn refuses_outside(dir: &Path, reason: &str) {
     let text = refused(dir, "vm.add-disk", Some(&image(&dir.join("outside"))));
     assert!(text.contains("/outside: ") && text.contains(reason), "{text}");
@@ -71,7 +71,7 @@ fn url(dir: &Path, name: &str) -> String {
     format!("file://{}", dir.join(name).display())
 }
 
-/// Saves a VM to `allowed/snapshot` by a program that is gone then.
+/// Saves a VM to `allowed/snapshot` with a program that ends afterwards.
 fn save(dir: &Path, config: &Value) {
     let _carom = start(dir, &[]);
     create_and_boot(dir, config);
@@ -80,7 +80,7 @@ fn save(dir: &Path, config: &Value) {
     put(dir, "vm.delete", None);
 }
 
-/// A directory with a guest, and images `disk`, `allowed/disk` and `outside`, if there is KVM.
+/// Creates a directory with a guest, and images `disk`, `allowed/disk` and `outside`. Returns `None` without KVM.
 fn files() -> Option<TempDir> {
     if !has_kvm() {
         return None;
@@ -100,7 +100,7 @@ fn image(path: &Path) -> Value {
     json!({"path": path, "image_type": "Raw"})
 }
 
-/// A VM whose files are in `dir`, except for its socket.
+/// Returns the configuration of a VM whose files are in `dir`, except its socket.
 fn vm(dir: &Path, socket: &Path) -> Value {
     json!({
         "payload": {"kernel": dir.join("kernel")},
@@ -112,7 +112,7 @@ fn vm(dir: &Path, socket: &Path) -> Value {
     })
 }
 
-/// The same, with Landlock and the directory `allowed`.
+/// Returns this configuration with Landlock and the directory `allowed`.
 fn config(dir: &Path) -> Value {
     let mut config = vm(dir, &dir.join("sockets/vsock"));
     config["landlock_enable"] = json!(true);
@@ -139,14 +139,14 @@ fn vm_reaches_only_files_of_its_configuration_and_rules() {
         assert!(status >= 400 && text.contains("/snapshot: ") && text.ends_with(BLAMED), "{status} {answer}");
         put(dir, "vm.snapshot", Some(&to("allowed/snapshot")));
 
-        // The limits are there already, and there can be 16 of them.
+        // The restriction is not repeated at each boot: the kernel allows only 16.
         for _ in 0..20 {
             put(dir, "vm.shutdown", None);
             put(dir, "vm.boot", None);
         }
         put(dir, "vm.delete", None);
 
-        // They stay when the VM goes.
+        // The restriction stays when the VM is deleted.
         fs::copy(dir.join("kernel"), dir.join("other")).unwrap();
         let other = json!({"payload": {"kernel": dir.join("other")}, "memory": {"size": 64 << 20}});
         put(dir, "vm.create", Some(&other));
@@ -160,7 +160,7 @@ fn vm_reaches_only_files_of_its_configuration_and_rules() {
 }
 
 #[test]
-fn vm_is_restored_within_the_limits_that_it_was_saved_with() {
+fn vm_is_restored_within_its_saved_limits() {
     let Some(files) = files() else { return };
     let dir = files.path();
     save(dir, &config(dir));
@@ -171,9 +171,9 @@ fn vm_is_restored_within_the_limits_that_it_was_saved_with() {
     refuses_outside(dir, BLAMED);
 }
 
-/// Without the file, a boot says so and leaves the program as it was. With it, a boot works.
+/// Without the file, a boot reports it and does not change the program. With the file, a boot works.
 #[test]
-fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
+fn boot_works_once_its_missing_file_exists() {
     let missing: [(&str, &[&str], &str); 6] = [
         ("disk", &["disks", "0", "path"], "disks.path"),
         ("kernel", &["payload", "kernel"], "payload.kernel"),
@@ -203,7 +203,7 @@ fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
             let text = refused(dir, "vm.boot", None);
             let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
             assert_eq!(text, expected, "{name}");
-            // What was named before it is not made either.
+            // Files that were named before the missing one are not created either.
             assert!(!dir.join("console").exists(), "{name}");
 
             match name {
@@ -222,7 +222,7 @@ fn boot_for_which_a_file_was_missing_works_once_it_is_there() {
 }
 
 #[test]
-fn restore_for_which_a_disk_was_missing_works_once_it_is_there() {
+fn restore_works_once_its_missing_disk_exists() {
     let Some(files) = files() else { return };
     let dir = files.path();
     save(dir, &config(dir));
@@ -237,8 +237,8 @@ fn restore_for_which_a_disk_was_missing_works_once_it_is_there() {
     put(dir, "vm.resume", None);
 }
 
-/// A function of the host's that no driver has, then that VFIO has no files of, is told as it is without Landlock. Another VM may be
-/// made of other files after that.
+/// A host function without a driver, and then without VFIO files, is reported as without Landlock. Afterwards, another VM may use
+/// other files.
 #[test]
 fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
     for iommufd in [false, true] {
@@ -263,7 +263,7 @@ fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
         symlink("/groups/4000000000", function.join("iommu_group")).unwrap();
         match iommufd {
             false => refused("no such file: load VFIO on the host"),
-            // A host that has IOMMUFD makes no device file of this function.
+            // A host with IOMMUFD has no device file for this function.
             true if Path::new("/dev/iommu").exists() => refused("has no character device in /dev/vfio/devices"),
             true => refused("platform.iommufd: /dev/iommu: no such file"),
         }
@@ -275,13 +275,13 @@ fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
     }
 }
 
-/// Reason to refuse a file that the command line does not allow.
+/// Error for a file that the command line does not allow.
 const BEYOND: &str = ": the command line's --landlock does not allow this file; take it out of the configuration, or start the \
                       program with --landlock-rules for it (access=";
 /// Rules for all files of [`saved`].
 const RULES: &[&str] = &["--landlock", "--landlock-rules", "path=allowed,access=rw", "path=/dev/urandom,access=r"];
 
-/// Saves a VM whose files are all in `allowed`, to `allowed/snapshot`, and returns its configuration there.
+/// Saves a VM whose files are all in `allowed` to `allowed/snapshot`. Returns its configuration.
 fn saved(dir: &Path) -> Value {
     let allowed = dir.join("allowed");
     fs::copy(dir.join("kernel"), allowed.join("kernel")).unwrap();
@@ -340,7 +340,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
         assert!(status == 400 && text.starts_with(&expected), "{field}: {status} {answer}");
         assert!(!new.exists(), "{field}");
     }
-    // The same limits hold for a client's VM.
+    // The same limits apply to a client's VM.
     let client = json!({"payload": {"kernel": dir.join("allowed/kernel")}, "disks": [image(&outside)]});
     put(dir, "vm.create", Some(&client));
     let text = refused(dir, "vm.boot", None);
@@ -365,7 +365,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
 }
 
 #[test]
-fn snapshot_whose_ram_is_a_link_to_a_file_beyond_is_refused() {
+fn snapshot_whose_ram_links_beyond_the_limits_is_refused() {
     let Some(files) = files() else { return };
     let dir = files.path();
     let config = saved(dir);
@@ -378,7 +378,7 @@ fn snapshot_whose_ram_is_a_link_to_a_file_beyond_is_refused() {
     assert_eq!((status, answer), (400, json!([expected])));
     drop(carom);
 
-    // A link within the limits is followed, and without limits any link is.
+    // A link within the limits is followed. Without limits, any link is followed.
     let carom = start(dir, &[]);
     assert_eq!(restore(dir, &config), (204, Value::Null));
     drop(carom);
@@ -411,7 +411,7 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
 
 /// A later VM may name the files of the command line's VM and of its rules.
 #[test]
-fn snapshot_after_the_command_lines_vm_names_what_that_named() {
+fn snapshot_may_name_files_of_the_command_lines_vm() {
     let Some(files) = files() else { return };
     let dir = files.path();
     let mut saved = saved(dir);
@@ -429,12 +429,12 @@ fn snapshot_after_the_command_lines_vm_names_what_that_named() {
         saved.as_object_mut().unwrap().remove(key);
     }
     let (status, answer) = restore(dir, &saved);
-    // The configuration now lacks a device of the saved state. That is found after the files.
+    // The configuration lacks a device of the saved state. That check comes after the check of files.
     let text = answer[0].as_str().unwrap_or_default();
     assert!(status == 400 && !text.contains(BEYOND) && !text.contains("Permission denied"), "{status} {answer}");
 }
 
-/// What the program says that is started by these options, beside a kernel, with a kernel of the host's that has no Landlock.
+/// Runs the program with a kernel and these options, on a host kernel without Landlock. Returns its output.
 fn without_landlock(options: &[&str]) -> Output {
     let calls = [(libc::SYS_landlock_create_ruleset, Vec::new())].into_iter().collect();
     let refuse = SeccompAction::Errno(libc::EOPNOTSUPP.cast_unsigned());
@@ -442,7 +442,7 @@ fn without_landlock(options: &[&str]) -> Output {
     let filter: BpfProgram = filter.try_into().unwrap();
     thread::scope(|scope| {
         let run = || {
-            // This thread's, and what it starts has it too.
+            // The filter applies to this thread and to the program that it starts.
             apply_filter(&filter).unwrap();
             Command::new(env!("CARGO_BIN_EXE_carom")).args(["--kernel", "/k"]).args(options).output().unwrap()
         };
@@ -462,7 +462,7 @@ fn landlock_option_is_refused_on_a_kernel_without_it() {
 }
 
 #[test]
-fn rule_for_what_is_not_there_is_refused() {
+fn rule_for_a_missing_file_is_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_carom"))
         .args(["--kernel", env!("CARGO_BIN_EXE_carom"), "--landlock", "--landlock-rules", "path=/no/such,access=rw"])
         .output()
@@ -472,9 +472,9 @@ fn rule_for_what_is_not_there_is_refused() {
     assert!(text.starts_with("carom: --landlock-rules /no/such: No such file"), "{text}");
 }
 
-/// The kernel and a disk are open already, and are named by that.
+/// The kernel and a disk are already open, and are named by their descriptors.
 #[test]
-fn files_that_the_parent_opened_are_had_by_their_descriptors() {
+fn files_of_the_parent_are_used_by_their_descriptors() {
     let Some(files) = files() else { return };
     let dir = files.path();
     let script = "exec \"$0\" --kernel /proc/self/fd/7 --memory size=64M --disk path=/proc/self/fd/8,image_type=raw --serial null --landlock \
@@ -489,14 +489,14 @@ fn files_that_the_parent_opened_are_had_by_their_descriptors() {
     carom.ended();
 }
 
-/// A user who may open neither KVM nor the disk, nor find the disk any more, runs a VM of their descriptors.
+/// A user who may open neither KVM nor the disk, and cannot find the disk, runs a VM with their descriptors.
 #[test]
 fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let Some(files) = files() else { return };
     let dir = files.path();
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
     let open = |options: &str| {
-        // Who is not root cannot become another user, and sees less of it.
+        // Only root can become another user. Otherwise the test checks less.
         let other = if rustix::process::getuid().is_root() {
             "setpriv --reuid=64000 --regid=64000 --clear-groups --bounding-set=-all --inh-caps=-all"
         } else {
@@ -517,7 +517,7 @@ fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let options = "--inherit fd=6 fd=8 --disk path=/dev/fd/8,image_type=raw";
     let mut carom = start_by(open(options), dir);
     fs::remove_file(dir.join("disk")).unwrap();
-    // The descriptors stay for the next boot.
+    // The descriptors stay open for the next boot.
     for _ in 0..2 {
         put(dir, "vm.pause", None);
         put(dir, "vm.shutdown", None);

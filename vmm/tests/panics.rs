@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Messages of panics, in a process of its own whose standard error is read, or is a pipe that is full.
+//! Tests of panic messages, in a separate process whose standard error is read or is a full pipe.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,15 +15,15 @@ use devices::crash;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vmm::process::log_stream;
 
-/// Variable that says how the process panics: `once` or `abort`.
+/// Variable with the kind of panic: `once` or `abort`.
 const HOW: &str = "CAROM_TEST_PANIC";
-/// Variable that names the file of its reports.
+/// Variable with the file for crash reports.
 const REPORT: &str = "CAROM_TEST_REPORT";
 
-/// Limit that ends a test which hangs.
+/// Limit that ends a hanging test.
 const HUNG: Duration = Duration::from_secs(120);
 
-/// Panics again while it is dropped, which aborts the process.
+/// Value that panics again while it is dropped, which aborts the process.
 struct PanicsAgain;
 
 impl Drop for PanicsAgain {
@@ -32,7 +32,7 @@ impl Drop for PanicsAgain {
     }
 }
 
-/// The process of the other tests. Without [`HOW`] it does nothing.
+/// Process of the other tests. Without [`HOW`], it does nothing.
 #[test]
 fn process_that_panics() {
     let Ok(how) = std::env::var(HOW) else { return };
@@ -56,7 +56,7 @@ fn command(how: &str, report: &std::path::Path) -> Command {
     command
 }
 
-/// Status of a process that panics, its standard error, and its report.
+/// Returns the status of a panicking process, its standard error, and its report.
 fn panic(how: &str) -> (ExitStatus, String, String) {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");
@@ -65,7 +65,7 @@ fn panic(how: &str) -> (ExitStatus, String, String) {
 }
 
 #[test]
-fn panic_is_said_between_what_came_before_and_after() {
+fn panic_message_is_in_order_with_other_lines() {
     let (status, said, report) = panic("once");
     assert!(status.success(), "{said}");
     let place = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text}: {said}"));
@@ -75,14 +75,14 @@ fn panic_is_said_between_what_came_before_and_after() {
 }
 
 #[test]
-fn panic_that_aborts_is_said() {
+fn panic_that_aborts_has_its_message() {
     let (status, said, _) = panic("abort");
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{said}");
     assert!(said.contains("the first\n") && said.contains("once more\n"), "{said}");
 }
 
 #[test]
-fn panic_goes_on_though_nobody_reads_it() {
+fn panic_continues_without_a_reader() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");
     let (mut reader, mut writer) = io::pipe().unwrap();

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A guest that compares all that it reads from devices (`paused_guest/guest.c`), in a real `carom` process that is paused again and
-//! again: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and while vCPUs come and go.
+//! A guest that checks everything that it reads from devices (`paused_guest/guest.c`), in a real `carom` process that is paused
+//! repeatedly: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and vCPU hotplug.
 //!
-//! `CAROM_PAUSES` is the number of pauses in each test. Where there is no `/dev/kvm` that this process may use, or no compiler, these
-//! tests do nothing.
+//! `CAROM_PAUSES` is the number of pauses in each test. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,7 +24,7 @@ use serde_json::{Value, json};
 
 use program::{Carom, call, put, start};
 
-/// Pauses in each test, by default.
+/// Default number of pauses in each test.
 const PAUSES: u32 = 48;
 /// Limit that ends a test whose guest hangs.
 const HUNG: Duration = Duration::from_secs(240);
@@ -38,13 +37,13 @@ fn pauses() -> u32 {
     env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES: a number"))
 }
 
-/// A guest in its process.
+/// Guest in its process.
 struct Guest {
     dir: tempfile::TempDir,
     _carom: Carom,
-    /// Rounds that the guest printed before its serial port was opened anew.
+    /// Number of rounds that the guest printed before its serial port was reopened.
     earlier: usize,
-    /// Last line that the guest had printed then, and its unfinished line.
+    /// Last line that the guest had printed by then, and its unfinished line.
     begun: String,
     /// Number of times that the guest started.
     starts: usize,
@@ -72,7 +71,7 @@ impl Guest {
         self.dir.path().join(name)
     }
 
-    /// Numbers of rounds that the guest printed since its serial port was opened.
+    /// Returns the numbers of the rounds that the guest printed since its serial port was opened.
     fn rounds(&self) -> Vec<u32> {
         let text = self.text();
         let wrong = text.lines().find(|line| line.starts_with('!'));
@@ -89,14 +88,14 @@ impl Guest {
         whole.lines().take_while(|_| wrong.is_none()).map(number).collect()
     }
 
-    /// True if the program has given a server up. It does so if the server does not answer for some seconds, such as on a machine without
-    /// CPU time for the server's thread. The device's registers are all ones then.
+    /// True if the program has given up a server. It does so if the server does not answer for some seconds, for example without CPU time
+    /// for the server's thread. The device's registers are all ones then.
     fn is_starved(&self) -> bool {
         let log = fs::read_to_string(self.path("log")).unwrap_or_default();
         log.contains("the device does not answer any more")
     }
 
-    /// As [`Self::is_starved`], but waits for the log: its thread may run later than the guest.
+    /// Like [`Self::is_starved`], but waits for the log: its thread may run later than the guest.
     fn turns_out_starved(&self) -> bool {
         let start = Instant::now();
         while !self.is_starved() && start.elapsed() < HUNG {
@@ -105,13 +104,13 @@ impl Guest {
         self.is_starved()
     }
 
-    /// Text of the serial port, beginning with the last lines from before the guest was restored.
+    /// Returns the text of the serial port, beginning with the last lines from before the restore.
     fn text(&self) -> String {
         let bytes = fs::read(self.path("serial")).unwrap_or_default();
         self.begun.clone() + str::from_utf8(&bytes).expect("the guest prints ASCII")
     }
 
-    /// Checks that no line is missing, and counts them.
+    /// Checks that no line is missing. Returns the number of lines.
     fn check(&mut self) -> usize {
         let rounds = self.rounds();
         for pair in rounds.windows(2) {
@@ -125,7 +124,7 @@ impl Guest {
     fn wait_for_round(&self, lines: usize) {
         let start = Instant::now();
         while self.rounds().len() <= lines && !self.is_starved() {
-            assert!(start.elapsed() < HUNG, "the guest does nothing: {}", self.call("GET", "vm.info", None).1);
+            assert!(start.elapsed() < HUNG, "the guest prints nothing: {}", self.call("GET", "vm.info", None).1);
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -146,7 +145,7 @@ impl Guest {
         self.put("vm.pause", None);
         self.put("vm.snapshot", Some(&json!({"destination_url": url})));
         self.put("vm.delete", None);
-        // The last whole line is checked again, together with the line after it.
+        // The last complete line is checked again, together with the line after it.
         self.earlier += self.check() - 1;
         let text = self.text();
         let end = text.rfind('\n').unwrap();
@@ -166,7 +165,7 @@ impl Guest {
         assert!(matches!(status, 204 | 429), "{status} {answer}");
     }
 
-    /// Pauses the guest many times. `other` does something else every now and then.
+    /// Pauses the guest many times. `other` does something else at intervals.
     fn pause_often(&mut self, what: &str, other: impl Fn(&mut Self, u32)) {
         let (start, pauses) = (Instant::now(), pauses());
         for pause in 0..pauses {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Files, sockets and interfaces of the host are free once a real `carom` process has ended in any way, has answered `vm.shutdown`, or
-//! has removed a disk.
+//! Files, sockets and interfaces of the host are free after a real `carom` process has ended in any way, has answered `vm.shutdown`,
+//! or has removed a disk.
 //!
-//! The guest (`busy_disk_guest/guest.c`) keeps writes to its disk under way. `CAROM_KILLS` is the number of times that the process is
-//! killed, 2 by default. Where there is no `/dev/kvm` that this process may use, or no compiler, these tests do nothing.
+//! The guest (`busy_disk_guest/guest.c`) keeps writing to its disk. `CAROM_KILLS` is the number of times that the process is killed, 2
+//! by default. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -33,14 +33,14 @@ use vmm::tap::{Tap, TapOptions};
 
 use program::has_kvm;
 
-/// Ends a test that hangs.
+/// Limit that ends a hanging test.
 const HUNG: Duration = Duration::from_secs(300);
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// One test at a time: a process that another test starts has this test's descriptors until it calls execve(2).
+/// Only one test runs at a time: a process that another test starts has this test's descriptors until it calls execve(2).
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A directory with the guest.
+/// Directory with the guest.
 struct Site {
     dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -90,7 +90,7 @@ impl Site {
     }
 }
 
-/// The program, with the sockets that it serves.
+/// Program with the sockets that it serves.
 struct Carom {
     process: program::Carom,
     serial: PathBuf,
@@ -150,24 +150,24 @@ fn is_free(path: &Path) -> bool {
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// Number of times that the process is killed.
+/// Returns the number of times that the process is killed.
 fn kills() -> u32 {
     env::var("CAROM_KILLS").map_or(2, |count| count.parse().unwrap())
 }
 
-/// Options of disks: with the page cache, and without it if the file system has direct I/O.
+/// Returns the options of disks: with the page cache, and with direct I/O if the file system supports it.
 fn ways(image: &Path) -> Vec<&'static str> {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(image);
     if direct.is_ok() { vec!["", ",direct=on"] } else { vec![""] }
 }
 
 #[test]
-fn image_is_taken_at_once_after_its_user_was_killed() {
+fn image_is_usable_at_once_after_its_user_was_killed() {
     let Some(site) = Site::new() else { return };
     for more in ways(&site.at("image")) {
         let mut under_way = 0;
         for _ in 0..kills() {
-            // This fails if the image is refused.
+            // This fails if the image is still locked.
             let (carom, _serial) = site.start_with_disk(more);
             carom.end(Signal::KILL);
             under_way += u32::from(!is_free(&site.at("image")));
@@ -212,7 +212,7 @@ fn image_can_be_added_again_once_its_disk_has_left_the_bus() {
         let (_, info) = carom.ask("GET", "vm.info", None);
         let id = info["config"]["disks"][0]["id"].as_str().unwrap().to_string();
         assert_eq!(carom.ask("PUT", "vm.remove-device", Some(&json!({ "id": id }))).0, 204);
-        // Tells the guest to eject the disk.
+        // Makes the guest eject the disk.
         serial.write_all(b"e").unwrap();
         let start = Instant::now();
         while carom.ask("GET", "vm.info", None).1["device_tree"].get(&id).is_some() {
@@ -228,7 +228,7 @@ fn image_can_be_added_again_once_its_disk_has_left_the_bus() {
 }
 
 #[test]
-fn descriptor_that_the_parent_keeps_keeps_no_lock() {
+fn descriptor_kept_by_the_parent_holds_no_lock() {
     let Some(site) = Site::new() else { return };
     let kept = OpenOptions::new().read(true).write(true).open(site.at("image")).unwrap();
     for (signal, more) in [(Signal::KILL, None), (Signal::TERM, None), (Signal::KILL, Some("--landlock"))] {
@@ -261,7 +261,7 @@ fn file_system_of_images_is_unmounted_at_once() {
     };
     for round in 0..kills() {
         if !getuid().is_root() || !run("mount", &["-t", "tmpfs", "-o", "size=8M", "tmpfs"]) {
-            return eprintln!("not tested: no file system can be mounted");
+            return eprintln!("not tested: cannot mount a file system");
         }
         for (name, len) in [("image", IMAGE_BYTES), ("pmem", 2 << 20)] {
             File::create(mount.join(name)).unwrap().set_len(len).unwrap();
@@ -279,15 +279,15 @@ fn file_system_of_images_is_unmounted_at_once() {
         } else {
             drop(carom.wait_for_writes());
             assert_eq!(carom.ask("PUT", "vm.shutdown", None).0, 204);
-            assert!(run("umount", &[]), "it is busy after vm.shutdown");
+            assert!(run("umount", &[]), "the file system is busy after vm.shutdown");
             continue;
         }
-        assert!(run("umount", &[]), "it is busy after the end");
+        assert!(run("umount", &[]), "the file system is busy after the end");
     }
 }
 
 #[test]
-fn nobody_serves_the_sockets_of_a_process_that_has_ended() {
+fn sockets_of_an_ended_process_are_not_served() {
     let Some(site) = Site::new() else { return };
     for signal in [Signal::KILL, Signal::TERM] {
         let _ = fs::remove_file(site.at("vsock"));
@@ -331,13 +331,13 @@ fn interface_is_free_once_its_user_has_ended() {
         ip.is_ok_and(|end| end.success())
     };
     if !ip(&["add"]) {
-        return eprintln!("not tested: no interface can be made");
+        return eprintln!("not tested: cannot create an interface");
     }
     for signal in [Signal::KILL, Signal::TERM, Signal::KILL] {
         let mut carom = site.start(&["--net", &format!("tap={name}")]);
         drop(carom.connect(&carom.serial.clone()));
         assert_eq!(carom.ask("GET", "vm.info", None).1["state"], "Running");
-        assert!(Tap::open(&options).is_err(), "it has one user");
+        assert!(Tap::open(&options).is_err(), "the interface can have only one user");
         carom.end(signal);
         let free = Tap::open(&options).map(drop);
         if free.is_err() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Each role of a thread, held to its system calls, in a process of its own.
+//! Each role of a thread, restricted to its system calls, in a separate process.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,15 +27,15 @@ use vmm::vm::thread_roles;
 const ROLE: &str = "CAROM_TEST_ROLE";
 const MODE: &str = "CAROM_TEST_MODE";
 const WORK: &str = "CAROM_TEST_WORK";
-/// File for reports, if there is one.
+/// Variable with the file for reports, if there is one.
 const REPORTS: &str = "CAROM_TEST_REPORTS";
 
-/// Another process.
+/// Variable with the ID of another process.
 const OTHER: &str = "CAROM_TEST_OTHER";
-/// Index of the foreign call to make. Without it, all calls are made.
+/// Variable with the index of the foreign call to make. Without it, all calls are made.
 const FOREIGN: &str = "CAROM_TEST_FOREIGN";
 
-/// The role of the thread that starts the others, and its name.
+/// Name of the role of the thread that starts the others.
 const STARTER: &str = "threads";
 
 /// Runs `work` in a thread of `role`, in a process whose calls are filtered.
@@ -50,7 +50,7 @@ fn command(role: &str, mode: &str, work: &str) -> Command {
     command
 }
 
-/// No test of its own: the others start it as a process, and say by variables what it is to do.
+/// Not a test by itself: the other tests start it as a process and pass its task in variables.
 #[test]
 fn process_with_a_thread_of_a_role() {
     let Ok(mode) = std::env::var(MODE) else { return };
@@ -93,8 +93,8 @@ fn process_with_a_thread_of_a_role() {
     sandbox::start(role, "test".into(), work).unwrap().join().unwrap();
 }
 
-/// Has the thread that starts others do `work`, though it runs nothing of its own for anybody: it drops what a thread was to run that cannot be
-/// started, and here the end of that is the work.
+/// Makes the thread that starts others do `work`. That thread runs no work of its own, but it drops the closure of a thread that cannot be
+/// started, and dropping this closure runs `work`.
 fn in_starter(work: fn()) {
     struct AtItsEnd(fn());
     impl Drop for AtItsEnd {
@@ -108,12 +108,12 @@ fn in_starter(work: fn()) {
     assert!(refused.to_string().contains("no thread can have the role"), "{refused}");
 }
 
-/// No thread begins a session.
+/// Makes a call that no role allows: it begins a session.
 fn forbidden() {
     eprintln!("it was: {:?}", rustix::process::setsid());
 }
 
-/// Makes calls that reach beyond the process, and prints their results.
+/// Makes calls that have effects outside the process, and prints their results.
 fn foreign() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<i32>().unwrap());
     let mut calls = foreign_calls::all(number(OTHER).unwrap());
@@ -124,10 +124,10 @@ fn foreign() {
         let result = call.make().map_err(|error| error.raw_os_error().unwrap());
         eprintln!("foreign: {}: {result:?}", call.what);
     }
-    eprintln!("all were made");
+    eprintln!("all calls were made");
 }
 
-/// Runs out of its stack.
+/// Overflows the stack.
 fn fault() {
     fn deeper(depth: u64) -> u64 {
         let room = std::hint::black_box([depth; 1000]);
@@ -136,28 +136,28 @@ fn fault() {
     eprintln!("it was: {}", deeper(1));
 }
 
-/// By either call that there is for it.
+/// Opens a file with each of the two calls for this.
 fn open() {
     let by_path = rustix::fs::open("/dev/null", OFlags::RDONLY, Mode::empty()).map_err(std::io::Error::from);
     let opened = File::open("/dev/null").and(by_path.map(drop));
     eprintln!("it was: {:?}", opened.map_err(|error| error.kind()));
 }
 
-/// Makes a ring of io_uring; returns what the kernel says.
+/// Creates an io_uring ring. Returns the kernel's result.
 fn make_ring() -> i64 {
     let mut parameters = [0u32; 30];
-    // SAFETY: The kernel writes to the parameters, which have the size that it knows.
+    // SAFETY: The kernel writes to the parameters, which have the size that it expects.
     unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) }
 }
 
-/// Makes a ring of io_uring before the thread is filtered, and enters it with the calls of its role.
+/// Creates an io_uring ring before the thread is filtered, and enters the ring with the calls of its role.
 fn own_ring() -> impl FnOnce() {
     let ring = make_ring();
     // SAFETY: The ring has no operations.
     move || eprintln!("it was: {ring}, {}", unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, 0, 0, 0) })
 }
 
-/// Makes a ring of io_uring, enters one that is not there, and registers with it.
+/// Creates an io_uring ring, enters a ring that does not exist, and registers with it.
 fn ring() {
     let said = |result: i64| if result >= 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() };
     let made = said(make_ring());
@@ -168,7 +168,7 @@ fn ring() {
     eprintln!("it was: {:?}", [made, entered, registered].map(|error| error == libc::EPERM));
 }
 
-/// Registers two pages as memory of huge pages. The rest of their file has no blocks, as if there were no huge page for it.
+/// Registers two pages as memory of huge pages. The second page has no blocks in the file, as if no huge page were left for it.
 fn lose_huge_page() {
     static KEPT: OnceLock<(MmapRegion, Registration)> = OnceLock::new();
     const LEN: usize = 2 * 4096;
@@ -182,19 +182,19 @@ fn lose_huge_page() {
     assert!(KEPT.set((mapped, register(range, origin))).is_ok());
 }
 
-/// Names the memory that is lost.
+/// Prints the lost memory.
 fn lost_memory() {
     eprintln!("it was: {:?}", missing_memory());
 }
 
-/// What any thread may come to do: allocate, look at the time, wait, panic, start another.
+/// Does what any thread may do: allocates, reads the time, waits, panics, starts another thread.
 fn ordinary() {
     let many: Vec<Vec<u8>> = (1..200).map(|len| vec![1; len * 1000]).collect();
     std::thread::sleep(std::time::Duration::from_millis(1));
     let panicked =
         std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
     drop(many);
-    // That thread would wait for itself.
+    // The starting thread would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
         sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }
@@ -237,10 +237,10 @@ fn missing_huge_page_is_named_by_every_role() {
 }
 
 #[test]
-fn file_is_opened_by_a_thread_whose_role_it_is_and_by_no_other() {
+fn only_roles_that_open_files_can_open_a_file() {
     for role in every_role() {
         let output = run(role, "true", "open");
-        // The one that starts threads may what any of them may.
+        // The thread that starts others may do what any of them may.
         let opens = [CONTROL.name, windows::READER_ROLE.name, STARTER].contains(&role);
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);
@@ -248,15 +248,15 @@ fn file_is_opened_by_a_thread_whose_role_it_is_and_by_no_other() {
     }
 }
 
-/// Filters do not see the operations of a ring.
+/// Filters cannot see the operations of a ring.
 #[test]
 fn no_role_makes_rings_and_threads_of_disks_use_theirs() {
     if make_ring() < 0 {
-        return eprintln!("not tested: the host lets nobody use io_uring");
+        return eprintln!("not tested: the host does not allow io_uring");
     }
     for role in every_role() {
         let output = run(role, "errno", "ring");
-        // A thread of a disk makes its ring before it is filtered, with the calls of the thread that starts it.
+        // A thread of a disk creates its ring before it is filtered, with the calls of the thread that starts it.
         let [setup, enter, register] = match role {
             STARTER => [false; 3],
             _ if role == block::ROLE.name => [true, false, true],
@@ -280,7 +280,7 @@ fn forbidden_call_succeeds_in_log_mode_and_fails_in_errno_mode() {
     }
 }
 
-/// A process that waits until its standard input ends.
+/// Process that waits until its standard input ends.
 struct Other(std::process::Child);
 
 impl Other {
@@ -288,7 +288,7 @@ impl Other {
         Self(Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// Runs foreign calls, with this process as the other one, in a thread of `role`: the one at `index`, or all.
+    /// Makes foreign calls to this process from a thread of `role`: the call at `index`, or all calls.
     fn reached(&self, role: &str, mode: &str, index: Option<usize>) -> Output {
         let mut command = command(role, mode, "foreign");
         command.env(OTHER, self.0.id().to_string());
@@ -314,7 +314,7 @@ fn foreign_call_is_refused_to_every_role() {
     for role in every_role() {
         let output = other.reached(role, "errno", None);
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains("all were made"), "{role}: {text}");
+        assert!(output.status.success() && text.contains("all calls were made"), "{role}: {text}");
         for call in other.calls() {
             if role == STARTER && call.is_for_starter() {
                 continue;
@@ -335,7 +335,7 @@ fn foreign_call_without_a_filter_is_made() {
     }
     let output = Other::start().reached("rng", "false", None);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("all were made"), "{text}");
+    assert!(text.contains("all calls were made"), "{text}");
     let refused: Vec<&str> = text.lines().filter(|line| line.ends_with(&format!("Err({})", libc::EPERM))).collect();
     assert_eq!(refused, Vec::<&str>::new());
 }
@@ -361,7 +361,7 @@ fn foreign_call_ends_the_process() {
     }
 }
 
-/// What is left of a thread of `role` that did `work`: the report, and what was written to standard error.
+/// Runs `work` in a thread of `role`. Returns the crash report and standard error.
 fn report(role: &str, mode: &str, work: &str) -> (String, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     let output = command(role, mode, work).env(REPORTS, file.path()).output().unwrap();
@@ -370,7 +370,7 @@ fn report(role: &str, mode: &str, work: &str) -> (String, String) {
 }
 
 #[test]
-fn report_says_which_thread_of_which_role_crashed_and_why() {
+fn crash_report_names_thread_role_and_cause() {
     let version = concat!("report of a crash, form 1\nversion: carom ", env!("CARGO_PKG_VERSION"), "\n");
     for role in every_role() {
         for (work, cause) in [
@@ -394,7 +394,7 @@ fn report_says_which_thread_of_which_role_crashed_and_why() {
     assert!(report("rng", "false", "fault").0.contains(" (role rng)\n"));
 }
 
-/// With `CAROM_SANDBOX_LIST`, prints the calls as the page's table wants them.
+/// With `CAROM_SANDBOX_LIST`, prints the calls in the form of the page's table.
 #[test]
 fn page_has_the_calls_of_every_role() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/security.md")).unwrap();
@@ -414,6 +414,6 @@ fn page_has_the_calls_of_every_role() {
     assert_eq!(
         differ(&told, &code),
         Vec::<String>::new(),
-        "docs/security.md has these calls, and the filters have not"
+        "docs/security.md has these calls, but the filters do not"
     );
 }

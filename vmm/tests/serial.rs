@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The serial port of a real `carom` process with a guest of a few instructions: whoever reads, or does not read, what it writes.
+//! The serial port of a real `carom` process with a small guest, with readers of its output that read or do not read.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -31,10 +31,10 @@ use tiny_guest::elf;
 
 /// `mov dx, 0x3f8; mov al, 'A'; again: out dx, al; jmp again`
 const WRITE_FOR_EVER: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0xeb, 0xfd];
-/// Bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
+/// Number of bytes that [`write_and_power_off`] writes: more than a small pipe and all queues hold.
 const LEN: u32 = 100_000;
 
-/// Code that writes the lowest bytes of the numbers from [`LEN`] down to 1, and powers off.
+/// Returns code that writes the lowest bytes of the numbers from [`LEN`] down to 1, and powers off.
 fn write_and_power_off() -> Vec<u8> {
     // mov dx, 0x3f8; mov ecx, LEN
     let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb9];
@@ -46,19 +46,19 @@ fn write_and_power_off() -> Vec<u8> {
     code
 }
 
-/// What [`write_and_power_off`] writes.
+/// Returns the bytes that [`write_and_power_off`] writes.
 fn written() -> Vec<u8> {
     (1..=LEN).rev().map(|number| number.to_le_bytes()[0]).collect()
 }
 
-/// The program, with a guest.
+/// Program with a guest.
 struct Carom {
     process: program::Carom,
     dir: tempfile::TempDir,
 }
 
 impl Carom {
-    /// Starts a guest with `code`; with `serial` as the option says, given the test's directory.
+    /// Starts a guest with `code`. `serial` returns the serial option's value for the test's directory.
     fn start(code: &[u8], serial: impl FnOnce(&Path) -> String, stdout: Stdio, stderr: Stdio) -> Option<Self> {
         if !has_kvm() {
             return None;
@@ -70,10 +70,10 @@ impl Carom {
         Some(Self { process: program::Carom(child), dir })
     }
 
-    /// What `vm.info` says of the serial port, once the VM runs.
+    /// Returns the serial port in `vm.info`, once the VM runs.
     fn serial(&self) -> serde_json::Value {
         let mut info = serde_json::Value::Null;
-        wait_until("it runs", || {
+        wait_until("the VM runs", || {
             let listens = UnixStream::connect(self.dir.path().join("api.sock")).is_ok();
             info = if listens { call(self.dir.path(), "GET", "vm.info", None).1 } else { info.take() };
             info["state"] == "Running"
@@ -81,21 +81,21 @@ impl Carom {
         info["config"]["serial"].take()
     }
 
-    /// Waits until the program has dropped some of the guest's output, as its reader reads nothing.
+    /// Waits until the program has dropped some of the guest's output because its reader reads nothing.
     fn loses_output(&self) {
         self.serial();
-        wait_until("its output is dropped", || {
+        wait_until("the guest's output is dropped", || {
             call(self.dir.path(), "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64() > Some(0)
         });
     }
 
-    /// Exit status, and what was written to standard error.
+    /// Waits for the process. Returns its exit status and its standard error.
     fn wait(&mut self) -> (Option<i32>, String) {
         let status = self.process.ended();
         (status.code(), self.said())
     }
 
-    /// The same of a process that SIGTERM ends.
+    /// Ends the process with SIGTERM. Returns its exit status and its standard error.
     fn terminate(&mut self) -> (Option<i32>, String) {
         let status = self.process.terminate();
         (status.code(), self.said())
@@ -116,22 +116,22 @@ fn make_fifo(dir: &Path) -> PathBuf {
     path
 }
 
-/// A pipe that is full soon.
+/// Returns a pipe that fills quickly.
 fn small_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = io::pipe().unwrap();
     fcntl_setpipe_size(&writer, 4096).unwrap();
     (reader, writer)
 }
 
-/// The reading end of a FIFO that is full soon, whether somebody writes or not.
+/// Opens the reading end of a FIFO that fills quickly, without waiting for a writer.
 fn open_reader(fifo: &Path) -> File {
     let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(fifo).unwrap();
     fcntl_setpipe_size(&reader, 4096).unwrap();
     reader
 }
 
-/// Reads until `len` bytes are there, or the writer is gone, a page at a time with a pause behind each: more
-/// slowly than a guest writes.
+/// Reads until `len` bytes have arrived or the writer has gone. Reads a page at a time with pauses: more slowly than a guest
+/// writes.
 fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let mut page = [0; 4096];
@@ -149,10 +149,10 @@ fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn standard_output_that_nobody_reads_does_not_hold_up_the_end() {
+fn standard_output_without_a_reader_does_not_delay_the_end() {
     let (mut reader, writer) = small_pipe();
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), Stdio::piped()) else { return };
-    // The guest runs; when the pipe and the queue are full, it writes still.
+    // The guest runs, and still writes when the pipe and the queue are full.
     reader.read_exact(&mut [0]).unwrap();
     carom.loses_output();
 
@@ -163,7 +163,7 @@ fn standard_output_that_nobody_reads_does_not_hold_up_the_end() {
 }
 
 #[test]
-fn standard_error_of_the_same_pipe_does_not_hold_up_the_end() {
+fn standard_error_of_the_same_pipe_does_not_delay_the_end() {
     let (mut reader, writer) = small_pipe();
     let stderr = writer.try_clone().unwrap().into();
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, |_| "tty".into(), writer.into(), stderr) else { return };
@@ -196,7 +196,7 @@ fn fifo_reader_that_stops_does_not_delay_the_end() {
     };
     let Some(mut carom) = Carom::start(WRITE_FOR_EVER, serial, Stdio::null(), Stdio::piped()) else { return };
     let start = Instant::now();
-    // Before it is opened for writing, a FIFO reads as one that has ended.
+    // Until the program opens the FIFO for writing, reading returns the end of the file.
     while read_slowly(reader.as_ref().unwrap(), 1).is_empty() {
         assert!(start.elapsed() < PATIENCE, "nothing came");
     }
@@ -264,7 +264,7 @@ fn reported_pseudoterminal_exchanges_bytes_with_the_guest() {
 }
 
 #[test]
-fn socket_that_cannot_be_made_is_refused() {
+fn socket_that_cannot_be_created_is_refused() {
     let socket = |dir: &Path| format!("socket={}/no/serial.sock", dir.display());
     let Some(mut carom) = Carom::start(ECHO, socket, Stdio::null(), Stdio::piped()) else { return };
     let (status, said) = carom.wait();

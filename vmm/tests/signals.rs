@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to a real `carom` process: each whose default action ends a process.
+//! Signals to a real `carom` process whose default action ends a process.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -23,7 +23,7 @@ const IGNORED: [i32; 7] =
     [libc::SIGXFSZ, libc::SIGPIPE, libc::SIGUSR2, libc::SIGVTALRM, libc::SIGPROF, libc::SIGIO, libc::SIGSTKFLT];
 /// Signals that end the VM in order.
 const ENDING: [i32; 6] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGXCPU, libc::SIGPWR];
-/// Signals that end the process at once, with a core dump where the host makes any.
+/// Signals that end the process at once, with a core dump if the host enables core dumps.
 const CORE: [i32; 8] = [
     libc::SIGQUIT,
     libc::SIGTRAP,
@@ -49,12 +49,12 @@ const OTHERS: [i32; 10] = [
 ];
 
 fn send(carom: &Carom, signal: i32) {
-    // Real-time signals have numbers only.
+    // Real-time signals have only numbers.
     let status = Command::new("sh").args(["-c", &format!("kill -{signal} {}", carom.0.id())]).status().unwrap();
     assert!(status.success(), "{signal}");
 }
 
-/// A set of signals of the process, as `/proc` has it.
+/// Returns a signal set of the process in `/proc`.
 fn mask(carom: &Carom, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -73,7 +73,7 @@ fn each_signal_is_in_one_class() {
         assert_eq!(all & bit(signal), 0, "{signal} twice");
         all | bit(signal)
     });
-    // 32 and 33 are the C library's.
+    // The C library uses 32 and 33.
     assert_eq!(!all, bit(32) | bit(33));
 }
 
@@ -92,10 +92,10 @@ fn signals_without_a_meaning_are_ignored() {
 }
 
 #[test]
-fn signals_that_ask_for_the_end_end_it_in_order() {
+fn ending_signals_end_the_process_in_order() {
     for signal in ENDING {
         if signal == libc::SIGHUP && is_ignored(libc::SIGHUP) {
-            // Carom inherits it, as under nohup.
+            // Carom inherits the ignored signal, as under nohup.
             continue;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -110,8 +110,8 @@ fn signals_that_ask_for_the_end_end_it_in_order() {
 }
 
 #[test]
-fn signals_of_failures_end_it_at_once() {
-    // Carom inherits what is ignored, as SIGQUIT is for a shell's background jobs.
+fn signals_of_failures_end_the_process_at_once() {
+    // Carom inherits ignored signals. A shell's background jobs ignore SIGQUIT, for example.
     for signal in CORE.into_iter().filter(|signal| !is_ignored(*signal)) {
         let dir = tempfile::tempdir().unwrap();
         let Some(mut carom) = start(dir.path(), &[]) else { return };
@@ -120,11 +120,11 @@ fn signals_of_failures_end_it_at_once() {
     }
 }
 
-/// Starts the program by `env` with this option, which changes what signals do to it.
+/// Starts the program through `env` with this option, which changes the handling of signals.
 fn start_by_env(dir: &Path, option: &str) -> Option<Carom> {
     let by_env = Command::new("env").args([option, "true"]).stderr(Stdio::null()).status();
     if !by_env.is_ok_and(|status| status.success()) {
-        eprintln!("not tested: env knows no {option}");
+        eprintln!("not tested: env does not support {option}");
         return None;
     }
     let mut command = Command::new("env");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Slots that devices are to be in, in a real `carom` process with a guest of a few instructions.
+//! Configured slots of devices, in a real `carom` process with a small guest.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -22,7 +22,7 @@ use tiny_guest::elf;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Where devices are, by name.
+/// Returns the address of the device with this ID.
 fn address(dir: &Path, id: &str) -> String {
     let info = call(dir, "GET", "vm.info", None).1;
     info["device_tree"][id]["pci_bdf"].as_str().unwrap_or_default().into()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! A real `carom` process whose log, events, reports or console go to a full pipe. The reader of the pipe reads nothing, or reads late.
-//! Clients are served, and SIGTERM ends the process.
+//! Clients are still served, and SIGTERM ends the process.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -50,7 +50,7 @@ fn full_pipe() -> (PipeReader, File, usize) {
     (reader, writer, filled)
 }
 
-/// A FIFO in `dir` that is full: its reading end, a writing end, and how many bytes are in it.
+/// Creates a full FIFO in `dir`. Returns its reading end, a writing end, and the number of bytes in it.
 fn full_fifo(dir: &Path) -> (File, File, usize) {
     let path = dir.join("fifo");
     mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
@@ -60,7 +60,7 @@ fn full_fifo(dir: &Path) -> (File, File, usize) {
     (reader, writer, filled)
 }
 
-/// Starts the program, which logs each call of its API.
+/// Starts the program, which logs each API call.
 fn start(dir: &Path, options: &[&str], stderr: Stdio) -> Option<Carom> {
     let mut command = command(dir, options);
     command.arg("-vv").stdout(Stdio::null()).stderr(stderr);
@@ -71,7 +71,7 @@ fn ping(dir: &Path) {
     assert_eq!(call(dir, "GET", "vmm.ping", None).0, 200);
 }
 
-/// A counter of the program, by its metric.
+/// Returns a counter of the program from its metrics.
 fn metric(dir: &Path, name: &str) -> u64 {
     let mut stream = http::connect(&dir.join("api.sock"));
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -94,13 +94,13 @@ fn lose_lines(dir: &Path) -> u64 {
     metric(dir, "carom_lost_log_lines_total ")
 }
 
-/// The number of lines that a line of the log reports as dropped.
+/// Returns the number of dropped lines that a line of the log reports.
 fn reported(line: &str) -> Option<u64> {
     let (before, _) = line.split_once(" lines dropped: ")?;
     before.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads a full log until it reports dropped lines, at least `lost`, and checks that later lines follow.
+/// Reads a full log until it reports dropped lines, at least `lost`. Checks that later lines follow.
 fn read_on(dir: &Path, mut reader: impl Read, filled: usize, lost: u64) {
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut lines = BufReader::new(reader).lines();
@@ -112,7 +112,7 @@ fn read_on(dir: &Path, mut reader: impl Read, filled: usize, lost: u64) {
 }
 
 #[test]
-fn full_standard_error_holds_up_neither_clients_nor_the_end() {
+fn full_standard_error_delays_neither_clients_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let (_reader, writer, _) = full_pipe();
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
@@ -127,13 +127,13 @@ fn dropped_lines_of_standard_error_are_counted_and_reported() {
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
     let lost = lose_lines(dir.path());
     read_on(dir.path(), reader, filled, lost);
-    // Without a reader the program goes on, too.
+    // Without a reader, the program continues too.
     ping(dir.path());
     assert_eq!(carom.terminate().code(), Some(0));
 }
 
 #[test]
-fn full_log_file_holds_up_neither_clients_nor_the_end() {
+fn full_log_file_delays_neither_clients_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let (reader, _writer, filled) = full_fifo(dir.path());
     let fifo = dir.path().join("fifo");
@@ -144,7 +144,7 @@ fn full_log_file_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
-fn last_lines_reach_a_reader_who_is_there() {
+fn last_lines_reach_a_connected_reader() {
     let dir = tempfile::tempdir().unwrap();
     let (mut reader, writer) = io::pipe().unwrap();
     let Some(mut carom) = start(dir.path(), &[], writer.into()) else { return };
@@ -156,7 +156,7 @@ fn last_lines_reach_a_reader_who_is_there() {
 }
 
 #[test]
-fn full_event_stream_holds_up_neither_clients_nor_the_end() {
+fn full_event_stream_delays_neither_clients_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let (_reader, _writer, _) = full_fifo(dir.path());
     let monitor = format!("path={}", dir.path().join("fifo").display());
@@ -177,7 +177,7 @@ fn full_crash_report_pipe_does_not_block_process_exit() {
 }
 
 #[test]
-fn full_console_file_holds_up_neither_clients_nor_the_end() {
+fn full_console_file_delays_neither_clients_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let (mut reader, _writer, filled) = full_fifo(dir);
@@ -189,7 +189,7 @@ fn full_console_file_holds_up_neither_clients_nor_the_end() {
     let lost = || call(dir, "GET", "vm.counters", None).1["_serial"]["lost_bytes"].as_u64().unwrap_or(0);
     wait_until("output is lost", || lost() > 0);
     (0..10).for_each(|_| ping(dir));
-    // The oldest output is first.
+    // The oldest output comes first.
     reader.read_exact(&mut vec![0; filled]).unwrap();
     let mut waited = [0; 4096];
     reader.read_exact(&mut waited).unwrap();
@@ -198,7 +198,7 @@ fn full_console_file_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
-fn failure_is_said_to_a_reader_and_ends_without_one() {
+fn failure_is_reported_and_ends_the_program_without_a_reader() {
     let program = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_carom"));
         command.args(["--kernel", "/no/such", "--memory", "size=64M"]).stdin(Stdio::null()).stdout(Stdio::null());
@@ -216,7 +216,7 @@ fn failure_is_said_to_a_reader_and_ends_without_one() {
 }
 
 #[test]
-fn guest_that_runs_is_not_held_up_by_the_log() {
+fn running_guest_is_not_delayed_by_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(dir.join("kernel"), elf(ECHO)).unwrap();
@@ -224,7 +224,7 @@ fn guest_that_runs_is_not_held_up_by_the_log() {
     let (kernel, serial) = (dir.join("kernel"), format!("socket={}", dir.join("serial").display()));
     let options = ["--kernel", kernel.to_str().unwrap(), "--memory", "size=64M", "--serial", &serial];
     let Some(mut carom) = start(dir, &options, writer.into()) else { return };
-    wait_until("it has a serial port", || UnixStream::connect(dir.join("serial")).is_ok());
+    wait_until("the serial port's socket listens", || UnixStream::connect(dir.join("serial")).is_ok());
     let mut client = http::connect(&dir.join("serial"));
     for _ in 0..10 {
         ping(dir);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPUs that come to a guest of a few instructions in a real `carom` process, and go.
+//! vCPU hotplug of a small guest in a real `carom` process.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -22,7 +22,7 @@ use echo_guest::ECHO;
 use program::{call, put, start, wait_until};
 use tiny_guest::elf;
 
-/// What becomes of processors that are to go.
+/// Reaction of the guest to a request to eject processors.
 #[derive(Clone, Copy)]
 enum Guest {
     LetsGo,
@@ -31,9 +31,9 @@ enum Guest {
 }
 
 impl Guest {
-    /// Code that reads which processors are to go, and says of each what becomes of it.
+    /// Returns code that reads which processors to eject, and reports the reaction for each.
     fn code(self) -> [u8; 24] {
-        // Behind the registers is nothing.
+        // No register follows at 0x88.
         let port = match self {
             Self::LetsGo => 0x80,
             Self::Refuses => 0x84,
@@ -48,14 +48,14 @@ impl Guest {
     }
 }
 
-/// The program, with a guest.
+/// Program with a guest.
 struct Carom {
     process: program::Carom,
     dir: tempfile::TempDir,
 }
 
 impl Carom {
-    /// Boots a guest with `boot` vCPUs of 4.
+    /// Boots a guest with `boot` vCPUs of at most 4.
     fn start(guest: Guest, boot: u32) -> Option<Self> {
         Self::start_with(&guest.code(), boot)
     }
@@ -71,7 +71,7 @@ impl Carom {
         let options =
             ["--cpus", cpus, "--memory", "size=64M", "--serial", "null", "--kernel", kernel.to_str().unwrap()];
         let carom = Self { process: start(dir.path(), &options)?, dir };
-        wait_until("it runs", || carom.call("GET", "vm.info", None).1["state"] == "Running");
+        wait_until("the VM runs", || carom.call("GET", "vm.info", None).1["state"] == "Running");
         Some(carom)
     }
 
@@ -96,7 +96,7 @@ impl Carom {
         (status, answer[0].as_str().unwrap_or_default().into())
     }
 
-    /// Names of the vCPUs' threads, put together.
+    /// Returns the numbers in the names of the vCPUs' threads, joined.
     fn threads(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -105,7 +105,7 @@ impl Carom {
         names.concat()
     }
 
-    /// CPUs of the host on which the thread of this name may run.
+    /// Returns the host CPUs on which the thread of this name may run.
     fn place(&self, thread: &str) -> Vec<usize> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let is_it = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread);
@@ -114,7 +114,7 @@ impl Carom {
         cpus(&sched_getaffinity(id).unwrap())
     }
 
-    /// Has the guest have so many vCPUs.
+    /// Sets the guest's number of vCPUs, and waits for it.
     fn becomes(&self, vcpus: u32) {
         assert_eq!(self.resize(vcpus), (204, String::new()));
         assert_eq!(self.call("GET", "vm.info", None).1["config"]["cpus"]["boot_vcpus"], vcpus);
@@ -145,7 +145,7 @@ fn booted_and_hotplugged_vcpus_keep_their_host_cpu_affinity() {
     carom.becomes(1);
     carom.becomes(3);
     assert_eq!((carom.place("vcpu0"), carom.place("vcpu2")), (vec![last], vec![first]));
-    // What the pinned threads have started runs anywhere.
+    // Threads that the pinned threads have started may run anywhere.
     assert_eq!((carom.place("carom"), carom.place("api")), (all.clone(), all));
     let told = carom.call("GET", "vm.info", None).1;
     assert_eq!(told["config"]["cpus"]["affinity"][0], json!({"vcpu": 0, "host_cpus": [last]}));
@@ -169,9 +169,9 @@ fn vcpu_affinity_without_a_usable_host_cpu_is_refused() {
 }
 
 #[test]
-fn threads_have_their_names_once_the_guest_is_said_to_run() {
+fn vcpu_threads_have_their_names_once_the_guest_runs() {
     let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
-    // libvirt pins each then, and gives up where it finds none.
+    // libvirt pins each thread at this time, and fails if a thread is missing.
     for _ in 0..50 {
         assert_eq!(carom.threads(), "01");
         carom.put("vm.resize", Some(&json!({"desired_vcpus": 4})));
@@ -183,7 +183,7 @@ fn threads_have_their_names_once_the_guest_is_said_to_run() {
 }
 
 #[test]
-fn vcpus_come_go_and_come_back() {
+fn vcpus_are_added_removed_and_added_again() {
     let Some(carom) = Carom::start(Guest::LetsGo, 1) else { return };
     carom.becomes(4);
     carom.becomes(2);
@@ -206,12 +206,12 @@ fn vcpus_come_go_and_come_back() {
 }
 
 #[test]
-fn snapshot_has_the_vcpus_that_are_there() {
+fn snapshot_has_the_present_vcpus() {
     let Some(carom) = Carom::start(Guest::LetsGo, 2) else { return };
     carom.becomes(4);
     carom.becomes(3);
     carom.put("vm.pause", None);
-    // The guest learns of it in its next life.
+    // The guest is notified after its next start.
     assert_eq!(carom.resize(1).0, 204);
     carom.save_and_restore(false);
     carom.has(3);
@@ -223,12 +223,12 @@ fn snapshot_has_the_vcpus_that_are_there() {
 }
 
 #[test]
-fn guest_that_says_nothing_keeps_vcpus_until_it_is_reset() {
+fn guest_that_does_not_answer_keeps_vcpus_until_reset() {
     let Some(carom) = Carom::start(Guest::SaysNothing, 3) else { return };
     assert_eq!(carom.resize(2).0, 204);
-    let leaving = "vCPU 2 is about to leave, and the guest has not let go of it yet: try again later";
-    // As long as it has not been told, it need not know.
-    wait_until("the guest is told", || match carom.resize(3) {
+    let leaving = "vCPU 2 is about to be removed, and the guest has not released it yet: try again later";
+    // Until the guest was notified, the request can be withdrawn.
+    wait_until("the guest is notified", || match carom.resize(3) {
         (204, _) => carom.resize(2).0 != 204,
         refused => refused == (429, leaving.into()),
     });
@@ -239,13 +239,13 @@ fn guest_that_says_nothing_keeps_vcpus_until_it_is_reset() {
 }
 
 #[test]
-fn guest_that_refuses_keeps_vcpus_and_can_have_more() {
+fn guest_that_refuses_keeps_vcpus_and_can_get_more() {
     let Some(carom) = Carom::start(Guest::Refuses, 3) else { return };
     assert_eq!(carom.resize(1).0, 204);
     wait_until("the guest has refused", || carom.resize(3).0 == 204);
     assert_eq!(carom.threads(), "012");
     carom.becomes(4);
-    // It keeps all of them, in a snapshot too.
+    // The guest keeps all of them, also in a snapshot.
     assert_eq!(carom.resize(2).0, 204);
     carom.put("vm.pause", None);
     carom.save_and_restore(true);
@@ -255,7 +255,7 @@ fn guest_that_refuses_keeps_vcpus_and_can_have_more() {
 }
 
 #[test]
-fn guest_that_does_not_listen_keeps_vcpus_that_are_wanted_back() {
+fn deaf_guest_keeps_vcpus_that_are_wanted_back() {
     let Some(carom) = Carom::start_with(ECHO, 3) else { return };
     for wanted in [2, 1, 3, 4, 1, 2] {
         assert_eq!(carom.resize(wanted), (204, String::new()));

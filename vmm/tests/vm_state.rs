@@ -2,7 +2,7 @@
 
 //! A VM that is saved to memory of this process and restored from there.
 //!
-//! Where there is no `/dev/kvm` that this process may use, this test does nothing.
+//! Without access to `/dev/kvm`, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -22,8 +22,8 @@ use vmm::process::event_monitor::EventMonitor;
 use vmm::vm::Vm;
 use vmm::vm_state::in_memory::InMemorySink;
 
-/// Adds 1 to a byte of RAM and writes its low bits to the serial port as a character from `0` to `o`, again and again. Between two
-/// characters it reads a port 1000 times, so that the writer of the serial port keeps up.
+/// Repeatedly adds 1 to a byte of RAM and writes its low bits to the serial port, as a character from `0` to `o`. Between two
+/// characters, the code reads a port 1000 times, so that the writer of the serial port keeps up.
 const COUNTER: &[u8] = &[
     0x66, 0xba, 0xf8, 0x03, // mov $0x3f8, %dx
     0xfe, 0x05, 0x00, 0x00, 0x30, 0x00, // 1: incb 0x300000
@@ -63,7 +63,7 @@ fn wait_for_serial(dir: &Path) {
     }
 }
 
-/// Pauses the VM, ends it, and returns what its guest has written.
+/// Pauses the VM and ends it. Returns the guest's output.
 fn end(mut vm: Vm, dir: &Path) -> Vec<u8> {
     vm.pause().unwrap();
     drop(vm);
@@ -100,7 +100,7 @@ fn vm_saved_in_memory_continues_where_it_stopped() {
 }
 
 #[test]
-fn state_that_was_not_finished_is_refused() {
+fn unfinished_state_is_refused() {
     let error = InMemorySink::default().into_source().unwrap_err();
     assert_eq!(error.to_string(), "state: is not finished");
 }

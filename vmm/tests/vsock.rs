@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The socket of a real `carom` process on which the host's programs reach the guest: when it is there, and when it is not.
+//! The vsock socket of a real `carom` process, through which host programs connect to the guest: when it exists, and when it does
+//! not.
 //!
-//! The guest has a few instructions, and no driver. Where there is no `/dev/kvm` that this process may use, this test does nothing.
+//! The guest has a few instructions and no driver. Without access to `/dev/kvm`, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -22,7 +23,7 @@ use program::{call, put, start, wait_until};
 use tiny_guest::elf;
 
 #[test]
-fn socket_is_there_as_long_as_its_device() {
+fn socket_exists_as_long_as_its_device() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, socket) = (dir.path(), dir.path().join("vsock"));
     let Some(mut carom) = start(dir, &[]) else { return };
@@ -35,9 +36,9 @@ fn socket_is_there_as_long_as_its_device() {
         "vsock": {"cid": 3, "socket": socket},
     });
     put(dir, "vm.create", Some(&config));
-    assert!(!socket.exists(), "it is not booted");
+    assert!(!socket.exists(), "the VM is not booted");
 
-    // What is there is left as it is.
+    // An existing file is not changed.
     fs::write(&socket, "something").unwrap();
     let rule = "a file that is not a socket is there";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
@@ -45,7 +46,7 @@ fn socket_is_there_as_long_as_its_device() {
     assert_eq!(fs::read(&socket).unwrap(), b"something");
     fs::remove_file(&socket).unwrap();
 
-    // So is a socket that another process serves.
+    // An existing socket of another process is not changed either.
     let other = UnixListener::bind(&socket).unwrap();
     let refused = json!([format!("vsock.socket: {}: another process serves this socket", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
@@ -65,7 +66,7 @@ fn socket_is_there_as_long_as_its_device() {
         assert!(!socket.exists());
     }
 
-    // Without it the VM boots too, and it comes while the guest runs, and goes with a reset, as the guest lets go of nothing.
+    // The VM also boots without the device. The device is hot-plugged, and a reset removes it, because the guest releases nothing.
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     put(dir, "vm.boot", None);
     assert!(!socket.exists());
@@ -76,7 +77,7 @@ fn socket_is_there_as_long_as_its_device() {
     let other = json!({"cid": 4, "socket": dir.join("other"), "id": "other"});
     assert_eq!(ask("vm.add-vsock", &other), (400, json!(["vsock: the VM already has one"])));
     put(dir, "vm.reboot", None);
-    wait_until("its socket goes", || !socket.exists());
+    wait_until("the socket is removed", || !socket.exists());
     assert_eq!(ask("vm.add-vsock", &other).0, 200);
 
     put(dir, "vmm.shutdown", None);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! RAM of zones in a real `carom` process, whose guest of a few instructions writes to one that a file holds.
+//! RAM of zones in a real `carom` process. Its small guest writes to a zone in a file.
 //!
-//! Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -20,7 +20,7 @@ use program::{call, put, start, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// What the guest writes at 96 MiB, and at 160 MiB.
+/// Word that the guest writes at 96 MiB and at 160 MiB.
 const WORD: u32 = 0x1234_5678;
 /// `mov dword ptr [0x6000000], WORD; mov dword ptr [0xa000000], WORD; again: hlt; jmp again`
 const WRITE: &[u8] = &[
@@ -65,7 +65,7 @@ fn shared_zone_file_holds_guest_writes_and_restored_ram() {
     put(dir, "vm.pause", None);
     put(dir, "vm.snapshot", Some(&json!({"destination_url": url})));
     put(dir, "vm.delete", None);
-    // Neither what the guest had nor anything else may stay in the file.
+    // Restoring must replace everything in the file: the guest's data and other bytes.
     file.write_all_at(&[0xff; 8192], 32 * MIB).unwrap();
     for prefault in [false, true] {
         put(dir, "vm.restore", Some(&json!({"source_url": url, "prefault": prefault})));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cycles that guests without an operating system print, by this build of Carom and by another one in turn.
+//! Measures the cycles that guests without an operating system print, alternately with this build of Carom and another one.
 //!
-//! `CAROM_BASE_VMM` names the other build. The benchmark then prints the ratio of their times: the median of all rounds, and the interval
-//! that holds it at 95 %. `CAROM_ROUNDS` is the number of rounds. Such a guest prints lines of two hexadecimal numbers: how many
-//! operations were under way at a time, 1 or 64, and the cycles of [`OPERATIONS`] of them. It prints `!` if one fails.
+//! `CAROM_BASE_VMM` names the other build. The benchmark then prints the ratio of their times: the median of all rounds, and its 95 %
+//! confidence interval. `CAROM_ROUNDS` is the number of rounds. Such a guest prints lines of two hexadecimal numbers: the number of
+//! simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. It prints `!` if an operation fails.
 
 use std::env;
 use std::fs;
@@ -17,20 +17,20 @@ use carom_integration::measure::statistics::{interval, median};
 
 use crate::c_guest;
 
-/// Lines of the guest for each depth that count. It prints one more before them.
+/// Number of the guest's lines for each depth that count. The line before them does not count.
 const LINES: usize = 3;
-/// How often a guest is started, and how long each may take.
+/// Number of tries to start a guest, and the maximum time of each try.
 const TRIES: usize = 3;
 const LIMIT: Duration = Duration::from_secs(120);
-/// Length of a disk's image, which the guest reads whole.
+/// Length of a disk's image, which the guest reads completely.
 const IMAGE: usize = 32 << 20;
-/// Operations of a line.
+/// Operations per line.
 const OPERATIONS: f64 = 2048.0;
 
-/// Measures the guest in `tests/GUEST`. `arguments` makes the VM's files in a directory in the host's RAM, and returns further arguments.
-/// `what` is one operation, in words.
+/// Measures the guest in `tests/GUEST`. `arguments` creates the VM's files in a directory in the host's RAM, and returns further
+/// arguments. `what` describes one operation.
 pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
-    // Under `cargo test` it need only build.
+    // Under `cargo test`, the benchmark only needs to build.
     if !env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -65,20 +65,20 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
         let ratios: Vec<f64> = own.iter().zip(base).map(|(own, base)| own / base).collect();
         println!("  the base takes {:.0}", median(base.iter().copied()).unwrap());
         let (low, high) = interval(&ratios).unwrap_or((f64::NAN, f64::NAN));
-        println!("  time to that of the base: {:.3} [{low:.3}, {high:.3}]", median(ratios.iter().copied()).unwrap());
+        println!("  time relative to the base: {:.3} [{low:.3}, {high:.3}]", median(ratios.iter().copied()).unwrap());
     }
 }
 
-/// Makes an image of a disk in `dir`, and returns the value of `--disk` with `more` parts.
+/// Creates a disk image in `dir`, and returns the value of `--disk` with the parts `more`.
 ///
-/// The queue's thread runs on the second CPU. The vCPU runs on the first one, so that the scheduler moves neither.
+/// The queue's thread runs on the second CPU and the vCPU on the first one, so that the scheduler does not move them.
 #[allow(dead_code, reason = "each benchmark includes this file, and not all have such a disk")]
 pub(crate) fn disk(dir: &Path, more: &str) -> String {
     let image = dir.join("image");
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
     let affinity = if has_two_cpus() { ",queue_affinity=[0@[1]]" } else { "" };
-    // Processes share the lock of a disk that is only read: builds before this one gave it back late.
+    // A read-only disk's lock can be shared between processes: older builds released it late.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }
 
@@ -86,32 +86,32 @@ fn has_two_cpus() -> bool {
     thread::available_parallelism().is_ok_and(|number| number.get() > 1)
 }
 
-/// A `carom` process that does not outlive this value.
+/// `carom` process, which is killed when this value is dropped.
 struct Carom(Child);
 
 impl Drop for Carom {
     fn drop(&mut self) {
-        // Fails only where it has ended.
+        // The call fails only if the process has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Cycles of an operation at each depth, the medians of a guest's lines.
+/// Returns the cycles of an operation at each depth: the medians of a guest's lines.
 ///
-/// A guest that stops is started again. Where KVM emulates its instructions, KVM may write a ring's index byte by byte, and a device that
-/// reads half of it gives the queue up.
+/// A guest that stops is started again. If KVM emulates its instructions, KVM may write a ring's index byte by byte, and a device that
+/// reads an incomplete index gives up the queue.
 fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [f64; 2] {
     for _ in 0..TRIES {
         if let Some(times) = run(program, kernel, arguments, dir) {
             return times.map(|times| median(times[1..].iter().copied()).unwrap() / OPERATIONS);
         }
-        eprintln!("{}: its guest has stopped; once more", program.display());
+        eprintln!("{}: its guest stopped; trying again", program.display());
     }
     panic!("{}: its guest stopped each time", program.display());
 }
 
-/// The cycles that a guest prints for each depth. `None` if it takes too long.
+/// Returns the cycles that a guest prints for each depth. Returns `None` if the guest takes too long.
 fn run(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> Option<[Vec<f64>; 2]> {
     let serial = dir.join("serial");
     let _ = fs::remove_file(&serial);
@@ -140,7 +140,7 @@ fn run(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> Optio
     None
 }
 
-/// The cycles of the whole lines that are of this depth.
+/// Returns the cycles of the complete lines with this depth.
 fn times(text: &str, depth: u32) -> Vec<f64> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let lines = whole.lines().filter_map(|line| line.split_once(' '));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Clients that are slow, many, hostile or full of descriptors.
+//! Slow, numerous and hostile clients, and clients that send descriptors.
 
 use std::fs;
 use std::io::{BufReader, ErrorKind, IoSlice, Read, Write};
@@ -40,7 +40,7 @@ fn unused_descriptors_sent_with_requests_are_closed() {
     assert_eq!(receive(&mut reader).0, 404);
     let before = carom.descriptors();
     for round in 0..10_000 {
-        // With all of the request, with its head, and with a part of the head.
+        // The descriptors come with the whole request, with its head, or with a part of the head.
         let parts: &[&str] = match round % 3 {
             0 => &[&format!("{head}{length}{body}")],
             1 => &[&format!("{head}{length}"), body],
@@ -73,7 +73,7 @@ fn excess_descriptors_of_a_request_are_refused_and_closed() {
 }
 
 #[test]
-fn slow_and_half_open_clients_do_no_harm() {
+fn slow_and_half_open_clients_block_no_others() {
     let carom = Carom::start();
     let mut held = Vec::new();
     for head in [
@@ -87,12 +87,12 @@ fn slow_and_half_open_clients_do_no_harm() {
             held.push(stream);
         }
     }
-    // One that has gone before its answer.
+    // A client that disconnects before its answer.
     drop(carom.connect().write_all(b"GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n"));
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     }
-    // Nor do they keep it from ending.
+    // Such clients do not delay the end of the program either.
     let mut carom = carom;
     let start = Instant::now();
     assert_eq!(carom.put("vmm.shutdown").0, 204);
@@ -101,14 +101,14 @@ fn slow_and_half_open_clients_do_no_harm() {
 }
 
 #[test]
-fn clients_beyond_the_limit_are_told_so_and_places_come_back() {
+fn clients_beyond_the_limit_get_429_until_others_leave() {
     let carom = Carom::start();
     let mut held: Vec<_> = (0..256).map(|_| carom.connect()).collect();
     let start = Instant::now();
     loop {
         let mut stream = carom.connect();
         let mut text = String::new();
-        // The last of those before may not be counted yet: then this one is served, and says nothing.
+        // The server may not have counted the previous clients yet. Then this client is served and gets no text.
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
             let body = text.split("\r\n\r\n").nth(1).unwrap();
@@ -134,7 +134,7 @@ fn oversized_bodies_and_nonsense_are_refused() {
     let mut stream = carom.connect();
     let head = format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 3 << 20);
     stream.write_all(head.as_bytes()).unwrap();
-    // It may close before it has read all.
+    // The server may close the connection before it has read everything.
     let _ = stream.write_all(&vec![b' '; 3 << 20]);
     assert_eq!(receive(&mut BufReader::new(&stream)).0, 400);
     for nonsense in [&b"\x16\x03\x01\x02\x00"[..], b"GET\r\n\r\n", b"\r\n\r\n\r\n", &[b'A'; 200_000]] {
@@ -167,11 +167,11 @@ fn many_clients_at_once_are_all_answered() {
 }
 
 #[test]
-fn client_that_does_not_take_its_answers_is_cut_off() {
+fn client_that_does_not_read_its_answers_is_cut_off() {
     let carom = Carom::start();
     let mut greedy = carom.connect();
     let start = Instant::now();
-    // The document is long: the answers soon fill what the kernel keeps, and then the requests do.
+    // The document is long: the answers soon fill the kernel's buffers, and then the requests do.
     let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
     greedy.set_write_timeout(Some(PATIENCE * 2)).unwrap();
     let error = loop {

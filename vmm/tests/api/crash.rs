@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The file for reports of crashes (`--crash-report`).
+//! Tests of the file for crash reports (`--crash-report`).
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Carom, program};
 
-/// A process that has its reports written to `file`, in its directory.
+/// Starts a process that writes its crash reports to a file in its directory. Returns the file's path.
 fn start() -> (Carom, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("crashes");
@@ -20,7 +20,7 @@ fn start() -> (Carom, PathBuf) {
 }
 
 #[test]
-fn crash_leaves_a_report_and_an_end_in_order_leaves_no_file() {
+fn crash_leaves_a_report_and_a_normal_end_leaves_no_file() {
     for signal in [Signal::SEGV, Signal::ABORT] {
         let (mut carom, file) = start();
         kill_process(Pid::from_child(&carom.child), signal).unwrap();
@@ -31,7 +31,7 @@ fn crash_leaves_a_report_and_an_end_in_order_leaves_no_file() {
         assert!(report.contains(&pid) && report.contains(", which was sent\n"), "{report}");
         assert!(report.ends_with("last requests to the virtio-iommu, oldest first:\nend of the report\n"), "{report}");
 
-        // The next one leaves it as it is.
+        // The next process does not change the report.
         let again = program().args(["--kernel", "/no/such", "--crash-report"]).arg(&file).output().unwrap();
         assert_eq!((again.status.code(), fs::read_to_string(&file).unwrap()), (Some(2), report));
     }
@@ -42,7 +42,7 @@ fn crash_leaves_a_report_and_an_end_in_order_leaves_no_file() {
 }
 
 #[test]
-fn file_for_reports_has_one_process() {
+fn crash_report_file_belongs_to_one_process() {
     let (_first, file) = start();
     let second = program().args(["--kernel", "/no/such", "--crash-report"]).arg(&file).output().unwrap();
     let text = String::from_utf8(second.stderr).unwrap();

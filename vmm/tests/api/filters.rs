@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Filters of system calls in a process that serves.
+//! System call filters of a process that serves clients.
 
 use std::fs;
 use std::path::Path;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use super::http::PATIENCE;
 use super::{Carom, program};
 
-/// What the kernel says of a thread under this name.
+/// Returns the number under this name in the kernel's status of a thread.
 fn figure(task: &Path, name: &str) -> u32 {
     let status = fs::read_to_string(task.join("status")).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Of each thread of a program that was started with `--seccomp mode`: how many filters it has that this one has not, and
-/// whether it has given up privileges.
+/// Starts the program with `--seccomp mode`. Returns for each of its threads the number of filters in addition to those
+/// of this test, and whether it has `no_new_privs`.
 fn threads(mode: &str) -> Vec<(u32, bool)> {
     let mut command = program();
     command.args(["--seccomp", mode]);
@@ -30,7 +30,7 @@ fn threads(mode: &str) -> Vec<(u32, bool)> {
             fs::read_dir(format!("/proc/{}/task", carom.child.id())).unwrap().map(|entry| entry.unwrap().path());
         tasks.map(|task| (figure(&task, "Seccomp_filters") - ours, figure(&task, "NoNewPrivs") == 1)).collect()
     };
-    // The first thread takes its filters when clients are served already.
+    // The first thread is filtered only after clients are served.
     let start = Instant::now();
     while mode != "false" && look().iter().any(|(filters, _)| *filters == 0) && start.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The API of a real `carom` process without a guest: how it starts, whom it answers, what is left of it.
+//! The API of a real `carom` process without a guest: its start, its clients, and what is left after its end.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -45,7 +45,7 @@ impl Carom {
         Self::start_by(program(), tempfile::tempdir().unwrap())
     }
 
-    /// Starts what `command` says, whose files are in `dir`.
+    /// Starts `command`, whose files are in `dir`.
     fn start_by(mut command: Command, dir: tempfile::TempDir) -> Self {
         let socket = dir.path().join("api.sock");
         let child = command
@@ -58,7 +58,7 @@ impl Carom {
         Self::new(child, socket, dir)
     }
 
-    /// A process that listens at `socket` soon.
+    /// Wraps a process that will listen at `socket` soon.
     fn new(child: Child, socket: PathBuf, dir: tempfile::TempDir) -> Self {
         wait_for(|| UnixStream::connect(&socket).ok());
         Self { child, socket, _dir: dir }
@@ -68,7 +68,7 @@ impl Carom {
         connect(&self.socket)
     }
 
-    /// Status and body of a request on a connection of its own.
+    /// Returns the status and body of a request on its own connection.
     fn request(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
         let mut stream = self.connect();
         send(&mut stream, method, name, body);
@@ -84,7 +84,7 @@ impl Carom {
         wait_for(|| self.child.try_wait().unwrap())
     }
 
-    /// Number of its open descriptors.
+    /// Returns the number of the process's open descriptors.
     fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
@@ -98,7 +98,7 @@ impl Drop for Carom {
 }
 
 #[test]
-fn ping_tells_version_and_process() {
+fn ping_returns_version_and_process() {
     let carom = Carom::start();
     let (status, body) = carom.request("GET", "vmm.ping", None);
     assert_eq!(status, 200);
@@ -107,10 +107,10 @@ fn ping_tells_version_and_process() {
 }
 
 #[test]
-fn socket_is_its_owners_only_and_gone_after_each_way_to_end() {
+fn socket_is_owner_only_and_removed_at_each_kind_of_end() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         if signal == Signal::HUP && is_ignored(libc::SIGHUP) {
-            // Carom inherits it, as under nohup.
+            // Carom inherits the ignored signal, as under nohup.
             continue;
         }
         let mut carom = Carom::start();
@@ -156,18 +156,18 @@ fn refused_second_process_leaves_the_files_of_the_first() {
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     assert_eq!(fs::read_to_string(&events).unwrap(), starting);
     assert_eq!(fs::read_to_string(&log).unwrap(), "what the first wrote");
-    // One that does start begins them anew.
+    // A third process with its own socket starts and empties the files.
     let other = carom.socket.with_file_name("other.sock");
     let mut third = same().arg("--api-socket").arg(format!("path={}", other.display())).spawn().unwrap();
     wait_for(|| UnixStream::connect(&other).ok());
-    // It has the socket first, and the files then.
+    // The process binds the socket first and empties the files afterwards.
     wait_for(|| fs::read_to_string(&log).ok().filter(String::is_empty));
     third.kill().unwrap();
     third.wait().unwrap();
 }
 
 #[test]
-fn pipe_that_nobody_writes_to_is_no_kernel_and_holds_nobody_up() {
+fn pipe_as_a_kernel_is_refused_without_waiting() {
     let mut carom = Carom::start();
     let pipe = carom.socket.with_file_name("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
@@ -180,7 +180,7 @@ fn pipe_that_nobody_writes_to_is_no_kernel_and_holds_nobody_up() {
 }
 
 #[test]
-fn client_that_sends_no_more_gets_its_answer() {
+fn half_closed_client_gets_its_answer() {
     let carom = Carom::start();
     for (method, name, expected) in [("GET", "vmm.ping", 200), ("GET", "vm.info", 404), ("PUT", "vm.boot", 404)] {
         for _ in 0..50 {
@@ -194,20 +194,20 @@ fn client_that_sends_no_more_gets_its_answer() {
     }
 }
 
-/// What `look` finds, as soon as it finds something.
+/// Returns the first result of `look`, which is called until it finds something.
 fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "nothing came");
+        assert!(start.elapsed() < PATIENCE, "nothing was found in time");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 #[test]
-fn killed_process_leaves_a_socket_that_the_next_replaces() {
+fn socket_of_a_killed_process_is_replaced_by_the_next() {
     let mut first = Carom::start();
     first.child.kill().unwrap();
     first.child.wait().unwrap();
@@ -234,7 +234,7 @@ fn socket_can_be_inherited() {
     send(&mut stream, "PUT", "vmm.shutdown", None);
     assert_eq!(receive(&mut BufReader::new(&stream)).0, 204);
     assert!(child.wait().unwrap().success());
-    assert!(socket.exists(), "the parent's to remove");
+    assert!(socket.exists(), "the parent removes its socket itself");
     for (number, wanted) in [("99", "fd=99"), ("0", "not a descriptor number above 2"), ("7", "socket")] {
         let output = Command::new("sh")
             .args(["-c", "exec \"$0\" --api-socket fd=$1 7</dev/null", env!("CARGO_BIN_EXE_carom"), number])
@@ -247,7 +247,7 @@ fn socket_can_be_inherited() {
 }
 
 #[test]
-fn descriptors_of_no_use_are_refused_with_the_option() {
+fn unusable_descriptors_are_refused_with_the_option() {
     for (redirection, number, wanted) in [
         ("7</dev/null", "99", "--inherit fd=99: the program was not started with this descriptor"),
         ("7</dev/null", "7", "--inherit fd=7: is neither /dev/kvm, /dev/iommu, a VFIO device"),
@@ -294,7 +294,7 @@ fn unbooted_vm_is_created_queried_changed_and_deleted() {
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio1"}))).0, 404);
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio0"}))).0, 204);
 
-    // Without KVM it fails for that, with it for the kernel; the VM stays in either case.
+    // Without KVM the boot fails for lack of KVM, with KVM for lack of the kernel. The VM stays in both cases.
     let (status, error) = carom.put("vm.boot");
     assert_eq!(status, 400, "{error}");
     let message = error[0].as_str().unwrap();
@@ -350,7 +350,7 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     assert_eq!(carom.request("GET", "vm.info", None).1["iommu_bounce"]["max_mapped"], Value::Null);
     assert_eq!(carom.put("vm.delete").0, 204);
 
-    // Without windows there is the limit alone.
+    // Without windows, only the limit can be changed.
     config["iommu_bounce"] = json!({"size": 0, "max_mapped": 4096});
     assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
     assert_eq!(change(&json!({"max_mapped": 8192})).0, 204);
@@ -371,7 +371,7 @@ fn fields_of_a_newer_client_are_ignored_and_logged() {
     let (_, info) = carom.request("GET", "vm.info", None);
     assert_eq!((&info["config"]["colour"], &info["config"]["payload"]["kernel"]), (&Value::Null, &json!("/k")));
     assert_eq!(carom.request("PUT", "vm.resize", Some(&json!({"desired_disk": 1}))).0, 204);
-    // A value that asks for what there is not is no field that nobody knows.
+    // A known field with an unsupported value is still an error.
     assert_eq!(carom.request("PUT", "vm.add-device", Some(&json!({"path": "/e", "pci_segment": 1}))).0, 400);
 }
 
@@ -446,14 +446,15 @@ fn several_requests_on_one_connection_are_answered_in_order() {
 }
 
 #[test]
-fn answers_have_the_form_that_cloud_hypervisors_clients_read() {
+fn answers_are_readable_for_cloud_hypervisors_clients() {
     let carom = Carom::start();
     let mut stream = carom.connect();
     stream.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    // They take all between the version and the end of the line for a number, and look for this name in this case.
+    // These clients parse everything between the version and the end of the line as the status number, and look for
+    // header names in this case.
     assert!(text.starts_with("HTTP/1.1 200 \r\n"), "{text}");
     assert!(text.contains("\r\nContent-Length: ") && text.contains("\r\nContent-Type: "), "{text}");
     stream = carom.connect();
@@ -465,7 +466,7 @@ fn answers_have_the_form_that_cloud_hypervisors_clients_read() {
 }
 
 #[test]
-fn pipe_for_events_that_nobody_reads_stops_nothing() {
+fn event_pipe_without_a_reader_blocks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
     let (reader, writer) = std::io::pipe().unwrap();
@@ -483,7 +484,7 @@ fn pipe_for_events_that_nobody_reads_stops_nothing() {
         .unwrap();
     let mut carom = Carom::new(child, socket, dir);
     let config = json!({"payload": {"kernel": "/k"}});
-    // Each round is an event of about 100 bytes: they fill the pipe (64 KiB) more than once.
+    // Each round writes about 100 bytes of events, so that the rounds fill the pipe (64 KiB) more than once.
     for _ in 0..3000 {
         assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
         assert_eq!(carom.put("vm.delete").0, 204);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The address for metrics.
+//! Tests of the address for metrics.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::http::PATIENCE;
 use crate::{Carom, program};
 
-/// Starts the program with metrics on a port of the kernel's choice, and tells which it is.
+/// Starts the program with metrics on a port that the kernel chooses. Returns the address.
 fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
     let mut child = program().args(["--metrics", "tcp=127.0.0.1:0", "-v"]).args(arguments).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -19,23 +19,23 @@ fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
         let line = line.unwrap();
         line.split_once("http://")?.1.strip_suffix("/metrics")?.parse().ok()
     });
-    // Whatever else it says must not fill the pipe.
+    // Further output must not fill the pipe.
     thread::spawn(move || lines.count());
     (child, address.unwrap())
 }
 
-/// What comes of some bytes on a connection of their own.
+/// Returns the answer to some bytes on their own connection.
 fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(request).unwrap();
     let mut answer = String::new();
-    // One that was sent away before its request was read may see a reset.
+    // A client that is rejected before its request was read may get a reset.
     let _ = stream.read_to_string(&mut answer);
     answer
 }
 
-/// The same, with the API.
+/// Starts the program with metrics and the API.
 fn start() -> (Carom, SocketAddr) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");
@@ -44,7 +44,7 @@ fn start() -> (Carom, SocketAddr) {
 }
 
 #[test]
-fn address_for_metrics_serves_them_and_nothing_else() {
+fn metrics_address_serves_only_metrics() {
     let (mut carom, address) = start();
     let ask =
         |head: &str| exchange(address, format!("{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
@@ -63,7 +63,7 @@ fn address_for_metrics_serves_them_and_nothing_else() {
 #[test]
 fn metrics_connection_flood_leaves_the_api_reachable() {
     let (mut carom, address) = start();
-    // More than there are places, half of them in the middle of a request.
+    // More clients than the limit, half of them in the middle of a request.
     let mut held: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));
     let start = Instant::now();
@@ -73,7 +73,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
     }
-    // Places come back.
+    // Places become free again.
     drop(held);
     while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .starts_with("HTTP/1.1 200")
@@ -85,7 +85,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
 }
 
 #[test]
-fn address_for_metrics_that_cannot_be_had_is_said_so() {
+fn unusable_metrics_address_is_reported() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp={}", taken.local_addr().unwrap());
     let output = program().args(["--kernel", "/k", "--metrics", &address]).output().unwrap();

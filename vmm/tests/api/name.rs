@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The program started by a link named `cloud-hypervisor`.
+//! Tests of the program started through a link named `cloud-hypervisor`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -60,7 +60,7 @@ fn log_file_has_a_line_for_each_request() {
     command.arg("-vv").arg("--log-file").arg(&log);
     let carom = Carom::start_by(command, dir);
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
-    // A thread of its own writes the log.
+    // A separate thread writes the log.
     let has_line = |text: &String| text.lines().any(|line| line.ends_with(" DEBUG] API: GET /api/v1/vmm.ping: 200 OK"));
     super::wait_for(|| fs::read_to_string(&log).ok().filter(has_line));
 }

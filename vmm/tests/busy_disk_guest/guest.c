@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that keeps writes to its disk under way for ever: no operating system, no paging, 32-bit code behind a PVH entry.
+ * A guest that keeps writing to its disk for ever: no operating system, no paging, 32-bit code behind a PVH entry.
  *
- * It says `w` on the serial port when the first write to a disk has ended, and ejects the disk when it reads anything there. Then it
- * looks for the next disk.
+ * It prints `w` on the serial port when the first write to a disk has completed. When it receives a byte there, it ejects the disk
+ * and then looks for the next disk.
  */
 #include "guest.h"
 
-/* A disk by vendor and device. */
+/* Vendor and device ID of a disk. */
 #define DISK 0x10421af4u
 #define WRITES 16
 #define BYTES 4096
@@ -19,7 +19,7 @@
 #define DATA 0x1100000u
 #define HOLE 0xe0000000u
 
-/* Places the memory BARs, each in its own page, and writes the addresses of all BARs to `bars`. Port BARs stay in place. */
+/* Places the memory BARs, each in its own page, and writes the addresses of all BARs to `bars`. Port BARs keep their addresses. */
 static void place_bars(uint32_t slot, uint32_t *bars)
 {
 	uint32_t place = HOLE, i = 0;
@@ -56,7 +56,7 @@ static void kick(uint32_t notify)
 		MEM16(notify) = 0;
 }
 
-/* Starts the disk in this slot, with writes. Returns the address to notify it. */
+/* Starts the disk in this slot, with writes. Returns the address that notifies the disk. */
 static uint32_t start(uint32_t slot)
 {
 	uint32_t bars[6] = { 0 }, common = 0, notify = 0, scale = 0, cap, i;
@@ -76,7 +76,7 @@ static uint32_t start(uint32_t slot)
 			scale = pci_read(slot, cap + 16);
 		}
 	}
-	/* VIRTIO_BLK_F_FLUSH: without it each write waits for the host's disk. */
+	/* VIRTIO_BLK_F_FLUSH: without this feature, each write waits for the host's disk. */
 	virtio_begin(common, 1u << 9);
 	for (i = 0; i < 0x1000; i += 4)
 		MEM32(AVAILABLE + i) = MEM32(USED + i) = 0;

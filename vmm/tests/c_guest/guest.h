@@ -5,13 +5,13 @@
 
 #include <stdint.h>
 
-/* As in entry.s. */
+/* Same value as in entry.s. */
 #define MAX_CPUS 4
 #define SERIAL 0x3f8
 #define SERIAL_STATUS 0x3fd
 #define PCI_ADDRESS 0xcf8
 #define PCI_DATA 0xcfc
-/* Ejects PCI devices: a bit for each slot. */
+/* Register that ejects PCI devices: a bit for each slot. */
 #define PCI_EJECT 0x618
 #define APIC ((volatile uint32_t *)0xfee00000)
 #define TRAMPOLINE 0x10000
@@ -21,8 +21,8 @@
 #define MEM32(a) (*(volatile uint32_t *)(a))
 
 /*
- * The guest's main function, which guest.c defines. Each processor calls it on a stack of 16 KiB. `cpu` is the number of its local APIC,
- * 0 for the boot processor. `info` is the PVH start information, NULL on other processors.
+ * Main function of the guest, which guest.c defines. Each processor calls it on a stack of 16 KiB. `cpu` is the number of its local APIC,
+ * 0 for the boot processor. `info` is the PVH start information, or NULL on other processors.
  */
 void guest(uint32_t cpu, const uint32_t *info);
 
@@ -71,7 +71,7 @@ static inline void lock(volatile uint32_t *l)
 
 static inline void unlock(volatile uint32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
 
-/* Waits until the serial port takes another byte. */
+/* Waits until the serial port accepts another byte. */
 static inline void wait_for_serial(void)
 {
 	while (!(inb(SERIAL_STATUS) & 0x20))
@@ -84,7 +84,7 @@ static inline void say(uint8_t c)
 	outb(SERIAL, c);
 }
 
-/* Takes a byte that the test sent. Returns 0 if there is none. */
+/* Takes a byte that the test sent. Returns 0 if no byte has arrived. */
 static inline int heard(void)
 {
 	if (!(inb(SERIAL_STATUS) & 1))
@@ -93,10 +93,10 @@ static inline int heard(void)
 	return 1;
 }
 
-/* All processors use one pair of configuration ports. */
+/* All processors share one pair of configuration ports. */
 static volatile uint32_t pci_lock;
 
-/* Reads the configuration register at `at` of the device in `slot`: 32 bits, or those from `at` to the end of its word. */
+/* Reads the configuration register at `at` of the device in `slot`: 32 bits, or from `at` to the end of its word. */
 static inline uint32_t pci_read(uint32_t slot, uint32_t at)
 {
 	uint32_t v;
@@ -117,8 +117,8 @@ static inline void pci_write(uint32_t slot, uint32_t at, uint32_t v)
 }
 
 /*
- * Resets a virtio device by its common configuration, and accepts VIRTIO_F_VERSION_1 and `features` of the first 32. Accepts
- * VIRTIO_F_ACCESS_PLATFORM if the device is behind the virtio-iommu.
+ * Resets a virtio device through its common configuration, and accepts VIRTIO_F_VERSION_1 and `features` of the first 32 bits.
+ * Accepts VIRTIO_F_ACCESS_PLATFORM if the device offers it, as behind the virtio-iommu.
  */
 static inline void virtio_begin(uint32_t common, uint32_t features)
 {
@@ -135,7 +135,7 @@ static inline void virtio_begin(uint32_t common, uint32_t features)
 	MEM8(common + 20) = 11;
 }
 
-/* Enables the first queue, of `size` descriptors. The driver is then ready. */
+/* Enables the first queue, with `size` descriptors. Then the driver is ready. */
 static inline void virtio_finish(uint32_t common, uint32_t size, uint32_t descriptors, uint32_t available, uint32_t used)
 {
 	MEM16(common + 22) = 0;
@@ -154,7 +154,7 @@ extern uint8_t interrupt[];
 extern volatile uint16_t idt[];
 extern void (*volatile interrupt_handler)(void);
 
-/* Sets the handler of interrupts, which is the same for all vectors, and enables it for `vector`, at most 0x30. */
+/* Sets the interrupt handler, which all vectors share, and enables it for `vector`, at most 0x30. */
 static inline void handle_interrupt(uint32_t vector, void (*handler)(void))
 {
 	interrupt_handler = handler;
@@ -166,7 +166,7 @@ static inline void handle_interrupt(uint32_t vector, void (*handler)(void))
 
 extern uint8_t trampoline_start[], trampoline_end[];
 
-/* Enables this processor's local APIC, and copies the real-mode code of other processors to TRAMPOLINE. */
+/* Enables this processor's local APIC, and copies the other processors' real-mode code to TRAMPOLINE. */
 static inline void prepare_other_cpus(void)
 {
 	uint32_t i;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests in C and assembly without an operating system, built by gcc.
+//! Builds guests in C and assembly without an operating system, with gcc.
 
 use std::fs;
 use std::path::{Path, PathBuf};

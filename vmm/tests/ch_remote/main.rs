@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cloud Hypervisor's client, ch-remote, through all of its verbs.
+//! Cloud Hypervisor's client, ch-remote, with all of its verbs.
 //!
-//! `CAROM_CH_REMOTE` names the program, built from its sources; without, its requests as they were recorded are sent again. With
-//! `CAROM_BLESS=1` they are recorded. Where there is no `/dev/kvm` that this process may use, these tests do nothing.
+//! `CAROM_CH_REMOTE` names the program, built from its sources. Without it, the recorded requests of ch-remote are sent again.
+//! With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,13 +24,13 @@ use serde_json::Value;
 use recorded::{Vmm, check_sent, client, pass_on};
 use steps::{STEPS, Step};
 
-/// Stands for the test's directory in recorded requests.
+/// Placeholder for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-ch-remote-XXXXXX";
 
-/// Where docs say how the client's output differs from what it is with Cloud Hypervisor.
+/// Page that lists the differences between the client's output with Carom and with Cloud Hypervisor.
 const DOCS: &str = "../docs/ch-remote.md";
 
-/// A VMM in a directory with what the steps need.
+/// Starts a VMM in a directory with the files that the steps need.
 fn start_as(program: &OsStr) -> Option<Vmm> {
     Vmm::start(program, DIRECTORY, |dir| {
         let config = steps::config(dir.to_str().unwrap());
@@ -44,13 +44,13 @@ fn start() -> Option<Vmm> {
     start_as(OsStr::new(env!("CARGO_BIN_EXE_carom")))
 }
 
-/// Where a step's request is recorded.
+/// Returns the file that records a step's request.
 fn record(step: &Step) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ch_remote/requests").join(step.name()).with_extension("http")
 }
 
 #[test]
-fn every_verb_of_the_client_itself_ends_as_it_should() {
+fn every_verb_of_the_client_has_the_expected_result() {
     let Some(program) = client("CAROM_CH_REMOTE", "Cloud Hypervisor's client") else { return };
     let Some(vmm) = start() else { return };
     let proxy = vmm.path("proxy.sock");
@@ -81,10 +81,10 @@ fn recorded_ch_remote_requests_get_the_expected_answers() {
     vmm.wait();
 }
 
-/// Fields by their path and what they are, and their values.
+/// Fields, by path and type, with their values.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
-/// Adds each field in `value` to `paths`. What depends on names is left out.
+/// Adds each field in `value` to `paths`. Omits fields whose paths contain names.
 fn fields(value: &Value, path: &str, paths: &mut Fields) {
     let mut add = |kind: &str| {
         paths.entry(format!("{path}: {kind}")).or_default().insert(value.to_string());
@@ -102,7 +102,7 @@ fn fields(value: &Value, path: &str, paths: &mut Fields) {
             paths.entry(format!("{path}: a list")).or_default();
             list.iter().for_each(|element| fields(element, &format!("{path}.*"), paths));
         }
-        // As if it were not there, for clients of either.
+        // For clients of either VMM, null means that the field is absent.
         Value::Null => {}
         Value::String(_) => add("a text"),
         Value::Number(_) => add("a number"),
@@ -110,12 +110,12 @@ fn fields(value: &Value, path: &str, paths: &mut Fields) {
     }
 }
 
-/// What has other values with every VMM, or in every run.
+/// True if the field's value differs with every VMM, or in every run.
 fn is_of_its_own(path: &str) -> bool {
     ["ping.", "counters.", "info.device_tree."].iter().any(|start| path.starts_with(start))
 }
 
-/// What of `there`, from Cloud Hypervisor, is not in `here`, and what is another value.
+/// Returns the fields of `there`, from Cloud Hypervisor, that are missing in `here` or have another value.
 fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
     let parse = |text: &str| {
         let mut paths = Fields::new();
@@ -125,7 +125,7 @@ fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
         paths
     };
     let (here, there) = (parse(here), parse(there));
-    // Where there is no answer, that was said of the verb.
+    // If one VMM gives no answer, the page already says so for the verb.
     let both = !here.is_empty() && !there.is_empty();
     let list = |values: &BTreeSet<String>| values.iter().cloned().collect::<Vec<_>>().join(" ");
     let of = |(field, values): (&String, &BTreeSet<String>)| match here.get(field) {
@@ -140,7 +140,7 @@ fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn client_reads_of_this_vmm_what_it_reads_of_cloud_hypervisor() {
+fn client_output_differs_only_as_documented() {
     let (Some(client), Some(peer)) = (env::var_os("CAROM_CH_REMOTE"), env::var_os("CAROM_CLOUD_HYPERVISOR")) else {
         eprintln!("not tested: CAROM_CH_REMOTE and CAROM_CLOUD_HYPERVISOR do not name Cloud Hypervisor's programs");
         return;
@@ -165,7 +165,7 @@ fn client_reads_of_this_vmm_what_it_reads_of_cloud_hypervisor() {
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(DOCS);
     let docs = fs::read_to_string(&file).unwrap();
-    // They are its end.
+    // The differences are at the end of the page.
     let (text, _) = docs.split_once("- `").unwrap_or((&docs, ""));
     let list: String = all.iter().map(|difference| format!("- `{difference}`\n")).collect();
     if env::var_os("CAROM_BLESS").is_some() {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the client is told to do, one thing after the other, and what comes of it.
+//! Steps of the client, one after the other, with the expected results.
 
-/// A call of the client.
+/// Call of the client.
 pub(crate) struct Step {
     /// Verb and arguments.
     pub(crate) arguments: &'static [&'static str],
     /// Status of the answer.
     pub(crate) status: u16,
-    /// What the answer says.
+    /// Expected parts of the answer.
     pub(crate) says: &'static [&'static str],
 }
 
 impl Step {
-    /// A name for files.
+    /// Returns a name for the step's files.
     pub(crate) fn name(&self) -> String {
         let place = STEPS.iter().position(|step| std::ptr::eq(step, self)).unwrap();
         format!("{place:02}-{}", self.arguments[0])
@@ -32,12 +32,12 @@ const fn refused(arguments: &'static [&'static str], status: u16, says: &'static
     Step { arguments, status, says }
 }
 
-/// All verbs of operations that there are, and those of some that there are not.
+/// All verbs that Carom implements, and some that it does not implement.
 pub(crate) static STEPS: &[Step] = &[
     told(&["ping"], &["\"version\":", "\"pid\":"]),
     refused(&["info"], 404, &["created"]),
     done(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"]),
-    refused(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"], 500, &["created already"]),
+    refused(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"], 500, &["already created"]),
     told(&["info"], &["\"state\":\"Created\"", "\"memory_actual_size\":67108864"]),
     done(&["boot"]),
     told(&["info"], &["\"state\":\"Running\""]),
@@ -77,7 +77,7 @@ pub(crate) static STEPS: &[Step] = &[
     done(&["shutdown-vmm"]),
 ];
 
-/// The configuration of the VM whose files are in `directory`.
+/// Returns the configuration of the VM whose files are in `directory`.
 pub(crate) fn config(directory: &str) -> String {
     serde_json::json!({
         "payload": {"kernel": format!("{directory}/kernel")},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A guest that sends two requests to the disk in slot 2.
+//! Guest that sends two requests to the disk in slot 2.
 
 use crate::guest_code::Code;
 
@@ -20,7 +20,8 @@ pub(crate) const SECTOR: u32 = 512;
 pub(crate) const IN: u32 = 0;
 pub(crate) const OUT: u32 = 1;
 
-/// Image of the guest. It sends both `requests`, each of a kind and a sector, at once. Those of kind [`OUT`] write `written`.
+/// Returns the image of the guest, which sends both `requests` at once. Each request is a kind and a sector. Requests of kind
+/// [`OUT`] write `written`.
 pub(crate) fn driver(requests: [(u32, u32); 2], written: &[u8]) -> Vec<u8> {
     let rings = [DESCRIPTORS, AVAILABLE, USED].map(|ring| IMAGE + ring);
     let code = Code::default().set_up_disk(rings).notify_disk().halt();
@@ -31,7 +32,7 @@ pub(crate) fn driver(requests: [(u32, u32); 2], written: &[u8]) -> Vec<u8> {
         let number = u32::from(request);
         put(HEADERS + 16 * number, &kind.to_le_bytes());
         put(HEADERS + 16 * number + 8, &sector.to_le_bytes());
-        // NEXT is 1, WRITE is 2.
+        // Flags: NEXT is 1, WRITE is 2.
         let buffer = (BUFFERS + SECTOR * number, SECTOR, if kind == IN { 3u16 } else { 1 });
         let buffers = [(HEADERS + 16 * number, 16, 1), buffer, (STATUSES + number, 1, 2)];
         for (index, (place, len, flags)) in (3 * request..).zip(buffers) {

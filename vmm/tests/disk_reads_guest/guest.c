@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that reads 4 KiB blocks of a virtio disk, again and again, and prints how long that takes: one request at a time, then 64 at
- * a time. It polls for completions, so that no interrupt takes time. A line is the depth and the time stamp counter's cycles for
- * READS requests, both in hexadecimal.
+ * A guest that repeatedly reads 4 KiB blocks of a virtio disk and prints the time: one request at a time, then 64 at a time. It polls
+ * for completions, so that interrupts take no time. A line contains the depth and the time stamp counter's cycles for READS requests,
+ * both in hexadecimal.
  *
  * If the disk is behind the virtio-iommu, the guest maps the queue once, and the disk writes to a bounce window.
  */
 #include "guest.h"
 
-/* A disk and the virtio-iommu by vendor and device. */
+/* Vendor and device ID of a disk and of the virtio-iommu. */
 #define DISK 0x10421af4u
 #define IOMMU 0x10571af4u
 #define QUEUE_SIZE 256
 #define READS 2048
 #define BLOCK 4096
-/* Blocks of the disk that are read. */
+/* Number of blocks of the disk that are read. */
 #define BLOCKS 8192
 #define TABLE 0x1000000u
 #define AVAILABLE 0x1001000u
@@ -36,7 +36,7 @@
 /* Offsets of the device configuration and the notification register in the BAR. */
 #define CONFIG 0x2000
 #define NOTIFY 0x3000
-/* The device asks for no notifications. */
+/* Flag of the device: it needs no notifications. */
 #define NO_NOTIFY 1
 
 static uint16_t available, used;
@@ -44,13 +44,13 @@ static uint32_t block;
 
 static void submit(uint32_t request)
 {
-	/* Blocks one after the other would be one request of the host's. */
+	/* The host would merge reads of consecutive blocks into one request. */
 	block = (block + 4097) % BLOCKS;
 	MEM32(HEADERS + 16 * request + 8) = block * (BLOCK / 512);
 	MEM16(AVAILABLE + 4 + 2 * (available++ % QUEUE_SIZE)) = 3 * request;
 }
 
-/* Shows the device what was submitted. */
+/* Makes the submitted requests visible to the device. */
 static void publish(uint32_t notify)
 {
 	__asm__ volatile("" ::: "memory");

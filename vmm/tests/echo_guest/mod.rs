@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The code of a guest that prints what it is told.
+//! Code of a guest that echoes its input.
 
 /// `again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx; out dx, al; jmp again`
 pub(crate) const ECHO: &[u8] =

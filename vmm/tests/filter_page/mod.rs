@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The tables of roles and calls in `docs/security.md`, and the lists that filters are made of.
+//! Compares the tables of roles and calls in `docs/security.md` with the filters in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use devices::sandbox::{Argument, COMMON, Call, REFUSED, ThreadRole};
 
-/// Calls by name and condition, and the roles that have them.
+/// Calls by name and condition, with the roles that may make them.
 pub(crate) type Calls = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// The page's word for all roles.
+/// Word in the page for all roles.
 const EVERY: &str = "every";
-/// The page's words for calls that fail.
+/// Words in the page for calls that fail.
 const FAILS: &str = "fails with `EACCES`";
-/// The page's word for any arguments.
+/// Word in the page for any arguments.
 const ANY: &str = "any";
 
 /// Returns the calls that the filters allow.
@@ -54,7 +54,7 @@ pub(crate) fn of_page(page: &str) -> (Calls, Vec<String>) {
             for condition in conditions.split(" or ") {
                 let key = (name.clone(), condition.trim().to_string());
                 if calls.insert(key.clone(), roles.clone()).is_some() {
-                    wrong.push(format!("{key:?} is there twice"));
+                    wrong.push(format!("{key:?} occurs twice"));
                 }
             }
         }
@@ -62,7 +62,7 @@ pub(crate) fn of_page(page: &str) -> (Calls, Vec<String>) {
     (calls, wrong)
 }
 
-/// The roles in the page's table of them.
+/// Returns the roles in the page's table of roles.
 pub(crate) fn roles_of_page(page: &str) -> BTreeSet<String> {
     rows(page, "| role | ")
         .into_iter()
@@ -75,7 +75,7 @@ fn listed(cell: &str, between: &str) -> BTreeSet<String> {
     cell.split(between).map(|one| one.trim().to_string()).map(|one| unquoted(&one)).collect()
 }
 
-/// A name in backticks and nothing else, without them.
+/// Removes the backticks of a text that is a single name in backticks.
 fn unquoted(text: &str) -> String {
     match text.strip_prefix('`').and_then(|rest| rest.strip_suffix('`')) {
         Some(name) if !name.contains('`') && !name.contains(' ') => name.to_string(),
@@ -83,7 +83,7 @@ fn unquoted(text: &str) -> String {
     }
 }
 
-/// The cells of each row of the table whose head begins so.
+/// Returns the cells of each row of the table whose head starts with `head`.
 fn rows(page: &str, head: &str) -> Vec<Vec<String>> {
     let lines = page.lines().skip_while(|line| !line.starts_with(head)).skip(2);
     let rows = lines.take_while(|line| line.starts_with('|'));
@@ -91,7 +91,7 @@ fn rows(page: &str, head: &str) -> Vec<Vec<String>> {
     rows.map(cells).collect()
 }
 
-/// How the page tells which arguments a call may have.
+/// Returns the page's description of the arguments that a call may have.
 fn condition(call: Call) -> String {
     let number = call.number();
     let shown = |argument: &Argument| match *argument {
@@ -123,7 +123,7 @@ fn ioctl_kind(kind: u8) -> &'static str {
     }
 }
 
-/// The name of a parameter in the call's manual page.
+/// Returns a parameter's name in the call's manual page.
 fn parameter(number: i64, index: u8) -> String {
     let name = match (number, index) {
         (libc::SYS_prlimit64, 0) => "pid",
@@ -148,7 +148,7 @@ fn parameter(number: i64, index: u8) -> String {
     name.to_string()
 }
 
-/// The name of a value in the kernel's headers, in backticks.
+/// Returns a value's name in the kernel's headers, in backticks.
 fn value_name(number: i64, index: u8, value: u32) -> String {
     let of = |names: &[(i32, &str)]| {
         names.iter().find(|(known, _)| known.cast_unsigned() == value).map(|(_, name)| format!("`{name}`"))
@@ -201,7 +201,7 @@ fn value_name(number: i64, index: u8, value: u32) -> String {
     name.unwrap_or_else(|| if value < 10 { value.to_string() } else { format!("{value:#x}") })
 }
 
-/// The name of a request of `ioctl`.
+/// Returns the name of an `ioctl` request.
 fn request_name(request: u32) -> Option<&'static str> {
     Some(match request {
         0x5401 => "TCGETS",

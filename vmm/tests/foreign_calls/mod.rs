@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that reach another process, another kind of file or socket, or the whole host. No role has any of them.
+//! Calls that access another process, another kind of file or socket, or the whole host. No role allows any of them.
 //!
-//! Where a filter lets one through, it does no harm: its pointers are null, its descriptor is closed, its signal is 0. A socket is left
+//! A call that a filter lets through does no harm: its pointers are null, its descriptor is closed, its signal is 0. A socket stays
 //! open.
 
 use std::io;
 
 use libc::{c_int, c_long, pid_t};
 
-/// A system call with arguments that no thread has a use for.
+/// System call with arguments that no thread needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForeignCall {
     /// Description for messages.
     pub(crate) what: &'static str,
-    /// Its number.
+    /// Number of the call.
     pub(crate) number: c_long,
     arguments: [c_long; 6],
 }
 
-/// No descriptor.
+/// Invalid descriptor.
 const NO_FILE: c_int = -1;
-/// Arguments that the `libc` crate has no names for.
+/// Arguments that the `libc` crate does not define.
 const PR_SET_PTRACER: c_int = 0x5961_6d61;
 const MADV_HWPOISON: c_int = 100;
 const MADV_SOFT_OFFLINE: c_int = 101;
@@ -48,7 +48,7 @@ impl ForeignCall {
     /// Makes the call.
     pub(crate) fn make(&self) -> io::Result<()> {
         let [a, b, c, d, e, f] = self.arguments;
-        // SAFETY: All pointers are null or beyond the process, so the kernel neither reads nor writes memory of this process, and no
+        // SAFETY: All pointers are null or outside the process, so the kernel neither reads nor writes memory of this process, and no
         // call of `all` changes a mapping.
         match unsafe { libc::syscall(self.number, a, b, c, d, e, f) } {
             -1 => Err(io::Error::last_os_error()),
@@ -56,13 +56,13 @@ impl ForeignCall {
         }
     }
 
-    /// True if the thread that starts others may make it: it has `ioctl` with any arguments.
+    /// True if the thread that starts the others may make the call: that thread may use `ioctl` with any arguments.
     pub(crate) fn is_for_starter(&self) -> bool {
         self.number == libc::SYS_ioctl
     }
 }
 
-/// All of them. `other` is another process, which the caller started.
+/// Returns all these calls. `other` is another process, which the caller started.
 pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
     let call = |what, number, arguments: [c_int; 3]| ForeignCall::new(what, number, arguments);
     let limit = libc::RLIMIT_NOFILE.cast_signed();
@@ -70,7 +70,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
     let stream = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     let datagram = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     let mut all = vec![
-        // Another process.
+        // Other processes.
         call("kill another", libc::SYS_kill, [other, 0, 0]),
         call("kill a group", libc::SYS_kill, [-other, 0, 0]),
         call("kill all", libc::SYS_kill, [-1, 0, 0]),
@@ -100,7 +100,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("migrate_pages of another", libc::SYS_migrate_pages, [other, 0, 0, 0]),
         ForeignCall::new("move_pages of another", libc::SYS_move_pages, [other, 0, 0, 0, 0, -1]),
         ForeignCall::new("prctl PR_SET_PTRACER", libc::SYS_prctl, [PR_SET_PTRACER, -2, 0, 0, 0]),
-        // Commands.
+        // Commands of fcntl.
         call("fcntl F_SETOWN", libc::SYS_fcntl, [NO_FILE, libc::F_SETOWN, other]),
         call("fcntl F_SETOWN_EX", libc::SYS_fcntl, [NO_FILE, 15, 0]),
         call("fcntl F_SETSIG", libc::SYS_fcntl, [NO_FILE, 10, libc::SIGKILL]),
@@ -114,7 +114,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         ForeignCall::new("mbind with pages of others", libc::SYS_mbind, [0, 0, -1, 0, 0, 4]),
         ForeignCall::new("setsockopt", libc::SYS_setsockopt, [NO_FILE, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, 0, 0]),
         call("timerfd_create of a clock that wakes the host", libc::SYS_timerfd_create, [9, -1, 0]),
-        // Families, types and protocols.
+        // Socket families, types and protocols.
         call("socket, TCP", libc::SYS_socket, [libc::AF_INET, stream, 0]),
         call("socket, TCP over IPv6", libc::SYS_socket, [libc::AF_INET6, stream, 0]),
         call("socket, raw", libc::SYS_socket, [libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP]),
@@ -125,7 +125,7 @@ pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
         call("socket, ciphers of the kernel", libc::SYS_socket, [libc::AF_ALG, libc::SOCK_SEQPACKET, 0]),
         call("socket, Unix datagrams", libc::SYS_socket, [libc::AF_UNIX, datagram, 0]),
         ForeignCall::new("socketpair, Unix datagrams", libc::SYS_socketpair, [libc::AF_UNIX, datagram, 0, 0]),
-        // The host.
+        // The whole host.
         call("execve", libc::SYS_execve, [0, 0, 0]),
         ForeignCall::new("mount", libc::SYS_mount, [0, 0, 0, 0, 0]),
         call("unshare", libc::SYS_unshare, [0, 0, 0]),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that keeps printing its VM Generation ID and the number of notifications of a new one. It has no operating system and no
- * paging, and is 32-bit code behind a PVH entry. The ID and the notifications are where the ACPI tables say.
+ * A guest that keeps printing its VM Generation ID and the number of notifications about a new ID. It has no operating system and
+ * no paging, and is 32-bit code behind a PVH entry. The addresses of the ID and the notifications are those in the ACPI tables.
  */
 #include "guest.h"
 

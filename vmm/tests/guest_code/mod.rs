@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Instructions of a guest, and a driver of the disk in slot 2.
+//! Instructions of a guest, and a driver for the disk in slot 2.
 
-/// Configuration space of the device in slot 2, and the address that the guest gives its registers.
+/// Configuration space of the device in slot 2, and the address to which the guest assigns its registers.
 pub(crate) const CONFIG: u32 = 0xf800_0000 + (2 << 15);
 const REGISTERS: u32 = 0xf000_0000;
 
-/// A list of instructions.
+/// List of instructions.
 #[derive(Clone, Default)]
 pub(crate) struct Code(pub(crate) Vec<u8>);
 
 impl Code {
-    /// `mov [address], value`, of `bytes` bytes.
+    /// Appends `mov [address], value`, of `bytes` bytes.
     pub(crate) fn store(mut self, address: u32, bytes: usize, value: u32) -> Self {
         let opcode: &[u8] = match bytes {
             1 => &[0xc6, 0x05],
@@ -24,9 +24,9 @@ impl Code {
         self
     }
 
-    /// Sets up the disk in slot 2, whose rings are at these addresses.
+    /// Appends the set-up of the disk in slot 2, with rings at these addresses.
     pub(crate) fn set_up_disk(mut self, rings: [u32; 3]) -> Self {
-        // Command register, BAR 0.
+        // Command register and BAR 0.
         for (offset, value) in [(4, 0), (0x10, REGISTERS), (4, 6)] {
             self = self.store(CONFIG + offset, 4, value);
         }
@@ -41,12 +41,12 @@ impl Code {
         self.store(REGISTERS + 28, 2, 1).store(REGISTERS + 20, 1, 15)
     }
 
-    /// Notifies the disk.
+    /// Appends a notification of the disk.
     pub(crate) fn notify_disk(self) -> Self {
         self.store(REGISTERS + 0x3000, 2, 0)
     }
 
-    /// Ends the code: `again: hlt; jmp again`
+    /// Appends the end of the code: `again: hlt; jmp again`
     pub(crate) fn halt(mut self) -> Vec<u8> {
         self.0.extend([0xf4, 0xeb, 0xfd]);
         self.0

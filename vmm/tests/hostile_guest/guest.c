@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that means harm: no operating system, no paging, 32-bit code behind a PVH entry.
+ * A hostile guest: no operating system, no paging, 32-bit code behind a PVH entry.
  *
- * Each vCPU has a role, and all act at once: mutated requests to the virtio-iommu and whatever chain for the others; rings and
- * descriptors that change while they are served; BARs, decoding and MSI-X; resets, bypass and ejection. What a vCPU does follows from
- * the seed on the command line, the number of its life and its own number, so a seed does the same again as far as vCPUs can.
+ * Each vCPU has a role, and all act at the same time: mutated requests to the virtio-iommu, and arbitrary descriptor chains for the
+ * other devices; rings and descriptors that change while they are served; BARs, decoding and MSI-X; resets, bypass and ejection. The
+ * actions of a vCPU depend on the seed on the command line, the number of the current life and the vCPU's number, so a seed repeats
+ * the same actions as far as vCPUs can.
  *
- * It lives for some seconds and resets itself, by ACPI's register or a triple fault. A life that it did not end itself begins
- * with a pause, in which whoever reset it can look at what is left of the one before.
+ * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
+ * not end a life itself, the next life begins with a pause, in which the test can check what is left of the previous life.
  */
 #include "guest.h"
 
 #define ACPI_RESET 0x602
 #define MAX_DEVICES 12
 #define MAX_QUEUES 4
-/* Queues' memory: descriptors, available ring, used ring, a page each, and a page of indirect descriptors. */
+/* Memory of the queues: descriptors, available ring and used ring, a page each, and a page of indirect descriptors. */
 #define RINGS 0x1000000u
 #define RING_SIZE 0x4000u
 #define BUFFERS 0x2000000u
 #define RAM_END 0x4000000u
-/* What outlives a reset, as nothing is loaded there. */
+/* Data that survives a reset, because nothing is loaded there. */
 #define KEPT ((volatile struct kept *)0x3f00000)
 #define MAGIC 0x0b5e55edu
-/* Where 32-bit BARs go. */
+/* Addresses for 32-bit BARs. */
 #define HOLE 0xe0000000u
 #define HOLE_SIZE 0x18000000u
-/* Room for the first BAR of a device of the host. */
+/* Room for the first BAR of a host device. */
 #define PASSED_SIZE 0x1000000u
 
 struct kept {
@@ -33,14 +34,14 @@ struct kept {
 };
 
 struct device {
-	/* Where its registers and its port for notifications were last seen. */
+	/* Last known addresses of its registers and its notification port. */
 	uint32_t slot, type, base, notify;
 	uint16_t next[MAX_QUEUES];
 	uint32_t queues, size[MAX_QUEUES];
 };
 
 static struct device devices[MAX_DEVICES];
-/* Slots of those that are not virtio's: the host's. */
+/* Slots of devices that are not virtio devices: host devices. */
 static uint32_t passed[MAX_DEVICES];
 static volatile uint32_t device_count, passed_count, go;
 static uint32_t state[MAX_CPUS];
@@ -61,7 +62,7 @@ static uint32_t registers(struct device *d) { return pci_read(d->slot, 0x10) & ~
 
 static uint32_t ring(struct device *d, uint32_t q) { return RINGS + ((uint32_t)(d - devices) * MAX_QUEUES + q) * RING_SIZE; }
 
-/* Sets a device up, as a driver does; sometimes as none would. */
+/* Sets up a device as a driver does, sometimes in an invalid way. */
 static void start(uint32_t cpu, struct device *d)
 {
 	uint32_t base, q, odd = !below(cpu, 4);
@@ -111,7 +112,7 @@ static void find(uint32_t cpu)
 {
 	uint32_t slot, n = 0, m = 0;
 
-	/* The first is the host bridge. */
+	/* Slot 0 is the host bridge. */
 	for (slot = 1; slot < 32 && n < MAX_DEVICES && m < MAX_DEVICES; slot++) {
 		uint32_t id = pci_read(slot, 0);
 
@@ -119,7 +120,7 @@ static void find(uint32_t cpu)
 			continue;
 		if ((id & 0xffff) != 0x1af4) {
 			passed[m] = slot;
-			/* Where 32-bit code reaches it. */
+			/* An address that 32-bit code can access. */
 			pci_write(slot, 0x10, HOLE + m++ * PASSED_SIZE);
 			pci_write(slot, 0x14, 0);
 			pci_write(slot, 4, 7);
@@ -145,7 +146,7 @@ static void notify(struct device *d, uint32_t q)
 		outw(port + 4 * q, q);
 }
 
-/* An IOVA: one of few, so that they meet; in the aperture of windows at times. */
+/* An IOVA: one of a few, so that they collide; sometimes in the aperture of windows. */
 static uint32_t iova(uint32_t cpu)
 {
 	return (below(cpu, 8) ? 0 : 0xc0000000u) + below(cpu, 256) * 0x4000 + (below(cpu, 16) ? 0 : below(cpu, 0x100000) * 0x1000);
@@ -158,12 +159,12 @@ static uint32_t endpoint(uint32_t cpu)
 	return (passed_count && below(cpu, 2) ? passed[below(cpu, passed_count)] : any(cpu)->slot) << 3;
 }
 
-/* A request to the virtio-iommu at `at`, an ATTACH if it is the first; returns its length. */
+/* Writes a request to the virtio-iommu at `at`, an ATTACH if it is the first. Returns its length. */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 {
 	static const uint8_t types[] = { 1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 0x40, 0x40, 0x41 };
 	static const uint8_t lens[] = { 20, 20, 20, 36, 36, 36, 36, 28, 28, 72, 28, 28, 28 };
-	/* An endpoint has to be attached for others to come far, so that is asked for when a batch begins. */
+	/* Most requests need an attached endpoint, so each batch begins with an ATTACH. */
 	uint32_t kind = first ? 0 : below(cpu, sizeof(types)), len = lens[kind], i, start = iova(cpu);
 	uint32_t pages = 1 + below(cpu, below(cpu, 8) ? 4 : 512);
 
@@ -205,7 +206,7 @@ static void describe(uint32_t at, uint32_t address, uint32_t len, uint32_t flags
 	MEM16(at + 14) = next;
 }
 
-/* Makes a chain available, and tells. */
+/* Makes a chain available, and notifies the device. */
 static void ask(uint32_t cpu, struct device *d, uint32_t first)
 {
 	uint32_t q = d->type == 23 ? 0 : below(cpu, d->queues ? d->queues : 1);
@@ -220,7 +221,7 @@ static void ask(uint32_t cpu, struct device *d, uint32_t first)
 		d->next[q] += 2;
 	} else {
 		n = 1 + below(cpu, 4);
-		/* Of a disk: what and where. */
+		/* Type and sector of a disk request. */
 		MEM32(buffer) = below(cpu, 16);
 		MEM32(buffer + 8) = below(cpu, 64);
 		for (i = 0; i < n; i++) {
@@ -236,7 +237,7 @@ static void ask(uint32_t cpu, struct device *d, uint32_t first)
 	__sync_synchronize();
 	MEM16(at + 0x1002) += 1;
 	__sync_synchronize();
-	/* One notification for several, mostly. */
+	/* Usually one notification for several requests. */
 	if (d->type != 23 || !below(cpu, 6))
 		notify(d, q);
 }
@@ -252,7 +253,7 @@ static void requests(uint32_t cpu)
 				ask(cpu, &devices[i], 0);
 			continue;
 		}
-		/* A device that failed, or that another vCPU has reset, serves nobody. */
+		/* A device that failed, or that another vCPU has reset, serves no requests. */
 		base = devices[i].base;
 		if (base >= HOLE && base < HOLE + HOLE_SIZE && MEM8(base + 20) != 15)
 			start(cpu, &devices[i]);
@@ -267,7 +268,7 @@ static void rings(uint32_t cpu)
 	struct device *d = any(cpu);
 	uint32_t at = ring(d, below(cpu, MAX_QUEUES)), i;
 
-	/* Most of what is done to the virtio-iommu's would have it fail at once. */
+	/* Most changes to the virtio-iommu's queues would make it fail at once. */
 	if (d->type == 23 && below(cpu, 16))
 		return;
 	for (i = 0; i < 8; i++) {
@@ -282,14 +283,14 @@ static void rings(uint32_t cpu)
 			MEM16(at + 0x1004 + 2 * below(cpu, 256)) = below(cpu, 300);
 			break;
 		default:
-			/* A descriptor changes by a bit, or to another's. */
+			/* Flips a bit of a descriptor, which may turn it into another descriptor. */
 			MEM8(at + below(cpu, 4096)) ^= 1 << below(cpu, 8);
 		}
 	}
 	notify(d, below(cpu, MAX_QUEUES));
 }
 
-/* A drive as its driver sets it up, with queues at IOVAs, and commands in them that are whatever is there. */
+/* Sets up a drive as its driver does, with queues at IOVAs, whose commands are whatever the memory contains. */
 static void drive(uint32_t cpu, uint32_t base)
 {
 	MEM32(base + 0x24) = 0x3f003f;
@@ -302,7 +303,7 @@ static void drive(uint32_t cpu, uint32_t base)
 	MEM32(base + 0x1000) = below(cpu, 64);
 }
 
-/* Role 2 for a device of the host: where it is, what it can, and its registers, which have it reach for memory. */
+/* Role 2 for a host device: changes its addresses, capabilities and registers, which make it access memory. */
 static void meddle(uint32_t cpu)
 {
 	uint32_t slot = passed[below(cpu, passed_count)], bar = below(cpu, 6), i;
@@ -328,7 +329,7 @@ static void meddle(uint32_t cpu)
 		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
 		break;
 	case 4:
-		/* Back to where it was found, and working. */
+		/* Back to its first address, and enabled. */
 		pci_write(slot, 0x10, HOLE + below(cpu, passed_count) * PASSED_SIZE);
 		pci_write(slot, 0x14, 0);
 		pci_write(slot, 4, 7);
@@ -343,7 +344,7 @@ static void meddle(uint32_t cpu)
 	}
 }
 
-/* Role 2: where devices are, and their interrupts. */
+/* Role 2: addresses of devices, and their interrupts. */
 static void places(uint32_t cpu)
 {
 	struct device *d = any(cpu);
@@ -354,7 +355,7 @@ static void places(uint32_t cpu)
 	old = pci_read(d->slot, 0x10 + 4 * bar);
 	switch (below(cpu, 8)) {
 	case 0:
-		/* Somewhere, or where another is. */
+		/* A random address, or another device's. */
 		pci_write(d->slot, 4, below(cpu, 2) ? 7 : 0);
 		if (bar == 1)
 			pci_write(d->slot, 0x14, 0x1000 + (below(cpu, 0xe00) << 4));
@@ -371,7 +372,7 @@ static void places(uint32_t cpu)
 		pci_write(d->slot, 4, 7);
 		break;
 	case 2:
-		/* All ones, as to learn the size, and back. */
+		/* Writes all ones, as if to read the size, and restores the value. */
 		pci_write(d->slot, 0x10 + 4 * bar, ~0u);
 		pci_write(d->slot, 0x10 + 4 * bar, old);
 		break;
@@ -416,7 +417,7 @@ static void resets(uint32_t cpu)
 			MEM8(base + 0x2000 + 36) = below(cpu, 2);
 		break;
 	default:
-		/* Without the virtio-iommu there is little to do. */
+		/* Without the virtio-iommu, the guest can do little. */
 		if (d->type == 23 && below(cpu, 32))
 			break;
 		if (base >= HOLE && base < HOLE + HOLE_SIZE)
@@ -453,7 +454,7 @@ static void die(uint32_t cpu)
 		;
 }
 
-/* Processors that run, the boot processor included. */
+/* Number of running processors, including the boot processor. */
 static volatile uint32_t came = 1;
 
 static void other(uint32_t cpu)
@@ -475,7 +476,7 @@ static void bring(void)
 	wait(26);
 }
 
-/* The next number of a text. */
+/* Returns the next number in a text. */
 static uint32_t number(const char **text)
 {
 	const char *at = *text;
@@ -515,11 +516,11 @@ static void boot_cpu(const uint32_t *info)
 	find(0);
 	bring();
 	go = 1;
-	/* Two to five seconds, as processors are. */
+	/* Two to five seconds, depending on the processor. */
 	end = tsc() + ((2ull + below(0, 3)) << 31);
 	while (tsc() < end) {
 		act(0, 0);
-		/* Acts for the processors that have not started. */
+		/* Acts in place of processors that have not started. */
 		first = came;
 		if (first < MAX_CPUS && !below(0, 4))
 			act(first + below(0, MAX_CPUS - first), 0);

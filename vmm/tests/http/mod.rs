@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A client of the API that can do less than a real one would: one that sends bytes and reads one answer.
+//! Minimal client of the API, which sends bytes and reads one answer.
 
 use std::io::{BufRead, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Limit that ends a test which hangs.
+/// Limit that ends a hanging test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn connect(socket: &Path) -> UnixStream {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The calls that Kata Containers makes of Cloud Hypervisor, by its client in Go.
+//! Calls that Kata Containers makes to Cloud Hypervisor, with its Go client.
 //!
-//! `CAROM_KATA_CLIENT` names `driver.go`, built with that client (`docs/kata.md`); without, its requests as they were recorded are sent
-//! again. With `CAROM_BLESS=1` they are recorded. Where there is no `/dev/kvm` that this process may use, these tests do nothing.
-//! Network devices, which come with descriptors, are in the guest test of the same name.
+//! `CAROM_KATA_CLIENT` names `driver.go`, built with that client (`docs/kata.md`). Without it, the recorded requests of the client are
+//! sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. Network devices,
+//! which come with descriptors, are in the guest test of the same name.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -20,13 +20,13 @@ use std::thread;
 
 use recorded::{Vmm, check_sent, client, pass_on};
 
-/// Stands for the test's directory in recorded requests.
+/// Placeholder for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-kata-XXXXXX";
 
-/// A call, the status of its answer, and what that says.
+/// Call, status of its answer, and expected parts of the answer.
 type Step = (&'static str, u16, &'static [&'static str]);
 
-/// A sandbox's life, in the runtime's order.
+/// Life of a sandbox, in the runtime's order.
 static STEPS: &[Step] = &[
     ("ping", 200, &["\"version\":"]),
     ("create", 204, &[]),
@@ -49,12 +49,12 @@ static STEPS: &[Step] = &[
 
 fn start() -> Option<Vmm> {
     Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, |dir| {
-        fs::write(dir.join("initrd"), "a guest of a few instructions does not look at it").unwrap();
+        fs::write(dir.join("initrd"), "the small guest does not read this").unwrap();
         File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
     })
 }
 
-/// Where a step's request is recorded.
+/// Returns the file that records a step's request.
 fn record(place: usize, (call, ..): Step) -> PathBuf {
     let name = call.split('=').next().unwrap();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata/requests");
@@ -93,7 +93,7 @@ fn recorded_kata_requests_get_the_expected_answers() {
     vmm.wait();
 }
 
-/// Sends a request that the runtime itself made, or its client; the answer must have this status, and say all of these.
+/// Sends a request that the runtime or its client made. The answer must have this status and contain all of `says`.
 fn sends(vmm: &Vmm, request: &str, wanted: u16, says: &[&str]) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kata").join(request).with_extension("http");
     vmm.answers(&file, wanted, says);
@@ -115,7 +115,7 @@ fn runtime_sandbox_requests_create_file_system_and_drive() {
 }
 
 #[test]
-fn runtime_container_requests_succeed_but_for_a_missing_drive() {
+fn only_the_runtimes_missing_drive_request_fails() {
     let Some(vmm) = start() else { return };
     sends(&vmm, "requests/01-create", 204, &[]);
     sends(&vmm, "runtime/boot", 204, &[]);

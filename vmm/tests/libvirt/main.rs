@@ -2,9 +2,9 @@
 
 //! libvirt's driver for Cloud Hypervisor, through the life of a domain.
 //!
-//! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`): its daemon runs in namespaces of its own and is told what to do by
-//! virsh. Without, its requests as they were recorded are sent again. With `CAROM_BLESS=1` they are recorded. Where there is no
-//! `/dev/kvm` that this process may use, these tests do nothing.
+//! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`). Its daemon runs in its own namespaces, and virsh
+//! controls it. Without the variable, the recorded requests of libvirt are sent again. With `CAROM_BLESS=1`, the requests are recorded.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,28 +27,28 @@ use std::time::{Duration, Instant};
 use recorded::{Vmm, check_sent, client, echo_guest, http, tiny_guest};
 use steps::{HOT_PLUG, RESTORE, Request, STEPS};
 
-/// Stands for the test's directory in recorded requests.
+/// Placeholder for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-libvirt-XXXXXX";
 
-/// Where requests are recorded.
+/// Returns the directory of the records.
 fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt/requests")
 }
 
-/// All requests of all steps, in order, each with the file of its record.
+/// Returns all requests of all steps, in order, each with the file of its record.
 fn requests() -> impl Iterator<Item = (&'static Request, PathBuf)> {
     let all = STEPS.iter().flat_map(|step| step.requests).enumerate();
     all.map(|(place, request)| (request, records().join(format!("{place:02}-{}.http", request.name))))
 }
 
-/// What the domain has.
+/// Creates the files of the domain.
 fn prepare(dir: &Path) {
     for image in ["disk.img", "more.img"] {
         File::create_new(dir.join(image)).unwrap().set_len(1 << 20).unwrap();
     }
 }
 
-/// libvirt's daemon, and what tells virsh what to do.
+/// libvirt's daemon, and the streams that control virsh.
 struct Session {
     child: Child,
     orders: Option<ChildStdin>,
@@ -71,7 +71,7 @@ impl Session {
         symlink(env!("CARGO_BIN_EXE_carom"), path.join("carom/cloud-hypervisor")).unwrap();
         symlink(env::current_exe().unwrap(), path.join("recorder")).unwrap();
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt");
-        // It is found by this name. A copy, as that of the sources need not be one that can be executed.
+        // libvirt finds the emulator by this name. It is a copy, because the source file need not be executable.
         let mut emulator =
             File::options().mode(0o755).write(true).create_new(true).open(path.join("cloud-hypervisor")).unwrap();
         emulator.write_all(&fs::read(scripts.join("emulator.sh")).unwrap()).unwrap();
@@ -97,7 +97,7 @@ impl Session {
         Self { child, orders, answers, dir }
     }
 
-    /// Has virsh do something, and returns whether it did and what it said.
+    /// Runs a virsh command. Returns whether it succeeded, and its output.
     fn virsh(&mut self, arguments: &str) -> (bool, String) {
         let line = self.here(arguments);
         writeln!(self.orders.as_mut().unwrap(), "{line}").unwrap();
@@ -116,7 +116,7 @@ impl Session {
         text.replace(DIRECTORY, self.dir.path().to_str().unwrap())
     }
 
-    /// Waits until so many requests are recorded, and returns the last one.
+    /// Waits until `count` requests are recorded. Returns the last one.
     fn recorded(&self, count: usize) -> String {
         let file = self.dir.path().join(format!("recorded/{:02}", count - 1));
         let start = Instant::now();
@@ -130,13 +130,13 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // All of the namespace ends with its first process, which ends with its input.
+        // The whole namespace ends with its first process, which ends with its input.
         drop(self.orders.take());
         let _ = self.child.wait();
     }
 }
 
-/// No test of its own: the other one starts it as a process, and says by variables what it is to do.
+/// Not a test by itself: the other test starts it as a process and passes its task in variables.
 #[test]
 fn recorder() {
     recorder::run();
@@ -171,7 +171,7 @@ fn recorded_libvirt_requests_get_the_expected_answers() {
     let restore = (&RESTORE, records().join("restore.http"));
     for (request, file) in requests().chain([restore]) {
         if request.begins {
-            // There it has a VMM of its own, to which the VM before it is as if it were not.
+            // There the VM has its own VMM, without the previous VM.
             let mut stream = vmm.connect();
             http::send(&mut stream, "PUT", "vm.delete", None);
             http::receive(&mut BufReader::new(stream));
@@ -188,7 +188,7 @@ fn answers(vmm: &Vmm, request: &Request, file: &Path) {
 }
 
 #[test]
-fn disk_that_a_newer_driver_attaches_comes_and_goes() {
+fn disk_of_a_newer_driver_is_attached_and_detached() {
     let Some(vmm) = Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, prepare) else { return };
     for (request, file) in requests().take(2) {
         answers(&vmm, request, &file);

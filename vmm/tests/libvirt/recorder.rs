@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What stands between libvirt and the VMM that it has started, and records the requests.
+//! Proxy between libvirt and the VMM that libvirt has started. It records the requests.
 //!
-//! It is a process of its own, started by `emulator.sh`, and gets libvirt's listening socket from there.
+//! The proxy is a separate process. `emulator.sh` starts it and passes libvirt's listening socket to it.
 
 use std::collections::VecDeque;
 use std::env;
@@ -16,20 +16,20 @@ use std::time::Duration;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// Names the directory of the test, in which `recorded` gets a file for each request.
+/// Variable with the test's directory, in which `recorded` gets a file for each request.
 const DIRECTORY: &str = "CAROM_LIBVIRT_DIRECTORY";
-/// Number of the descriptor that libvirt listens by.
+/// Variable with the number of libvirt's listening descriptor.
 const LISTENER: &str = "CAROM_LIBVIRT_LISTENER";
-/// The socket of the VMM.
+/// Variable with the socket of the VMM.
 const VMM: &str = "CAROM_LIBVIRT_VMM";
 
-/// Descriptors with a message, at most.
+/// Maximum number of descriptors with a message.
 const MAX_FDS: usize = 16;
 
-/// Passes connections on until its namespace ends. Does nothing where it was not started by `emulator.sh`.
+/// Forwards connections until its namespace ends. Does nothing if `emulator.sh` did not start it.
 pub(crate) fn run() {
     let (Ok(listener), Some(vmm)) = (env::var(LISTENER), env::var_os(VMM)) else { return };
-    // SAFETY: libvirt made the descriptor for this process and its VMM, which does not use it.
+    // SAFETY: libvirt created the descriptor for this process and its VMM, which does not use it.
     let listener = unsafe { UnixListener::from_raw_fd(listener.parse().unwrap()) };
     let vmm = PathBuf::from(vmm);
     let directory = PathBuf::from(env::var_os(DIRECTORY).unwrap()).join("recorded");
@@ -48,7 +48,8 @@ fn connect(vmm: &Path) -> UnixStream {
     }
 }
 
-/// Passes one connection on. Requests and answers take turns, so a file that an answer completes has the request before it.
+/// Forwards one connection. Requests and answers take turns, so a file that exists when an answer arrives contains the
+/// whole request.
 fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
     let (from_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let answers = thread::spawn(move || {
@@ -63,7 +64,7 @@ fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
     let mut requests = Requests::default();
     let mut bytes = [0; 4096];
     while let Ok((len @ 1.., fds)) = receive(&client, &mut bytes) {
-        // Before it is passed on: what it says may end the VMM.
+        // Recorded before it is forwarded, because the request may end the VMM.
         requests.add(&bytes[..len], directory);
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let sent = server.send_with_fds(&[&bytes[..len]], &numbers).unwrap();
@@ -76,31 +77,31 @@ fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<File>), vmm_sys_util::errno::Error> {
     let mut numbers = [-1; MAX_FDS];
     let mut buffers = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
-    // SAFETY: the buffer is `bytes`, which any bytes may go to.
+    // SAFETY: the buffer is `bytes`, which may hold any bytes.
     let (len, count) = unsafe { stream.recv_with_fds(&mut buffers, &mut numbers) }?;
-    // SAFETY: they have come for this process alone.
+    // SAFETY: the descriptors were received by this process only.
     Ok((len, numbers[..count].iter().map(|fd| unsafe { File::from_raw_fd(*fd) }).collect()))
 }
 
-/// What a client has sent of requests that are not whole.
+/// Received bytes of requests that are not complete.
 #[derive(Default)]
 struct Requests(VecDeque<u8>);
 
 impl Requests {
-    /// Adds bytes, and writes a file for each request that is whole by them.
+    /// Adds bytes, and writes a file for each completed request.
     fn add(&mut self, bytes: &[u8], directory: &Path) {
         self.0.extend(bytes);
         while let Some(len) = self.first() {
             let request: Vec<u8> = self.0.drain(..len).collect();
             let number = fs::read_dir(directory).unwrap().count();
-            // Under its name once it is whole.
+            // The file gets its name when it is complete.
             let unfinished = directory.with_file_name("unfinished");
             fs::write(&unfinished, request).unwrap();
             fs::rename(unfinished, directory.join(format!("{number:02}"))).unwrap();
         }
     }
 
-    /// The length of the first request, in bytes, if all of it is there.
+    /// Returns the length of the first request in bytes, if it is complete.
     fn first(&mut self) -> Option<usize> {
         let text = String::from_utf8_lossy(self.0.make_contiguous()).into_owned();
         let head = text.find("\r\n\r\n")? + 4;

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What virsh is told to do, one thing after the other, and what comes of it.
+//! Steps of virsh, one after the other, with the expected results.
 
-/// A request of libvirt.
+/// Request of libvirt.
 pub(crate) struct Request {
-    /// The operation.
+    /// Name of the operation.
     pub(crate) name: &'static str,
-    /// Status of the answer.
+    /// Expected status of the answer.
     pub(crate) status: u16,
-    /// What the answer says.
+    /// Expected parts of the answer.
     pub(crate) says: &'static [&'static str],
-    /// Whether it is the first that a VMM gets.
+    /// True if it is the first request to a VMM.
     pub(crate) begins: bool,
-    /// Whether a tap interface comes with it.
+    /// True if it carries a tap interface.
     pub(crate) needs_the_hosts_network: bool,
 }
 
-/// A call of virsh.
+/// Call of virsh.
 pub(crate) struct Step {
     /// Verb and arguments.
     pub(crate) virsh: &'static str,
-    /// Whether it succeeds.
+    /// True if it succeeds.
     pub(crate) done: bool,
-    /// What it says.
+    /// Expected parts of its output.
     pub(crate) says: &'static [&'static str],
-    /// What libvirt asks of the VMM for it.
+    /// Requests that libvirt makes to the VMM for it.
     pub(crate) requests: &'static [Request],
 }
 
@@ -48,7 +48,7 @@ const fn step(virsh: &'static str, says: &'static [&'static str], requests: &'st
 
 const RUNNING: &[&str] = &["\"state\":\"Running\"", "\"serial\":{\"file\":\"/dev/pts/"];
 
-/// The life of two domains.
+/// Life of two domains.
 pub(crate) static STEPS: &[Step] = &[
     step("version", &["Running hypervisor: CH 53.0.0"], &[]),
     step("define /tmp/carom-libvirt-XXXXXX/vm.xml", &[], &[]),
@@ -64,11 +64,11 @@ pub(crate) static STEPS: &[Step] = &[
     step("domstate vm", &["paused"], &[]),
     step("resume vm", &[], &[request("vm.resume")]),
     step("domstate vm", &["running"], &[]),
-    // It asks for what the VM is once the event says that it was done.
+    // libvirt asks for the VM's information when the event reports the reboot.
     step("reboot vm", &[], &[request("vm.reboot"), info(RUNNING)]),
     step("save vm /tmp/carom-libvirt-XXXXXX/saved", &[], &[request("vm.pause"), request("vm.snapshot")]),
     step("list --all", &["vm   shut off"], &[]),
-    // It loses the name of the file that the VMM's number stands in, and asks nothing of the VMM.
+    // libvirt loses the name of the file with the VMM's process number, and makes no request to the VMM.
     Step {
         virsh: "restore /tmp/carom-libvirt-XXXXXX/saved",
         done: false,
@@ -80,23 +80,23 @@ pub(crate) static STEPS: &[Step] = &[
     step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
     step("shutdown net", &[], &[request("vm.shutdown")]),
     step("list --all", &["net   shut off"], &[]),
-    // Nothing is asked of the VMM, which stays.
+    // libvirt makes no request to the VMM, which keeps running.
     step("start net", &[], &[first("vm.create"), ADD_NET, request("vm.boot"), info(RUNNING)]),
     step("destroy net", &[], &[]),
     step("list --all", &["net   shut off"], &[]),
     step("undefine net", &[], &[]),
 ];
 
-/// What it would ask to restore what it has saved, written down from its sources.
+/// Request with which libvirt would restore the saved VM, derived from its sources.
 pub(crate) static RESTORE: Request = first("vm.restore");
 
-/// What the driver of a newer libvirt asks for `attach-device` and `detach-device` of a disk, written down from its sources.
+/// Requests of a newer libvirt's driver for `attach-device` and `detach-device` of a disk, derived from its sources.
 pub(crate) static HOT_PLUG: [(Request, &str); 2] = [
     (Request { status: 200, says: &["\"id\":\"virtio-disk1\"", "\"bdf\":"], ..request("vm.add-disk") }, "add-disk"),
     (request("vm.remove-device"), "remove-device"),
 ];
 
-/// The definitions of the domains whose files are in `directory`.
+/// Returns the definitions of the domains whose files are in `directory`.
 pub(crate) fn domains(directory: &str) -> [(&'static str, String); 2] {
     let disk = "<disk type='file' device='disk'><driver name='raw'/><source file='DIRECTORY/disk.img'/><target dev='vda' bus='virtio'/></disk>";
     let net = "<interface type='ethernet'><mac address='52:54:00:12:34:56'/><target dev='carom0'/><model type='virtio'/></interface>";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests that access memory when the test says so.
+//! Guests that access memory when the test tells them to.
 
 use crate::guest_code::Code;
 
@@ -8,21 +8,21 @@ use crate::guest_code::Code;
 pub(crate) const READY: u32 = 0x30_0000;
 pub(crate) const GO: u32 = READY + 4;
 pub(crate) const AFTER: u32 = READY + 8;
-/// Start of the second zone, and the page of it that the guest accesses.
+/// Start of the second zone, and the page in it that the guest accesses.
 pub(crate) const ZONE: u32 = 64 << 20;
 pub(crate) const LOST: u32 = ZONE + 0x10_0000;
-/// Address that the guest gives persistent memory.
+/// Address to which the guest assigns persistent memory.
 pub(crate) const SHOWN: u32 = 0xf400_0000;
 
 impl Code {
-    /// `mov eax, [address]`
+    /// Appends `mov eax, [address]`.
     pub(crate) fn load(mut self, address: u32) -> Self {
         self.0.push(0xa1);
         self.0.extend(address.to_le_bytes());
         self
     }
 
-    /// `rep movsd` of four words.
+    /// Appends `rep movsd` of four words.
     pub(crate) fn copy(mut self, from: u32, to: u32) -> Self {
         for (opcode, value) in [(0xbe, from), (0xbf, to), (0xb9, 4)] {
             self.0.push(opcode);
@@ -32,7 +32,7 @@ impl Code {
         self
     }
 
-    /// Says that it is ready, and waits until it is to go on: `again: cmp dword [GO], 0; je again`
+    /// Reports that the guest is ready, and waits for the test: `again: cmp dword [GO], 0; je again`
     pub(crate) fn wait(self) -> Self {
         let mut code = self.store(READY, 4, 1);
         code.0.extend([0x83, 0x3d]);
@@ -41,12 +41,12 @@ impl Code {
         code
     }
 
-    /// Says that it has run on, and halts.
+    /// Reports that the guest has run on, and halts.
     pub(crate) fn end(self) -> Vec<u8> {
         self.store(AFTER, 4, 1).halt()
     }
 
-    /// `ud2`: a triple fault, as no exception has a handler.
+    /// Appends `ud2`: a triple fault, because no exception has a handler.
     pub(crate) fn triple_fault(mut self) -> Self {
         self.0.extend([0x0f, 0x0b]);
         self

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guest memory that the host loses under a real `carom` process: truncated files, full file systems. The VM stops with a reason that
+//! Guest memory that the host loses under a real `carom` process: truncated files and full file systems. The VM stops with a reason that
 //! names the zone or device and the file, and its guest does not run on.
 //!
-//! Without a `/dev/kvm` that this process may use, these tests do nothing.
+//! Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -35,14 +35,14 @@ use program::{Carom, call, command, has_kvm, put, start, start_by, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// A page of the first zone for what a driver shares with its disk, and places in it.
+/// Page of the first zone that a driver and its disk share, and addresses in it.
 const PAGE: u32 = 0x31_0000;
 const HEADER: u32 = PAGE + 0x600;
 const STATUS: u32 = PAGE + 0x700;
 const BUFFER: u32 = PAGE + 0x800;
 const SECTOR: u32 = 512;
 
-/// A VM whose two zones are files.
+/// VM whose two zones are files.
 struct Vm {
     dir: PathBuf,
     carom: Carom,
@@ -50,7 +50,7 @@ struct Vm {
     lost: PathBuf,
 }
 
-/// Makes a file of `len` bytes without data.
+/// Creates a file of `len` bytes without data.
 fn sparse(path: &Path, len: u64) -> File {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
     file.set_len(len).unwrap();
@@ -58,7 +58,8 @@ fn sparse(path: &Path, len: u64) -> File {
 }
 
 impl Vm {
-    /// Boots a guest of `code`, the second zone in `lost`, after `prepare` has written to the zones. Returns once it is ready.
+    /// Boots a guest of `code`, with the second zone in `lost`, after `prepare` has written to the zones. Returns when the guest is
+    /// ready.
     fn boot(dir: &Path, lost: &Path, code: Vec<u8>, more: &Value, prepare: impl FnOnce(&File, &File)) -> Option<Self> {
         Self::boot_with(dir, lost, code, more, &[], prepare)
     }
@@ -91,7 +92,7 @@ impl Vm {
         Some(vm)
     }
 
-    /// A word of the first zone.
+    /// Returns a word of the first zone.
     fn word(&self, address: u32) -> u32 {
         let mut word = [0; 4];
         self.low.read_exact_at(&mut word, address.into()).unwrap();
@@ -109,7 +110,7 @@ impl Vm {
     }
 }
 
-/// The reason of the event `vm:failed`, if there is one.
+/// Returns the reason in the event `vm:failed`, if it was written.
 fn reason(dir: &Path) -> Option<String> {
     let events = fs::read_to_string(dir.join("events")).unwrap();
     let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -127,7 +128,7 @@ fn truncate(path: &Path) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
 }
 
-/// Accesses of the guest to the lost page: by its own instructions, and by instructions that KVM emulates.
+/// Returns accesses of the guest to the lost page: by its own instructions, and by instructions that KVM emulates.
 fn accesses() -> [(&'static str, Code); 4] {
     let start = || Code::default().wait();
     [
@@ -153,7 +154,7 @@ fn guest_in_a_truncated_zone_does_not_run_on() {
 }
 
 #[test]
-fn triple_fault_of_a_guest_without_its_memory_is_no_reset() {
+fn triple_fault_of_a_guest_with_lost_memory_is_not_a_reset() {
     let dir = tempfile::tempdir().unwrap();
     let lost = dir.path().join("lost");
     let code = Code::default().wait().triple_fault().end();
@@ -168,11 +169,11 @@ fn triple_fault_of_a_guest_without_its_memory_is_no_reset() {
     assert_eq!(vm.word(AFTER), 0);
 }
 
-/// A small file system that is full, until this is dropped.
+/// Small file system that is full until this is dropped.
 struct FullFileSystem(PathBuf);
 
 impl FullFileSystem {
-    /// Mounts it, if this process may.
+    /// Mounts the file system, if this process may.
     fn mount(place: PathBuf) -> Option<Self> {
         fs::create_dir(&place).unwrap();
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none"]).arg(&place).output();
@@ -199,7 +200,7 @@ impl Drop for FullFileSystem {
 
 #[test]
 fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
-    // By the guest's own instruction, and by one that KVM emulates.
+    // By the guest's own instruction, and by an instruction that KVM emulates.
     for (what, code) in accesses().into_iter().step_by(3) {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -207,12 +208,12 @@ fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
         let lost = system.0.join("ram");
         let Some(vm) = Vm::boot_with(dir, &lost, code.end(), &json!({}), &["--no-shutdown"], |_, _| {}) else { return };
         vm.go();
-        wait_until("there is a reason", || reason(dir).is_some());
+        wait_until("the event has a reason", || reason(dir).is_some());
         let file = format!("file {}", lost.display());
         let parts = ["zone 'lost'", &file, "offset 0x100000 (guest-physical 0x4100000)", "is full"];
         assert_reason(&reason(dir).unwrap(), &parts);
         let info = || call(dir, "GET", "vm.info", None).1;
-        wait_until("it is shut down", || info()["state"] == "Created");
+        wait_until("the VM is shut down", || info()["state"] == "Created");
         assert_eq!((info()["failure"].as_str(), vm.word(AFTER)), (reason(dir).as_deref(), 0), "{what}");
 
         fs::remove_file(system.filler()).unwrap();
@@ -224,7 +225,7 @@ fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
 
 #[test]
 fn guest_in_truncated_persistent_memory_does_not_run_on() {
-    // Command register and BAR 2, of 64 bits.
+    // Command register, and BAR 2 of 64 bits.
     let show = [(4, 0), (0x18, SHOWN), (0x1c, 0), (4, 2)];
     let show = show.into_iter().fold(Code::default(), |code, (at, value)| code.store(CONFIG + at, 4, value));
     let show = || show.clone().store(SHOWN + 0x10_0000, 4, 7).wait();
@@ -237,7 +238,7 @@ fn guest_in_truncated_persistent_memory_does_not_run_on() {
         let Some(mut vm) = Vm::boot(dir.path(), &dir.path().join("lost"), code.end(), &pmem, |_, _| {}) else { return };
         let mut word = [0; 4];
         file.read_exact_at(&mut word, MIB).unwrap();
-        assert_eq!(word, [7, 0, 0, 0], "the guest sees the file");
+        assert_eq!(word, [7, 0, 0, 0], "the guest's write is in the file");
         truncate(&image);
         vm.go();
         vm.fails(&["persistent memory 'store'", &format!("file {}", image.display()), "offset 0x10"]);
@@ -246,11 +247,11 @@ fn guest_in_truncated_persistent_memory_does_not_run_on() {
 }
 
 #[test]
-fn triple_fault_beside_a_full_file_system_is_a_reset() {
+fn triple_fault_with_a_full_file_system_is_a_reset() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(system) = FullFileSystem::mount(dir.join("full")) else { return };
-    // `inc dword [AFTER]`, and a triple fault while that is 1.
+    // `inc dword [AFTER]`, and a triple fault while the word is 1.
     let mut code = vec![0xff, 0x05];
     code.extend(AFTER.to_le_bytes());
     code.extend([0x83, 0x3d]);
@@ -262,12 +263,12 @@ fn triple_fault_beside_a_full_file_system_is_a_reset() {
     assert_eq!((vm.word(AFTER), reason(dir)), (2, None));
 }
 
-/// A paused VM with private RAM that was restored from a snapshot in `dir`, which was truncated then.
+/// Returns a paused VM with private RAM, restored from a snapshot in `dir` that was truncated afterwards.
 fn restored(dir: &Path) -> Option<Vm> {
     restored_with(dir, "Null", Stdio::null())
 }
 
-/// The same with this mode of the serial port and this standard input.
+/// Returns such a VM with this mode of the serial port and this standard input.
 fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Vm> {
     let monitor = format!("path={}", dir.join("events").display());
     if !has_kvm() {
@@ -304,7 +305,7 @@ fn restored_vm_ends_when_its_snapshot_is_truncated() {
 }
 
 #[test]
-fn vmm_ends_when_its_control_thread_meets_lost_memory() {
+fn vmm_ends_when_its_control_thread_accesses_lost_memory() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(mut vm) = restored(dir) else { return };
@@ -315,7 +316,7 @@ fn vmm_ends_when_its_control_thread_meets_lost_memory() {
 }
 
 #[test]
-fn vmm_that_ends_at_once_gives_the_terminal_back() {
+fn vmm_that_ends_at_once_restores_the_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -334,8 +335,8 @@ fn vmm_that_ends_at_once_gives_the_terminal_back() {
     assert!(!is_raw());
 }
 
-/// Writes a request for the disk: descriptors and available ring to `rings`, a file and an offset, and its header to `low`. The data are
-/// at `buffer`.
+/// Writes a disk request: descriptors and available ring to `rings`, which is a file and an offset, and the header to `low`. The data
+/// are at `buffer`.
 fn write_request(rings: (&File, u64), low: &File, writes: bool, buffer: u32, available: u16) {
     let (file, offset) = rings;
     let buffers = [(HEADER, 16, 1u16), (buffer, SECTOR, if writes { 1 } else { 3 }), (STATUS, 1, 2)];

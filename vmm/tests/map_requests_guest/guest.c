@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints how long they take. It maps one page at a
- * time, then 64 at a time. It polls for answers, so that no interrupt takes time. A line has two hexadecimal numbers: how many pages are
- * mapped at a time, and the time stamp counter's cycles for PAIRS pairs of MAP and UNMAP.
+ * A guest that sends MAP and UNMAP requests for a disk behind the virtio-iommu and prints their time. It maps one page at a time, then
+ * 64 at a time. It polls for answers, so that interrupts take no time. A line has two hexadecimal numbers: the pages that are mapped at
+ * a time, and the time stamp counter's cycles for PAIRS pairs of MAP and UNMAP.
  */
 #include "guest.h"
 
-/* A disk and the virtio-iommu by vendor and device. */
+/* Vendor and device IDs of a disk and of the virtio-iommu. */
 #define DISK 0x10421af4u
 #define IOMMU 0x10571af4u
 /* VIRTIO_IOMMU_F_MAP_UNMAP */
@@ -16,16 +16,16 @@
 #define UNMAP 4
 #define QUEUE_SIZE 256
 #define PAIRS 2048
-/* Requests of a kind: their descriptors fill the table. */
+/* Number of requests of each kind: their descriptors fill the table. */
 #define MOST 64
 #define TABLE 0x1000000u
 #define AVAILABLE 0x1001000u
 #define USED 0x1002000u
-/* 64 bytes for each request, and their tails. */
+/* Requests, of 64 bytes each, and their tails. */
 #define REQUESTS 0x1010000u
 #define TAILS 0x1020000u
 #define PAGE 0x1100000u
-/* The device asks for no notifications. */
+/* Flag of the device: it needs no notifications. */
 #define NO_NOTIFY 1
 
 static uint32_t notify;
@@ -37,7 +37,7 @@ static void submit(uint32_t head)
 	MEM16(AVAILABLE + 4 + 2 * (available++ % QUEUE_SIZE)) = head;
 }
 
-/* Shows the device what was submitted, and waits for the answers. */
+/* Makes the submitted requests visible to the device, and waits for the answers. */
 static void serve(uint16_t count)
 {
 	__asm__ volatile("" ::: "memory");
@@ -67,7 +67,7 @@ static uint32_t build(uint32_t n, uint32_t type, uint32_t len)
 	return at;
 }
 
-/* Requests 0 to MOST - 1 map a page each, the next ones unmap them. */
+/* Requests 0 to MOST - 1 map a page each. The following requests unmap these pages. */
 static void build_all(void)
 {
 	uint32_t n;
@@ -97,8 +97,8 @@ static void check(void)
 }
 
 /*
- * Where KVM emulates the guest's instructions, they take longer than the requests. So the requests are the same again and again, and so
- * is the ring when MOST are submitted at a time.
+ * If KVM emulates the guest's instructions, they take longer than the requests. So the same requests are sent repeatedly, and the ring
+ * is also reused when MOST requests are submitted at a time.
  */
 static void map_and_unmap(uint32_t pages)
 {
@@ -112,7 +112,7 @@ static void map_and_unmap(uint32_t pages)
 			serve(1);
 		}
 	} else {
-		/* PAIRS leave the ring where it began. */
+		/* After PAIRS pairs, the ring is at its start again. */
 		for (n = 0; n < QUEUE_SIZE; n++)
 			submit(2 * (n % (2 * MOST)));
 		for (available -= QUEUE_SIZE, done = 0; done < 2 * PAIRS; done += MOST) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Outputs that are no regular files, under Landlock: each works, or the error names its option.
+//! Outputs that are not regular files, under Landlock: each works, or the error names its option.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -22,10 +22,11 @@ use super::tiny_guest::elf;
 
 /// `mov edx, 0x3f8; mov al, '~'; out dx, al; again: hlt; jmp again`
 const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
-/// Limit that ends a test which hangs.
+/// Limit that ends a hanging test.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The program with a guest that prints, limited to the files of its VM. Its descriptor 7 is its standard output.
+/// Returns the program with a guest that prints, restricted to the files of its VM. Its descriptor 7 is its standard
+/// output.
 fn program(dir: &Path, options: &[&str]) -> Command {
     fs::write(dir.join("kernel"), elf(PRINT)).unwrap();
     let mut command = Command::new("sh");
@@ -52,7 +53,7 @@ fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
     told.recv_timeout(LIMIT).unwrap()
 }
 
-/// Options that write to `path`, the texts that they write, and whether the texts come before the program is told to end.
+/// Returns options that write to `path`, the expected texts, and whether the texts come before the program is told to end.
 fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
     let option = |name: &str, value: &str| [name.to_string(), format!("{value}{path}")];
     let first = [option("--serial", "file="), option("--event-monitor", "path=")].concat();
@@ -66,14 +67,14 @@ fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
 /// Opens the other end of an output.
 type Reader<'a> = &'a dyn Fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
 
-/// Runs the program with each set of outputs to `path`, which `reader` can be read from.
+/// Runs the program with each set of outputs to `path`, which `reader` can read.
 fn works(dir: &Path, path: &str, reader: Option<Reader>) {
     for (options, texts, comes_first) in outputs(path) {
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
         let output = if reader.is_some() { Stdio::piped() } else { Stdio::null() };
         let mut carom = Carom(program(dir, &options).stdout(output).spawn().unwrap());
         let mut reading = reader.map(|reader| reader(&mut carom, dir));
-        wait_until("it listens", || {
+        wait_until("the program listens", || {
             assert!(carom.0.try_wait().unwrap().is_none(), "{options:?}");
             UnixStream::connect(dir.join("api.sock")).is_ok()
         });
@@ -109,7 +110,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // It is open for writing, too, so that reading finds no end.
+    // Also opened for writing, so that reading sees no end.
     let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
     works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 
@@ -121,7 +122,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, &path, Some(&|_, _| Box::new(File::from(terminal.try_clone().unwrap()))));
 }
 
-/// Each option that names an output, and what precedes the path in its value.
+/// Each option that names an output, with the prefix of the path in its value.
 const OUTPUTS: [(&str, &str); 5] = [
     ("--serial", "file="),
     ("--console", "file="),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that compares each byte that it reads from devices, while the VM is paused again and again: no operating system, no
- * paging, 32-bit code behind a PVH entry.
+ * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly: no operating system, no paging,
+ * 32-bit code behind a PVH entry.
  *
- * It uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, strings of ports. The
- * boot processor has all regions that it finds, except for one MSI-X table for each of the other processors. It starts processors
- * that come, and lets go of those that are to go.
+ * It uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port strings. The
+ * boot processor tests all regions that it finds, except one MSI-X table for each of the other processors. It starts processors
+ * that are added, and ejects processors that it is asked to release.
  *
- * It prints a line of 16 bytes after each round, by one instruction: the number of the round. A line that begins with '!' names a
+ * After each round, one instruction prints a line of 16 bytes with the number of the round. A line that begins with '!' reports a
  * wrong word, and the guest stops comparing.
  */
 #include "guest.h"
@@ -20,19 +20,19 @@
 #define ECAM 0xf8000000u
 #define MAX_REGIONS 64
 #define MAX_WORDS 16
-/* Where BARs go that 32-bit code does not reach otherwise. */
+/* Address for BARs that 32-bit code could not access otherwise. */
 #define HOLE 0xf0000000u
 #define HOLE_SIZE 0x1000000u
 #define VIRTIO 0x1af4
-/* The device of the vfio-user server. */
+/* Device of the vfio-user server. */
 #define SERVED 0x11e81234
 
 enum kind {
-	/* Its contents never change. */
+	/* The contents never change. */
 	CONSTANT,
-	/* Each word is what was last written. */
+	/* Each word keeps the value last written. */
 	MEMORY,
-	/* An MSI-X table: memory, but the last word of each entry has one bit, the mask. It stays set. */
+	/* An MSI-X table: memory, but the last word of each entry has one bit, the mask. The mask stays set. */
 	TABLE,
 	/* BARs in ECAM of a function that does not decode: some bits of each word do not change. */
 	BARS,
@@ -41,7 +41,7 @@ enum kind {
 struct region {
 	uint32_t base, words, cpu;
 	enum kind kind;
-	/* Value of a constant. Bits of BARs that change, and bits of BARs that are always set. */
+	/* Values of a constant. For BARs: bits that change, and bits that are always set. */
 	uint32_t is[MAX_WORDS], changes[MAX_WORDS], set[MAX_WORDS];
 };
 
@@ -49,7 +49,7 @@ static struct region regions[MAX_REGIONS];
 static volatile uint32_t region_count, wrong, print_lock;
 static uint32_t tables;
 
-/* Strings. Addresses are of memory or of registers. */
+/* String instructions. Addresses are of memory or of registers. */
 static inline void move_words(uint32_t to, uint32_t from, uint32_t n)
 {
 	__asm__ volatile("rep movsl" : "+D"(to), "+S"(from), "+c"(n) :: "memory");
@@ -74,7 +74,7 @@ static inline void in_words(uint16_t port, void *to, uint32_t n)
 {
 	__asm__ volatile("rep insl" : "+D"(to), "+c"(n) : "d"(port) : "memory");
 }
-/* 16 bytes at once. The compiler uses no such register. */
+/* Moves 16 bytes at once. The compiler does not use this register. */
 static inline void move_16(uint32_t to, uint32_t from)
 {
 	__asm__ volatile("movups (%1), %%xmm0\n\tmovups %%xmm0, (%0)" :: "r"(to), "r"(from) : "memory");
@@ -125,7 +125,7 @@ static void compare(uint32_t cpu, uint32_t base, const uint32_t *is, const uint3
 			tell(cpu, base + 4 * i, is[i], should[i]);
 }
 
-/* Reads all words, one way after the other. */
+/* Reads all words in several ways, one after the other. */
 static void read_all(uint32_t cpu, struct region *r, const uint32_t *should)
 {
 	uint32_t buffer[MAX_WORDS], i;
@@ -141,7 +141,7 @@ static void read_all(uint32_t cpu, struct region *r, const uint32_t *should)
 	compare(cpu, r->base, buffer, should, r->words);
 }
 
-/* Returns the content of word `i` of a region after a write of `v` to it. */
+/* Returns the content of word `i` of a region after `v` was written to it. */
 static uint32_t kept(const struct region *r, uint32_t i, uint32_t v)
 {
 	if (r->kind == BARS)
@@ -149,7 +149,7 @@ static uint32_t kept(const struct region *r, uint32_t i, uint32_t v)
 	return r->kind == TABLE && i % 4 == 3 ? v & 1 : v;
 }
 
-/* Writes all words, one way after the other, and reads them. */
+/* Writes all words in several ways, one after the other, and reads them. */
 static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 {
 	uint32_t out[MAX_WORDS], should[MAX_WORDS], i, way;
@@ -175,13 +175,13 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 	}
 	if (r->kind == BARS)
 		return;
-	/* Reads and writes of one instruction. */
+	/* Instructions that read and write. */
 	__asm__ volatile("addl %1, (%0)" :: "r"(r->base), "r"(round) : "memory");
 	should[0] += round;
 	__asm__ volatile("lock xorl %1, (%0)" :: "r"(r->base + 8), "r"(round) : "memory");
 	should[2] ^= round;
 	read_all(cpu, r, should);
-	/* From registers to registers: the first words become the later ones. */
+	/* From registers to registers: the first half gets the values of the second half. */
 	i = r->words / 2;
 	move_words(r->base, r->base + 4 * i, i);
 	while (i--)
@@ -231,7 +231,7 @@ static struct region *add(enum kind kind, uint32_t base, uint32_t words)
 	return r;
 }
 
-/* A table of MSI-X, and the BAR that it is in. */
+/* Adds an MSI-X table, and enables the BAR that contains it. */
 static void find_table(uint32_t slot)
 {
 	uint32_t at = pci_read(slot, 0x34) & 0xfc, id, place, bar, words;
@@ -247,13 +247,13 @@ static void find_table(uint32_t slot)
 		if (pci_read(slot, bar) & 1)
 			return;
 		r = add(TABLE, (pci_read(slot, bar) & ~15u) + (place & ~7u), words);
-		/* One is for each of the other processors. */
+		/* Each of the other processors gets one table. */
 		if (++tables < MAX_CPUS)
 			r->cpu = tables;
 	}
 }
 
-/* BARs that may have any value, as the function does not decode. */
+/* Adds BARs that may have any value, because the function does not decode. */
 static void use_bars(uint32_t slot)
 {
 	uint32_t at = ECAM + (slot << 15) + 0x10, i, ones;
@@ -288,11 +288,11 @@ static void find(void)
 				add(CONSTANT, base, 9);
 				break;
 			case 4:
-				/* A source of random numbers, which serves for its header only. */
+				/* A source of random numbers, of which only the header is used. */
 				use_bars(slot);
 				continue;
 			case 19:
-				/* The vsock device: its address. */
+				/* The vsock device: its CID. */
 				add(CONSTANT, base, 2);
 			}
 			find_table(slot);
@@ -343,13 +343,13 @@ static void use_regions(uint32_t cpu, uint32_t round)
 /* NMIs only interrupt the accesses. */
 static void ignore_nmi(void) { }
 
-/* Other processors are in real mode first: vector 2 there is an IRET. */
+/* Other processors start in real mode: vector 2 there is an IRET. */
 static void ignore_nmis_in_real_mode(void)
 {
 	__asm__ volatile("movl $0x10000ff0, 8\n\tmovb $0xcf, 0x10ff0" ::: "memory");
 }
 
-/* CR4.OSFXSR and CR4.OSXMMEXCPT: SSE instructions work. */
+/* CR4.OSFXSR and CR4.OSXMMEXCPT enable SSE instructions. */
 static void enable_sse(void)
 {
 	uint32_t v;
@@ -368,7 +368,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 		handle_interrupt(2, ignore_nmi);
 		find();
 		prepare_other_cpus();
-		/* CPUS_PRESENT includes the processors that came before this. */
+		/* CPUS_PRESENT includes the processors that were added before this. */
 		inl(CPUS_CAME);
 		start_cpus(inl(CPUS_PRESENT));
 	}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Servers of a vfio-user device and of a vhost-user disk that behave. Each serves one client after the other until the test ends.
+//! Well-behaved servers of a vfio-user device and of a vhost-user disk. Each serves one client after the other until the test
+//! ends.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -11,7 +12,7 @@ use std::thread;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Reads a whole header or payload. Files that come with it are kept in `files`. Returns `None` at the end of the connection.
+/// Reads a whole header or payload. Stores files that come with it in `files`. Returns `None` at the end of the connection.
 fn receive(socket: &UnixStream, len: usize, files: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
@@ -47,7 +48,8 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A device whose BAR 0 is 64 KiB of memory, and then an MSI-X table of four entries (QEMU's `docs/interop/vfio-user.rst`).
+/// Serves a device whose BAR 0 is 64 KiB of memory, followed by an MSI-X table of four entries (QEMU's
+/// `docs/interop/vfio-user.rst`).
 pub(crate) fn vfio_user(socket: &Path) {
     serve(socket, vfio_user_client);
 }
@@ -92,7 +94,7 @@ fn vfio_user_client(socket: &UnixStream) -> Option<()> {
     }
 }
 
-/// A disk of 1 MiB that the guest does not read (QEMU's `docs/interop/vhost-user.rst`).
+/// Serves a disk of 1 MiB that the guest does not read (QEMU's `docs/interop/vhost-user.rst`).
 pub(crate) fn vhost_user(socket: &Path) {
     serve(socket, vhost_user_client);
 }

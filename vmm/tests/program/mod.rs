@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A real `carom` process that serves its API, and calls of it.
+//! A real `carom` process that serves its API, and calls to it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::http::{self, PATIENCE};
 
-/// A process that is gone at the end of the test.
+/// Process that is killed at the end of the test.
 pub(crate) struct Carom(pub(crate) Child);
 
 impl Drop for Carom {
@@ -29,7 +29,7 @@ impl Drop for Carom {
 impl Carom {
     /// Waits until the process has ended.
     pub(crate) fn ended(&mut self) -> ExitStatus {
-        wait_until("it ends", || self.0.try_wait().unwrap().is_some());
+        wait_until("the process ends", || self.0.try_wait().unwrap().is_some());
         self.0.wait().unwrap()
     }
 
@@ -40,22 +40,22 @@ impl Carom {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// True if this process may use `/dev/kvm`. Otherwise it prints that the test does nothing.
+/// True if this process may use `/dev/kvm`. Otherwise prints that the test does nothing.
 pub(crate) fn has_kvm() -> bool {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
     opened.inspect_err(|error| eprintln!("not tested: /dev/kvm: {error}")).is_ok()
 }
 
-/// The program with a socket `api.sock` in `dir` and further options.
+/// Returns the command of the program with a socket `api.sock` in `dir` and further options.
 pub(crate) fn command(dir: &Path, options: &[&str]) -> Command {
     let program = env::var_os("CAROM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_carom").into());
     let mut command = Command::new(program);
@@ -63,10 +63,10 @@ pub(crate) fn command(dir: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Starts what `command` says, and waits until it listens at `api.sock` in `dir`.
+/// Starts `command`, and waits until the process listens at `api.sock` in `dir`.
 pub(crate) fn start_by(mut command: Command, dir: &Path) -> Carom {
     let mut carom = Carom(command.spawn().unwrap());
-    wait_until("it listens", || {
+    wait_until("the process listens", || {
         let ended = carom.0.try_wait().unwrap();
         assert!(ended.is_none(), "carom has ended: {ended:?}");
         UnixStream::connect(dir.join("api.sock")).is_ok()
@@ -74,12 +74,12 @@ pub(crate) fn start_by(mut command: Command, dir: &Path) -> Carom {
     carom
 }
 
-/// Starts the program with a socket `api.sock` in `dir` and further options, if there is KVM.
+/// Starts the program with a socket `api.sock` in `dir` and further options, if KVM is available.
 pub(crate) fn start(dir: &Path, options: &[&str]) -> Option<Carom> {
     has_kvm().then(|| start_by(command(dir, options), dir))
 }
 
-/// Status and answer of a call.
+/// Makes a call. Returns its status and answer.
 pub(crate) fn call(dir: &Path, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
     let mut stream = http::connect(&dir.join("api.sock"));
     http::send(&mut stream, method, name, body);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Requests of clients of others, which were recorded and are sent again.
+//! Recorded requests of other projects' clients, which are sent again.
 
 #[path = "../echo_guest/mod.rs"]
 pub(crate) mod echo_guest;
@@ -27,17 +27,17 @@ use echo_guest::ECHO;
 use http::PATIENCE;
 use program::{Carom, has_kvm};
 
-/// A VMM without a VM, in a directory whose name has the length of the one that stands for it in recorded requests.
+/// VMM without a VM, in a directory. The directory's name has the same length as its placeholder in recorded requests.
 pub(crate) struct Vmm {
     process: Carom,
     dir: tempfile::TempDir,
-    /// What stands for it: it ends with six letters for those that are random.
+    /// Placeholder of the directory. It ends with six letters for the random ones.
     recorded: &'static str,
 }
 
 impl Vmm {
-    /// Starts one in a new directory, in which `kernel` is a guest of a few instructions and `prepare` puts more. `None` where there
-    /// is no `/dev/kvm` that this process may use.
+    /// Starts a VMM in a new directory, in which `kernel` is a small guest and `prepare` creates further files. Returns `None`
+    /// without access to `/dev/kvm`.
     pub(crate) fn start(program: &OsStr, recorded: &'static str, prepare: impl FnOnce(&Path)) -> Option<Self> {
         if !has_kvm() {
             return None;
@@ -46,7 +46,7 @@ impl Vmm {
         let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(6).tempdir_in("/tmp").unwrap();
         assert_eq!(dir.path().to_str().unwrap().len(), recorded.len());
         let mut kernel = tiny_guest::elf(ECHO);
-        // It is the image of a disk too, which has a block at least.
+        // The kernel is also the image of a disk, which has at least one block.
         kernel.resize(kernel.len().max(512), 0);
         fs::write(dir.path().join("kernel"), kernel).unwrap();
         prepare(dir.path());
@@ -63,12 +63,12 @@ impl Vmm {
         Some(vmm)
     }
 
-    /// A file in its directory.
+    /// Returns the path of a file in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Connects to it, which may take it a moment.
+    /// Connects to the VMM, and waits until it listens.
     pub(crate) fn connect(&self) -> UnixStream {
         let start = Instant::now();
         loop {
@@ -83,21 +83,21 @@ impl Vmm {
         }
     }
 
-    /// What is written with the test's directory in it, as it is in any other run.
+    /// Replaces the test's directory with its placeholder.
     pub(crate) fn anywhere(&self, text: &str) -> String {
         text.replace(self.dir.path().to_str().unwrap(), self.recorded)
     }
 
-    /// The opposite.
+    /// Replaces the placeholder with the test's directory.
     pub(crate) fn here(&self, text: &str) -> String {
         text.replace(self.recorded, self.dir.path().to_str().unwrap())
     }
 
-    /// Sends a request as it was recorded; returns the answer's status and body.
+    /// Sends a recorded request. Returns the answer's status and body.
     pub(crate) fn replay(&self, record: &Path) -> (u16, String) {
         let request = fs::read_to_string(record).unwrap();
         let mut stream = self.connect();
-        // As the clients do it: head and body apart.
+        // Head and body are sent separately, as the clients do it.
         let (head, body) = request.split_once("\r\n\r\n").unwrap();
         stream.write_all(format!("{}\r\n\r\n", self.here(head)).as_bytes()).unwrap();
         stream.write_all(self.here(body).as_bytes()).unwrap();
@@ -105,20 +105,20 @@ impl Vmm {
         (status, String::from_utf8(body).unwrap())
     }
 
-    /// Sends a request as it was recorded. The answer must have this status, and say all of `says`.
+    /// Sends a recorded request. The answer must have this status, and contain all of `says`.
     pub(crate) fn answers(&self, record: &Path, wanted: u16, says: &[&str]) {
         let (status, body) = self.replay(record);
         assert_eq!(status, wanted, "{}: {body}", record.display());
         assert!(says.iter().all(|part| body.contains(part)), "{}: {body}", record.display());
     }
 
-    /// Waits until it has ended.
+    /// Waits until the VMM has ended.
     pub(crate) fn wait(mut self) {
         self.process.ended();
     }
 }
 
-/// The client that an environment variable names. Without the variable it prints that `what` is not tested.
+/// Returns the client that an environment variable names. Without the variable, prints that `what` is not tested.
 pub(crate) fn client(variable: &str, what: &str) -> Option<OsString> {
     let client = env::var_os(variable).filter(|client| !client.is_empty());
     if client.is_none() {
@@ -127,7 +127,7 @@ pub(crate) fn client(variable: &str, what: &str) -> Option<OsString> {
     client
 }
 
-/// Checks that a client sent what is recorded in `file`. With `CAROM_BLESS=1` it is recorded.
+/// Checks that a client sent the request that is recorded in `file`. With `CAROM_BLESS=1`, records the request.
 pub(crate) fn check_sent(file: &Path, sent: &str) {
     if env::var_os("CAROM_BLESS").is_some() {
         fs::write(file, sent).unwrap();
@@ -135,7 +135,7 @@ pub(crate) fn check_sent(file: &Path, sent: &str) {
     assert_eq!(fs::read_to_string(file).unwrap(), sent, "{}", file.display());
 }
 
-/// Reads some bytes; 0 at the end. A process that is stopped and continued meanwhile tries again.
+/// Reads some bytes. Returns 0 at the end. Retries if the process was stopped and continued meanwhile.
 fn read_some(stream: &mut UnixStream, bytes: &mut [u8]) -> usize {
     loop {
         match stream.read(bytes) {
@@ -145,8 +145,8 @@ fn read_some(stream: &mut UnixStream, bytes: &mut [u8]) -> usize {
     }
 }
 
-/// Passes one connection on from `listener` to the VMM, and returns what the client sent. The client closes it when it has its
-/// answer.
+/// Forwards one connection from `listener` to the VMM. Returns the bytes that the client sent. The client closes the connection when
+/// it has its answer.
 pub(crate) fn pass_on(listener: &UnixListener, vmm: &Vmm) -> String {
     let (mut client, _) = listener.accept().unwrap();
     let server = vmm.connect();

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The calls that Kata Containers' runtime in Rust makes of Cloud Hypervisor, by its own crate `ch-config` and by Cloud Hypervisor's
+//! Calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor, with its own crate `ch-config` and with Cloud Hypervisor's
 //! `api_client`, all on one connection:
 //!
 //! ```text
 //! driver SOCKET DIRECTORY
 //! ```
 //!
-//! `DIRECTORY` holds kernel, initrd and disk.img. Each line of the standard input is a step. After each there is a line: the step, `done` or `failed`, and
-//! what was answered.
-//! `docs/kata.md` says what the driver is built with.
+//! `DIRECTORY` contains kernel, initrd and disk.img. Each line of the standard input is a step. For each step, the driver prints a line
+//! with the step, `done` or `failed`, and the answer. `docs/kata.md` lists what is needed to build the driver.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -26,7 +25,7 @@ use kata_types::config::hypervisor::Hypervisor;
 const MIB: u64 = 1 << 20;
 const QUEUE_SIZE: u16 = 1024;
 
-/// What a sandbox without shared file system is created with.
+/// Returns the configuration of a sandbox without a shared file system.
 fn config(directory: &str) -> Result<VmConfig> {
     let mut cfg = Hypervisor::default();
     cfg.boot_info.kernel = format!("{directory}/kernel");
@@ -47,13 +46,13 @@ fn config(directory: &str) -> Result<VmConfig> {
         ..Default::default()
     };
     let mut config = VmConfig::try_from(named).map_err(|error| anyhow!("{error}"))?;
-    // It is the RAM of the host that the runtime asks for room for, which differs.
+    // The runtime uses the size of the host's RAM, which differs between hosts.
     config.memory.hotplug_size = Some(1024 * MIB);
     assert_eq!(config.balloon, Some(BalloonConfig { free_page_reporting: true, ..Default::default() }));
     Ok(config)
 }
 
-/// A file of a new tap interface, open as the runtime opens it.
+/// Opens a file of a new tap interface, as the runtime opens it.
 fn tap() -> Result<File> {
     const TUNSETIFF: nix::libc::c_ulong = 0x4004_54ca;
     const FLAGS: u16 = 0x0002 | 0x1000 | 0x4000 | 0x0100;
@@ -61,7 +60,7 @@ fn tap() -> Result<File> {
     let mut request = [0u8; 40];
     request[..6].copy_from_slice(b"kata%d");
     request[16..18].copy_from_slice(&FLAGS.to_ne_bytes());
-    // SAFETY: the kernel reads and writes an `ifreq`, which is of 40 bytes.
+    // SAFETY: the kernel reads and writes an `ifreq`, which has 40 bytes.
     if unsafe { nix::libc::ioctl(file.as_raw_fd(), TUNSETIFF, request.as_mut_ptr()) } < 0 {
         return Err(std::io::Error::last_os_error()).context("TUNSETIFF");
     }
@@ -92,7 +91,7 @@ async fn step(socket: &ApiSocket, directory: &str, step: &str) -> Result<Option<
         "create" => ch_api::cloud_hypervisor_vm_create(socket, config(directory)?).await,
         "boot" => ch_api::cloud_hypervisor_vm_start(socket).await,
         "info" => {
-            // All of it goes into the runtime's types.
+            // All of it is parsed into the runtime's types.
             let info = ch_api::cloud_hypervisor_vm_info(socket).await?;
             Ok(Some(serde_json::to_string(&info)?))
         }
@@ -126,9 +125,9 @@ async fn step(socket: &ApiSocket, directory: &str, step: &str) -> Result<Option<
             ch_api::cloud_hypervisor_vm_fs_add(socket, fs).await
         }
         "resize-memory" => {
-            // As the runtime does: what is there decides.
+            // As in the runtime, the current size decides.
             let info = ch_api::cloud_hypervisor_vm_info(socket).await?;
-            anyhow::ensure!(info.config.memory.size < number()? * MIB, "it has that already");
+            anyhow::ensure!(info.config.memory.size < number()? * MIB, "the VM already has this size");
             let resize = VmResize { desired_ram: Some(number()? * MIB), ..Default::default() };
             ch_api::cloud_hypervisor_vm_resize(socket, resize).await
         }

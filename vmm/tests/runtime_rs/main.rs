@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The calls that Kata Containers' runtime in Rust makes of Cloud Hypervisor, by Cloud Hypervisor's `api_client`.
+//! Calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor, with Cloud Hypervisor's `api_client`.
 //!
-//! `CAROM_RUNTIME_RS_CLIENT` names `driver.rs`, built with the runtime's crate `ch-config` and with `api_client` (`docs/kata.md`); without, its requests as they
-//! were recorded are sent again, on one connection too. With `CAROM_BLESS=1` they are recorded. Where there is no `/dev/kvm` that this
-//! process may use, these tests do nothing. `add-net`, which comes with descriptors, is not among the steps: it needs a tap interface of the host.
+//! `CAROM_RUNTIME_RS_CLIENT` names `driver.rs`, built with the runtime's crate `ch-config` and with `api_client` (`docs/kata.md`). Without
+//! it, the recorded requests of the driver are sent again, also on one connection. With `CAROM_BLESS=1`, the requests are recorded. Without
+//! access to `/dev/kvm`, these tests do nothing. `add-net`, which comes with descriptors, is not among the steps, because it needs a tap
+//! interface of the host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../recorded/mod.rs"]
-#[expect(dead_code, reason = "all is sent on one connection")]
+#[expect(dead_code, reason = "all requests are sent on one connection")]
 mod recorded;
 
 use std::ffi::OsStr;
@@ -22,17 +23,17 @@ use std::thread;
 
 use recorded::{Vmm, check_sent, client, http, pass_on};
 
-/// Stands for the test's directory in recorded requests.
+/// Placeholder for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
 
-/// A step of the driver, what its answer says, and the requests that it makes, with the status of their answers.
+/// Step of the driver, expected parts of its answer, and the requests that it makes, with the status of their answers.
 type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16)]);
 
-/// A sandbox's life, in the runtime's order.
+/// Life of a sandbox, in the runtime's order.
 static STEPS: &[Step] = &[
     ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
     ("create", &[], &[("vm.create", 204)]),
-    // What the runtime's types have no default for.
+    // Fields for which the runtime's types have no default.
     ("info", &["\"state\":\"Created\"", "\"max_phys_bits\":46", "\"num_pci_segments\":1"], &[("vm.info", 200)]),
     ("boot", &[], &[("vm.boot", 204)]),
     ("info", &["\"state\":\"Running\"", "\"size\":268435456", "\"free_page_reporting\":true"], &[("vm.info", 200)]),
@@ -43,7 +44,7 @@ static STEPS: &[Step] = &[
     ("resize-vcpus=2", &[], &[("vm.resize", 204)]),
     ("info", &["\"boot_vcpus\":2", "\"memory_actual_size\":536870912", "\"image_type\":\"Raw\""], &[("vm.info", 200)]),
     ("pause", &[], &[("vm.pause", 204)]),
-    // It goes beside the file that a template's memory is in.
+    // The snapshot goes to the directory with the template's memory file.
     ("snapshot=template", &[], &[("vm.snapshot", 204)]),
     ("resume", &[], &[("vm.resume", 204)]),
     ("remove-device=_disk0", &[], &[("vm.remove-device", 204)]),
@@ -53,21 +54,21 @@ static STEPS: &[Step] = &[
 
 fn start() -> Option<Vmm> {
     Vmm::start(OsStr::new(env!("CARGO_BIN_EXE_carom")), DIRECTORY, |dir| {
-        fs::write(dir.join("initrd"), "a guest of a few instructions does not look at it").unwrap();
+        fs::write(dir.join("initrd"), "the small guest does not read this").unwrap();
         File::create_new(dir.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
         fs::create_dir(dir.join("template")).unwrap();
         fs::write(dir.join("template/memory"), "").unwrap();
     })
 }
 
-/// All requests, in order, each with the file of its record.
+/// Returns all requests, in order, each with the file of its record.
 fn requests() -> impl Iterator<Item = (&'static str, u16, PathBuf)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_rs/requests");
     let all = STEPS.iter().flat_map(|(_, _, requests)| *requests).enumerate();
     all.map(move |(place, (name, status))| (*name, *status, dir.join(format!("{place:02}-{name}.http"))))
 }
 
-/// Takes the first request off what a client has sent.
+/// Removes and returns the first request of the bytes that a client has sent.
 fn first(sent: &mut String) -> String {
     let head = sent.find("\r\n\r\n").unwrap() + 4;
     let length = sent[..head].split("\r\nContent-Length: ").nth(1);
@@ -100,7 +101,7 @@ fn runtime_rs_client_gets_expected_answers_on_one_connection() {
         assert!(line.starts_with(&format!("{step} {word}")), "{line}");
         assert!(says.iter().all(|part| line.replace('\\', "").contains(part)), "{line}");
     }
-    // In the client's bytes, of which lengths are part: the directory's name is as long as what stands for it.
+    // Lengths are part of the client's bytes, so the directory's name is as long as its placeholder.
     let mut sent = vmm.anywhere(&sent);
     for (name, _, file) in requests() {
         let request = first(&mut sent);
@@ -118,7 +119,7 @@ fn recorded_requests_get_expected_answers_on_one_connection() {
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     for (_, wanted, file) in requests() {
         let request = vmm.here(&fs::read_to_string(&file).unwrap());
-        // As the client does it: a line of the head, the others, body.
+        // As the client does it: a line of the head, the other lines, the body.
         let accept = request.find("Accept: */*\r\n").unwrap() + "Accept: */*\r\n".len();
         let body = request.find("\r\n\r\n").unwrap() + 4;
         for part in [&request[..accept], &request[accept..body], &request[body..]] {

@@ -61,7 +61,7 @@ fn resize_in_time(vmm: &ApiVmm, vcpus: u32) {
         match resize(vmm, vcpus) {
             (204, _) => return,
             (429, why) => {
-                assert!(why.contains("about to leave") && start.elapsed() < BOOT_TIME, "{why}");
+                assert!(why.contains("about to be removed") && start.elapsed() < BOOT_TIME, "{why}");
                 thread::sleep(Duration::from_millis(100));
             }
             (status, why) => panic!("{status}: {why}"),
