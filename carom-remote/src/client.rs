@@ -78,10 +78,8 @@ impl Client {
     /// # Errors
     /// A [`CallError`].
     pub(crate) fn get_as<T: DeserializeOwned>(&self, name: &str) -> Result<T, CallError> {
-        serde_json::from_slice(&self.get(name)?).map_err(|error| CallError::NoAnswer {
-            name: name.into(),
-            what: format!("unexpected answer: {error}"),
-        })
+        serde_json::from_slice(&self.get(name)?)
+            .map_err(|error| CallError::NoAnswer { name: name.into(), what: format!("unexpected answer: {error}") })
     }
 
     /// Sends PUT, with or without a body.

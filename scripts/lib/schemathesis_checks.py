@@ -9,8 +9,8 @@ import re
 import schemathesis
 
 # Texts of ControlError::WrongState and ControlError::AlreadyCreated.
-WRONG_STATE = re.compile(r"the VM is (created, but not booted|running|paused|shut down): vmm?\.[a-z-]+ needs it .+")
-ALREADY_CREATED = "a VM is created already: delete it first (vm.delete)"
+WRONG_STATE = re.compile(r"the VM is (created, but not booted|running|paused|shut down): vmm?\.[a-z-]+ needs a VM that is .+")
+ALREADY_CREATED = "a VM is already created: delete it first (vm.delete)"
 # Description of status 500 for an operation that no state refuses.
 NO_STATE = "An operation of the host failed."
 

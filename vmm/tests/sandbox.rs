@@ -411,9 +411,5 @@ fn page_has_the_calls_of_every_role() {
         missing.map(|((name, condition), roles)| format!("{name} ({condition}): {roles:?}")).collect()
     };
     assert_eq!(differ(&code, &told), Vec::<String>::new(), "docs/security.md lacks these calls");
-    assert_eq!(
-        differ(&told, &code),
-        Vec::<String>::new(),
-        "docs/security.md has these calls, but the filters do not"
-    );
+    assert_eq!(differ(&told, &code), Vec::<String>::new(), "docs/security.md has these calls, but the filters do not");
 }

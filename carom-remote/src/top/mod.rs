@@ -29,7 +29,9 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
     }
     // Raw mode is tried first, because a terminal that cannot be set up is an error to report and must not cause a
     // panic.
-    enable_raw_mode().and_then(|()| disable_raw_mode()).map_err(RemoteError::io("top needs a terminal: use --once without one"))?;
+    enable_raw_mode()
+        .and_then(|()| disable_raw_mode())
+        .map_err(RemoteError::io("top needs a terminal: use --once without one"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
     // If the terminal is gone, there is nothing to restore, and no place for an error message.

@@ -57,13 +57,13 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
 }
 
 fn vmm(scrape: &Scrape) -> Result<(), prometheus::Error> {
-    let build = IntGaugeVec::new(Opts::new("carom_build_info", "Version of the program as a label; always 1."), &["version"])?;
+    let build = IntGaugeVec::new(Opts::new("carom_build_info", "Version of the program; always 1."), &["version"])?;
     build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
     scrape.add(Box::new(build))
 }
 
 fn vm(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
-    let states = IntGaugeVec::new(Opts::new("carom_vm_state", "1 for the current state of the VM, 0 for the others."), &["state"])?;
+    let states = IntGaugeVec::new(Opts::new("carom_vm_state", "1 for the current state of the VM."), &["state"])?;
     for name in ["none", "created", "running", "paused", "shutdown"] {
         states.with_label_values(&[name]).set(i64::from(name == all.state_name()));
     }
@@ -132,13 +132,13 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_iommu_mappings", "Current mappings.", counters.mappings)?;
     let help = "Mapped guest RAM, counted once for each address space of the host.";
     scrape.gauge("carom_iommu_mapped_bytes", help, counters.mapped_bytes)?;
-    scrape.gauge("carom_iommu_mapped_bytes_peak", "Maximum of carom_iommu_mapped_bytes so far.", counters.peak_mapped_bytes)?;
+    scrape.gauge("carom_iommu_mapped_bytes_peak", "Maximum mapped guest RAM so far.", counters.peak_mapped_bytes)?;
     if let Some(limit) = report.max_mapped_bytes {
-        scrape.gauge("carom_iommu_mapped_bytes_limit", "Limit of carom_iommu_mapped_bytes.", limit)?;
+        scrape.gauge("carom_iommu_mapped_bytes_limit", "Limit of mapped guest RAM.", limit)?;
     }
     let help = "Memory that the host has pinned for devices behind the virtio-iommu: mapped RAM and windows.";
     scrape.gauge("carom_iommu_pinned_bytes", help, counters.pinned_bytes)?;
-    scrape.gauge("carom_iommu_pinned_bytes_peak", "Maximum of carom_iommu_pinned_bytes so far.", counters.peak_pinned_bytes)?;
+    scrape.gauge("carom_iommu_pinned_bytes_peak", "Maximum pinned memory so far.", counters.peak_pinned_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
     let help = "Times that the polling thread had no host CPU while requests arrived.";
@@ -149,7 +149,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host failed to unmap.", counters.stuck_ranges)?;
     scrape.gauge("carom_iommu_window_budget_bytes", "Maximum memory of all bounce windows.", report.budget)?;
     scrape.gauge("carom_iommu_window_bytes", "Backed chunks of bounce windows.", counters.window_bytes)?;
-    scrape.gauge("carom_iommu_window_bytes_peak", "Maximum of carom_iommu_window_bytes so far.", counters.peak_window_bytes)?;
+    scrape.gauge("carom_iommu_window_bytes_peak", "Maximum window memory so far.", counters.peak_window_bytes)?;
     let help = "Window memory that the host has allocated, including memory kept ready.";
     scrape.gauge("carom_iommu_window_held_bytes", help, report.held_window_bytes)?;
     let help = "Chunks that stay mapped over a reset of the VM, until the guest asks for them again.";
@@ -169,7 +169,7 @@ fn endpoints(scrape: &Scrape, engine: &Report, devices: &[DeviceNode]) -> Result
     type Figure = fn(&EndpointReport) -> u64;
     let metrics: [(&str, &str, Figure); 4] = [
         ("carom_iommu_endpoint_mapped_bytes", "RAM that the device can access.", |of| of.mapped_bytes),
-        ("carom_iommu_endpoint_window_bytes", "Window memory that the device can access, including parked chunks.", |of| {
+        ("carom_iommu_endpoint_window_bytes", "Window memory of the device, including parked chunks.", |of| {
             of.window_bytes
         }),
         ("carom_iommu_endpoint_parked_bytes", "Window memory that stays mapped for the device over a reset.", |of| {
@@ -210,7 +210,8 @@ fn latencies(engine: &Report) -> [MetricFamily; 2] {
 
 /// Returns the histogram of stalls of the polling thread.
 fn stalls(times: &Histogram) -> MetricFamily {
-    let help = "Time that the polling thread had no host CPU while requests arrived: the maximum wait of these requests.";
+    let help =
+        "Time that the polling thread had no host CPU while requests arrived: the maximum wait of these requests.";
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 

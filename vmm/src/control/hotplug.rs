@@ -81,5 +81,8 @@ impl<M: Machine> Control<M> {
 /// Rejects a device that the guest still has and was asked to release.
 fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), ConfigError> {
     let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
-    Err(ConfigError::conflict(field, format!("{value} is about to be removed, and the guest has not released it yet: try again later")))
+    Err(ConfigError::conflict(
+        field,
+        format!("{value} is about to be removed, and the guest has not released it yet: try again later"),
+    ))
 }

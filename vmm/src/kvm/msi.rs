@@ -84,7 +84,9 @@ impl MsiAllocator for KvmMsi {
         let gsis = self.routes.first_gsi..MAX_GSI;
         let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
-            return Err(io::Error::other(format!("too few of the {MAX_GSI} interrupt routes are left: {count} are needed")));
+            return Err(io::Error::other(format!(
+                "too few of the {MAX_GSI} interrupt routes are left: {count} are needed"
+            )));
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));
         drop(messages);

@@ -156,7 +156,9 @@ impl PartBus {
     pub fn add(&mut self, config: &PartConfig) -> Result<PciAddress, VmError> {
         let kind = config.kind();
         if kind.add.is_none() {
-            return Err(ConfigError::new(kind.field, "cannot be hot-plugged: configure it when the VM is created").into());
+            return Err(
+                ConfigError::new(kind.field, "cannot be hot-plugged: configure it when the VM is created").into()
+            );
         }
         let behind = config.is_behind_iommu();
         let address = self.free_address(&**config, self.iommu.is_some(), &[])?;

@@ -61,7 +61,10 @@ pub(super) type SyncNames = fn(&Path) -> io::Result<()>;
 fn sync_names(directory: &Path) -> io::Result<()> {
     match File::open(directory).and_then(|names| names.sync_all()) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EINVAL)) => {
-            warn!("{}: new files may be lost in a power failure, because the directory cannot be flushed: {error}", directory.display());
+            warn!(
+                "{}: new files may be lost in a power failure, because the directory cannot be flushed: {error}",
+                directory.display()
+            );
             Ok(())
         }
         synced => synced,

@@ -177,9 +177,7 @@ impl Tap {
         options: &TapOptions<'_>,
     ) -> io::Result<Self> {
         if options.mac.is_some() {
-            return Err(io::Error::other(
-                "is a macvtap interface, whose address must be the guest's: remove host_mac",
-            ));
+            return Err(io::Error::other("is a macvtap interface, whose address must be the guest's: remove host_mac"));
         }
         if options.address.is_some() {
             log::warn!("{name} is a macvtap interface, on which the host cannot have an address");

@@ -195,7 +195,11 @@ impl Vm {
     pub(super) fn want_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         self.park_gone();
         let Some(registers) = self.board.processors.clone() else {
-            return if count == 1 { Ok(()) } else { Err(VmError::Guest("the VM has only one vCPU: set cpus.max_vcpus before boot".into())) };
+            return if count == 1 {
+                Ok(())
+            } else {
+                Err(VmError::Guest("the VM has only one vCPU: set cpus.max_vcpus before boot".into()))
+            };
         };
         let has = self.processors.numbers();
         let missing: Vec<u32> = (0..count).filter(|number| !has.contains(number)).collect();

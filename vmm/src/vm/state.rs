@@ -88,7 +88,11 @@ impl Vm {
         self.knows_generation_id = address.is_some();
         let Some(address) = address else { return Ok(()) };
         let (Some(id), Some(notice)) = (self.contents.generation_id, &self.board.generation_notice) else {
-            return Err(StateError::rule("generation_id", "is in the snapshot, but platform.vmgenid is off: turn it on").into());
+            return Err(StateError::rule(
+                "generation_id",
+                "is in the snapshot, but platform.vmgenid is off: turn it on",
+            )
+            .into());
         };
         if address != generation_id::ADDRESS {
             let rule = format!("is {address:#x}, but this version supports only {:#x}", generation_id::ADDRESS);

@@ -111,12 +111,7 @@ impl Places<'_> {
         let registers = Arc::new(HotplugRegisters::new(pci.clone(), line, self.leaver(|| GuestEvent::Left)));
         for segment in 0..pci.segments() {
             let ports = (pci_hotplug_ports(segment), HotplugRegisters::LEN);
-            at_ports(
-                self.io_map,
-                "place the hot-plug registers",
-                ports,
-                HotplugBank::new(registers.clone(), segment),
-            )?;
+            at_ports(self.io_map, "place the hot-plug registers", ports, HotplugBank::new(registers.clone(), segment))?;
         }
         Ok(registers)
     }

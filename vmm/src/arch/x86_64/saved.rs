@@ -94,7 +94,10 @@ impl ProcessorsState {
             return Err(StateError::rule("vcpus", format!("has {count} vCPUs, but the configuration has {least}")));
         }
         if count > most {
-            return Err(StateError::rule("vcpus", format!("has {count} vCPUs, but the configuration has {most} at most")));
+            return Err(StateError::rule(
+                "vcpus",
+                format!("has {count} vCPUs, but the configuration has {most} at most"),
+            ));
         }
         if self.numbers.is_empty() {
             return Ok(());

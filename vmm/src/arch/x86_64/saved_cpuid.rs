@@ -131,8 +131,7 @@ impl SavedCpuid {
         // The addresses in the guest's memory are computed from this width.
         let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
         if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
-            let rule =
-                format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");
+            let rule = format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");
             return Err(StateError::rule("cpuid", rule));
         }
         let entries: Vec<kvm_cpuid_entry2> = self.0.iter().map(|entry| (*entry).into()).collect();
@@ -175,19 +174,15 @@ mod tests {
     #[test]
     fn missing_host_features_are_named() {
         let feature = refusal(|entries| entries[2].ebx = 0b111);
-        assert_eq!(
-            feature,
-            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2)"
-        );
+        assert_eq!(feature, "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2)");
         assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, but this host's has 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
     }
 
     #[test]
     fn saved_width_below_36_bits_is_refused_unless_the_hosts() {
-        let rule = |bits: u8| {
-            format!("cpuid: the guest's CPU has physical addresses of {bits} bits, but the minimum is 36")
-        };
+        let rule =
+            |bits: u8| format!("cpuid: the guest's CPU has physical addresses of {bits} bits, but the minimum is 36");
         for bits in [0, 8, 29, 35] {
             assert_eq!(refusal(|entries| entries[3].eax = 0x3000 | u32::from(bits)), rule(bits));
         }

@@ -34,7 +34,10 @@ fn vm_is_saved_only_while_paused_and_stays_paused() {
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::NotCreated)));
     control.create(config("fail-save")).unwrap();
     let refused = save(&mut control, directory.path()).unwrap_err();
-    assert_eq!(refused.to_string(), "the VM is created, but not booted: vm.snapshot needs a VM that is paused (vm.pause)");
+    assert_eq!(
+        refused.to_string(),
+        "the VM is created, but not booted: vm.snapshot needs a VM that is paused (vm.pause)"
+    );
     control.boot().unwrap();
     assert!(matches!(save(&mut control, directory.path()), Err(ControlError::WrongState { .. })));
     control.pause().unwrap();

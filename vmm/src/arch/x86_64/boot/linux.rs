@@ -23,7 +23,11 @@ const LOADER_OTHER: u8 = 0xff;
 pub(super) fn check_header(header: &setup_header) -> Result<(), String> {
     let (version, flags) = (header.version, header.xloadflags);
     if version < VERSION_64BIT || flags & XLF_KERNEL_64 == 0 {
-        return Err(format!("the kernel has no 64-bit entry point (boot protocol {}.{})", version >> 8, version & 0xff));
+        return Err(format!(
+            "the kernel has no 64-bit entry point (boot protocol {}.{})",
+            version >> 8,
+            version & 0xff
+        ));
     }
     Ok(())
 }
