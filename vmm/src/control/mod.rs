@@ -2,9 +2,8 @@
 
 //! The control thread. It owns the VM, and only it creates, boots, pauses, resets and deletes the VM.
 //!
-//! Other threads send it messages ([`ControlHandle`]). It serves one message at a time, so no two changes of the VM's state overlap.
-//! It answers a call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`)
-//! themselves, without a switch to this thread.
+//! Other threads send it messages ([`ControlHandle`]). It serves one at a time, so no two changes of the VM's state overlap. It answers a
+//! call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`) themselves.
 
 mod bounce;
 mod channel;
