@@ -33,7 +33,7 @@ enum Guest {
 impl Guest {
     /// Returns code that reads which processors to eject, and reports the reaction for each.
     fn code(self) -> [u8; 24] {
-        // No register follows at 0x88.
+        // No register is at port 0x688.
         let port = match self {
             Self::LetsGo => 0x80,
             Self::Refuses => 0x84,

@@ -46,7 +46,7 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), RemoteError> {
     loop {
-        terminal.draw(|frame| view::draw(frame, history)).map_err(RemoteError::io("drawing"))?;
+        terminal.draw(|frame| view::draw(frame, history)).map_err(RemoteError::io("cannot draw the view"))?;
         let next = Instant::now() + interval;
         while let Some(left) = next.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             if event::poll(left).map_err(RemoteError::io("cannot read keys"))?

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# Entry of a PVH loader, in flat protected mode, and of other processors, from the trampoline. Each processor calls guest().
+# Entry point for a PVH loader, in flat protected mode, and for other processors, from the trampoline. Each processor calls guest().
 	.set	MAX_CPUS, 4
 	.set	STACK_SHIFT, 14
 
@@ -39,7 +39,7 @@ other_entry:
 3:	hlt
 	jmp	3b
 
-	# No IRET: KVM's emulator has none for protected mode, and some hosts run such code by it. Interrupts and NMIs stay masked.
+	# No IRET: KVM's emulator does not support it in protected mode, and some hosts emulate this code. Interrupts and NMIs stay masked.
 	.globl interrupt
 interrupt:
 	pushf
@@ -49,7 +49,7 @@ interrupt:
 	popf
 	lret	$4
 
-	# Other processors begin here in real mode. prepare_other_cpus() copies it to TRAMPOLINE.
+	# Other processors begin here in real mode. prepare_other_cpus() copies this code to TRAMPOLINE.
 	.globl trampoline_start, trampoline_end
 	.code16
 trampoline_start:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-// The calls that Kata Containers makes of Cloud Hypervisor, by its own client, one step of a sandbox's life at a time:
+// Calls that Kata Containers makes to Cloud Hypervisor, with its own client. Each run does one step of a sandbox's life:
 //
 //	driver SOCKET DIRECTORY STEP
 //
-// DIRECTORY holds kernel, initrd and disk.img. docs/kata.md says how this is built.
+// DIRECTORY contains kernel, initrd and disk.img. docs/kata.md explains how to build this program.
 package main
 
 import (
@@ -47,7 +47,7 @@ func client(socket string) *chclient.DefaultApiService {
 	return chclient.NewAPIClient(configuration).DefaultApi
 }
 
-// What a sandbox without shared file system is created with where nothing is configured.
+// Default configuration of a sandbox without a shared file system.
 func config(directory string) chclient.VmConfig {
 	in := func(name string) string { return filepath.Join(directory, name) }
 	vm := *chclient.NewVmConfig(*chclient.NewPayloadConfig())
@@ -77,7 +77,7 @@ func config(directory string) chclient.VmConfig {
 	return vm
 }
 
-// A file of a new tap interface, open as the runtime opens it.
+// Opens a file of a new tap interface, as the runtime opens it.
 func tap() (*os.File, error) {
 	const tunSetIff, flags = 0x400454ca, 0x0002 | 0x1000 | 0x4000 | 0x0100
 	file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
@@ -93,7 +93,7 @@ func tap() (*os.File, error) {
 	return file, nil
 }
 
-// The runtime does not use the generated client here: a descriptor goes with the bytes of the request.
+// The runtime does not use the generated client here, because a descriptor must be sent with the request.
 func addNet(socket string) (string, error) {
 	device := chclient.NewNetConfig()
 	device.SetMac(mac)
@@ -214,7 +214,7 @@ func main() {
 	}
 	answer, err := run(os.Args[1], os.Args[2], os.Args[3])
 	if err != nil {
-		// What the server said of it, as the runtime logs it.
+		// Answer of the server, as the runtime logs it.
 		reason := ""
 		if refused, ok := err.(chclient.GenericOpenAPIError); ok {
 			reason = string(refused.Body())

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 #
-# libvirt's daemon for its ch driver, alone in namespaces of its own, and virsh:
+# Runs libvirt's daemon for its ch driver in separate namespaces, and virsh:
 #
 #	unshare --mount --net --pid --fork --mount-proc --propagation private session.sh PREFIX DIRECTORY
 #
-# PREFIX is where libvirt is installed, DIRECTORY that of the test. Each line of the standard input is the arguments of virsh. What that says follows, and
-# a line "status N". Nothing of it is left when this ends.
+# PREFIX is the directory in which libvirt is installed. DIRECTORY is the directory of the test. Each line of the standard input contains arguments of
+# virsh. The script prints the output of virsh and a line "status N". When the script ends, the daemon ends too.
 set -u
 prefix=$1 directory=$2
 PATH=$directory:$prefix/bin:$prefix/sbin:$PATH
@@ -14,7 +14,7 @@ export PATH
 for place in /run "$prefix/etc/libvirt" "$prefix/var"; do
 	mount -t tmpfs tmpfs "$place" || exit 1
 done
-# It takes what controllers there are, and would leave groups behind.
+# The daemon uses all available cgroup controllers, and would leave groups behind.
 if mountpoint --quiet /sys/fs/cgroup; then
 	umount --recursive --lazy /sys/fs/cgroup || exit 1
 fi

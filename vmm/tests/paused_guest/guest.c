@@ -231,7 +231,7 @@ static struct region *add(enum kind kind, uint32_t base, uint32_t words)
 	return r;
 }
 
-/* Adds an MSI-X table, and enables the BAR that contains it. */
+/* Adds the MSI-X tables of the device, unless they are in port BARs. */
 static void find_table(uint32_t slot)
 {
 	uint32_t at = pci_read(slot, 0x34) & 0xfc, id, place, bar, words;
