@@ -63,7 +63,7 @@ const MSIX: u32 = 2;
 struct Manner {
     /// Number of descriptors that it accepts in one message.
     descriptors: u32,
-    /// True if it makes reads of the events that it is given block.
+    /// True if it makes the received eventfds blocking.
     blocks: bool,
     /// Delay of the answer to each SET_IRQS.
     irqs_after: Duration,
@@ -90,7 +90,7 @@ enum Asks {
 struct Seen {
     /// Number of times it was given interrupts over this connection.
     asked: AtomicU32,
-    /// Number of its writes during resets that were refused, and that were done.
+    /// Number of its writes during resets: refused ones, and completed ones.
     refused: AtomicU32,
     done: AtomicU32,
     /// Number of its requests for memory without end.

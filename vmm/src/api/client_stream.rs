@@ -68,7 +68,7 @@ enum Phase {
 struct Progress {
     phase: Phase,
     descriptors: Vec<OwnedFd>,
-    /// True if descriptors were lost: they exceeded [`super::descriptors::MAX_DESCRIPTORS`] or the process's limit.
+    /// True if descriptors were lost: they exceeded [`MAX_DESCRIPTORS`] or the process's limit.
     lost: bool,
 }
 

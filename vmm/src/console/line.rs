@@ -540,7 +540,7 @@ mod tests {
             drop(line);
             start.elapsed()
         };
-        // A line that waits takes the full time in each try. A slow machine does not.
+        // A line that waits would take the full time in each try. A stall of the machine delays only some tries.
         assert!((0..20).any(|_| end() < PATIENCE_AT_END));
     }
 }

@@ -20,7 +20,7 @@ const MAX_WAITING: u64 = 16 << 10;
 const MAX_FILE: u64 = 256 << 20;
 /// Maximum time that a vCPU waits for room. Then output is lost. The time is long enough for a pipe that is read at 8 KB/s, whose
 /// reader makes room in pages, and for a line of 9600 bits a second. A guest survives such a pause, because a real serial port
-/// makes it wait longer for a line of text. A client that pauses the VM meanwhile also waits this long.
+/// makes it wait longer for a line of text. A client that pauses the VM meanwhile can also wait this long.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. Then the remaining output is lost.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Adds devices to a VM and removes them, also while the VM is booted.
+//! Adds devices to a VM and removes devices, also while the VM is booted.
 
 use std::collections::BTreeMap;
 

@@ -25,7 +25,7 @@ const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPW
 /// Signals within this time count as one request: some senders signal both the process and its group, or send SIGHUP after SIGTERM.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// State that tells whether a signal ends the program at once, from the times of the signals.
+/// State that decides whether a signal ends the program at once.
 #[derive(Default)]
 struct Wishes {
     /// Time of the first signal to end.

@@ -88,7 +88,7 @@ pub fn apply(
     limits.allow_vm(config)?;
     let Limits { mut rules, named, .. } = limits;
     for (path, access) in bounds.files() {
-        // Files for devices that may be added to the VM later. A missing file gets no rule.
+        // The VM may get more of these files later. A missing file gets no rule.
         let Ok((opened, _)) = open(path) else { continue };
         add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }

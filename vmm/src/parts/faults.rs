@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Path of DMA faults that the virtio-iommu stopped, from devices that this process emulates or serves to the guest's driver.
+//! Reports of DMA accesses that the virtio-iommu stopped. They go from devices whose DMA goes through this process to the guest's driver.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// Path of faults. It is set up once a device needs it.
+/// Path of fault reports. It is set up once a device needs it.
 pub(super) struct FaultPath {
     sender: FaultSender,
     /// Holds the faults until the virtio-iommu is connected.

@@ -181,7 +181,7 @@ mod tests {
 
     const START: u64 = 4 * GIB;
 
-    /// Adds `mib` MiB. The devices access the piece before they reject it if `refused`.
+    /// Adds `mib` MiB. The devices access the piece, and then reject it if `refused`.
     fn add(ram: &Ram, config: &MemoryConfig, slots: &Slots, mib: u64, refused: bool) -> Result<(), VmError> {
         let piece = MemoryDevice { gpa: START, len: mib * MIB };
         let give = |region: &RamRegion| {

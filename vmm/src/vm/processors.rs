@@ -108,7 +108,7 @@ impl Processors {
     fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;
-            // KVM delivers INIT only after it has registered the new local APIC: when another APIC changes, or by this call.
+            // KVM delivers INIT to a new vCPU only once its local APIC is registered: when another APIC changes, or by this call.
             made.power_on(kvm)?;
             return self.start(number, made);
         };

@@ -35,7 +35,7 @@ pub const VERSION: u32 = 1;
 pub struct RamRange {
     /// Guest-physical address.
     pub gpa: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Offset of its first byte among the bytes of memory.
     pub offset: u64,
@@ -47,7 +47,7 @@ pub struct RamRange {
 pub struct ChunkRange {
     /// Place of the chunk in the shared memory region, in chunks.
     pub index: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Offset of its first byte among the bytes of memory.
     pub offset: u64,

@@ -262,7 +262,7 @@ mod tests {
         for vcpu in value["vcpus"].as_array_mut().unwrap() {
             vcpu["tsc"]["value"] = 0.into();
             vcpu["tsc"]["offset"] = 0.into();
-            // The register's time since boot, which KVM keeps counting.
+            // HV_X64_MSR_VP_RUNTIME: the run time of the vCPU, which KVM keeps counting.
             vcpu["registers"]["msrs"].as_array_mut().unwrap().retain(|msr| msr["index"] != 0x4000_0010);
         }
         value

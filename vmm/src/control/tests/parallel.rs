@@ -113,7 +113,7 @@ fn vm_info_is_read_off_the_control_thread_unless_busy() {
     control.create(config("")).unwrap();
     let end = thread::spawn(move || {
         let state = |expected: Option<VmState>| {
-            // The control thread may not wait for messages yet.
+            // The control thread may still be starting, before it waits for messages.
             let start = Instant::now();
             let outcome = loop {
                 match handle.info_soon() {

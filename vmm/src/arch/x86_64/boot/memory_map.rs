@@ -14,7 +14,7 @@ pub(super) const RESERVED: u32 = 2;
 pub(super) struct Range {
     /// First guest-physical address.
     pub(super) start: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: u64,
     /// [`RAM`] or [`RESERVED`].
     pub(super) kind: u32,
