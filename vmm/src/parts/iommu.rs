@@ -150,16 +150,16 @@ fn window(
     let (aperture, asked) = match bounce.aperture {
         Aperture::Auto => (
             low().or_else(high),
-            format!("from {:#x} to {:#x}, nor behind RAM; leave it out", hole.start(), hole.end()),
+            format!("from {:#x} to {:#x}, or behind RAM; run without windows", hole.start(), hole.end()),
         ),
         Aperture::Low => {
-            (low(), format!("from {:#x} to {:#x}; try aperture=high, or leave it out", hole.start(), hole.end()))
+            (low(), format!("from {:#x} to {:#x}; try aperture=high, or run without windows", hole.start(), hole.end()))
         }
-        Aperture::High => (high(), format!("at {behind:#x} or behind; try aperture=low, or leave it out")),
+        Aperture::High => (high(), format!("at {behind:#x} or behind; try aperture=low, or run without windows")),
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
-            "the host's IOMMU, or memory of the host's that a device shares its IOMMU group with, leaves no room for bounce windows {asked}"
+            "because of the host's IOMMU, or of BARs in a device's IOMMU group, there is no room for bounce windows {asked}"
         );
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
@@ -243,8 +243,12 @@ mod tests {
         assert_eq!(start("aperture=low", &nothing_high), Ok(0xc000_0000));
         for (option, ranges, place) in [
             ("aperture=low", nothing_low.as_slice(), "from 0xc0000000 to 0xdfffffff; try aperture=high"),
-            ("aperture=high", nothing_high.as_slice(), "at 0x280000000 or behind; try aperture=low, or leave it out"),
-            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, nor behind RAM"),
+            (
+                "aperture=high",
+                nothing_high.as_slice(),
+                "at 0x280000000 or behind; try aperture=low, or run without windows",
+            ),
+            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, or behind RAM"),
         ] {
             let error = start(option, ranges).unwrap_err();
             assert!(error.starts_with("--iommu-bounce: the host's IOMMU") && error.contains(place), "{error}");
