@@ -261,7 +261,7 @@ impl Runner {
                 let exit = format!("{exit:?}");
                 // KVM cannot emulate instructions whose bytes are lost.
                 let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
-                return Err(GuestEvent::Failed(format!("vCPU {}: KVM gave up: {exit}{cause}", self.id)));
+                return Err(GuestEvent::Failed(format!("vCPU {}: KVM cannot run the guest: {exit}{cause}", self.id)));
             }
             // EAGAIN: another processor has to start this processor. It has no access in progress.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Entered::Interrupted),

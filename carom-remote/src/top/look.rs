@@ -91,7 +91,7 @@ impl History {
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "a rate for people"
+    reason = "the rate is only displayed"
 )]
 fn per_second(grown: u64, seconds: f64) -> u64 {
     if seconds > 0.0 { (grown as f64 / seconds).round() as u64 } else { 0 }

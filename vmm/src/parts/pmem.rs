@@ -43,7 +43,10 @@ fn file_error(config: &PmemConfig) -> impl Fn(io::Error) -> VmError {
 fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     let error = ConfigError::in_terms(PmemConfig::FILE, |terms| {
         let path = config.file.display();
-        format!("{path}: {why}: a guest whose writes are dropped needs {}", PmemConfig::DISCARD_WRITES.turned_on(terms))
+        format!(
+            "{path}: {why}: its use needs {}, which drops the guest's writes",
+            PmemConfig::DISCARD_WRITES.turned_on(terms)
+        )
     });
     error.into()
 }

@@ -138,7 +138,7 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
     let mut text = String::new();
     let thread = thread::current();
     let name = thread.name().unwrap_or("unnamed");
-    let message = panic.payload_as_str().unwrap_or("something that is no text");
+    let message = panic.payload_as_str().unwrap_or("a message that is not text");
     let place = panic.location().map_or_else(|| "an unknown place".into(), ToString::to_string);
     // Writing to a string does not fail.
     let _ = writeln!(text, "thread '{name}' panicked at {place}:\n{message}");

@@ -350,7 +350,8 @@ fn failure_while_an_access_completes_is_reported() {
     vcpu.wait_paused();
     let outcome = rig.outcome();
     assert_eq!(outcome.pieces.len(), 2, "{outcome:?}");
-    let is_failure = matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("KVM gave up"));
+    let is_failure =
+        matches!(&outcome.event, Some(GuestEvent::Failed(why)) if why.contains("KVM cannot run the guest"));
     assert!(is_failure, "{outcome:?}");
     // The vCPU does not run until it is reset, whatever orders it gets meanwhile.
     vcpu.resume();

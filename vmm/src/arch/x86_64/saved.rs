@@ -144,7 +144,7 @@ impl ProcessorsState {
     /// The host lacks a feature.
     pub fn cpuid(&self, number: u32, host: &CpuId) -> Result<CpuId, KvmError> {
         let saved = self.numbers().into_iter().zip(&self.vcpus).find(|(saved, _)| *saved == number);
-        let (_, saved) = saved.ok_or_else(|| StateError::rule("vcpus", format!("has none of number {number}")))?;
+        let (_, saved) = saved.ok_or_else(|| StateError::rule("vcpus", format!("has no vCPU {number}")))?;
         Ok(saved.cpuid.for_host(host).map_err(StateError::of(&format!("vCPU {number}")))?)
     }
 
@@ -358,7 +358,7 @@ mod tests {
         let cases: [(&str, serde_json::Value, &str); 8] = [
             ("/version", 2.into(), "version 2"),
             ("/vcpus", serde_json::json!([]), "has 0 vCPUs, but the configuration has 2"),
-            ("/vcpus/0/registers/regs", "00".into(), "1 bytes, where 144 belong"),
+            ("/vcpus/0/registers/regs", "00".into(), "1 bytes instead of 144"),
             ("/vcpus/1/registers/xsave", "00".repeat(1 << 16).into(), "set the extended state"),
             ("/vcpus/0/registers/xsave", "ff".repeat(4096).into(), "set the extended state"),
             ("/vcpus/0/registers/nested", "ff".repeat(64).into(), "nested"),
