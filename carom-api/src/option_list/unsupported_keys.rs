@@ -105,7 +105,7 @@ mod tests {
         let refused = |option, key, value| check(option, key, value).unwrap().unwrap_err();
         assert_eq!(
             refused(("--cpus", "cpus"), "kvm_hyperv", "on"),
-            "--cpus kvm_hyperv: 'on' is not supported: only off is; the guest is offered KVM's paravirtual features, not Hyper-V's"
+            "--cpus kvm_hyperv: 'on' is not supported: only off is; the guest gets KVM's paravirtual features, not Hyper-V's"
         );
         assert!(
             refused(("--memory", "memory"), "hotplugged_size", "1G").contains("'1G' is not supported: leave it out")
