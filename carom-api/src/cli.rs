@@ -3,6 +3,8 @@
 //! The command line of `carom`.
 
 mod inherit;
+#[cfg(test)]
+mod option_page;
 mod part_arguments;
 mod program;
 mod refused_options;
@@ -92,7 +94,7 @@ pub struct Cli {
     /// Add a watchdog (i6300esb), which resets the guest if the guest stops serving it (event watchdog:expired)
     #[arg(long, requires = PAYLOAD)]
     watchdog: bool,
-    /// Snapshot to restore. The VM stays paused without resume=on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+    /// Snapshot to restore; the VM stays paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
         // clap waives `requires = PAYLOAD` if PAYLOAD itself would conflict.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
