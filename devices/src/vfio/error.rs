@@ -133,7 +133,7 @@ pub enum VfioPciError {
         name: String,
     },
     /// A VFIO device file is missing.
-    #[error("{}: no such file: load VFIO on the host (modprobe vfio-pci vfio_iommu_type1)", path.display())]
+    #[error("{}: no such file: load VFIO on the host (modprobe -a vfio-pci vfio_iommu_type1)", path.display())]
     NoVfio {
         /// The device file.
         path: PathBuf,

@@ -98,7 +98,7 @@ pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8
             return Ok(bytes);
         }
         if needed > LARGEST {
-            return Err(io::Error::other(format!("VFIO_IOMMU_GET_INFO asks for {needed} bytes")));
+            return Err(io::Error::other(format!("VFIO_IOMMU_GET_INFO asks for {needed} bytes, more than 1 MiB")));
         }
         size = needed;
     }
@@ -130,7 +130,8 @@ pub(in crate::vfio) enum IrqAction {
 /// Sets the eventfds of the interrupts of kind `index` (`VFIO_PCI_*_IRQ_INDEX`), starting at interrupt 0.
 ///
 /// # Errors
-/// The kernel's errors, and `ENOSPC` if the host has fewer interrupts available than `events`. Then none is enabled.
+/// The kernel's errors, and `ENOSPC` if the host has fewer interrupts available than `events`. In this case no interrupt
+/// is enabled.
 pub(in crate::vfio) fn set_irqs(
     device: &impl AsRawFd,
     index: u32,

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_path_says_so() {
+    fn missing_path_is_a_user_error_and_is_named() {
         let error = HostFunctionPath::inspect(Path::new("/nonexistent/0000:00:05.0")).unwrap_err();
         assert!(matches!(error, VfioPciError::NoSuchDevice { .. }) && error.is_user_error());
         assert!(error.to_string().starts_with("/nonexistent/0000:00:05.0: No such file"), "{error}");

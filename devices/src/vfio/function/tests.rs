@@ -282,7 +282,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
 
     mask_vector(&m, 1, false);
     assert_eq!(m.host.events(), more(2));
-    assert_eq!((fired(0), fired(1)), (1, 0), "an interrupt may have been lost meanwhile");
+    assert_eq!((fired(0), fired(1)), (1, 0), "the old vector fires once, because its interrupt may have been lost");
     mask_vector(&m, 4, false);
     assert_eq!(m.host.events(), more(8));
     // The host has enough vectors, and a masked vector keeps its place.

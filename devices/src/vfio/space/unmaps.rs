@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unmapping in a host address space that reports how many bytes it unmapped.
+//! Unmaps ranges of a host address space. The kernel reports how many bytes each call has unmapped.
 //!
 //! The kernel unmaps all mappings in a range, and fails at a mapping that the range splits. By then it may have unmapped other mappings.
 //! A call that succeeds leaves nothing mapped in the range. If its count is short, the range had gaps.
@@ -15,7 +15,7 @@ const MOST_CALLS: u32 = 8;
 /// Maximum number of ranges that are remembered.
 const MOST_RANGES: usize = 256;
 
-/// Ranges whose unmap failed after it may have unmapped a part.
+/// Ranges whose unmap has begun, and may have unmapped only a part.
 #[derive(Default)]
 pub(super) struct Unmaps {
     begun: Vec<(u64, u64)>,
@@ -23,8 +23,7 @@ pub(super) struct Unmaps {
 
 impl Unmaps {
     /// Unmaps `[iova, iova + len)` with `call`, which takes the first IOVA and the length, and returns the number of bytes that were
-    /// mapped there.
-    /// If the range had gaps, `short` gets the number of bytes that were mapped.
+    /// mapped there. If the range had gaps, `short` gets the number of bytes that were mapped.
     ///
     /// # Errors
     /// Something may still be mapped in the range. The caller can try again. A retry that finds nothing mapped succeeds.
@@ -59,7 +58,8 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. It may be a part of a range whose unmap was begun.
+    /// Handles a range without mappings. If an unmap of this range or of a larger one has begun, the range is done. Otherwise the caller is
+    /// wrong.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_finds_more_each_time_is_not_asked_for_ever() {
+    fn unmap_that_always_finds_more_stops_at_the_call_limit() {
         let (mut unmaps, mut calls) = (Unmaps::default(), 0);
         let found = |_, _| {
             calls += 1;

@@ -100,8 +100,8 @@ impl HostFunction for UserFunction {
         match kind {
             IrqKind::Msi => self.description.irqs.0,
             IrqKind::Msix => self.description.irqs.1,
-            // Servers use libvfio-user, which signals INTx as an edge and cannot mask it. A level-triggered
-            // line needs a level that can be masked.
+            // libvfio-user, the usual library of servers, signals INTx as an edge and cannot mask it. A
+            // level-triggered line needs a source that can be masked.
             IrqKind::Intx => 0,
             // A server takes a device away by ending its connection. It is not trusted to stop the VM.
             IrqKind::Error | IrqKind::Request => 0,

@@ -20,7 +20,7 @@ pub(super) struct Mastering {
 }
 
 impl Mastering {
-    /// Creates it with bus mastering off, as at power-on.
+    /// Creates the gate to `table`, with bus mastering off as at power-on.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
         Self { table, is_on: RwLock::new(false), throttle: Throttle::default() }
     }

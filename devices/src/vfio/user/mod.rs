@@ -98,7 +98,10 @@ impl UserServer {
     /// not have it.
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
-            what: format!("cannot give guest RAM to the server of {}", self.client.name()),
+            what: format!(
+                "cannot give guest RAM to the server of {} (without iommu=on, it needs RAM with --memory shared=on)",
+                self.client.name()
+            ),
             source,
         };
         let everything = Permissions::READ | Permissions::WRITE;

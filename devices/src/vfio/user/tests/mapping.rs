@@ -74,7 +74,7 @@ fn server_that_rejects_an_unmap_is_given_up() {
 }
 
 #[test]
-fn domain_goes_on_when_a_server_is_gone() {
+fn domain_keeps_working_when_a_server_is_gone() {
     let mut rig = rig(Server::that(Command::Reset, || Instead::Close));
     rig.map(0x1000, 0x1000, 0x1000, RW).unwrap();
     let _ = rig.client.reset();

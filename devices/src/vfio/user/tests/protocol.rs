@@ -86,7 +86,8 @@ fn server_that_breaks_the_protocol_is_gone() {
     let reply = Kind::Reply { refused: None };
     let read = Command::RegionRead.number();
     for (bytes, part) in [
-        // An answer to no request, an answer to another request, two impossible sizes, and an impossible type.
+        // An answer to no request, an answer to another request, an answer that is too long, two impossible sizes, and an
+        // impossible type.
         (header(999, read, reply, 0), "a request that is not pending"),
         (header(1, 77, reply, 0), "with an answer to command 77"),
         (header(1, read, reply, 5000), "with 5000 bytes"),
@@ -183,7 +184,7 @@ fn unwanted_descriptors_are_not_taken() {
         Header { id: 9, command: 99, kind: Kind::Command { no_reply: true }, payload: 0 }.encode().to_vec();
     message.extend(Header::request(5, Command::DmaRead, 0).encode());
     server.send_with(&message, &file);
-    // The second message is answered, so the server's messages were both read.
+    // The second message is answered, so the client has read both messages.
     let (header, _) = server.answer();
     assert_eq!((header.id, header.kind), (5, Kind::Reply { refused: Some(libc::EINVAL.unsigned_abs()) }));
     drop(file);
