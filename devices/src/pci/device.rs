@@ -73,7 +73,9 @@ pub trait PciDevice: Send + Sync {
     /// # Errors
     /// The device has state that cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError> {
-        Err(StateError::Unsupported("devices of the host and of other processes do not give it out"))
+        Err(StateError::Unsupported(
+            "devices of the host and of other processes do not save it; remove the device first",
+        ))
     }
     /// Restores `state` into a device that was just created or reset. The device is then paused. The caller claims the addresses of
     /// decoded BARs. Called with all vCPUs stopped.
@@ -82,6 +84,8 @@ pub trait PciDevice: Send + Sync {
     /// The state is rejected. The device can then only be [reset](PciDevice::reset).
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let _ = state;
-        Err(StateError::Unsupported("devices of the host and of other processes do not give it out"))
+        Err(StateError::Unsupported(
+            "devices of the host and of other processes do not save it; remove the device first",
+        ))
     }
 }
