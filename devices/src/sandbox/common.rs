@@ -29,7 +29,7 @@ const UNGUARD: i32 = 103;
 
 /// Calls that every thread may make.
 pub const COMMON: &[Call] = &[
-    // Waits of threads for each other, and time.
+    // Synchronisation of threads, and time.
     Any(libc::SYS_futex),
     Any(libc::SYS_futex_waitv),
     Any(FUTEX_WAKE),

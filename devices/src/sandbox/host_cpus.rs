@@ -2,7 +2,7 @@
 
 //! Threads that are pinned to some CPUs of the host.
 //!
-//! A thread is pinned before its calls are filtered. Afterwards it cannot change its CPUs, so no role needs the call.
+//! A thread is pinned before its system calls are filtered. So no role needs the call, and no thread can change its CPUs later.
 
 use std::cell::Cell;
 use std::io;

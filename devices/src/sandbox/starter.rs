@@ -237,7 +237,7 @@ fn start_filtered(
     let (tell, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
         crash::set_role(role.name);
-        // The call must be made before the thread's filter, which does not allow it.
+        // Pin the thread before its filter is installed, because the filter does not allow this call.
         if !placement.take() {
             return;
         }
