@@ -68,7 +68,7 @@ fn shortage_of(open: u64, wanted: u64, limit: u64) -> Option<Shortage> {
     (!fits).then(|| Shortage { open, limit, reserved: limit - for_guests(limit) })
 }
 
-/// Returns the maximum number of open descriptors at which a guest may open one more.
+/// Returns how many descriptors may be open in all, including one that is opened for a guest.
 fn for_guests(limit: u64) -> u64 {
     limit - MOST_RESERVED.min(limit / 4)
 }

@@ -100,8 +100,8 @@ impl CpuHotplug {
         lock(&self.inner).state.present.clone()
     }
 
-    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. The guest was asked to
-    /// release it and has not answered, so the guest may release it at any time. Or it has just left.
+    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. Such a processor has just
+    /// left, or the guest was told to release it and has not answered. In this case the guest may still release it at any time.
     pub fn in_the_way(&self, wanted: u32) -> Option<u32> {
         lock(&self.inner).in_the_way(wanted)
     }

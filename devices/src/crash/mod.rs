@@ -38,8 +38,8 @@ pub fn watch_signals() -> io::Result<()> {
     signals::watch()
 }
 
-/// Makes the process write reports to `file`: of panics, of signals that end the process, and of calls that no role allows. Call it
-/// once, before other threads start.
+/// Makes the process write reports to `file`: of panics, of signals that end the process, and of system calls that the thread's role
+/// does not allow. Call it once, before other threads start.
 ///
 /// # Errors
 /// The process has a report file already, or the host's kernel rejects the handler.

@@ -11,7 +11,7 @@ use iommu_bounce::spec::{readable, request};
 /// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Number of words that are kept of a request. The longest known request is MAP, with 36 bytes.
+/// Number of 64-bit words that are kept of a request. MAP has the most bytes of fields, 36.
 const WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
@@ -123,7 +123,7 @@ impl RequestRing {
 fn fields(kind: u8) -> usize {
     match kind {
         request::ATTACH => readable::ATTACH,
-        // DETACH, UNMAP and the WINDOW requests end with reserved bytes, which are not recorded.
+        // DETACH, UNMAP, PROBE and the WINDOW requests end with reserved bytes, which are not recorded.
         request::DETACH => readable::DETACH - 8,
         request::MAP => readable::MAP,
         request::UNMAP => readable::UNMAP - 4,

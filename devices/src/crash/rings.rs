@@ -28,7 +28,7 @@ const STATUS_SHIFT: u32 = 32;
 const CODE_SHIFT: u32 = 40;
 const HEAD_BITS: u32 = 16;
 
-/// Request and its outcome. Half a cache line.
+/// Request and its outcome, in half a cache line.
 #[repr(align(32))]
 pub(crate) struct Slot {
     /// Number of the request, counted from 1, with the head of its chain in the low bits. It is 0 while the slot is being

@@ -3,7 +3,8 @@
 //! Descriptors that the process inherited when it was started. The process uses them instead of opening, creating or connecting to the
 //! same objects: KVM, IOMMUFD, VFIO devices, tap interfaces, and files and sockets named by a path `/dev/fd/N`.
 //!
-//! The kernel tells the kind of a device's descriptor by its device number (`st_rdev`) and sysfs, whatever path it was opened by.
+//! The kind of a device's descriptor follows from its device number (`st_rdev`) and sysfs. The path by which it was opened does not
+//! matter.
 
 mod kind;
 
@@ -25,7 +26,7 @@ struct Kept {
     /// `None` after the descriptor was given away.
     file: Option<File>,
     kind: Kind,
-    /// Alive while a descriptor that has one user at a time is in use.
+    /// Alive while the descriptor is in use, if its kind allows only one user at a time.
     in_use: Weak<()>,
 }
 

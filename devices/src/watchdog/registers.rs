@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Registers of the watchdog (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`), without the
-//! passing of time.
+//! Registers of the watchdog (Intel's document 300641-004; Linux, `drivers/watchdog/i6300esb.c`). `timer` measures
+//! the time.
 
 use std::time::Duration;
 

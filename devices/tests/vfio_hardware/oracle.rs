@@ -266,7 +266,7 @@ impl Oracle {
             let is_known = |endpoint: &usize| self.buffers[*endpoint].contains(&first);
             assert!(first == own || writers.iter().any(is_known), "page {page} holds {first} by {writers:?}: {self:?}");
             self.writes += u32::from(first != own);
-            // A device that must have written, at any time.
+            // True for a device that has written the page in any case, before the step or after it.
             let is_sure = |endpoint: &usize| reached[*endpoint].len() == 1;
             let surely = writers.iter().any(is_sure);
             assert!(!surely || first != own || writers.iter().any(is_known), "page {page} was not written: {self:?}");
