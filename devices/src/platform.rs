@@ -21,8 +21,8 @@ pub trait BusDevice: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Writes `data` at `offset` from the start of the range.
     fn write(&self, offset: u64, data: &[u8]);
-    /// True if the guest sees ordinary memory in the range, through a memory slot. If such an access reaches the VMM anyway, the host
-    /// may be unable to supply the page.
+    /// True if the guest sees ordinary memory in the range, through a memory slot. If an access to the range reaches the VMM anyway, the
+    /// host may be unable to supply the page.
     fn is_memory(&self) -> bool {
         false
     }

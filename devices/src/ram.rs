@@ -25,13 +25,13 @@ pub enum RamError {
     #[error("RAM has no region")]
     Empty,
     /// The regions are out of order or overlap.
-    #[error("the region at {0:#x} must begin after the end of the region before it")]
+    #[error("the RAM region at {0:#x} must begin after the end of the region before it")]
     Order(u64),
     /// RAM has no place for another region.
     #[error("RAM has its maximum of {0} regions already")]
     Full(usize),
     /// The memory cannot be allocated.
-    #[error("the region at {0:#x} cannot be mapped")]
+    #[error("cannot map the RAM region at {0:#x}")]
     Map(u64),
 }
 

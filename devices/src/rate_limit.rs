@@ -197,8 +197,8 @@ mod tests {
     }
 
     proptest! {
-        /// In no period do more bytes pass than the bucket holds and regains, plus one request. A request that waits for the reported
-        /// time passes.
+        /// The bytes that pass in any period are at most those that the bucket holds and regains, plus one request. A request that waits
+        /// for the reported time passes.
         #[test]
         fn rate_is_kept_and_reported_waits_suffice(
             size in 1u64..10_000,

@@ -232,7 +232,7 @@ fn sleep(orders: &Orders, doorbell: &EventFd, task: &impl Task, wait: Wait) -> R
         Ok(_) => Rung { wake: !files[0].revents().is_empty(), doorbell: !files[1].revents().is_empty() },
         Err(error) => {
             if error != rustix::io::Errno::INTR {
-                log::error!("cannot wait for work of a device thread: {error}");
+                log::error!("a device thread cannot wait for its work: {error}");
             }
             UNKNOWN
         }

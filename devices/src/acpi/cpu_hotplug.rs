@@ -434,8 +434,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, the wanted processors are present, and only processors leave that the guest was told
-        /// to release.
+        /// Whatever a guest writes and reads, the wanted processors are present. A processor leaves only if the guest was told to
+        /// release it.
         #[test]
         fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),

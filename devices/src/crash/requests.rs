@@ -80,7 +80,7 @@ impl RequestRing {
     /// Records the answer of a request with this writable part. The status is four bytes before its end.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
-        // The slot may hold a newer request by now, if as many came as the ring keeps.
+        // The slot may hold a newer request by now: each slot is used again after `KEPT` requests.
         if slot.number.load(Ordering::Relaxed) == number {
             let status = written.len().checked_sub(4).map(|place| written[place]);
             let outcome = status.map_or(NO_STATUS, |status| ANSWERED | u64::from(status));

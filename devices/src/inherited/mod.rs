@@ -192,7 +192,9 @@ impl Kept {
 
 /// Only connections are given away.
 fn spent() -> io::Error {
-    io::Error::other("the connection of this descriptor is used up: it serves one boot of one device")
+    io::Error::other(
+        "the connection of this descriptor is used up: it serves one boot of one device; start carom again with a new one",
+    )
 }
 
 fn check_access(file: &File, access: Access) -> io::Result<()> {

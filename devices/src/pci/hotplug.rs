@@ -454,7 +454,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, only devices whose removal was requested leave.
+        /// Whatever a guest writes and reads, a device leaves only if its removal was requested.
         #[test]
         fn guest_decides_only_when_a_device_leaves(
             steps in prop::collection::vec((0u8..4, 2u8..6, any::<u32>(), 0u64..13), 0..60),

@@ -54,7 +54,7 @@ impl Timer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Lets `act` access the registers, and restarts the counter if `act` says so.
+    /// Lets `act` access the registers. Starts the stage again or stops the counter if `act` returns [`Timing::BeginsAnew`].
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
         let mut state = self.shared.lock();
         let (result, timing) = act(&mut state.registers);

@@ -4,8 +4,8 @@
 //! enabled whenever MSI and MSI-X are both disabled.
 //!
 //! Vectors are scarce on the host: it has some 200 for each of its CPUs, for all devices. A function may have 2048 vectors, but a
-//! guest uses only as many as it has vCPUs. So VFIO delivers the MSI-X vectors that the guest unmasks, rounded up to a power of two,
-//! and more when the guest unmasks more.
+//! guest uses only as many as it has vCPUs. So VFIO delivers only as many MSI-X vectors as the guest has unmasked, rounded up to a
+//! power of two. When the guest unmasks more, VFIO delivers more.
 
 use std::io;
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl Interrupts {
             // The host has no more vectors. Keep the old ones enabled.
             self.switch(host, Some(active), Some(&*all))?;
         }
-        // VFIO disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
+        // `switch` disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
         // vector once: drivers tolerate an extra interrupt.
         first_error((0..active.vectors).map(|vector| table.trigger(vector))).and(outcome)
     }

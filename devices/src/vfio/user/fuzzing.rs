@@ -51,7 +51,7 @@ pub fn server(mut data: &[u8]) {
         assert!(table.insert(iova, PAGE, Backing::Ram(gpa), permissions));
     }
     let calls = Calls::default();
-    let ids = QUESTIONS.map(|command| calls.expect(command, 4096).expect("the server is there"));
+    let ids = QUESTIONS.map(|command| calls.expect(command, 4096).expect("the server is not gone"));
     let mut send = |answer: &[u8]| {
         check_answer(answer);
         Ok(())
@@ -72,12 +72,12 @@ pub fn server(mut data: &[u8]) {
 
 /// Checks that an answer is complete and holds no byte of RAM that the server must not read.
 fn check_answer(answer: &[u8]) {
-    let header = Header::decode(answer.first_chunk().expect("an answer has a header")).expect("it can be one");
+    let header = Header::decode(answer.first_chunk().expect("an answer has a header")).expect("its header is valid");
     assert_eq!(answer.len(), HEADER + header.payload);
-    let Kind::Reply { refused } = header.kind else { panic!("{header:?} is no answer") };
+    let Kind::Reply { refused } = header.kind else { panic!("{header:?} is not an answer") };
     if refused.is_none() && header.command == Command::DmaRead.number() {
-        let (iova, len) = wire::parse_dma_access(&answer[HEADER..]).expect("it tells what was read");
-        let end = iova.checked_add(len as u64).expect("what is mapped ends somewhere");
+        let (iova, len) = wire::parse_dma_access(&answer[HEADER..]).expect("it has address and length");
+        let end = iova.checked_add(len as u64).expect("a mapping does not wrap");
         assert!(len == 0 || (READ_WRITE..READ + PAGE).contains(&iova) && end <= READ + PAGE);
         assert_eq!(answer.len(), HEADER + ACCESS + len);
     }
