@@ -29,7 +29,7 @@ impl Peer {
 }
 
 thread_local! {
-    /// True if an operation is in progress, and the number of operations begun.
+    /// Operations of this thread: true while one is in progress, and the number of operations begun so far.
     static CURRENT: Cell<(bool, u64)> = const { Cell::new((false, 0)) };
     /// Waits of this thread in an operation: number of the operation, peer, time.
     static WAITED: RefCell<Vec<(u64, Peer, Duration)>> = const { RefCell::new(Vec::new()) };

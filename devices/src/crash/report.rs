@@ -26,7 +26,7 @@ thread_local! {
 
 struct Target {
     file: File,
-    /// Address of the program in memory. Addresses in its code are relative to it.
+    /// Load address of the program. A reader subtracts it from the addresses of code in the report.
     base: u64,
 }
 

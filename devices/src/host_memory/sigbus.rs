@@ -145,7 +145,7 @@ pub(super) fn send_to_self(code: c_int, address: usize) {
     let mut info: siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     (info.si_signo, info.si_code) = (libc::SIGBUS, code);
     let at = ptr::from_mut(&mut info).cast::<usize>().wrapping_add(2);
-    // SAFETY: For this signal the address is there, after three numbers and padding, within the 128 bytes of the information.
+    // SAFETY: For this signal, `at` is the field of the address, after three numbers and padding, within the 128 bytes of `info`.
     unsafe { at.write(address) };
     let process = libc::pid_t::try_from(std::process::id()).expect("a process ID is a pid_t");
     // SAFETY: The call takes no arguments.

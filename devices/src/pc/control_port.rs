@@ -2,7 +2,7 @@
 
 //! System control port B of the PC (port 0x61), as far as a guest without the PC's timer and speaker uses it. It reports that
 //! an NMI has no cause that the chipset knows. Without it, the port would read as all ones. A guest would then take each NMI
-//! for a parity error of memory or bus, instead of an NMI that makes it panic.
+//! for a parity error of memory or bus, even an NMI that is sent to make it panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

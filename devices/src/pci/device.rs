@@ -41,7 +41,7 @@ pub trait PciDevice: Send + Sync {
     fn bar_address(&self, index: u8) -> Option<u64> {
         self.config()?.bar_address(index)
     }
-    /// Called after BAR `index` is decoded at `address`, which is free of all else in the VM. A device that shows memory to the
+    /// Called after BAR `index` is decoded at `address`. Nothing else of the VM is in this range. A device that shows memory to the
     /// guest creates or moves its memory slots. Called again with the same address after decoding was off and on, which is no move.
     fn bar_moved(&self, _index: u8, _address: u64) -> io::Result<()> {
         Ok(())

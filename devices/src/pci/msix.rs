@@ -102,8 +102,7 @@ impl MsixTable {
         self.control & CONTROL_ENABLE != 0
     }
 
-    /// Returns the number of vectors needed to include each vector whose own mask bit is clear: one more than the last such
-    /// vector.
+    /// Returns one more than the number of the last vector whose own mask bit is clear, or 0 if no mask bit is clear.
     pub fn used(&self) -> u16 {
         let last = self.entries.iter().rposition(|entry| entry.control & VECTOR_MASK == 0);
         last.and_then(|last| u16::try_from(last + 1).ok()).unwrap_or(0)

@@ -32,7 +32,7 @@ fn nvme_identity_and_registers_are_visible() {
     assert!(!slots.is_empty());
     assert!(slots.iter().map(|(_, host)| host.len as u64).sum::<u64>() < bar.size, "the table's page traps");
     let (_, host) = slots.iter().find(|(gpa, _)| *gpa == 0x40_0000_0000).unwrap();
-    // SAFETY: The device keeps the range mapped. It is a register without side effects on reads.
+    // SAFETY: The device keeps the range mapped. Reads of this register have no side effects.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
     assert_eq!(seen, version);
     // The guest turns decoding off. The slot stays, and accesses to it must not fault.

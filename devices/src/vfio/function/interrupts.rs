@@ -4,8 +4,8 @@
 //! enabled whenever MSI and MSI-X are both disabled.
 //!
 //! Vectors are scarce on the host: it has some 200 for each of its CPUs, for all devices. A function may have 2048 vectors, but a
-//! guest uses only as many as it has vCPUs. So VFIO delivers only as many MSI-X vectors as the guest has unmasked, rounded up to a
-//! power of two. When the guest unmasks more, VFIO delivers more.
+//! guest uses only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last one that the guest has
+//! unmasked, rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more.
 
 use std::io;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Interrupts {
         self.report("MSI-X", outcome);
     }
 
-    /// Makes VFIO deliver as many MSI-X vectors as the guest has unmasked, if it delivers fewer.
+    /// Makes VFIO deliver all MSI-X vectors that the guest has unmasked, if it delivers too few.
     fn have_vectors(&mut self, host: &dyn HostFunction, active: ActiveIrqs, table: &mut MsixTable) -> io::Result<()> {
         let vectors = enough(table);
         if vectors <= active.vectors {
@@ -230,7 +230,7 @@ impl Interrupts {
     }
 }
 
-/// Returns the number of MSI-X vectors to deliver: those that the guest uses, rounded up to a power of two, at least 1.
+/// Returns the number of MSI-X vectors to deliver: all up to the last unmasked one, rounded up to a power of two, at least 1.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

@@ -40,7 +40,8 @@ impl DmaSpace {
     }
 
     /// Unmaps `[iova, iova + len)`, which must be whole mappings. Returns the number of bytes that were mapped there.
-    /// Fails with `EINVAL` or `ENOENT` if the range splits a mapping or holds none.
+    /// Fails with `EINVAL` (container) or `ENOENT` (IOAS) if the range splits a mapping. If nothing is mapped there, a
+    /// container returns 0, and an IOAS fails with `ENOENT`.
     pub(crate) fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         match self {
             Self::Container(container) => ioctl::unmap_dma(&**container, iova, len),

@@ -95,9 +95,8 @@ fn classify(error: io::Error) -> MapError {
     }
 }
 
-/// Returns which limit of the host made the kernel refuse a mapping, and the remedy. Returns `None` if no limit
-/// did.
-/// `missing_memory` names guest memory that the host cannot supply, if there is any.
+/// Returns which limit of the host made the kernel refuse a mapping, and the remedy. Returns `None` if the reason
+/// is not a limit. `missing_memory` names guest memory that the host cannot supply, if there is any.
 fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<String>) -> Option<String> {
     match error.raw_os_error()? {
         libc::ENOSPC => Some(

@@ -36,7 +36,7 @@ const FILL: [u8; 4] = [0xa0, 0xa1, 0xa2, 0xa3];
 /// Takes messages of a server (answers and requests), and checks that they have no forbidden effect.
 ///
 /// # Panics
-/// If they have one.
+/// If they have a forbidden effect.
 pub fn server(mut data: &[u8]) {
     let ram = Arc::new(Ram::from_ranges(&[(GuestAddress(0), 0x4000)]).expect("there is memory"));
     for (page, byte) in (0u64..).zip(FILL) {
