@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory of devices that the guest sees, so that other devices can access it.
+//! Device memory that is visible to the guest. Other devices can access this memory.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -88,8 +88,8 @@ fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
 }
 
 impl CpuHotplug {
-    /// Creates the registers of a VM that should have the first `wanted` processors and has `present`. `left` is called on a vCPU's
-    /// thread when the guest has released a processor.
+    /// Creates the registers of a VM that has the processors `present` and should have the first `wanted` ones. `left` is called on a
+    /// vCPU's thread when the guest has released a processor.
     pub fn new(wanted: u32, present: Numbers, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let state = State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
         Self { inner: Mutex::new(Inner { state, gone: Numbers::new() }), line, left }

@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     value: AtomicU64,
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "that is what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "the upper half is dropped on purpose")]
 fn low_half(word: u64) -> u32 {
     word as u32
 }

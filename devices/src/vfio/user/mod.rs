@@ -99,7 +99,7 @@ impl UserServer {
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!(
-                "cannot give guest RAM to the server of {} (without iommu=on, it needs RAM with --memory shared=on)",
+                "cannot give guest RAM to the server of {} (without iommu=on, the server needs --memory shared=on)",
                 self.client.name()
             ),
             source,
