@@ -62,7 +62,7 @@ pub struct Cli {
     #[arg(long, value_name = "size=SIZE,…", requires = PAYLOAD)]
     memory: Option<MemoryConfig>,
     /// Memory zone: id=NAME,size=SIZE[,file=PATH][,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N]
-    /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. RAM then consists of zones and needs --memory size=0. Can be given several times
+    /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. All RAM then consists of zones, and --memory must have size=0. Can be given several times
     #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     memory_zone: Vec<MemoryZoneConfig>,
     /// NUMA node of the guest, made of memory zones: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST][,distances=[NODE@DISTANCE,…]]
@@ -94,7 +94,7 @@ pub struct Cli {
     /// Add a watchdog (i6300esb), which resets the guest if the guest stops serving it (event watchdog:expired)
     #[arg(long, requires = PAYLOAD)]
     watchdog: bool,
-    /// Snapshot to restore; the VM stays paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
+    /// Snapshot to restore a VM from. The VM is paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
         // clap waives `requires = PAYLOAD` if PAYLOAD itself would conflict.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
@@ -133,8 +133,8 @@ pub struct Cli {
     /// (log), fail the call (errno), or filter nothing (false)
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
-    /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs: restrict VMs to
-    /// --landlock-rules
+    /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs, the VMs may use only
+    /// the files of --landlock-rules
     #[arg(long)]
     landlock: bool,
     /// Files and directories to allow in addition to those of the VM: path=PATH,access=r|w|rw. Can be given several times
@@ -147,7 +147,7 @@ pub struct Cli {
 /// Parsed command line.
 #[derive(Debug)]
 pub struct Invocation {
-    /// Program whose name was used to start Carom.
+    /// Program name that Carom was started with.
     pub program: Program,
     /// VM to run. `None` if an API client creates it, or a snapshot is restored.
     pub vm: Option<CheckedConfig>,

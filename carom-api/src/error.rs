@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Errors of configuration rules, in the terms of the front end that broke them: the command line or JSON.
+//! Errors of configuration rules, in the terms of the front end that supplied the configuration: the command line or JSON.
 
 use std::borrow::Cow;
 use std::fmt;

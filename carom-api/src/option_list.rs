@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(mistake("path"), "--device: 'path' is not key=value");
         assert_eq!(mistake("path=/a,path=/b"), "--device: 'path' is given twice");
         assert_eq!(mistake("path=\"/a"), "--device: a double quote is not closed");
-        assert_eq!(mistake("path=/a,"), "--device: empty part in 'path=/a,'");
+        assert_eq!(mistake("path=/a,"), "--device: empty part in 'path=/a,': remove the extra comma");
         assert!(mistake("path=/a\"b\"c").contains("has a double quote in the middle"));
     }
 

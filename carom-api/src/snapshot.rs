@@ -61,7 +61,7 @@ pub struct VmSnapshotConfig {
     pub destination_url: DirectoryUrl,
 }
 
-/// Method to load the RAM of a restored VM.
+/// Method to load the RAM of a restored VM: copy all RAM at once, or read each page on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum MemoryRestoreMode {
     /// Read all RAM before the restore completes.
@@ -109,7 +109,8 @@ pub struct RestoreConfig {
     /// True if the VM runs after the restore. Otherwise the VM is paused, as it was when it was saved.
     #[serde(default)]
     pub resume: bool,
-    /// Method to load the RAM. By default, `prefault` decides.
+    /// Method to load the RAM: `Copy` reads all RAM during the restore, and `OnDemand` reads each page on first access. By
+    /// default, `prefault` decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_restore_mode: Option<MemoryRestoreMode>,
     /// New descriptors for network devices that were saved with descriptors of a client. Every such device must be listed.
@@ -171,7 +172,9 @@ impl RestoreConfig {
                     format!("'{id}' was saved without descriptors of another process: leave it out")
                 }
                 // Descriptors can only be passed with an API request.
-                Some(_) if files.count() != *num_fds => format!("no descriptors came with the request for '{id}'"),
+                Some(_) if files.count() != *num_fds => {
+                    format!("no descriptors came with the request for '{id}': pass them with SCM_RIGHTS")
+                }
                 Some(net) => {
                     net.give_files(files.clone())?;
                     continue;
@@ -181,7 +184,9 @@ impl RestoreConfig {
         }
         if let Some(net) = config.net.iter().find(|net| !net.fds.is_empty()) {
             let (id, count) = (net.id.as_deref().unwrap_or_default(), net.fds.len());
-            let rule = format!("'{id}' was saved with {count} descriptors of another process, and needs new ones");
+            let rule = format!(
+                "'{id}' was saved with {count} descriptors of another process: pass new ones with the API request (SCM_RIGHTS)"
+            );
             return Err(ConfigError::new(Self::NET_FDS, rule));
         }
         for (place, VmMemoryZoneUpdateData { id, host_numa_node }) in self.zone_updates.iter().enumerate() {
@@ -203,9 +208,9 @@ impl RestoreConfig {
             return Ok(());
         }
         let rule = if self.prefault {
-            "on demand cannot be combined with prefault"
+            "on demand cannot be combined with prefault: leave one out"
         } else if config.memory.all_zones().iter().any(MemoryZoneConfig::can_be_shared) {
-            "on demand is only possible with private RAM: shared RAM and huge pages must be copied"
+            "on demand is only possible with private RAM: use Copy for shared RAM and huge pages"
         } else {
             return Ok(());
         };
@@ -279,7 +284,7 @@ mod tests {
             source.take_files((0..files).map(|_| file()).collect()).unwrap();
             source.apply(&mut saved()).unwrap_err().explain(Terms::Json)
         };
-        let needs = "net_fds: 'a' was saved with 2 descriptors of another process, and needs new ones";
+        let needs = "net_fds: 'a' was saved with 2 descriptors of another process: pass new ones with the API request (SCM_RIGHTS)";
         assert_eq!(refused("", 0), needs);
         assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
         assert_eq!(
@@ -313,7 +318,7 @@ mod tests {
         assert_eq!([applied("", &mut vm), applied(on_demand, &mut vm)], [Ok(false), Ok(false)]);
         assert_eq!(applied(r#", "memory_restore_mode": "Copy""#, &mut vm), Ok(true));
         let both = applied(&format!(r#"{on_demand}, "prefault": true"#), &mut vm);
-        assert_eq!(both, Err("memory_restore_mode: on demand cannot be combined with prefault".into()));
+        assert_eq!(both, Err("memory_restore_mode: on demand cannot be combined with prefault: leave one out".into()));
         vm.memory.shared = true;
         assert!(
             applied(on_demand, &mut vm)

@@ -28,7 +28,8 @@ pub struct VmmPing {
     pub features: Vec<String>,
 }
 
-/// State of a VM.
+/// State of a VM. `Created` means that the VM has a configuration, but was not booted yet or its guest has ended. `Shutdown` is never
+/// reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum VmState {
     /// The VM has a configuration, but was not booted yet or its guest has ended.
@@ -219,7 +220,8 @@ pub struct EndpointFigures {
     /// Bytes of parked chunks among `window_bytes`. A parked chunk belonged to a domain that ended with a reset of the VM. It
     /// stays mapped for the next domain.
     pub parked_bytes: u64,
-    /// Bytes that the device pins in host memory: the sum of `mapped_bytes` and `window_bytes`.
+    /// Bytes that the host kernel has pinned for the device: the sum of `mapped_bytes` and `window_bytes`, or 0 if the device is not
+    /// a host device.
     pub pinned_bytes: u64,
     /// Requests that named the device, by kind: ATTACH, DETACH and PROBE.
     pub requests: BTreeMap<String, u64>,

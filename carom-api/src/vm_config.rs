@@ -289,8 +289,8 @@ impl VmConfig {
         Err(self.too_many(segment, is_behind, &format!("at most {most} devices{off} fit {}", where_to(place))))
     }
 
-    /// Returns the error that too many devices are on a segment, with the number of each kind. The error names the kind with most
-    /// devices.
+    /// Returns the error that too many devices are on a segment, with the number of each kind. The error names the kind with
+    /// the most devices.
     fn too_many(&self, segment: u16, is_behind: bool, rule: &str) -> ConfigError {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let mut kinds: Vec<(Field, usize)> = Vec::new();

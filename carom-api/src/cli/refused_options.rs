@@ -109,7 +109,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     REFUSED.iter().map(|option| option.name)
 }
 
-/// Marker: no unsupported option was given, or only with a value that asks for nothing.
+/// Proof that no unsupported option was given, except with a value that asks for nothing.
 #[derive(Debug)]
 pub(super) struct RefusedOptions;
 

@@ -11,7 +11,8 @@ use crate::error::{ConfigError, ensure};
 use crate::field::Field;
 use crate::option_list::{OptionList, Special};
 
-/// Backend of a console.
+/// Backend of a console: no console (`Off`), no backend (`Null`, which drops the output), standard input and output (`Tty`), a
+/// file (`File`), a pseudoterminal (`Pty`), or a unix socket (`Socket`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ConsoleMode {
     /// The guest has no such console.
@@ -118,10 +119,10 @@ pub(crate) use console_option;
 pub struct SerialConfig {
     /// Backend of the port.
     pub mode: ConsoleMode,
-    /// File of [`ConsoleMode::File`]. Answers also report the path of the pseudoterminal of [`ConsoleMode::Pty`].
+    /// Path of the file for mode `File`. For mode `Pty`, answers report the path of the pseudoterminal here.
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// Socket of [`ConsoleMode::Socket`].
+    /// Path of the unix socket for mode `Socket`.
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
 }

@@ -24,11 +24,13 @@ pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
-    /// Maximum number of vCPUs that `vm.resize` can give a running guest: `boot_vcpus` to 254. 0 stands for `boot_vcpus`.
+    /// Maximum number of vCPUs that `vm.resize` can give a running guest, from the number at boot to 254. 0 stands for the number
+    /// at boot.
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
-    /// Grouping of all possible vCPUs. The only valid grouping is cores of one package, which is also the default.
+    /// Grouping of all possible vCPUs. The only valid grouping is as cores of one package (`1:N:1:1` for N vCPUs), which is also
+    /// the default.
     #[serde(default, deserialize_with = "object::or_null")]
     pub topology: Option<CpuTopology>,
     /// Maximum width of a guest-physical address in bits. The guest gets fewer bits if the host has fewer.

@@ -28,7 +28,7 @@ pub struct MemoryConfig {
     /// True if the RAM consists of the host's reserved huge pages (hugetlb). The RAM is then always a memfd.
     #[serde(default)]
     pub hugepages: bool,
-    /// Huge page size in bytes: 2 MiB (default) or 1 GiB. `size` must be a multiple of this size.
+    /// Huge page size in bytes: 2 MiB (default) or 1 GiB. Requires `hugepages`. `size` must be a multiple of this size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
     /// True if the VMM requests transparent huge pages from the host. Has no effect with `hugepages`.
@@ -40,12 +40,12 @@ pub struct MemoryConfig {
     /// True if the host may merge identical pages of the RAM (KSM). Must be off if other processes can map the RAM.
     #[serde(default)]
     pub mergeable: bool,
-    /// Maximum bytes that `vm.resize` can add to a running guest, by ACPI. The limit is lower if the guest's address space ends
-    /// earlier.
+    /// Maximum bytes that `vm.resize` can add to a running guest, by ACPI. Less can be added if the guest's physical address space
+    /// ends earlier, or if the RAM would exceed 512 GiB.
     #[serde(default)]
     pub hotplug_size: u64,
-    /// True if the host must reserve memory for all RAM when the VM is built, or else the VM is refused. For shared RAM, the host
-    /// allocates all memory at once.
+    /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the VM is refused. For shared
+    /// RAM, the host allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,
     /// Zones that the RAM consists of. Each zone can have its own kind of memory.

@@ -32,7 +32,7 @@ pub struct MemoryZoneConfig {
     /// True if the zone consists of the host's reserved huge pages (hugetlb). The zone is then always a memfd.
     #[serde(default)]
     pub hugepages: bool,
-    /// Huge page size in bytes: 2 MiB (default) or 1 GiB.
+    /// Huge page size in bytes: 2 MiB (default) or 1 GiB. Requires `hugepages`. `size` must be a multiple of this size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
     /// Host NUMA node that the memory comes from. By default, any node.
@@ -42,8 +42,8 @@ pub struct MemoryZoneConfig {
     /// True if the host allocates the whole zone when the VM is built. Otherwise the host allocates each page on first access.
     #[serde(default)]
     pub prefault: bool,
-    /// True if the host must reserve memory for the whole zone when the VM is built, or else the VM is refused. For a shared
-    /// zone, the host allocates all memory at once.
+    /// True if the host must reserve memory for the whole zone when the VM is built. If the host cannot, the VM is refused. For a
+    /// shared zone, the host allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,
     /// True if the host may merge identical pages of the zone (KSM). Must be off if other processes can map the zone.

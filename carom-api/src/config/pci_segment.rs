@@ -17,11 +17,11 @@ pub struct PciSegmentConfig {
     /// Number of the segment.
     #[schema(maximum = 15)]
     pub pci_segment: u16,
-    /// Weight for addresses below 4 GiB.
+    /// Weight of the segment's share of the addresses below 4 GiB, 1 to 1024.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio32_aperture_weight: u32,
-    /// Weight for addresses above 4 GiB.
+    /// Weight of the segment's share of the addresses above 4 GiB, 1 to 1024.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 1024)]
     pub mmio64_aperture_weight: u32,

@@ -18,14 +18,15 @@ pub struct PlatformConfig {
     /// True if the VMM accesses host devices through IOMMUFD instead of VFIO groups and containers.
     #[serde(default)]
     pub iommufd: bool,
-    /// Polling for requests of the virtio-iommu.
+    /// Polling of a thread for virtio-iommu requests while they come fast, so that vCPUs need not exit for each request. With `auto`,
+    /// the thread polls if the host has more CPUs for this process than the VM has vCPUs.
     #[serde(default)]
     pub iommu_poll: IommuPoll,
     /// Number of PCI segments of the guest, 1 to 16. A device is on segment 0 unless its `pci_segment` names another.
     #[serde(default = "number::<1, _>")]
     #[schema(minimum = 1, maximum = 16)]
     pub num_pci_segments: u16,
-    /// Segments of the virtio-iommu. All of their devices are behind the virtio-iommu, even if their `iommu` is off.
+    /// PCI segments whose devices are all behind the virtio-iommu, even if their `iommu` is off.
     #[serde(default)]
     #[schema(max_items = 16)]
     pub iommu_segments: Vec<u16>,

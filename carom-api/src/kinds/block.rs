@@ -58,7 +58,7 @@ device_config! {
         /// True if a vhost-user server serves the disk. The server gets access to all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
-        /// Socket on which the server listens.
+        /// Socket on which the vhost-user server listens. Required with `vhost_user`.
         #[schema(value_type = Option<String>)]
         pub vhost_socket: Option<PathBuf>,
         /// True if the guest can only read the disk. Several read-only disks can use the same image.
@@ -80,23 +80,26 @@ device_config! {
         pub queue_size: u16,
         /// Serial number that the guest sees, at most 20 bytes. The default is the device's ID.
         pub serial: Option<String>,
-        /// Format of the image.
+        /// Format of the image. By default (`Unknown`), the image is raw, but is rejected if its content looks like another format.
         #[serde(default)]
         pub image_type: ImageType,
-        /// True if the image may refer to backing images, which are read too.
+        /// True if a qcow2 image may have a backing file, which is read too. An image can name any file of the host, so allow this
+        /// only for a trusted image.
         #[serde(default)]
         pub backing_files: bool,
         /// True if discards of the guest free space in the host's file system. If false, all space of a writable raw image is
         /// allocated when the disk is opened.
         #[serde(default = "yes")]
         pub sparse: bool,
-        /// Range of the image that is locked. The lock is shared for a read-only disk, and exclusive for other disks.
+        /// Range of the image that is locked: its current length (`ByteRange`), or all byte offsets (`Full`). The lock is shared for
+        /// a read-only disk, and exclusive for other disks.
         #[serde(default)]
         pub lock_granularity: LockGranularity,
         /// Rate limit for all queues of the disk together.
         #[serde(default, deserialize_with = "object::or_null")]
         pub rate_limiter_config: Option<RateLimiterConfig>,
-        /// Rate limit group (`rate_limit_groups`) to use instead of `rate_limiter_config`.
+        /// ID of the rate limit group (`rate_limit_groups`) that the disk belongs to. Cannot be combined with a rate limit of the
+        /// disk's own.
         pub rate_limit_group: Option<String>,
         /// Host CPUs that the thread of each queue may run on. A queue without an entry may run on any CPU.
         #[serde(default, deserialize_with = "object::list_or_null")]
@@ -195,7 +198,11 @@ impl KindConfig for DiskConfig {
         let fits = serial.len() <= SERIAL_BYTES && !serial.contains('\0');
         ensure(fits, Self::SERIAL, || format!("must have at most {SERIAL_BYTES} bytes and no zero byte"))?;
         let has_one_limit = self.rate_limit_group.is_none() || self.rate_limiter_config.is_none();
-        ensure(has_one_limit, Self::RATE_LIMIT_GROUP, || "cannot be combined with a rate limit of the disk's own")?;
+        ensure(
+            has_one_limit,
+            Self::RATE_LIMIT_GROUP,
+            || "cannot be combined with a rate limit of the disk's own: leave one out",
+        )?;
         VirtQueueAffinity::check_all(&self.queue_affinity, Self::QUEUE_AFFINITY, self.num_queues)?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }

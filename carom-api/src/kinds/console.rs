@@ -12,12 +12,12 @@ use crate::field::Field;
 device_config! {
     /// Paravirtual terminal of the guest. By default, a VM of an API client has one with mode Tty.
     pub struct ConsoleConfig {
-        /// Backend of the console. With mode Off, the VM has no such device.
+        /// Backend of the console. With `Off`, the VM has no such device.
         pub mode: ConsoleMode,
-        /// File of [`ConsoleMode::File`]. Answers also report the path of the pseudoterminal of [`ConsoleMode::Pty`].
+        /// Path of the file for mode `File`. For mode `Pty`, answers report the path of the pseudoterminal here.
         #[schema(value_type = Option<String>)]
         pub file: Option<PathBuf>,
-        /// Socket of [`ConsoleMode::Socket`].
+        /// Path of the unix socket for mode `Socket`.
         #[schema(value_type = Option<String>)]
         pub socket: Option<PathBuf>,
         /// True if the device is behind the virtio-iommu.

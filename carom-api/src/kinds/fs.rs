@@ -34,7 +34,7 @@ device_config! {
         #[serde(default = "number::<1024, _>")]
         #[schema(value_type = u64, minimum = 4, maximum = 1024)]
         pub queue_size: u16,
-        /// Must be off: file system servers use guest-physical addresses.
+        /// Must be false: file system servers use guest-physical addresses.
         #[serde(default)]
         pub iommu: bool,
     }
@@ -54,7 +54,7 @@ impl FsConfig {
         add: Some(Add {
             operation: "vm.add-fs",
             id: "addFsVM",
-            summary: "Adds a file system of the host, shared by a vhost-user server. Also hot-plugs into a running VM.",
+            summary: "Adds a file system of the host that a vhost-user server shares, also to a running VM.",
             schema: "FsConfig",
             about: "Add a file system of the host, also to a running guest",
         }),

@@ -19,25 +19,27 @@ const PAGE_SIZE: u64 = 4096;
 /// Bounce windows of the virtio-iommu, and the limit on other mappings of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceConfig {
-    /// Budget of all windows in bytes, a multiple of the chunk size. 0 means no windows, and then `max` must be 0 too.
+    /// Budget of all windows in bytes, a multiple of 2 MiB (the chunk size). 0 means no windows, and then `max` must be 0 too.
     #[serde(default = "default_size")]
     #[schema(multiple_of = 2_097_152)]
     pub size: u64,
-    /// Maximum budget in bytes that can be set while the VM runs. This is the size of the shared region. 0 stands for `size`.
+    /// Maximum budget in bytes that can be set while the VM runs, a multiple of 2 MiB. This is the size of the shared region. 0
+    /// stands for `size`.
     #[serde(default)]
     #[schema(multiple_of = 2_097_152)]
     pub max: u64,
-    /// Maximum size in bytes of a DMA that the guest bounces. `None` leaves the decision to the guest's driver.
+    /// Maximum size in bytes of a DMA that the guest is advised to bounce. By default, the guest's driver decides.
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     pub threshold: Option<u32>,
     /// Maximum bytes of guest RAM that can be mapped for devices, not counting the windows: a positive multiple of 4096. A MAP
-    /// request beyond the limit fails with NOMEM. `None` leaves only the host's limit.
+    /// request beyond the limit fails with NOMEM. By default, only the host limits the mappings.
     #[schema(minimum = 4096, multiple_of = 4096)]
     pub max_mapped: Option<u64>,
-    /// True if the windows consist of the host's huge pages.
+    /// True if the windows consist of the host's reserved huge pages (hugetlb).
     #[serde(default)]
     pub hugepages: bool,
-    /// Placement of the windows' IOVAs, below or above 4 GiB.
+    /// Placement of the windows' IOVAs: `low` is below 4 GiB, and `high` is above. With `auto`, the windows are below if the host has
+    /// enough free IOVAs there.
     #[serde(default)]
     pub aperture: Aperture,
 }

@@ -50,7 +50,7 @@ device_config! {
         /// Tap interface of the host, which is created if it does not exist. Without a name, the VMM creates a new interface such
         /// as `vmtap0`.
         pub tap: Option<String>,
-        /// IPv4 or IPv6 address of the host on the interface. The VMM sets it if it creates the interface.
+        /// IPv4 or IPv6 address of the host on the interface. The VMM sets the address only if it creates the interface.
         #[schema(value_type = Option<String>)]
         pub ip: Option<IpAddr>,
         /// Network mask of `ip`, of the same address family. The default is 255.255.255.0 or ffff:ffff:ffff:ffff::.
@@ -68,7 +68,7 @@ device_config! {
         /// True if the device is behind the virtio-iommu.
         #[serde(default)]
         pub iommu: bool,
-        /// Number of queues, an even number from 2 to 64. Half of them receive. Each pair has a thread.
+        /// Number of queues, an even number from 2 to 64. Half of the queues receive. Each pair of queues has a thread.
         #[serde(default = "number::<2, _>")]
         #[schema(value_type = u64, minimum = 2, maximum = 64)]
         pub num_queues: u16,
@@ -88,10 +88,10 @@ device_config! {
         /// True if a vhost-user server moves the packets. The server gets access to all guest RAM, which must be shared.
         #[serde(default)]
         pub vhost_user: bool,
-        /// Socket on which the server listens.
+        /// Socket on which the vhost-user server listens. Required with `vhost_user`.
         #[schema(value_type = Option<String>)]
         pub vhost_socket: Option<PathBuf>,
-        /// Side that listens on the socket. Must be Client: the server listens.
+        /// Role of the VMM on the socket. Must be Client: the server listens, and the VMM connects.
         #[serde(default)]
         pub vhost_mode: VhostMode,
         /// Rate limit, applied to each direction separately.
@@ -277,7 +277,7 @@ impl KindConfig for NetConfig {
         ensure(
             self.fds.is_empty(),
             Self::FD,
-            || "are numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
+            || "has only numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
         )?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }
@@ -292,7 +292,7 @@ fn prefix_length(mask: IpAddr) -> Option<u32> {
     (ones + zeros >= bits).then_some(ones)
 }
 
-/// Returns true if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate a name
+/// True if Linux accepts the name (`dev_valid_name()`). A percent sign is rejected, because Linux would generate a name
 /// from it.
 fn is_interface_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');

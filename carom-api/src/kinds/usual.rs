@@ -6,14 +6,14 @@
 /// of the field `id`.
 macro_rules! device_config {
     ($(#[$meta:meta])* pub struct $name:ident $fields:tt) => {
-        device_config! { id " Name in logs and the API, by the same rules as for other devices."; $(#[$meta])* pub struct $name $fields }
+        device_config! { id " Name in logs and the API. Must not be empty or start with `_`. By default, the VMM generates a name."; $(#[$meta])* pub struct $name $fields }
     };
     (id $id:tt; $(#[$meta:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
         pub struct $name {
             $($fields)*
-            /// PCI segment of the device.
+            /// Number of the PCI segment that the device is on.
             #[serde(default)]
             #[schema(maximum = 15)]
             pub pci_segment: u16,

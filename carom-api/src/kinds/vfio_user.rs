@@ -13,7 +13,7 @@ use crate::option_list::from_option;
 device_config! {
     /// Device that another host process emulates, a vfio-user server.
     pub struct UserDeviceConfig {
-        /// Socket on which the server listens.
+        /// Socket on which the vfio-user server listens.
         #[schema(value_type = String)]
         pub socket: PathBuf,
         /// True if the device is behind the virtio-iommu. Otherwise the server gets access to all guest RAM, which must be
@@ -60,8 +60,8 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so the server gets access to all guest RAM, which needs {shared}. If it is on, the server \
-                 only accesses what the guest maps"
+                "is off, so the server gets access to all guest RAM, which needs {shared}. Or turn it on: then the \
+                 server only accesses memory that the guest maps"
             )
         })
     }

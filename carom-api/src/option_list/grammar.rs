@@ -48,7 +48,7 @@ pub(super) enum Malformed {
     #[error("a list is not opened: '[' is missing before ']'")]
     UnopenedList,
     /// An empty part.
-    #[error("empty part in '{0}'")]
+    #[error("empty part in '{0}': remove the extra comma")]
     Empty(String),
 }
 
