@@ -34,8 +34,8 @@ impl RequestLatency {
     }
 }
 
-/// Duration of mapper calls, including failed calls. One in eight successful calls of each mapper is timed, and failed calls that
-/// occur when a timing is due. Reading the clock for each call would add a fifth to the engine's time for a request.
+/// Duration of mapper calls, including failed calls. One in eight calls of each mapper is timed. If the timed call fails, the next
+/// calls are timed too, until one succeeds. Reading the clock for each call would add a fifth to the engine's time for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostLatency {
     /// Calls to [`DmaMapper::map`](crate::DmaMapper::map).
