@@ -25,7 +25,7 @@ pub const SERVED: &str = include_str!("../../docs/openapi.json");
 #[openapi(
     info(
         title = "Carom",
-        description = "Control of a virtual machine, on a unix socket. Paths, fields and status codes are Cloud Hypervisor's where it has the operation.",
+        description = "Control of a virtual machine over a unix socket. For operations that Cloud Hypervisor has too, paths, fields and status codes are the same.",
     ),
     components(schemas(
         types::VmmPing,

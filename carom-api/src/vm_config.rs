@@ -42,7 +42,7 @@ macro_rules! define_vm_config {
                 #[serde(default, deserialize_with = "object::list_or_null")]
                 pub $list: Vec<$list_config>,
             )*
-            /// NUMA nodes. Without any, one node holds everything.
+            /// NUMA nodes. Without any, the guest has one node.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub numa: Vec<NumaConfig>,
             /// Shares of the BAR address space for each PCI segment.
@@ -312,7 +312,9 @@ impl VmConfig {
         RateLimitGroupConfig::check_all(&self.rate_limit_groups)?;
         self.disks.iter().filter_map(|disk| disk.rate_limit_group.as_ref()).try_for_each(|name| {
             let exists = self.rate_limit_groups.iter().any(|group| group.id == *name);
-            ensure(exists, DiskConfig::RATE_LIMIT_GROUP, || format!("rate limit group '{name}' does not exist"))
+            ensure(exists, DiskConfig::RATE_LIMIT_GROUP, || {
+                format!("rate limit group '{name}' does not exist: define a group with this id")
+            })
         })
     }
 

@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Page tables that the host IOMMU keeps for an address space, estimated from the places that were ever mapped.
+//! Page tables that the host IOMMU keeps for an address space, estimated from the addresses that were ever mapped. The range
+//! that one page-table page translates is its *place*.
 //!
 //! The host kernel allocates a page-table page when its first address is mapped. It may keep the page after everything in it is
 //! unmapped (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps everything that the table
-//! translates). So the host's memory use depends on the number of places that were ever mapped, not on the current mappings.
+//! translates). So the host's memory use depends on the number of places in which anything was ever mapped,
+//! not on the current mappings.
 
 use std::ops::RangeInclusive;
 
 use rangemap::RangeInclusiveSet;
 
-/// Size of the range that one page-table page translates at each level, as a power of two: 512 entries, the lowest of 4 KiB
-/// (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). At the highest level, one page translates everything.
+/// Size of a place at each level, as a power of two. A page has 512 entries, each of which translates 4 KiB at the lowest level
+/// (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The one page above these levels is not counted.
 const LEVELS: [u32; 3] = [21, 30, 39];
-/// Number of places of the lowest level below 4 GiB, where drivers take most IOVAs from.
+/// Number of places below 4 GiB at the lowest level. Drivers take most IOVAs from there.
 const LOW: usize = 1 << (32 - LEVELS[0]);
 
 /// Page-table pages of an address space. The memory use grows with the number of ranges, in a tree of ranges for each level.
 #[derive(Debug)]
 pub(crate) struct TablePages {
-    /// Places of the lowest level below 4 GiB, one bit each. Nearly every mapping only needs this lookup.
+    /// One bit for each place below 4 GiB at the lowest level, set if its page exists. Nearly every mapping only
+    /// needs this lookup.
     low: [u64; LOW / 64],
-    /// Numbers of the places at each level.
+    /// Numbers of the places whose page exists, at each level.
     levels: [RangeInclusiveSet<u64>; LEVELS.len()],
     count: u64,
     max: u64,
@@ -38,7 +41,7 @@ impl TablePages {
     #[must_use]
     pub(crate) fn touch(&mut self, start: u64, last: u64) -> bool {
         let lowest = place(start, last, LEVELS[0]);
-        // If a place has its page, the pages of the higher levels exist too.
+        // If the page of a place exists, the pages of the higher levels exist too.
         if lowest.start() == lowest.end() && self.is_known(*lowest.start()) {
             return true;
         }
@@ -59,7 +62,7 @@ impl TablePages {
         true
     }
 
-    /// True if this place of the lowest level has its page.
+    /// True if the page of this place at the lowest level exists.
     fn is_known(&self, place: u64) -> bool {
         match self.low.get(index(place)) {
             Some(bits) => bits & bit(place) != 0,

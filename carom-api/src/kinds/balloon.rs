@@ -37,7 +37,7 @@ impl BalloonConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
-        help: "Balloon: RAM that the guest returns to the host",
+        help: "Balloon, which lets the guest return RAM to the host",
         keys: "size=SIZE[,deflate_on_oom=on|off][,free_page_reporting=on|off]",
         iommu: None,
         ..Kind::of::<Self>("balloon", "_balloon", Number::One)

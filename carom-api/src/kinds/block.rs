@@ -148,7 +148,7 @@ impl DiskConfig {
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
         match (&self.vhost_socket, self.vhost_user) {
             (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
-            (None, true) => return refused(Self::VHOST_USER, "is on, so the server's socket is required"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, so vhost_socket is required"),
             (None, false) if is_empty(&self.path) => {
                 return refused(Self::PATH, "is required unless vhost_user is on with a vhost_socket");
             }

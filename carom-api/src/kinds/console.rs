@@ -33,7 +33,7 @@ impl ConsoleConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "MODE,…",
-        help: "Paravirtual console (hvc0). The default is off, or tty if the program is called cloud-hypervisor",
+        help: "Paravirtual console hvc0 (default: off, or tty if the program is called cloud-hypervisor)",
         keys: "off, null, tty, pty, file=PATH or socket=PATH, then [,iommu=on|off]",
         ..Kind::of::<Self>("console", "_console", Number::One)
     };

@@ -22,7 +22,7 @@ device_config! {
     pub struct FsConfig {
         /// Name in the guest's mount command, 1 to 36 bytes.
         pub tag: String,
-        /// Socket on which the vhost-user server listens, such as virtiofsd. The server gets access to all guest RAM, which must
+        /// Socket on which the vhost-user server (such as virtiofsd) listens. The server gets access to all guest RAM, which must
         /// be shared.
         #[schema(value_type = String)]
         pub socket: PathBuf,

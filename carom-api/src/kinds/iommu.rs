@@ -73,7 +73,7 @@ impl IommuBounceConfig {
     /// The kind.
     pub const KIND: Kind = Kind {
         value: "size=SIZE,…",
-        help: "Bounce windows",
+        help: "Bounce windows of the virtio-iommu",
         keys: "[size=64M][,max=SIZE][,threshold=auto|SIZE][,max_mapped=SIZE][,hugepages=on|off][,aperture=auto|low|high]",
         bare: Some(""),
         takes_slot: false,

@@ -200,7 +200,7 @@ impl NetConfig {
         let refused = |field: Field, rule: &str| Err(ConfigError::new(field, rule));
         let socket = match (&self.vhost_socket, self.vhost_user) {
             (Some(_), false) => return refused(Self::VHOST_SOCKET, "is only valid with vhost_user on"),
-            (None, true) => return refused(Self::VHOST_USER, "is on, so the server's socket is required"),
+            (None, true) => return refused(Self::VHOST_USER, "is on, so vhost_socket is required"),
             (None, false) if self.vhost_mode == VhostMode::Server => {
                 return refused(Self::VHOST_MODE, "is only valid with vhost_user on");
             }
@@ -277,7 +277,7 @@ impl KindConfig for NetConfig {
         ensure(
             self.fds.is_empty(),
             Self::FD,
-            || "has only numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
+            || "has only descriptor numbers of the client: pass the descriptors with the request (SCM_RIGHTS), one for each pair of queues",
         )?;
         self.rate_limiter_config.map_or(Ok(()), |limit| limit.check(Self::OPTION))
     }

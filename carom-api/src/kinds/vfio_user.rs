@@ -60,8 +60,8 @@ impl KindConfig for UserDeviceConfig {
         ensure_in_terms(self.iommu || memory.can_be_shared(), Self::IOMMU, |terms| {
             let shared = MemoryConfig::SHARED.turned_on(terms);
             format!(
-                "is off, so the server gets access to all guest RAM, which needs {shared}. Or turn it on: then the \
-                 server only accesses memory that the guest maps"
+                "is off, so the server gets access to all guest RAM, which needs {shared}. Turn iommu on to \
+                 give the server access only to memory that the guest maps"
             )
         })
     }
