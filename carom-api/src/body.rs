@@ -2,7 +2,7 @@
 
 //! Reading request bodies.
 //!
-//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value asks for nothing. A field with an unknown
+//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value is neutral. A field with an unknown
 //! name may come from a newer client: the server logs a warning and ignores it. Readers of files and options that a user wrote
 //! reject it.
 
@@ -37,11 +37,11 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
-/// Removes values that ask for nothing, and rejects values that ask for a feature that Carom does not have.
+/// Removes neutral values, and rejects values that request a feature that Carom does not have.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
     // Null counts as no value for every field.
     json::drop_nulls(value);
-    // Strips inner fields before their object, because the object may ask for nothing without them.
+    // Strips inner fields before their object, because the object may be neutral without them.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
@@ -118,7 +118,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     read(json::read(body)?, Unknown::Ignored)
 }
 
-/// Parses the configuration of a VM. Unsupported fields of Cloud Hypervisor are dropped if they ask for nothing.
+/// Parses the configuration of a VM. Unsupported fields of Cloud Hypervisor are dropped if their value is neutral.
 ///
 /// # Errors
 /// One line that names the field and the rule.

@@ -13,7 +13,7 @@ pub const GIB: u64 = 1 << 30;
 pub const MAX_VCPUS: u32 = 254;
 /// Highest number of a host CPU. The C library's CPU sets (`cpu_set_t`) end there.
 pub const MAX_HOST_CPU: u32 = 1023;
-/// Default maximum width of a guest-physical address in bits. Linux supports as many when it starts through PVH.
+/// Default maximum width of a guest-physical address in bits. Linux supports this many when it boots through PVH.
 pub const MAX_PHYS_BITS: u8 = 46;
 /// Possible widths of a physical address in bits on x86-64. All CPUs with 64-bit addresses have at least 36.
 pub const PHYS_BITS: RangeInclusive<u8> = 36..=52;

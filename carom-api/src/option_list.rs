@@ -35,7 +35,7 @@ struct Value {
 
 impl OptionList {
     /// Parses `text`, the value of `option`. The text may be empty, or contain each of `keys` at most once as `key=value`. Keys
-    /// of Cloud Hypervisor that Carom does not support are accepted if their value has no effect.
+    /// of Cloud Hypervisor that Carom does not support are accepted with their neutral value.
     ///
     /// # Errors
     /// The text does not have this form.

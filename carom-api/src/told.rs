@@ -3,7 +3,7 @@
 //! Form of a configuration in answers of `vm.info`.
 //!
 //! Clients that deserialize the answer into their own types need each field that Cloud Hypervisor always reports, and cannot read
-//! null for an optional field. So missing values are omitted, and unsupported fields have the value that asks for nothing.
+//! null for an optional field. So missing values are omitted, and unsupported fields have their neutral value.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;

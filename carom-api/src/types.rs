@@ -46,8 +46,8 @@ pub enum VmState {
 /// Description of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
-    /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have the value that asks for nothing,
-    /// such as `"iommu": false`.
+    /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have the value that leaves the feature
+    /// off, such as `"iommu": false`.
     #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
     /// State of the VM.

@@ -2,7 +2,7 @@
 
 //! Configuration fields of Cloud Hypervisor that Carom does not support.
 //!
-//! Clients of Cloud Hypervisor send these fields with a value that asks for nothing (the neutral value). Carom drops such a
+//! Clients of Cloud Hypervisor send these fields with their neutral value, which requests no feature. Carom drops such a
 //! field. Carom rejects any other value with an error that names the alternative, instead of reporting an unknown field.
 //! `vm.info` reports the neutral value (`told.rs`), because clients may need it.
 //!
@@ -11,7 +11,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Value of a field that asks for nothing. Null also asks for nothing, in every field.
+/// Neutral value of a field: it requests no feature. Null is neutral too, in every field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neutral {
     /// Only null.
@@ -58,7 +58,7 @@ impl Neutral {
 pub struct Unsupported {
     /// Path in the body. `*` stands for every element of a list.
     pub path: &'static str,
-    /// Value that asks for nothing.
+    /// Value that requests no feature.
     pub neutral: Neutral,
     /// Alternative, for the error message.
     pub instead: &'static str,

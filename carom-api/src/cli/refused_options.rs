@@ -13,7 +13,7 @@ use crate::unsupported::UNSUPPORTED;
 struct Refused {
     /// Name without dashes.
     name: &'static str,
-    /// Value that asks for nothing, if the option has one.
+    /// Neutral value, which requests nothing, if the option has one.
     neutral: Option<&'static str>,
     /// Alternative, or the unsupported field of the configuration that states it.
     instead: Instead,
@@ -69,7 +69,7 @@ impl Refused {
         format!("--{} is not supported{rule}", self.name)
     }
 
-    /// True if these values ask for nothing.
+    /// True if these values request nothing.
     fn is_neutral<'a>(&self, mut values: impl Iterator<Item = &'a str>) -> bool {
         self.neutral.is_some_and(|neutral| values.all(|value| value.split(',').next() == Some(neutral)))
     }
@@ -109,7 +109,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     REFUSED.iter().map(|option| option.name)
 }
 
-/// Proof that no unsupported option was given, except with a value that asks for nothing.
+/// Proof that no unsupported option was given, except with its neutral value.
 #[derive(Debug)]
 pub(super) struct RefusedOptions;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Values in the document that ask for nothing: null for every optional field, and the neutral value of each Cloud Hypervisor
+//! Neutral values in the document: null for every optional field, and the neutral value of each Cloud Hypervisor
 //! field that Carom does not support.
 
 use std::collections::{BTreeMap, BTreeSet};

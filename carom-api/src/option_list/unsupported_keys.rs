@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Option keys of Cloud Hypervisor that Carom does not support. As in the API, a value that asks for nothing is accepted.
+//! Option keys of Cloud Hypervisor that Carom does not support. As in the API, the neutral value is accepted.
 
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 use crate::size::parse_size;
 use crate::unsupported::{Neutral, UNSUPPORTED};
 
-/// Unsupported key, with the value that asks for nothing.
+/// Unsupported key, with its neutral value.
 #[derive(Clone, Copy)]
 pub(super) struct UnsupportedKey {
     name: &'static str,
@@ -47,10 +47,10 @@ impl UnsupportedKey {
         self.name
     }
 
-    /// Checks that `value` asks for nothing.
+    /// Checks that `value` is neutral.
     ///
     /// # Errors
-    /// The value asks for an unsupported feature.
+    /// The value requests an unsupported feature.
     pub(super) fn check(self, option: Field, value: &str) -> Result<(), ConfigError> {
         let lower = value.to_lowercase();
         let (is_neutral, only) = match self.neutral {

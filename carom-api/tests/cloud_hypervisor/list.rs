@@ -33,9 +33,9 @@ pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
 fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
     text.push_str(
         "## Fields of a configuration\n\
-         Each field accepts null, or a value that asks for nothing. Carom rejects any other value. `[]` stands for the elements of a list. The last column is \
-         the text of the error. `vm.info` reports the value that asks for nothing, if the field has one.\n\n\
-         | field | value that asks for nothing | alternative |\n| --- | --- | --- |\n",
+         Each field accepts null, or its neutral value, which requests no feature. Carom rejects any other value. `[]` stands for the elements of a list. The last column is \
+         the text of the error. `vm.info` reports the neutral value, if the field has one.\n\n\
+         | field | neutral value | alternative |\n| --- | --- | --- |\n",
     );
     let mut in_document = Vec::new();
     theirs.walk("VmConfig", &mut |path, field| {
@@ -49,7 +49,7 @@ fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
     });
     text.push_str(
         "\nThe same holds for fields that are not in the document, but that clients send or older releases had:\n\n\
-         | field | value that asks for nothing | alternative |\n| --- | --- | --- |\n",
+         | field | neutral value | alternative |\n| --- | --- | --- |\n",
     );
     for refused in UNSUPPORTED {
         let within = |path: &String| refused.path == path || refused.path.starts_with(&format!("{path}."));

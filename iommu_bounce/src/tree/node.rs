@@ -84,7 +84,7 @@ impl Leaf {
         open(&mut self.starts, place, len, start);
         open(&mut self.lasts, place, len, mapping.last);
         open(&mut self.gpas, place, len, mapping.gpa);
-        let permissions = u8::try_from(mapping.permissions.bits()).expect("there are two permissions");
+        let permissions = u8::try_from(mapping.permissions.bits()).expect("permissions fit in 8 bits");
         open(&mut self.permissions, place, len, permissions);
         self.len += 1;
     }

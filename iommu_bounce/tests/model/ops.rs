@@ -253,7 +253,7 @@ pub(crate) fn map_failure() -> impl Strategy<Value = HostFailure> {
     ]
 }
 
-/// Generates failures of any kind. They last until they occur, or are cancelled.
+/// Generates failures of any kind. A failure stays armed until it occurs or is cancelled.
 pub(crate) fn unmap_failure() -> impl Strategy<Value = HostFailure> {
     let call = || (ENDPOINTS, 0u32..4);
     prop_oneof![

@@ -278,7 +278,7 @@ impl Rig {
         }
     }
 
-    /// True if a chunk is at this host address, where something is mapped.
+    /// True if this host address, which is mapped, belongs to a chunk.
     fn is_chunk(&self, address: usize) -> bool {
         let device = self.ram.host_address(DEVICE_PAGES.start * PAGE);
         !self.is_capped(address) && !(device..device + 0x4000).contains(&address)
