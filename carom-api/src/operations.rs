@@ -159,7 +159,7 @@ const fn get(
     Operation { verb: Verb::Get, name, id, summary, request: None, success, refusals, action }
 }
 
-/// Returns an operation that takes a body of the schema `request`, and has no answer.
+/// Returns an operation that takes a body of the schema `request`, and answers without a body.
 const fn put(
     name: &'static str,
     id: &'static str,

@@ -65,7 +65,7 @@ impl Fault {
     }
 }
 
-/// Permissions in a saved state: their bits, and no others.
+/// Permissions in a saved state, as a number. Unknown bits are rejected.
 mod access {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -17,7 +17,7 @@ pub enum Program {
     /// Any name except `cloud-hypervisor`.
     #[default]
     Carom,
-    /// `cloud-hypervisor`, by a link. Versions are those of the API, and the consoles have Cloud Hypervisor's defaults.
+    /// `cloud-hypervisor`, as a link to Carom. Versions are those of the API, and the consoles have Cloud Hypervisor's defaults.
     /// Everything else is the same.
     CloudHypervisor,
 }

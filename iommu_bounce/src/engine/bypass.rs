@@ -19,9 +19,9 @@ use crate::space::Spaces;
 use crate::spec::{Status, feature};
 use crate::{EndpointId, SpaceId};
 
-/// If mapping all RAM took at least this long, the host gets a rest before it maps RAM again.
+/// If mapping all RAM took at least this long, a cooldown follows in which the engine does not map all RAM again.
 pub(super) const LONG: Duration = Duration::from_millis(500);
-/// Duration of the rest, as a multiple of the time that mapping all RAM took.
+/// Duration of the cooldown, as a multiple of the time that mapping all RAM took.
 pub(super) const REST: u32 = 16;
 
 /// Returns a bypass domain: all RAM in whole granules.
@@ -67,7 +67,7 @@ fn forget_ram(
 impl Engine {
     /// Serves the driver's write to the configuration field `bypass`: unattached endpoints can access all RAM, or nothing. The
     /// write is ignored if the feature was not accepted, or if the value is not 0 or 1. A write of 1 is also ignored during the
-    /// rest after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
+    /// cooldown after a slow mapping of all RAM. If the host cannot map RAM for all endpoints, or the VMM
     /// [interrupts](crate::Interrupt) the write, the field keeps its old value, which the driver can read back.
     pub fn write_bypass(&mut self, value: u8) {
         if self.accepted & feature::BYPASS_CONFIG == 0 || value > 1 {
@@ -75,7 +75,7 @@ impl Engine {
         }
         let began = Instant::now();
         if value == 1 && self.bypass_rests.is_some_and(|until| began < until) {
-            warn!("bypass stays 0: the host rests before it maps all RAM again");
+            warn!("bypass stays 0: mapping all RAM was slow, so it is not repeated yet");
             return;
         }
         let before = std::mem::replace(&mut self.bypass, value == 1);

@@ -4,9 +4,9 @@
 //! host takes long to map all RAM.
 //!
 //! A driver could cause this again and again while all other threads wait for the engine. So the mapping of RAM is postponed in
-//! three cases: when the batch has taken its time, when a thread waits, and, except for a reset, during the rest after a slow
-//! mapping. Until then, the endpoint has no access, as on a host that refuses to map RAM. Address spaces whose memory the host
-//! kernel does not pin are never postponed, because mapping them takes no time.
+//! three cases: when the batch has used up its time, when a thread waits, and, except for a reset, during the cooldown after a
+//! slow mapping. Until then, the endpoint has no access, as on a host that refuses to map RAM. Address spaces whose memory the
+//! host kernel does not pin are never postponed, because mapping them takes no time.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use crate::spec::Status;
 
 impl Engine {
     /// Does the same as [`settle`](Self::settle) for several address spaces, as a consequence of a driver's request. The mapping
-    /// of RAM is postponed, without an error, if the batch has taken its time, if a thread waits, or, with `rests`, while the
-    /// host rests.
+    /// of RAM is postponed, without an error, if the batch has used up its time, if a thread waits, or, with `rests`,
+    /// during the cooldown.
     pub(super) fn settle_in_time(&mut self, ids: &[SpaceId], rests: bool) -> Result<(), Status> {
         let began = Instant::now();
         let rests = rests && self.bypass_rests(began);
@@ -69,12 +69,12 @@ impl Engine {
         self.batch = self.batch.map(|spent| spent + began.elapsed());
     }
 
-    /// True if the current batch, including `more`, has taken its time.
+    /// True if the current batch, including `more`, has used up its time.
     pub(super) fn is_batch_spent(&self, more: Duration) -> bool {
         self.batch.is_some_and(|spent| spent + more >= MOST_OF_BATCH)
     }
 
-    /// True if the host rests before it maps all RAM again.
+    /// True during the cooldown after a slow mapping of all RAM.
     fn bypass_rests(&self, now: Instant) -> bool {
         self.bypass_rests.is_some_and(|until| now < until)
     }

@@ -27,7 +27,7 @@ impl Engine {
         self.check_sum(more, 0)
     }
 
-    /// Does the same check for all `more` mappings of a domain, for an endpoint in this address space.
+    /// Does the same check before an endpoint in this address space attaches to a domain, which has `more` mappings.
     pub(super) fn check_unmap_time_of(&self, place: SpaceId, more: u64) -> Result<(), Status> {
         if self.are_few(more) {
             return Ok(());
