@@ -44,7 +44,7 @@ pub struct MemoryConfig {
     /// ends earlier, or if the RAM would exceed 512 GiB.
     #[serde(default)]
     pub hotplug_size: u64,
-    /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the VM is refused. For shared
+    /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the boot fails. For shared
     /// RAM, the host allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,

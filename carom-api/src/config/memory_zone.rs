@@ -42,7 +42,7 @@ pub struct MemoryZoneConfig {
     /// True if the host allocates the whole zone when the VM is built. Otherwise the host allocates each page on first access.
     #[serde(default)]
     pub prefault: bool,
-    /// True if the host must reserve memory for the whole zone when the VM is built. If the host cannot, the VM is refused. For a
+    /// True if the host must reserve memory for the whole zone when the VM is built. If the host cannot, the boot fails. For a
     /// shared zone, the host allocates all memory at once.
     #[serde(default)]
     pub reserve: bool,

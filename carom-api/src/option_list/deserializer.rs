@@ -271,8 +271,8 @@ impl<'a> Reader<'a> {
     pub(super) fn number<T: FromStr>(self) -> Result<T, ConfigError> {
         let text = self.text()?;
         text.parse().map_err(|_| match self.form {
-            Form::Half => self.error(format!("'{text}' is not a number in range")),
-            _ => self.error("is not a number in range"),
+            Form::Half => self.error(format!("'{text}' is not a whole number in the allowed range")),
+            _ => self.error("is not a whole number in the allowed range"),
         })
     }
 }

@@ -97,7 +97,7 @@ impl Map {
 }
 
 impl Op {
-    /// Returns the readable part, or `None` if the event is not a request.
+    /// Returns the device-readable part of the request, or `None` if the event is not a request.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         let iova = |page: u64| FIRST_IOVA + page * PAGE;
         Some(match self {
