@@ -8,12 +8,14 @@
 #[path = "../tests/c_guest/mod.rs"]
 mod c_guest;
 mod guest_cycles;
+#[path = "guest_cycles/image.rs"]
+mod image;
 #[path = "../tests/tiny_guest/mod.rs"]
 mod tiny_guest;
 
 fn main() {
     guest_cycles::compare("disk_reads_guest", "a bounced read", |dir| {
-        let disk = guest_cycles::disk(dir, "iommu=on");
+        let disk = image::disk(dir, "iommu=on");
         vec!["--disk".into(), disk, "--iommu-bounce".into(), "size=2M".into()]
     });
 }

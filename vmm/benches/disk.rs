@@ -8,6 +8,8 @@
 #[path = "../tests/c_guest/mod.rs"]
 mod c_guest;
 mod guest_cycles;
+#[path = "guest_cycles/image.rs"]
+mod image;
 #[path = "../tests/tiny_guest/mod.rs"]
 mod tiny_guest;
 
@@ -16,6 +18,6 @@ use std::env;
 fn main() {
     guest_cycles::compare("disk_reads_guest", "a read", |dir| {
         let more = env::var("CAROM_DISK").unwrap_or_default();
-        vec!["--disk".into(), guest_cycles::disk(dir, &more)]
+        vec!["--disk".into(), image::disk(dir, &more)]
     });
 }

@@ -27,8 +27,8 @@ use the options, and says [how a value is written](guide.md#how-a-value-is-writt
 
 `CAROM_BLESS=1 cargo test -p carom-api option_page` generates this page from the source of `carom --help`.
 
-In the tables, a part without a default is `required`, or `none` if Carom does nothing without it. Sizes take the suffixes K, M, G and
-T (powers of 1024).
+In the tables, a part without a default is `required`, or `none` if Carom does nothing without it. Sizes take the suffixes K, M and G
+(powers of 1024).
 
 ";
 

@@ -22,8 +22,6 @@ const LINES: usize = 3;
 /// Number of tries to start a guest, and the maximum time of each try.
 const TRIES: usize = 3;
 const LIMIT: Duration = Duration::from_secs(120);
-/// Length of a disk's image, which the guest reads completely.
-const IMAGE: usize = 32 << 20;
 /// Operations per line.
 const OPERATIONS: f64 = 2048.0;
 
@@ -69,20 +67,8 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
     }
 }
 
-/// Creates a disk image in `dir`, and returns the value of `--disk` with the parts `more`.
-///
-/// The queue's thread runs on the second CPU and the vCPU on the first one, so that the scheduler does not move them.
-#[allow(dead_code, reason = "each benchmark includes this file, and not all have such a disk")]
-pub(crate) fn disk(dir: &Path, more: &str) -> String {
-    let image = dir.join("image");
-    fs::write(&image, vec![1; IMAGE]).unwrap();
-    let comma = if more.is_empty() { "" } else { "," };
-    let affinity = if has_two_cpus() { ",queue_affinity=[0@[1]]" } else { "" };
-    // A read-only disk's lock can be shared between processes: older builds released it late.
-    format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
-}
-
-fn has_two_cpus() -> bool {
+/// True if the benchmark may keep the vCPU on the first CPU, and a device's thread on the second one.
+pub(crate) fn has_two_cpus() -> bool {
     thread::available_parallelism().is_ok_and(|number| number.get() > 1)
 }
 
