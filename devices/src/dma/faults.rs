@@ -2,8 +2,9 @@
 
 //! Queue of denied accesses, for reports to the driver of the virtio-iommu.
 //!
-//! A thread that denies an access must not take the engine lock: the engine may be waiting for this device or its server (deadlock). So
-//! faults go through a short queue to a separate thread. If the queue is full, a fault is only counted.
+//! A thread that denies an access must not take the engine lock. The holder of this lock may be waiting for the same device or its server,
+//! so both would wait for ever (deadlock). So faults go through a short queue to a separate thread, which takes the lock. If the queue is
+//! full, a fault is only counted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use crate::sync::lock;
 /// Role of the thread that reports denied accesses to the driver of the virtio-iommu.
 pub const FAULTS_ROLE: ThreadRole = ThreadRole { name: "dma-faults", calls: &[] };
 
-/// Maximum number of queued faults. The engine reports at most as many faults to the driver at once.
+/// Maximum number of queued faults. The engine has the same limit for faults that wait for the driver.
 const QUEUE: usize = 64;
 
 /// Denied access of a device.
@@ -26,7 +27,7 @@ const QUEUE: usize = 64;
 pub struct Stopped {
     /// Endpoint that made the access.
     pub endpoint: EndpointId,
-    /// First address that denies the access.
+    /// First address at which the access is denied.
     pub iova: u64,
     /// Kind of the access.
     pub access: Permissions,
@@ -56,7 +57,7 @@ impl FaultSender {
     }
 }
 
-/// Receiving end of the queue, until the virtio-iommu exists.
+/// Receiving end of the queue. It keeps the faults until the virtio-iommu exists and [`Self::spawn`] is called.
 pub struct FaultRelay {
     queue: Receiver<Stopped>,
     lost: Arc<AtomicU64>,

@@ -15,9 +15,10 @@ use crate::patience::{self, Peer};
 use crate::sync::lock;
 
 /// Maximum time for which one access of the guest waits for cancelled I/O of the host kernel. It applies to all UNMAPs of the access
-/// together. A vCPU waits for this time, with interrupts off in the guest.
+/// together. A vCPU may wait this long, with interrupts off in the guest.
 pub const IO_DEADLINE: Duration = Duration::from_secs(5);
-/// Minimum time to wait for an operation, even if others have used up the deadline. I/O that can be cancelled ends at once.
+/// Time that an UNMAP always has, even if earlier waits have used up the deadline. It suffices, because I/O that can be cancelled ends at
+/// once.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Memory ranges of an operation in this process. Most operations have only one.
@@ -152,9 +153,9 @@ impl Operations {
 
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
-    /// Returns false if one of them still runs after `limit`. Its owner is then given up, and later calls do not wait for this owner's
-    /// operations. All waits within one [`Operation`](patience::Operation) share the limit. The caller must ensure that no new operation
-    /// can begin in the range.
+    /// Returns false if one of them still runs after `limit`. Its owner is then given up, and later calls do not wait for the operations
+    /// that this owner has now. All waits within one [`Operation`](patience::Operation) share the limit, but each call may wait for at least
+    /// [`GRACE`], or `limit` if this is shorter. The caller must ensure that no new operation can begin in the range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);

@@ -9,13 +9,14 @@
 //!
 //! - **Copies** use a [`DmaView`], which holds a read lock on the table. An UNMAP takes the write lock, so it waits for copies in progress.
 //!   Slices of memory cannot outlive their view. Keep views short: do not hold a view while a device waits for anything.
-//! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP cancels the I/O and waits for its end, for at most
-//!   [`IO_DEADLINE`]. Then the device is given up, the range becomes inaccessible for new accesses, and the UNMAP fails. An UNMAP never
-//!   succeeds while the kernel may still write.
+//! - **I/O of the host kernel** in guest memory uses a [`HostIo`]. An UNMAP first denies new accesses to the range. Then it cancels the I/O
+//!   and waits for its end, for at most [`IO_DEADLINE`]. If the I/O still runs, the device is given up, and the UNMAP fails. The range
+//!   stays inaccessible for new accesses. An UNMAP never succeeds while the kernel may still write.
 //! - **Denied accesses** are reported on the virtio-iommu's event queue ([`FaultSender`]).
 //!
 //! # Why not `vm_memory::iommu`
-//! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. It is unsuitable for these reasons:
+//! `IommuMemory` translates addresses with an `Iotlb` and one `GuestMemoryBackend`. Window chunks could be a region of this back end. But
+//! `IommuMemory` is unsuitable for these reasons:
 //! - It tracks writes in a bitmap by IOVA, for vhost-user. Its documentation advises against other uses. Carom needs dirty RAM by
 //!   guest-physical address.
 //! - Its slices live as long as the memory object, not as long as the guard of the translation. So an UNMAP could succeed while another

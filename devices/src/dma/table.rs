@@ -70,7 +70,7 @@ pub(super) struct Found {
     pub(super) len: usize,
 }
 
-/// First IOVA that denies an access.
+/// First IOVA at which an access is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stop(pub(super) u64);
 
@@ -123,7 +123,7 @@ impl Entries {
         self.devices.get(&found.start)?.pages(offset, len.min(found.len))
     }
 
-    /// Checks that `access` is allowed to all of the `len` bytes from `iova` on. The error is the first IOVA that denies the access.
+    /// Checks that `access` is allowed to all of the `len` bytes from `iova` on. The error has the first IOVA at which it is denied.
     pub(super) fn check(&self, iova: u64, len: usize, access: Permissions) -> Result<(), Stop> {
         let mut done = 0;
         while done < len {
@@ -250,7 +250,7 @@ impl DmaTable {
     /// unmapped memory. The MAP itself succeeds, because the mapping may be meant for other devices of the domain.
     ///
     /// # Errors
-    /// `memory` is of no such kind, or the range overlaps a mapping.
+    /// `memory` is none of these, or the range overlaps a mapping.
     pub(crate) fn insert_slice(
         &self,
         iova: u64,
@@ -399,8 +399,8 @@ impl DmaTable {
         }
     }
 
-    /// Calls `each` for each part of an access, with the part's memory and its offset in the access. Returns false, calls `each` for no
-    /// part, and reports the access if it is not completely allowed.
+    /// Calls `each` for each part of an access, with the part's memory and its offset in the access. If the access is not completely
+    /// allowed, calls `each` for no part, reports the access, and returns false.
     fn access(
         &self,
         iova: u64,

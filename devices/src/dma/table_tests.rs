@@ -65,7 +65,7 @@ fn device_accesses_mapped_memory_with_its_permissions() {
     assert_eq!(data, [1, 2, 3, 4, 5, 6]);
     assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
     assert_eq!(stopped(&relay), []);
-    // This write crosses into a read-only mapping. The table writes nothing, and reports the first byte that denies the write.
+    // This write crosses into a read-only mapping. The table writes nothing, and reports the first address that cannot be written.
     assert!(!table.write(0x10_0ffc, &[9; 8]));
     assert_eq!(table.ram.read_obj::<u32>(GuestAddress(0x2ffc)).unwrap(), 0x0403_0201);
     assert!(!table.read(0x10_2000, &mut data));

@@ -43,8 +43,8 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Allocates `size` bytes. If `huge` is true, uses reserved huge pages of 2 MiB. Otherwise uses transparent huge pages if the host has
-    /// any free.
+    /// Allocates `size` bytes. If `huge` is true, uses reserved huge pages of 2 MiB. Otherwise uses transparent huge pages if the host can
+    /// provide them and `size` is a multiple of 2 MiB.
     ///
     /// # Errors
     /// * `ENOMEM` or `ENOSPC`: the host has no free memory or no free reserved huge page.
@@ -118,7 +118,7 @@ impl Chunk {
 }
 
 impl Drop for Chunk {
-    /// Frees the memory, even while another process has the file. This is not possible if the chunk was handed out read-only.
+    /// Frees the memory even if another process still has the file. This is not possible if the chunk was handed out read-only.
     fn drop(&mut self) {
         if self.handed_out
             && let Ok(stat) = rustix::fs::fstat(&self.file)

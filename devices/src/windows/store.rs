@@ -31,8 +31,8 @@ impl WindowStore {
         self.0.show(state, index)
     }
 
-    /// Cleans up place `index` after a failed installation of a chunk. The place becomes free, or lost if the scratch chunk cannot be
-    /// mapped.
+    /// Cleans up place `index` after a chunk could not be installed there. The place becomes free. If the scratch chunk cannot be mapped
+    /// either, the place is lost.
     fn abandon(&self, state: &mut WindowState, index: u32) {
         if self.0.region.map(index, &self.0.scratch).is_ok() {
             state.places[index as usize] = ChunkPlace::Released;

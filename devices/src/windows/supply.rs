@@ -29,7 +29,7 @@ pub(super) struct Supply<C> {
     busy: u64,
     /// True if the driver uses windows, so that a stash is useful.
     in_use: bool,
-    /// True if the last allocation failed. The stash's thread then does not retry until the state changes.
+    /// True if the last allocation failed. The stash's thread then does not retry until a chunk is freed, or the budget or `in_use` is set.
     starved: bool,
     stop: bool,
 }

@@ -38,8 +38,8 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 /// The size of a batch is bounded. Requests after the batch need a notification of their own, or the polling thread. See
 /// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
-    /// This is the first field, so that its thread has ended when the queues are dropped. The thread's sandbox does not allow it to drop
-    /// the engine, which would unmap and close files.
+    /// This is the first field, so that its thread has ended when the queues are dropped. Otherwise the thread could be the last owner of
+    /// the engine and drop it. Its sandbox forbids system calls that this needs.
     poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,
@@ -174,7 +174,7 @@ impl VirtioIommu {
         self.queues.stalls()
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock.
+    /// Returns the stalls, or `None` if another thread holds the lock for some microseconds.
     pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
         self.queues.stalls_soon()
     }

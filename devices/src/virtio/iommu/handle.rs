@@ -69,8 +69,8 @@ impl IommuHandle {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// Interrupts long requests while `wanted` is true. The VMM sets it while a thread waits for vCPUs or for the device. The device
-    /// serves interrupted requests when it is resumed.
+    /// Interrupts long requests from now on if `wanted` is true, or stops this if it is false. The VMM interrupts requests while a thread
+    /// waits for vCPUs or for the device. The device serves interrupted requests after its resume.
     pub fn interrupt(&self, wanted: bool) {
         self.interruption.want(wanted);
     }
@@ -88,7 +88,8 @@ impl IommuHandle {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
-    /// Unmaps RAM for all endpoints, after adding it failed and it was withdrawn. A driver may have mapped it meanwhile.
+    /// Unmaps RAM for all endpoints. Call this after the addition of the RAM has failed and the RAM was withdrawn from the guest. A driver
+    /// may have mapped it meanwhile.
     ///
     /// Returns false if the host keeps part of it mapped. The caller must then keep the pages.
     #[must_use]
@@ -117,7 +118,7 @@ impl IommuHandle {
     }
 
     /// Reports a fault of an endpoint to the driver. Returns false if the fault is dropped, because the endpoint does not exist or too many
-    /// faults are pending. Dropped faults are counted.
+    /// faults came. Dropped faults are counted.
     pub fn report_fault(&self, fault: Fault) -> bool {
         let reported = lock(&self.engine).report_fault(fault);
         self.device.hand_over_faults();
@@ -176,8 +177,8 @@ impl IommuHandle {
         status_of(&lock(&self.engine), held_window_bytes, self.device.poll_stalls())
     }
 
-    /// Returns the status without waiting. Returns `None` if another thread holds one of the locks for more than some microseconds, for
-    /// example during a slow mapping by the host.
+    /// Returns the status, for a thread that must not sleep. Returns `None` if another thread holds one of the locks for more than some
+    /// microseconds, for example during a slow mapping by the host.
     pub fn status_soon(&self) -> Option<IommuStatus> {
         let held_window_bytes = self.windows.as_ref().map_or(Some(0), |windows| windows.held_bytes_soon())?;
         let poll_stalls = self.device.poll_stalls_soon()?;

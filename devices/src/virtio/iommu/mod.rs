@@ -60,7 +60,7 @@ pub struct RingFeatures {
 pub struct IommuParams {
     /// Name for logs and the API.
     pub id: String,
-    /// Guest RAM. The queues lie in this RAM. Drivers can map it.
+    /// Guest RAM. It contains the queues, and the guest can map it for its devices.
     pub memory: Arc<Ram>,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
@@ -124,7 +124,7 @@ pub fn create(params: IommuParams) -> Result<(Arc<VirtioPciDevice>, Arc<IommuHan
     let device = VirtioIommu::new(engine.clone(), windows.clone(), rings, poll).map_err(IommuError::Thread)?;
     let device = Arc::new(device);
     let memory = DeviceMemory::all_ram(memory);
-    // The vCPU's exit serves the notification, because the driver spins until the answer arrives.
+    // No doorbells: the exit of the notifying vCPU serves requests, because its driver spins until the answer arrives.
     let params = VirtioPciParams { id, device: device.clone(), memory, msi, doorbells: None, observer };
     let function = Arc::new(VirtioPciDevice::new(params)?);
     let handle = IommuHandle::new(engine, device, (windows, devices), function.interrupt());

@@ -9,7 +9,7 @@ const SAMPLE: u32 = 16;
 /// Patience as a multiple of the duration of one request: the maximum time to poll for the next request. So the thread polls only while
 /// requests themselves take at least 1/32 of a CPU.
 const PATIENCE: u32 = 32;
-/// Bounds of the patience: the resolution of the clock, and the maximum time to waste a CPU.
+/// Bounds of the patience: the shortest time that checks of the clock can measure, and the longest time to poll in vain.
 const LEAST: Duration = Duration::from_micros(50);
 const MOST: Duration = Duration::from_millis(5);
 
@@ -27,8 +27,9 @@ impl Pace {
         Self { count: 0, since: Some(Instant::now()), patience }
     }
 
-    /// Calls `serve`, which serves the requests of one notification or of one check of the ring. Also returns true if polling pays: the
-    /// last [`SAMPLE`] notifications were on average at most [`Pace::patience`] apart. Returns `None` if this call made no measurement.
+    /// Calls `serve`, which serves the requests of one notification or of one check of the ring, and returns its result. Also returns true
+    /// if polling pays: the last [`SAMPLE`] calls were on average less than [`Pace::patience`] apart. This is `None` if the call made no
+    /// measurement.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {

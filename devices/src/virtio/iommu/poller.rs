@@ -6,7 +6,7 @@
 //! when requests come fast, this thread takes over. It suppresses notifications (virtio 1.3, section 2.7.7), watches the available ring,
 //! and serves requests while the driver spins for the answer *in* the guest.
 //!
-//! The thread stops polling and asks for notifications again in two cases, which it measures continuously:
+//! The thread keeps measuring. It stops polling and asks for notifications again if polling is forbidden, or in these cases:
 //! * No request came for 32 times the duration of one request (within fixed bounds).
 //! * Serving requests takes less than 1/32 of the time.
 //!

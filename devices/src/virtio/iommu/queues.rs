@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues of a running driver and the engine. vCPUs and the polling thread share them.
+//! Queues of a running driver, with the engine. vCPUs and the polling thread share both.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -114,7 +114,7 @@ impl Queues {
         *lock(&self.stalls)
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock.
+    /// Returns the stalls, or `None` if another thread holds the lock for some microseconds.
     pub(super) fn stalls_soon(&self) -> Option<Histogram> {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }

@@ -239,7 +239,7 @@ fn driver_threads_that_notify_on_demand_lose_no_request() {
         for _ in 0..TURNS {
             let wanted = {
                 let mut index = ring.lock().unwrap_or_else(PoisonError::into_inner);
-                // Wait until the queue has a free element.
+                // Wait until one of the `QUEUE_SIZE / 2` descriptor chains is free.
                 let began = Instant::now();
                 while index.wrapping_sub(used()) >= QUEUE_SIZE / 2 {
                     assert!(began.elapsed().as_secs() < 60, "the device did not serve all requests");
