@@ -126,7 +126,7 @@ pub(crate) struct Request<'m> {
 /// * Its links stay in the table and form no loop.
 /// * It is no longer than its queue.
 /// * No readable buffer follows a writable one (virtio 1.3, section 2.7.4.2).
-/// * Each readable buffer is in guest memory.
+/// * Each readable buffer that is copied is in guest memory.
 pub(crate) fn read_request<'m>(
     chain: DescriptorChain<&'m NearMemory<'m>>,
     memory: &'m NearMemory<'m>,

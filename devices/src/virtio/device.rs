@@ -264,8 +264,8 @@ pub trait VirtioDevice: Send + Sync {
     /// [`shared_region_moved`](Self::shared_region_moved).
     ///
     /// # Errors
-    /// The region stays at its address. So does the region of the virtio-iommu: it may contain visible chunks, and the device does not
-    /// create their memory slots again for a BAR that is not decoded.
+    /// The region stays at its address. This is the default. The virtio-iommu uses it, because its region may contain visible chunks, and
+    /// it does not create their memory slots again for a BAR that is not decoded.
     fn shared_region_released(&self) -> std::io::Result<()> {
         Err(std::io::Error::other("the shared memory region cannot be moved away from its address"))
     }

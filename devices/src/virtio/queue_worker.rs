@@ -116,7 +116,7 @@ impl<T: QueueTask> QueueWorker<T> {
     /// Returns the number of the thread that serves a queue.
     fn thread(&self, index: u16, driver: Option<&Driver>) -> usize {
         let is_apart = driver.is_some_and(|driver| (self.is_apart)(index, driver));
-        // Threads of a single queue have numbers above those of all shared threads.
+        // A thread that serves a single queue has a number above those of all shared threads.
         if is_apart { self.queues + usize::from(index) } else { usize::from(index) / self.shared_by }
     }
 

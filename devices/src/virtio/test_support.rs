@@ -227,7 +227,7 @@ pub(crate) fn spoil(state: &mut Value, place: usize, with: u64) {
             }
             return;
         }
-        // Small numbers and neighbours of the old one are the most likely to find a mistake.
+        // Small numbers, and numbers near the old one, are the most likely to find a mistake.
         let small = with >> (with % 64);
         match value {
             Value::Array(elements) if with.is_multiple_of(2) => drop(elements.pop()),

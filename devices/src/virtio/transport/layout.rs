@@ -183,7 +183,7 @@ fn add_power_management(config: &mut ConfigSpace) -> u16 {
 fn add_access(config: &mut ConfigSpace) -> u16 {
     let mut body = structure(CFG_PCI, STRUCTURES_BAR, 0, 0);
     body.extend([0; 4]);
-    // Bytes 2 (capability offset 4) and 6 to 17 are writable: bar, and after id and padding, offset, length and data.
+    // The array begins at offset 2 of the capability. The driver can write `bar` (byte 2), and `offset`, `length` and data (bytes 6 to 17).
     let writable = [0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
     add(config, &body, &writable)
 }

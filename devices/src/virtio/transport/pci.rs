@@ -103,7 +103,7 @@ impl State {
     }
 }
 
-/// Notifications to a driver, from the device that this driver has activated.
+/// Interface through which a device notifies the driver that has activated it.
 struct DriverLine {
     state: Arc<State>,
     driver: DriverNumber,
@@ -202,7 +202,7 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Returns notifications to the current driver, for changes that come from the VMM.
+    /// Returns the interface that notifies the current driver, for changes that come from the VMM.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
         Arc::new(DriverLine { state: self.state.clone(), driver: self.state.life.driver() })
     }

@@ -33,9 +33,10 @@ use crate::sync::lock;
 const TIME: Duration = Duration::from_secs(5);
 /// Time limit for a server to complete the requests of a queue.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// Budget of all servers of a device, as a fraction (numerator, denominator) of the time limit for draining. The budget refills slowly.
+/// Budget: total time for which all servers of a device may block threads. It is a fraction (numerator, denominator) of the time limit for
+/// draining, and refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor for the time limit of an operation. Each request may take the result without a charge to the budget.
+/// Divisor for the free part of an answer: the first 1/`FREE` of an operation's time limit is not charged to the budget.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.

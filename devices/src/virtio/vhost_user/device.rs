@@ -136,7 +136,7 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
-        // The result must not depend on the accepted features: the kernel disconnects a doorbell with the same eventfd as it connects it.
+        // The result must not depend on the accepted features: to disconnect a doorbell, the kernel needs the eventfd that was connected.
         let of_server = self.events.get(usize::from(queue)).map(|events| &events.kick);
         of_server.or_else(|| self.control.as_ref()?.doorbell(queue))
     }

@@ -25,7 +25,7 @@ use crate::sync::lock;
 const START_TIME: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Divisor for the time of an operation. A budget counts as spent when it allows less than the result.
+/// Divisor for a spent budget: the budget counts as spent when it allows less than 1/`SPENT` of an operation's time limit.
 const SPENT: u32 = 10;
 
 /// Address of a device's server, and the requirements of the device.

@@ -4,7 +4,7 @@
 //!
 //! The server has the file descriptors of all guest RAM. It asks for a translation before it accesses memory, and it drops the
 //! translation before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from
-//! a malicious server. A vfio-user device protects it from that too.
+//! a malicious server. For protection from a malicious server too, use a vfio-user device.
 //!
 //! A mapped window chunk is a memory region of its own for the server. So is a file that the guest sees as device memory, while part of
 //! the file is mapped.
@@ -28,8 +28,8 @@ use crate::windows::WindowMemory;
 
 /// Mapper that fills the table of translations.
 ///
-/// When an UNMAP returns, the server has dropped the translation. If the server does not confirm this in time, the UNMAP and the device
-/// fail.
+/// When an UNMAP has succeeded, the server has no translation of the range any more. If the server does not confirm this in time, the UNMAP
+/// and the device fail.
 pub struct VhostUserMapper {
     table: MapperTable,
     shared: Arc<Shared>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). Carom does not
-//! trust the server with its own process, but the server can access all guest RAM.
+//! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). The server can access
+//! all guest RAM. It is untrusted otherwise: it must not be able to harm the Carom process.
 //!
 //! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the contents of the registers to
 //! the server. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that notify the server, and reads
@@ -63,7 +63,7 @@ use crate::platform::{DeviceObserver, Doorbells, MsiAllocator};
 use crate::ram::Ram;
 use crate::sandbox::{Call, ThreadRole, calls};
 
-/// Socket pairs. The server gets one end of each.
+/// Calls that create a socket pair. The server gets one end of the pair.
 const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
 
 /// Role of the threads of a device:

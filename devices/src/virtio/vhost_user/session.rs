@@ -289,7 +289,8 @@ impl Session {
         self.note(taken);
     }
 
-    /// Re-reads the device configuration from the server. Returns `None` if the server does not answer, or has no configuration.
+    /// Re-reads the device configuration from the server. Returns `None` if the server does not send it, or if the front end itself has the
+    /// configuration.
     pub(super) fn read_config(&mut self) -> Option<Vec<u8>> {
         let link = self.link.as_mut().filter(|_| self.model.asks_for_config())?;
         let config = offer::read_config(&mut link.connection, &self.model);

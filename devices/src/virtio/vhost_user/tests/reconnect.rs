@@ -139,7 +139,7 @@ fn configuration_follows_the_server() {
 fn server_without_the_config_feature_serves_no_disk() {
     let manner = Manner { protocol: MQ | REPLY_ACK, ..Manner::default() };
     let error = connect(&Server::start(manner), disk()).err().unwrap().to_string();
-    assert!(error.ends_with("(VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
+    assert!(error.ends_with("(it lacks VHOST_USER_PROTOCOL_F_CONFIG)"), "{error}");
 }
 
 /// Returns a server with this misbehaviour at each of `requests`.
@@ -176,7 +176,7 @@ fn successive_slow_servers_share_one_connection_time_budget() {
         server.listen(manner.clone());
     }
     let asked = server.requests().iter().filter(|request| slow.contains(request)).count();
-    // This is eight answers, and one late answer for each connection. The rest is because the budget refills.
+    // The limit allows eight answers in time, and one late answer for each connection. It allows some more, because the budget refills.
     assert!(asked <= 21, "{asked} requests");
 }
 
