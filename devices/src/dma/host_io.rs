@@ -27,7 +27,7 @@ pub(super) type HostRanges = SmallVec<[HostRange; 2]>;
 /// First and last IOVA of each part of an operation.
 pub(super) type Parts = SmallVec<[(u64, u64); 2]>;
 
-/// Owner of I/O of the host kernel, which it runs for a device.
+/// Owner of operations. It lets the host kernel run the operations for a device.
 pub trait IoOwner: Send + Sync {
     /// Asks the kernel to end the operation with this number, from [`HostIo::number`]. A vCPU thread calls this with the engine locked,
     /// so it must not wait. The operation may have ended already.

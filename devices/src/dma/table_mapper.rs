@@ -14,8 +14,8 @@ use crate::windows::WindowMemory;
 
 /// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
 pub(crate) fn table_limits() -> MapperLimits {
-    // The granule is the guest's smallest page. The limit of 48 IOVA bits is that of most hosts' page tables, as for endpoints of other
-    // kinds.
+    // The granule is the guest's smallest page. IOVAs have 48 bits, as in the page tables of most hosts. So the limit is the same as for
+    // other kinds of endpoints.
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=(1 << 48) - 1], max_mappings: None }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Gives guest RAM that the guest does not use back to the host, for the balloon.
+//! Gives unused guest RAM back to the host, for the balloon.
 //!
 //! RAM that is mapped for a host device is pinned. If such a page were given back, the guest would get a new page at its next access, but
 //! the device would still access the old page. So [`Reclaim`] tracks pinned pages and does not give them back. [`PinningMapper`] and
@@ -54,7 +54,7 @@ struct Pinned {
     /// Number of pins of all RAM, including RAM that is added later.
     whole: usize,
     /// Pins of each region that RAM has or had. The key is the region's address in this process, which it keeps for ever. The
-    /// guest-physical address does not suit as the key, because another region can get the address of a withdrawn region.
+    /// guest-physical address is unsuitable as the key, because another region can get the address of a withdrawn region.
     regions: BTreeMap<usize, RegionPins>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests that compare the pages that are given back and kept with a model. The model knows the mappings of each page.
+//! Tests that a model and the code agree which pages are given back and which are kept. The model knows the mappings of each page.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -81,7 +81,8 @@ pub struct SharedRegion {
 pub trait Interrupt: Send + Sync {
     /// Notifies the driver that the device has used buffers of `queue`.
     fn queue_used(&self, queue: u16);
-    /// Returns the eventfd of the queue's interrupt. Another process can write it to notify the driver without this process.
+    /// Returns the eventfd of the queue's interrupt. Another process can write the eventfd, and so notify the driver without a detour
+    /// through this process.
     ///
     /// Returns `None` if the driver has set up no such interrupt. The caller then calls [`queue_used`](Self::queue_used) instead.
     fn queue_event(&self, queue: u16) -> Option<EventFd> {
@@ -126,7 +127,7 @@ impl QueueState {
     }
 }
 
-/// Queues of a device. [`VirtioDevice`] calls these methods by default, and documents them.
+/// Queues of a device. The default methods of [`VirtioDevice`] call these methods. [`VirtioDevice`] also has their detailed documentation.
 pub trait DeviceQueues: Send + Sync {
     /// Stores the driver, which is ready.
     fn activate(&self, driver: Driver);

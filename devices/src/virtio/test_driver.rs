@@ -97,7 +97,7 @@ impl TestPlatform {
     }
 }
 
-/// Device `D` with its driver. It dereferences to `more`, the part for the tests of this device type.
+/// Device `D` with its driver. It dereferences to `more`, which only the tests of this device type need.
 pub(super) struct TestDriver<D, M = ()> {
     pub(super) function: Arc<VirtioPciDevice>,
     pub(super) device: Arc<D>,

@@ -68,7 +68,7 @@ impl Chunk {
         }
         // Signals kick vCPU threads out of the guest. They can also interrupt an allocation.
         retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, size))?;
-        // `hand_out` adds F_SEAL_SEAL later, because the other seals depend on its permissions.
+        // `hand_out` adds F_SEAL_SEAL later, because its permissions determine the other seals.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Self { file, is_huge: huge, handed_out: false })
     }
@@ -109,8 +109,8 @@ impl Chunk {
         }
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let (tell, told) = mpsc::channel();
-        // A thread of its own opens the file, because this thread may be a vCPU's, whose sandbox forbids opening files. If the thread
-        // ends early, `recv` fails.
+        // A separate thread opens the file, because this thread may be a vCPU thread, and its sandbox forbids opening files. If the
+        // separate thread ends early, `recv` fails.
         let open = move || drop(tell.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
         sandbox::start(READER_ROLE, READER_ROLE.name.into(), open)?;
         Ok(Some(told.recv().map_err(io::Error::other)??))

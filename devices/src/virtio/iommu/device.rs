@@ -39,7 +39,7 @@ const QUEUE_SIZES: [u16; 2] = [256, 64];
 /// [`ask_for_notifications`](crate::virtio::notification::ask_for_notifications).
 pub struct VirtioIommu {
     /// This is the first field, so that its thread has ended when the queues are dropped. Otherwise the thread could be the last owner of
-    /// the engine and drop it. Its sandbox forbids system calls that this needs.
+    /// the engine and drop it. The thread's sandbox forbids system calls that dropping the engine needs.
     poller: Poller,
     queues: Arc<Queues>,
     windows: Option<Arc<WindowMemory>>,

@@ -27,9 +27,9 @@ impl Pace {
         Self { count: 0, since: Some(Instant::now()), patience }
     }
 
-    /// Calls `serve`, which serves the requests of one notification or of one check of the ring, and returns its result. Also returns true
-    /// if polling pays: the last [`SAMPLE`] calls were on average less than [`Pace::patience`] apart. This is `None` if the call made no
-    /// measurement.
+    /// Calls `serve`, which serves the requests of one notification or of one check of the ring, and returns its result. The second value
+    /// is true if polling pays: the last [`SAMPLE`] calls were on average less than [`Pace::patience`] apart. The second value is `None` if
+    /// the call made no measurement.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {

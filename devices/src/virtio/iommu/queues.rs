@@ -252,7 +252,7 @@ impl Queues {
         })
     }
 
-    /// Serves the requests that `watch` sees. Returns false if polling must end: its driver is gone, or a request was interrupted.
+    /// Serves the requests that `watch` sees. Returns false if polling must end: the driver is gone, or a request was interrupted.
     pub(super) fn serve_polled(&self, watch: &mut Watch) -> Result<bool, DeviceError> {
         let _operation = Operation::begin();
         let (mut active, late) = lock_or_wait(&self.active);

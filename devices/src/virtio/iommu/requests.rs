@@ -72,7 +72,7 @@ impl RequestQueue {
         }
         engine.begin_batch();
         let outcome = self.take(memory, engine);
-        // Requests before a broken chain are valid.
+        // Serve the collected UNMAPs even if a later chain is broken.
         let flushed = self.flush(memory, engine);
         engine.end_batch();
         flushed?;
@@ -82,7 +82,7 @@ impl RequestQueue {
         wants_interrupt(&mut self.queue, memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// True if the VMM interrupted the last request. The request is still in the queue.
+    /// True if the VMM interrupted the next request. This request is still in the queue.
     pub(super) fn is_interrupted(&self) -> bool {
         self.interrupted
     }
@@ -121,8 +121,8 @@ impl RequestQueue {
         self.queue.next_avail()
     }
 
-    /// Takes and serves requests from the queue. Returns their number. UNMAPs are only collected: the next request of another kind, or the
-    /// caller, serves them.
+    /// Takes and serves requests from the queue. Returns their number. UNMAPs are only collected at first. They are served before the next
+    /// request of another kind, or by the caller.
     fn take<'m>(&mut self, memory: &'m NearMemory<'m>, engine: &mut Engine) -> Result<u16, DeviceError> {
         let broken = broken(REQUEST_QUEUE);
         let ring_error = ring_error(REQUEST_QUEUE);

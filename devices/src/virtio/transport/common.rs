@@ -291,7 +291,7 @@ impl CommonConfig {
         if value == 0 {
             return Action::Reset;
         }
-        // Undefined bits are ignored: `restore` rejects a state that has one.
+        // Undefined bits are ignored, because `restore` rejects a state with such a bit.
         let mut added = value & status::ALL & !self.status & !status::NEEDS_RESET;
         if added & status::FEATURES_OK != 0 && !self.features_fit(self.driver_features) {
             added &= !status::FEATURES_OK;

@@ -173,7 +173,8 @@ impl Interrupts {
         }
     }
 
-    /// Returns the eventfd of the vector of `queue`. It works even while the vector is masked: the interrupt stays pending then.
+    /// Returns the eventfd of the vector of `queue`. It works even while the vector is masked: the interrupt stays pending then. Returns
+    /// `None` if MSI-X is off, or if the vector has no eventfd.
     pub(super) fn queue_event(&self, queue: u16) -> Option<EventFd> {
         let msix = lock(&self.msix);
         let event = msix.is_enabled().then(|| msix.vectors().event(self.queue_vector(queue))).flatten()?;

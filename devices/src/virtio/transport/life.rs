@@ -68,7 +68,7 @@ impl<W: Word> Life<W> {
         self.change(|now| (now >> NUMBER_SHIFT == driver.0 && now & FAILED == 0).then_some(now | FAILED))
     }
 
-    /// Ends the use by the current driver. Failures that are found later with this driver have no effect.
+    /// Ends the service for the current driver. Failures that are found later with this driver have no effect.
     pub(super) fn stop(&self) {
         self.change(|now| Some(((now >> NUMBER_SHIFT) + 1) << NUMBER_SHIFT));
     }

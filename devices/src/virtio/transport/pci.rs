@@ -272,7 +272,7 @@ impl VirtioPciDevice {
 
     /// Resets the device. `of_all` is true if the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
-        // From here on, failures of the device are ignored. Its threads may still report one while this function waits for them.
+        // From here on, failures are ignored. The device's threads may still report a failure while this function waits for them.
         self.state.life.stop();
         for index in 0..self.queue_count() {
             self.device.stop_queue(index);

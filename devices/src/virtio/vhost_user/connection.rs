@@ -85,7 +85,7 @@ impl Default for Times {
 
 impl Times {
     /// Returns the limits for a device behind the virtio-iommu. An UNMAP may have to wait until the server has completed the requests of a
-    /// queue, so the limit for this is shorter.
+    /// queue, so the limit for draining is shorter.
     pub(super) fn behind_iommu() -> Self {
         Self { drain: TIME, other: TIME }
     }

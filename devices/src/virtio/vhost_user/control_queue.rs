@@ -18,7 +18,7 @@ use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};
 use crate::worker::Worker;
 
-/// Server that is told the number of queue pairs.
+/// Server of the device, which gets the number of queue pairs.
 struct Server {
     id: String,
     shared: Arc<Shared>,

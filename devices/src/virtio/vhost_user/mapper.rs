@@ -6,8 +6,8 @@
 //! translation before the UNMAP request completes. This protects the guest from mistakes of its drivers and of the device, but not from
 //! a malicious server. For protection from a malicious server too, use a vfio-user device.
 //!
-//! A mapped window chunk is a memory region of its own for the server. So is a file that the guest sees as device memory, while part of
-//! the file is mapped.
+//! For the server, each mapped window chunk is a separate memory region. A file that the guest sees as device memory is also a separate
+//! region, while part of the file is mapped.
 
 use std::collections::BTreeMap;
 use std::io;

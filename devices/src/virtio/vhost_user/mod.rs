@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). The server can access
-//! all guest RAM. It is untrusted otherwise: it must not be able to harm the Carom process.
+//! all guest RAM. The front end does not trust the server otherwise: the server must not be able to harm the Carom process.
 //!
 //! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the contents of the registers to
 //! the server. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that notify the server, and reads

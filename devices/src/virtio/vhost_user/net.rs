@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Network card (virtio 1.4, section 5.1) whose packets a server moves, such as DPDK or passt. The front end has its configuration and
-//! serves its control queue.
+//! Network card (virtio 1.4, section 5.1) whose packets a server moves, such as DPDK or passt. The front end has the card's configuration
+//! and serves the card's control queue.
 
 use super::model::{ConfigSource, Model, OnLoss};
 use crate::virtio::net::spec::{

@@ -70,10 +70,12 @@ impl Offer {
         if protocol.contains(Protocol::MQ) {
             let (has, wanted) = (connection.queue_count()?, model.queues.len());
             if has < wanted as u64 {
-                return unfit(format!("has {has} of the {wanted} queues that the device needs"));
+                return unfit(format!(
+                    "has {has} of the {wanted} queues that the device needs; reduce num_queues, or use a server with more queues"
+                ));
             }
         } else if model.pairs.is_some() {
-            return unfit("supports only one queue pair (it lacks VHOST_USER_PROTOCOL_F_MQ)".into());
+            return unfit("supports only one queue pair (it lacks VHOST_USER_PROTOCOL_F_MQ); reduce num_queues".into());
         }
         let regions = if protocol.contains(Protocol::CONFIGURE_MEM_SLOTS) {
             usize::try_from(connection.most_regions()?).unwrap_or(usize::MAX)

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::sync::lock;
 
-/// Maximum time for which a thread lets others go first. Many of those are vCPU threads, and the guest must not be able to block the
-/// server for ever either.
+/// Maximum time for which a thread lets others go first. Many of the others are vCPU threads. Without a limit, the guest could block the
+/// server for ever.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// Precedence for a lock. See the module.

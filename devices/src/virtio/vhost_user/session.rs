@@ -273,7 +273,7 @@ impl Session {
         Err(error)
     }
 
-    /// Adds a memory region of `len` bytes, backed by `part` of a file, when some of it is mapped.
+    /// Adds one use of a memory region, for a new mapping. The region has `len` bytes, and `part` of a file backs it.
     pub(super) fn add_region(&mut self, name: RegionName, len: u64, part: FilePart) -> Result<(), ServerError> {
         let (Some(translation), has) = (&mut self.translation, self.shown.len()) else { return Ok(()) };
         let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);
@@ -361,7 +361,7 @@ impl Session {
         info!("{}: reconnected to the vhost-user server", self.id);
         Counts::add(&self.counts.server_connections);
         let accepted = self.driver.as_ref().map_or(0, |driver| driver.features);
-        // The server need not support these: the front end and the transport implement them.
+        // The server need not support these features: the front end and the transport implement them.
         let own = self.model.own_features | super::spec::VERSION_1;
         let fits = link.offer.can_go_on(accepted, own);
         self.link = Some(link);

@@ -76,7 +76,7 @@ pub(super) struct Translation {
 }
 
 impl Translation {
-    /// Returns the translations by `table`. The server has none yet.
+    /// Returns the translations of a device whose mappings are in `table`. The server has no translation yet.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
         Self { table, told: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
     }

@@ -30,7 +30,10 @@ fn server_that_lacks_what_the_device_needs_is_refused() {
     let legacy = Manner { features: 1 << 30, ..Manner::default() };
     assert_eq!(refused(legacy), "the vhost-user server supports only legacy drivers (it lacks VIRTIO_F_VERSION_1)");
     let few = Manner { queues: 1, ..Manner::default() };
-    assert_eq!(refused(few), "the vhost-user server has 1 of the 2 queues that the device needs");
+    assert_eq!(
+        refused(few),
+        "the vhost-user server has 1 of the 2 queues that the device needs; reduce num_queues, or use a server with more queues"
+    );
 }
 
 #[test]
