@@ -35,7 +35,7 @@ impl Drop for Ledger {
 
 /// Wrapper of a mapper that pins memory. It reports the pins to [`Reclaim`].
 ///
-/// With n existing mappings, a mapping takes O(log n) more time, plus the time for counting in [`Reclaim`].
+/// The wrapper makes each new mapping slower: by O(log n) with n existing mappings, and by the time for counting in [`Reclaim`].
 pub struct PinningMapper<M> {
     /// This is the first field, so it is dropped first. Its mappings stay pinned until then.
     mapper: M,

@@ -80,7 +80,7 @@ impl VhostUserMapper {
                 Ok(())
             }
             Err(ServerError::Unfit(reason)) => {
-                debug!("{}: no access at {iova:#x}: the server {reason}", self.table.name());
+                debug!("{}: the device cannot access IOVA {iova:#x}: its server {reason}", self.table.name());
                 // This cannot fail: the mapping was just inserted.
                 let _ = self.table.block(iova, len, |_| {});
                 Ok(())
