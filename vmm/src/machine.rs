@@ -44,7 +44,8 @@ pub trait Machine: Sized + Send + 'static {
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Gives up the VM without waiting: a thread of the machine holds locks for ever. The program ends next.
+    /// Gives up the VM without waiting, because a thread of the machine holds locks for ever. The real VM orders its vCPUs to stop.
+    /// The program ends next.
     fn abandon(self)
     where
         Self: Sized,
@@ -82,7 +83,7 @@ pub trait Machine: Sized + Send + 'static {
         let _ = (count, run);
         Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
     }
-    /// Returns a vCPU that prevents the number `count` now: the guest was asked to release it and has not done so.
+    /// Returns a vCPU that prevents `count` vCPUs now: the guest was asked to release this vCPU and has not done so.
     fn leaving_vcpu(&self, count: u32) -> Option<u32> {
         let _ = count;
         None
@@ -124,8 +125,8 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu(&self) -> Option<IommuStatus> {
         None
     }
-    /// Returns the same as [`Self::iommu`] to a thread that must not sleep: `None` if another thread holds the lock. The default does not
-    /// know, and returns `None`.
+    /// Returns the same as [`Self::iommu`], for a thread that must not sleep. Returns `None` if another thread holds the lock. The default
+    /// always returns `None`.
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }

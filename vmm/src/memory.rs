@@ -27,8 +27,8 @@ pub use zone::{map_privately, populate};
 /// Size of RAM's pages, unless the configuration asks for reserved huge pages.
 const SMALL_PAGE: u64 = 4096;
 
-/// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them, except reserved huge pages, which
-/// are all allocated now.
+/// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them. Reserved huge pages, pages of zones
+/// with `prefault`, and pages of shared zones with `reserve` are all allocated now.
 ///
 /// Private memory is the default: by default, host kernels give transparent huge pages to private memory, but not to a memfd. With 4
 /// KiB pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
@@ -56,7 +56,7 @@ pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
 /// # Errors
 /// The host does not provide the memory.
 pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, MemoryError> {
-    let nothing = || MemoryError::Map { size: len, message: "it has no region".into() };
+    let nothing = || MemoryError::Map { size: len, message: "no region was created".into() };
     let zone = config.all_zones().into_iter().next().ok_or_else(nothing)?;
     zone::regions(&zone, config.thp, &[(gpa, len)])?.pop().ok_or_else(nothing)
 }

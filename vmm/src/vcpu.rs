@@ -77,7 +77,7 @@ impl Vcpu {
         self.shared.handshake.wait_parked();
     }
 
-    /// Number of the vCPU.
+    /// Returns the number of the vCPU.
     pub fn id(&self) -> u32 {
         self.id
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers when the host fails and when too many clients call: the real server and control thread, with a VM without a guest
-//! whose steps fail or last as long as a test wants.
+//! Answers when the host fails and when too many clients call. The server and the control thread are real. The VM has no guest,
+//! and its steps fail or last as long as a test wants.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

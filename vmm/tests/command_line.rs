@@ -9,12 +9,12 @@ use std::io::pipe;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-/// A pipe without a reader.
+/// Returns a pipe without a reader.
 fn closed() -> OwnedFd {
     pipe().unwrap().1.into()
 }
 
-/// A file that is always full.
+/// Opens a file that is always full.
 fn full() -> OwnedFd {
     File::options().write(true).open("/dev/full").unwrap().into()
 }

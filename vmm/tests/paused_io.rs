@@ -32,7 +32,7 @@ const HUNG: Duration = Duration::from_secs(240);
 /// Line after the first round.
 const FIRST: &str = "round 00000001.";
 
-/// Number of pauses.
+/// Returns the number of pauses.
 fn pauses() -> u32 {
     env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES: a number"))
 }

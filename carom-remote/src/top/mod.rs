@@ -31,7 +31,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
     // panic.
     enable_raw_mode()
         .and_then(|()| disable_raw_mode())
-        .map_err(RemoteError::io("top needs a terminal: use --once without one"))?;
+        .map_err(RemoteError::io("top needs a terminal (use --once without one)"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
     // If the terminal is gone, there is nothing to restore, and no place for an error message.

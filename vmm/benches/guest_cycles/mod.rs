@@ -19,7 +19,7 @@ use crate::c_guest;
 
 /// Number of the guest's lines for each depth that count. The line before them does not count.
 const LINES: usize = 3;
-/// Number of tries to start a guest, and the maximum time of each try.
+/// Maximum number of times that a guest is started for one measurement, and the maximum time of each run.
 const TRIES: usize = 3;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Operations per line.

@@ -16,8 +16,8 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// Maximum number of connected clients. A client beyond that is told to try again. Each client takes a descriptor. The endpoints
-    /// have separate limits, so that network clients cannot lock out the owner.
+    /// Returns the maximum number of connected clients. A client beyond that is told to try again. Each client takes a descriptor.
+    /// The endpoints have separate limits, so that network clients cannot lock out the owner.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,
@@ -25,8 +25,8 @@ impl Door {
         }
     }
 
-    /// Maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives. Network
-    /// clients may not: silent ones would occupy all places for ever.
+    /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives.
+    /// Network clients may not: silent ones would occupy all places for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,

@@ -3,7 +3,7 @@
 //! Answers that clients share. If many clients ask for the same thing at once, the VM is read once, mostly by the control
 //! thread, and the answer is converted to HTTP once.
 //!
-//! A client gets a state from between its request and its answer, as if it had asked alone: a client that asks while the VM
+//! A client gets a state from between its request and its answer, as if it had asked alone. So a client that asks while the VM
 //! is being read waits for the next reading.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Line between the guest's console and the peer at its other end, which may connect and disconnect. Output while no peer is connected
-//! is kept for the next peer; if the buffer overflows, the oldest output is lost.
+//! Line between the guest's console and the peer at its other end, which may connect and disconnect. Output without a connected peer is
+//! kept for the next peer. If the buffer overflows, the oldest output is lost.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -58,9 +58,9 @@ struct State {
     attached: bool,
     /// True if a write timed out waiting for room, and the peer has taken nothing since.
     stuck: bool,
-    /// Bytes lost since then.
+    /// Lost bytes that the log has not reported yet.
     lost: u64,
-    /// Total bytes lost so far.
+    /// Total bytes lost so far while a peer was connected.
     all_lost: u64,
     /// Receiver of input.
     receiver: Option<Weak<dyn Receiver>>,
@@ -111,7 +111,7 @@ impl Line {
         self.pty.as_deref()
     }
 
-    /// Bytes that were lost while a reader was attached.
+    /// Returns the bytes that were lost while a peer was connected.
     pub fn lost_bytes(&self) -> u64 {
         self.shared.lock().all_lost
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Connections of a guest's console, which is its serial port or its virtio-console ([`ConsoleLinks`]): a file or standard output
-//! ([`ConsoleOutput`]), the user's terminal ([`Terminal`]), or a line to a peer that may connect and disconnect, over a pseudoterminal
-//! or a socket ([`Line`]).
+//! Connections of a guest's console ([`ConsoleLinks`]), which is the serial port or the virtio-console. A console can be connected to a
+//! file or standard output ([`ConsoleOutput`]), to the user's terminal ([`Terminal`]), or to a pseudoterminal or a socket, whose peer may
+//! connect and disconnect ([`Line`]).
 
 mod line;
 mod links;

@@ -47,8 +47,8 @@ impl Message {
     }
 }
 
-/// Client that waits in the queue. If it is dropped without an answer, it is told that the VMM is ending: the queue is dropped
-/// only then.
+/// Client that waits in the queue. A client that is dropped without an answer gets the error `Ending`, because the queue is
+/// dropped only when the VMM ends.
 pub(super) struct Caller {
     answer: Option<Answer>,
     calls: Arc<AtomicUsize>,
@@ -113,7 +113,7 @@ impl ControlHandle {
         self.read.get()?.upgrade()?.info_soon()
     }
 
-    /// Queues a call. `answer` is called with its result; at once with an error if the queue is full.
+    /// Queues a call. `answer` is called with the call's result. If the queue is full, `answer` gets an error at once.
     pub fn call(&self, call: Call, answer: Answer) {
         let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
         let caller = Caller { answer: Some(answer), calls: self.calls.clone() };

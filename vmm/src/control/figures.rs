@@ -28,7 +28,7 @@ pub(crate) fn of_host(latency: &HostLatency) -> [(&'static str, &Histogram); 2] 
     [("map", map), ("unmap", unmap)]
 }
 
-/// Returns the classes of a histogram: the maximum latency in nanoseconds, and the number of samples.
+/// Returns the classes of a histogram: for each class, the maximum latency in nanoseconds and the number of samples.
 pub(crate) fn classes(histogram: &Histogram) -> impl Iterator<Item = (u64, u64)> {
     let last = histogram.buckets.len() - 1;
     let end = move |class: usize| if class == last { u64::MAX } else { (2 << class) - 1 };

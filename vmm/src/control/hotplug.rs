@@ -38,8 +38,8 @@ impl<M: Machine> Control<M> {
         Ok(added.map_or(Reply::Done, Reply::Added))
     }
 
-    /// Removes a device from the configuration. If the VM is booted, asks its guest to release the device, also if it
-    /// was asked before.
+    /// Removes a device from the configuration. If the VM is booted, asks the guest to release the device. A guest that
+    /// was already asked is asked again.
     pub(super) fn remove_device(&mut self, id: &str) -> Result<(), ControlError> {
         let Created { config, booted, state, .. } = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let unknown = || ControlError::NoSuchPart(one_line(&format!("there is no device '{id}'")));
@@ -78,7 +78,7 @@ impl<M: Machine> Control<M> {
     }
 }
 
-/// Rejects a device that the guest still has and was asked to release.
+/// Rejects a device whose ID or path belongs to a device that the guest was asked to release and still has.
 fn check_leaving(leaving: &[PartConfig], device: &PartConfig) -> Result<(), ConfigError> {
     let Some((field, value)) = leaving.iter().find_map(|other| device.same_as(&**other)) else { return Ok(()) };
     Err(ConfigError::conflict(

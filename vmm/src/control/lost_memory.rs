@@ -25,8 +25,8 @@ const LAST_EVENTS: Duration = Duration::from_secs(1);
 /// Exit status for a failure.
 const FAILURE: i32 = 1;
 
-/// Makes the control thread stop the VM. If a thread is stuck and the control thread does not end the program in time, this thread ends
-/// it: the control thread may itself be stuck or waiting for a lock.
+/// Makes the control thread stop the VM. If a thread is stuck, the control thread may itself be stuck or wait for a lock. So if it does
+/// not end the program in time, the calling thread does.
 pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) {
     let (begun, has_begun) = mpsc::channel();
     let sent = control.send(Message::LostMemory(LostMemory { note: note.clone(), begun }));

@@ -83,7 +83,7 @@ pub struct Options {
     pub defaults: VmDefaults,
     /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// True if the API is served, so that a client can resume a paused VM or handle it otherwise.
+    /// True if the API is served. Then a client can resume a paused VM or handle it otherwise.
     pub has_api: bool,
     /// Files that the program removes when it ends.
     pub removed: Vec<PathBuf>,
@@ -180,8 +180,8 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Builds the VM and starts the guest. On failure, an event gives the reason, and the VM's state does not change; file
-    /// restrictions, once applied, stay.
+    /// Builds the VM and starts the guest. On failure, an event gives the reason, and the VM's state does not change. File
+    /// restrictions that were applied stay.
     pub fn boot(&mut self) -> Result<(), ControlError> {
         let mailbox = self.handle.mailbox();
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
@@ -375,7 +375,7 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Raises an NMI. vCPUs take an NMI only between two runs, so a running VM is paused for it.
+    /// Raises an NMI. A vCPU takes an NMI only between two runs, so a running VM is stopped for a moment.
     fn raise_nmi(&mut self) -> Result<(), ControlError> {
         let (state, vm) = self.booted("vm.nmi")?;
         if *state != State::Running {
@@ -524,7 +524,7 @@ impl<M: Machine> Control<M> {
         // The host's notes may have paused or ended the VM.
         let Some(Created { booted: Some(_), .. }) = self.created else { return ControlFlow::Continue(()) };
         match note {
-            // The note was left by a VM that no longer exists.
+            // Only the host left notes, or the message came from a VM that no longer exists.
             None => ControlFlow::Continue(()),
             Some(GuestEvent::PowerOff) => {
                 log::info!("the guest powered off");

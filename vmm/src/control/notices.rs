@@ -44,7 +44,7 @@ impl<M: Machine> Control<M> {
             // This ends or pauses the guest, so no more such events come unless a client resumes it.
             self.monitor.event_with("vm", "device-error", what);
         } else {
-            // A guest may be able to cause device errors, so these events are limited as the guest's own.
+            // A guest may be able to cause device errors, so these events have the limit of the guest's events.
             self.monitor.event_of_guest("vm", "device-error", what);
         }
         if !self.options.has_api {

@@ -32,7 +32,8 @@ pub(super) struct ResetPace {
 }
 
 impl ResetPace {
-    /// Takes the guest's request for a reset. Returns true if the reset is done now. Otherwise it is [`due`](Self::due) later.
+    /// Takes the guest's request for a reset. Returns true if the reset is to be done now. Otherwise the reset is [`due`](Self::due)
+    /// later.
     pub(super) fn asked(&mut self, now: Instant) -> bool {
         if self.due.is_some() {
             return false;
@@ -45,7 +46,7 @@ impl ResetPace {
         false
     }
 
-    /// Time at which the pending reset is due.
+    /// Returns the time at which the pending reset is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -68,7 +69,7 @@ pub(super) fn receive(messages: &Receiver<Message>, due: Option<Instant>) -> Opt
 }
 
 impl<M: Machine> Control<M> {
-    /// Time at which a reset that the guest asked for is due.
+    /// Returns the time at which a reset that the guest asked for is due.
     pub(super) fn reset_due(&self) -> Option<Instant> {
         self.created.as_ref()?.booted.as_ref()?.resets.due()
     }

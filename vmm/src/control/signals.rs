@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM in order. SIGWINCH reports a new size of
-//! the terminal, or lost guest memory ([`devices::host_memory`]). A second SIGTERM or SIGINT, a second or more after the first
-//! signal, ends the VMM at once, even if the control thread is blocked.
+//! the terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that comes 1 s or more after the first ending
+//! signal ends the VMM at once, even if the control thread is blocked.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub(super) fn log_end(signal: i32) {
 
 /// Starts the thread that turns signals into messages.
 pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result<()> {
-    // Under `nohup`, SIGHUP is ignored: the program must outlive its terminal.
+    // Under `nohup`, SIGHUP stays ignored, because the program must outlive its terminal.
     let ending = ENDING.into_iter().filter(|signal| *signal != SIGHUP || !signal_actions::is_ignored(SIGHUP));
     let mut signals = Signals::new(ending.chain([SIGUSR1, SIGWINCH]))?;
     let forward = move || {
@@ -72,8 +72,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
                 let _ = emulate_default_handler(signal);
             }
             let message = if signal == SIGUSR1 { Message::ReportCounters } else { Message::Terminate(signal) };
-            // A failed send means that the control thread has ended. The program is about to end, or another signal can still end
-            // it.
+            // A failed send means that the control thread has ended. Then the program ends soon, or a later signal ends it.
             let _ = control.send(message);
         }
     };

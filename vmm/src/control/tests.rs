@@ -379,7 +379,7 @@ fn next_number() -> u64 {
 }
 
 fn guest(control: &mut Control<Null>, event: GuestEvent) {
-    // Notes of a VM that has ended must do nothing, so the mailbox is kept to leave them.
+    // The mailbox of an ended VM is kept, so that tests can leave notes in it. Such notes must do nothing.
     if let Some(mailbox) = MAILBOX.with_borrow(Clone::clone) {
         mailbox.leave(event);
     }

@@ -139,8 +139,8 @@ pub fn blame(error: VmError) -> VmError {
 
 fn rules() -> Result<RulesetCreated, VmError> {
     sandbox::no_files().map_err(|error| {
-        let rule = "the host's kernel has no Landlock: it takes Linux 5.13 built with CONFIG_SECURITY_LANDLOCK, and \
-                    landlock in its parameter lsm=";
+        let rule = "the host's kernel has no Landlock: use Linux 5.13 or later, built with CONFIG_SECURITY_LANDLOCK and started \
+                    with landlock in its parameter lsm=";
         log::debug!("{error}");
         ConfigError::new(LandlockConfig::ENABLE, rule).into()
     })
@@ -380,7 +380,7 @@ fn device_file_error(file: &Path, source: io::Error) -> VfioPciError {
     match source.kind() {
         io::ErrorKind::NotFound => VfioPciError::NoVfio { path: file.into() },
         io::ErrorKind::PermissionDenied => VfioPciError::NoAccess { path: file.into(), source },
-        _ => VfioPciError::Host { what: format!("opening {}", file.display()), source },
+        _ => VfioPciError::Host { what: format!("cannot open {}", file.display()), source },
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host memory behind a zone of RAM.
+//! Host memory that backs a zone of RAM.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ const HUGE_PAGE: u64 = 2 * MIB;
 /// Magic number of the hugetlbfs file system in `statfs` (`HUGETLBFS_MAGIC`).
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// Memory behind a zone.
+/// Memory that backs a zone.
 enum Backing {
     /// Private memory of this process.
     Private,
@@ -133,7 +133,7 @@ pub(super) fn regions(
     Ok(regions)
 }
 
-/// Allocates all pages of a shared zone now, if the configuration asks for it or a later allocation could fail.
+/// Allocates all pages of a shared zone now, if the zone has reserved huge pages or `reserve`.
 fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryError> {
     let take = || {
         let taken = retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, size));
@@ -228,7 +228,7 @@ pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
     Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
 }
 
-/// Allocates again, after the region was emptied, the pages that a new region of this zone has.
+/// Allocates the pages that a new region of this zone has, after the region was emptied.
 pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
     let size = region.len();
     if let Some(file) = region.file_offset() {

@@ -37,9 +37,9 @@ struct Placed {
 /// Maximum time of a vCPU's access to a device that has left the bus.
 const LAST_ACCESS: Duration = Duration::from_secs(10);
 
-/// Drops a function that is no longer on a bus. Waits for a vCPU that is accessing the function, so that this thread closes the function
-/// before it returns. A vCPU must not close it, because its system call filter forbids the calls for that. If the access does not end in
-/// time, the function stays open.
+/// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits for the end of the access, so that the calling
+/// thread closes the function. A vCPU must not close it: a vCPU's system call filter forbids the necessary calls. If the access does not
+/// end in time, the function stays open.
 fn drop_last(function: Arc<dyn PciDevice>, patience: Duration) {
     let start = Instant::now();
     while Arc::strong_count(&function) > 1 {
@@ -184,9 +184,9 @@ impl PartBus {
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Removes RAM from all parts after adding it failed and it was withdrawn. In the meantime, a part may have used the RAM without having
-    /// been given it: a driver may have started a device with it, or mapped it behind the virtio-iommu. Returns `false` if the host keeps a
-    /// mapping of it: then the pages must stay.
+    /// Removes RAM from all parts, after adding the RAM failed and it was withdrawn. In the meantime, a part may use the RAM even if
+    /// [`add_ram`](Self::add_ram) did not reach it: a driver may have started a device with it, or mapped it behind the virtio-iommu.
+    /// Returns `false` if the host keeps a mapping of the RAM: then the pages must stay.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
@@ -246,7 +246,7 @@ impl PartBus {
         match (has_iommu, part.is_behind_iommu()) {
             (true, true) => (segments::slots_behind_iommu(segment, all), "behind"),
             (true, false) => (segments::slots_beside_iommu(all), "not behind"),
-            (false, _) => (segments::slots(segment), "without"),
+            (false, _) => (segments::slots(segment), "in a VM without"),
         }
     }
 

@@ -15,11 +15,11 @@ pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
     limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
 }
 
-/// End of the range if no endpoint exists yet: the range of the smallest host IOMMUs (39 bits, three levels of page tables).
+/// Last IOVA of the range if no endpoint exists yet: that of the smallest host IOMMUs (39 bits, three levels of page tables).
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
-/// Returns the range from 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. An endpoint that is
-/// added later and translates less reports the rest to the guest as reserved.
+/// Returns the range from 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. If an endpoint that
+/// is added later translates less, the guest sees the rest as reserved for that endpoint.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));

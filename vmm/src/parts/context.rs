@@ -21,19 +21,19 @@ pub struct DeviceContext {
     pub(crate) memory: Arc<Ram>,
     /// Bytes of RAM at boot. In a restored VM, the configuration's size also includes RAM that was added since.
     pub(crate) ram_size: u64,
-    /// Returns unused RAM to the host, in a VM with a balloon. Code that pins RAM must register the pins here.
+    /// Service that returns unused RAM to the host, in a VM with a balloon. Code that pins RAM must register the pins here.
     pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,
-    /// Maps BARs into the guest, and unmaps them from other devices before they are removed.
+    /// BARs that are mapped into the guest. A BAR is unmapped from other devices before it is removed.
     pub(crate) bars: Arc<ShownMemory>,
     pub(crate) msi: Arc<dyn MsiAllocator>,
     pub(crate) doorbells: Arc<dyn Doorbells>,
     pub(crate) pci: Arc<PciRoot>,
     /// Rate limits that disks share.
     pub(crate) limits: RateLimitGroups,
-    /// Receives the guest's actions on virtio devices.
+    /// Receiver of the guest's actions on virtio devices.
     pub(crate) observer: Arc<dyn DeviceObserver>,
-    /// Receives the host's notices about its devices.
+    /// Receiver of the host's notices about its devices.
     pub(crate) listener: Arc<dyn HostListener>,
     /// Addresses of devices in a restored VM, by ID. The order in which they were added is not saved.
     pub(crate) places: BTreeMap<String, PciAddress>,

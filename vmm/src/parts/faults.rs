@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reports of DMA accesses that the virtio-iommu stopped. They go from devices whose DMA goes through this process to the guest's driver.
+//! Passes DMA faults, which are accesses that the virtio-iommu stopped, to the guest's driver. The faults come from devices whose DMA goes
+//! through this process.
 
 use std::sync::Arc;
 

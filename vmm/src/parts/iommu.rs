@@ -112,7 +112,7 @@ pub(super) fn connect(
     added.map_err(|error| VmError::Iommu(format!("device at {address}: {error}")))
 }
 
-/// True if a thread may poll for the requests of `vcpus` vCPUs. Without a spare CPU, it would slow down a vCPU.
+/// True if a thread may poll for the requests of `vcpus` vCPUs. Without a spare host CPU, the polling thread would slow down a vCPU.
 pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     let vcpus = usize::try_from(vcpus).unwrap_or(usize::MAX);
     match poll {
@@ -159,7 +159,7 @@ fn window(
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
-            "because of the host's IOMMU, or of BARs in a device's IOMMU group, there is no room for bounce windows {asked}"
+            "the host's IOMMU, or another device in the same IOMMU group, leaves no room for bounce windows {asked}"
         );
         ConfigError::new(IommuBounceConfig::OPTION, rule)
     })?;
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Platform without any effects.
+    /// Platform whose methods do nothing.
     struct Platform;
 
     impl MsiVectors for Platform {

@@ -70,7 +70,7 @@ pub trait Part: Send {
         let _ = region;
         Ok(())
     }
-    /// Removes a region again, because adding it to the VM failed. The device may or may not have got access to it.
+    /// Removes a region again, because adding it to the VM failed. The device may or may not have access to the region.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
@@ -137,7 +137,7 @@ static BUILDERS: &[Builder] = &[
 ];
 
 impl Site<'_> {
-    /// Builds the part that `config` describes. On error, nothing is left of it.
+    /// Builds the part that `config` describes. On error, nothing is left of the part.
     fn build(self, config: &PartConfig) -> Result<Built, VmError> {
         let kind = config.kind().name;
         let builder = BUILDERS.iter().find(|builder| builder.kind.name == kind);

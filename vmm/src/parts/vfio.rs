@@ -28,7 +28,7 @@ use crate::kvm::{KvmVfioFiles, create_vfio_device};
 pub(super) const BUILDER: Builder =
     Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
-/// Host address space that all devices share that are not behind the virtio-iommu. It ends with the last of these devices.
+/// Host address space shared by all devices that are not behind the virtio-iommu. It ends with the last of these devices.
 struct RamSpace {
     /// Dropping this unmaps RAM for the devices and unpins it.
     ram: GuestRamMapping,

@@ -130,7 +130,7 @@ impl EventMonitor {
         self.losing.store(lost, Ordering::Relaxed);
     }
 
-    /// Number of events lost so far.
+    /// Returns the number of events lost so far.
     pub fn lost(&self) -> u64 {
         self.queue.as_ref().map_or(0, |queue| queue.lost())
     }

@@ -92,7 +92,7 @@ pub fn complain(program: &str, text: &str) {
     }
 }
 
-/// Number of dropped lines of the log and of standard error.
+/// Returns the number of dropped lines of the log and of standard error.
 pub fn lost_lines() -> u64 {
     streams().map(QueuedWriter::lost).sum()
 }

@@ -247,7 +247,7 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/ram", json!([]), "ram: does not match the configuration's 67108864 bytes"),
         ("/ram/0/len", (RAM / 2).into(), "ram: does not match the configuration's"),
         ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
-        ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the one before it"),
+        ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the range before it"),
         ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
         ("/windows/0/offset", (u64::MAX - 4095).into(), "ends behind the file's 0x4200000 bytes"),
         ("/windows/0/len", (CHUNK + 4096).into(), "ends behind the file"),
@@ -281,10 +281,10 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let piece = |gpa: u64, len: u64| json!({"gpa": gpa, "len": len, "offset": 0});
     for (added, wanted) in [
-        (json!([piece(4 << 30, 4096)]), "added_ram: 0x1000 bytes at 0x100000000 are not in steps of 0x8000000"),
-        (json!([piece((4 << 30) + 4096, STEP)]), "are not in steps of"),
-        (json!([piece(4 << 30, 0)]), "are not in steps of"),
-        (json!([piece(4 << 30, STEP)]), "added_ram: is not less than the 67108864 bytes"),
+        (json!([piece(4 << 30, 4096)]), "added_ram: 0x1000 bytes at 0x100000000 are not in multiples of 0x8000000"),
+        (json!([piece((4 << 30) + 4096, STEP)]), "are not in multiples of"),
+        (json!([piece(4 << 30, 0)]), "are not in multiples of"),
+        (json!([piece(4 << 30, STEP)]), "added_ram: is not less than the configuration's 67108864 bytes"),
         (json!([piece(4 << 30, !(STEP - 1))]), "added_ram: is not less than"),
     ] {
         let mut spoiled = good.clone();
@@ -301,9 +301,9 @@ fn ram_added_since_boot_is_checked_against_the_configuration() {
     state.added_ram = vec![piece(4 << 30, 1 << 32), piece((4 << 30) + 2 * STEP, 1 << 33)];
     assert_eq!(check(&state), Ok(()));
     state.added_ram[1].gpa = 4 << 30;
-    assert_eq!(check(&state), Err("added_ram: begins at 0x100000000, before the RAM below it ends".into()));
+    assert_eq!(check(&state), Err("added_ram: begins at 0x100000000, which overlaps earlier RAM".into()));
     state.added_ram = vec![piece(0, 1 << 32), piece(4 << 30, 1 << 33)];
-    assert_eq!(check(&state), Err("added_ram: begins at 0x0, before the RAM below it ends".into()));
+    assert_eq!(check(&state), Err("added_ram: begins at 0x0, which overlaps earlier RAM".into()));
     state.added_ram = vec![piece(4 << 30, 0), piece((4 << 30) + STEP, 1 << 33)];
     assert!(check(&state).unwrap_err().contains("overlaps"));
 }

@@ -60,9 +60,9 @@ fn show(
     })
 }
 
-/// Adds a piece to RAM, and gives access to the guest and the devices. `give` gives it to the devices, which may reject it. Then
-/// `take` removes it from the devices, and returns `false` if the host keeps a mapping. On error, everything is as before, except
-/// that in this case the pages of the piece stay allocated.
+/// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes it to the devices, which may reject
+/// it. After a failure, `take` removes the piece from the devices. It returns `false` if the host keeps a mapping: then the pages of the
+/// piece stay allocated. Otherwise an error leaves everything as before.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Building a VM from its configuration.
+//! Builds a VM from its configuration.
 
 use std::sync::Arc;
 
@@ -125,8 +125,8 @@ impl Vm {
     }
 }
 
-/// Logs a warning if the guest may ask for more chunks than the limit on descriptors allows. Each chunk takes a descriptor, and so does
-/// each interrupt vector of the current devices. The VM still runs: a WINDOW_ADD beyond the limit gets NOMEM.
+/// Logs a warning if the guest may ask for more chunks than the descriptor limit allows. Each chunk takes a descriptor, and so does
+/// each interrupt vector of the current devices. The VM still runs, but a WINDOW_ADD beyond the limit gets NOMEM.
 fn warn_of_few_descriptors(config: &VmConfig) {
     let Some(bounce) = config.iommu_bounce.as_ref().filter(|bounce| bounce.has_windows()) else { return };
     let chunks = bounce.max / CHUNK_SIZE;

@@ -36,7 +36,7 @@ impl Contents {
     }
 }
 
-/// Loads the contents in a separate thread, in parallel with building the VM in KVM: KVM takes as long, because it waits for other CPUs.
+/// Loads the contents in a separate thread while KVM creates the VM. KVM takes as long as the load, because KVM waits for other CPUs.
 /// Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,

@@ -60,8 +60,8 @@ const WATCHDOG_ID: &str = "_watchdog";
 /// A VM whose devices are built and whose vCPUs are paused.
 ///
 /// Fields are dropped in this order: first the vCPUs stop, because their threads use the devices. Then the devices close their host
-/// resources, then RAM is freed. The consoles come last and wait for the guest's output, while the terminal still belongs to the
-/// guest.
+/// resources, then RAM is freed. Last, `serial` waits for the readers of the serial port's output, while the terminal still belongs
+/// to the guest.
 pub struct Vm {
     processors: Processors,
     initial_irqchip: IrqchipState,
@@ -142,15 +142,15 @@ impl Machine for Vm {
         Ok(())
     }
 
-    /// Only the terminal is restored.
+    /// Orders the vCPUs to stop, and drops the serial port's links, which restores the terminal. Leaks everything else.
     fn abandon(mut self) {
         self.processors.iter().for_each(Vcpu::pause);
         drop(std::mem::take(&mut self.serial));
         std::mem::forget(self);
     }
 
-    /// Resumes the guest. Its clock continues from its saved value, or catches up if the VM was restored. The guest's watchdogs are
-    /// told that the pause was not the guest's fault.
+    /// Resumes the guest. The guest's clock continues from its saved value, or catches up if the VM was restored. The guest is told
+    /// of the pause, so that its watchdogs do not report a lockup.
     fn resume(&mut self) -> Result<(), VmError> {
         match self.clock.take() {
             Some(StoppedClock::Paused(clock)) => clock.go_on(&self.kvm.fd)?,
@@ -314,8 +314,8 @@ impl Machine for Vm {
 }
 
 impl Vm {
-    /// Makes the virtio-iommu leave slow requests undone, so that vCPUs and other threads do not wait long for them (`wanted`), or
-    /// serve requests again.
+    /// If `wanted`, makes the virtio-iommu leave slow requests undone, so that vCPUs and other threads do not wait long for them.
+    /// Otherwise makes it serve all requests again.
     fn interrupt_iommu(&self, wanted: bool) {
         if let Some(iommu) = self.parts.iommu() {
             iommu.interrupt(wanted);

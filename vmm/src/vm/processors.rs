@@ -129,7 +129,7 @@ impl Processors {
     }
 
     fn make(&self, kvm: &KvmVm, number: u32) -> Result<Made, KvmError> {
-        let first = self.present.values().next().ok_or(KvmError::Missing("first vCPU"))?;
+        let first = self.present.values().next().ok_or(KvmError::Missing("vCPU whose CPUID a new vCPU could copy"))?;
         let made = Made::new(kvm, number, cpuid::of_vcpu(&first.made.cpuid, number))?;
         if let Some(counter) = &self.counter {
             counter.lead(&kvm.kvm, &made.fd.lock().unwrap_or_else(PoisonError::into_inner))?;
@@ -141,9 +141,9 @@ impl Processors {
     fn park(&mut self, kvm: &KvmVm, number: u32) {
         let Some(Processor { vcpu, made }) = self.present.remove(&number) else { return };
         drop(vcpu);
-        // Otherwise its timers and other state from the guest would stay active.
+        // Without this reset, the vCPU's timers and other state from the guest would stay active.
         if let Err(error) = made.power_on(kvm) {
-            warn!("vCPU {number}: cannot reset it to power-off: {error}");
+            warn!("vCPU {number}: cannot reset the removed vCPU: {error}");
         }
         self.parked.insert(number, made);
     }

@@ -21,7 +21,7 @@ use crate::vm_state::{ChunkRange, StateSink, StateSource, VERSION, VmState, VmSt
 pub(super) enum StoppedClock {
     /// The clock continues from this value.
     Paused(ClockState),
-    /// The clock catches up as if it had never stopped: the guest was saved, and real time continued.
+    /// The clock catches up, because real time continued while the guest was saved.
     Restored(ClockState),
 }
 
@@ -42,7 +42,7 @@ impl Vm {
             let rule = "cannot be saved: all devices behind it were removed, so a restored VM would not have it";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
-        // A state that cannot be saved fails before anything large is written.
+        // These steps fail for a VM that cannot be saved, before anything large is written.
         let functions = self.pci.save()?;
         let platform = self.board.save()?;
         let clock = self.clock.map_or_else(|| ClockState::save(&self.kvm.fd), |clock| Ok(clock.state()))?;

@@ -79,7 +79,7 @@ impl StateSource for InMemorySource {
 
     fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError> {
         let bytes = usize::try_from(offset).ok().and_then(|at| self.memory.get(at..)?.get(..memory.len()));
-        let bytes = bytes.ok_or_else(|| StateError::rule("ram", "is longer than its bytes"))?;
+        let bytes = bytes.ok_or_else(|| StateError::rule("ram", "is longer than the saved bytes of memory"))?;
         memory.copy_from(bytes);
         Ok(())
     }

@@ -108,7 +108,7 @@ impl VmState {
                 return Err(StateError::rule("memory-ranges", rule));
             }
             if offset < free {
-                let rule = format!("the range at {offset:#x} overlaps the one before it");
+                let rule = format!("the range at {offset:#x} overlaps the range before it");
                 return Err(StateError::rule("memory-ranges", rule));
             }
             free = offset.checked_add(len).filter(|end| *end <= memory_len).ok_or_else(|| {
@@ -139,13 +139,13 @@ impl VmState {
                 || !range.len.is_multiple_of(MEMORY_DEVICE_GRANULE)
             {
                 return refuse(format!(
-                    "{:#x} bytes at {:#x} are not in steps of {MEMORY_DEVICE_GRANULE:#x}",
+                    "{:#x} bytes at {:#x} are not in multiples of {MEMORY_DEVICE_GRANULE:#x}",
                     range.len, range.gpa
                 ));
             }
             match booted_with.checked_sub(range.len) {
                 Some(left) if left > 0 => booted_with = left,
-                _ => return refuse(format!("is not less than the {ram_size} bytes that the configuration has")),
+                _ => return refuse(format!("is not less than the configuration's {ram_size} bytes")),
             }
         }
         if self.added_ram.len() > MAX_MEMORY_DEVICES {
@@ -154,7 +154,7 @@ impl VmState {
         let mut free = ram_end(booted_with);
         for range in &self.added_ram {
             if range.gpa < free {
-                return refuse(format!("begins at {:#x}, before the RAM below it ends", range.gpa));
+                return refuse(format!("begins at {:#x}, which overlaps earlier RAM", range.gpa));
             }
             free = range.gpa.saturating_add(range.len);
         }

@@ -14,10 +14,10 @@ use super::{VmState, VmStateError};
 
 /// Source of a VM's state. The state is validated as far as that is possible without a VM.
 pub trait StateSource {
-    /// Configuration of the VM.
+    /// Returns the configuration of the VM.
     fn config(&self) -> &CheckedConfig;
 
-    /// State of the VM.
+    /// Returns the state of the VM.
     fn state(&self) -> &VmState;
 
     /// Copies the bytes from `offset` on into `memory`, which is all zero.

@@ -4,7 +4,7 @@
  * for completions, so that interrupts take no time. A line contains the depth and the time stamp counter's cycles for READS requests,
  * both in hexadecimal.
  *
- * If the disk is behind the virtio-iommu, the guest maps the queue once, and the disk writes to a bounce window.
+ * With a virtio-iommu, the guest maps the queue for the disk once, and the disk writes the data to a bounce window.
  */
 #include "guest.h"
 
@@ -22,13 +22,13 @@
 #define HEADERS 0x1003000u
 #define STATUSES 0x1004000u
 #define DATA 0x1100000u
-/* The queue of the virtio-iommu, a request and its tail. */
+/* Addresses of the virtio-iommu's queue, of a request and of its tail. */
 #define IOMMU_TABLE 0x1200000u
 #define IOMMU_AVAILABLE 0x1201000u
 #define IOMMU_USED 0x1202000u
 #define REQUEST 0x1203000u
 #define TAIL 0x1203100u
-/* VIRTIO_IOMMU_F_MAP_UNMAP, and VIRTIO_IOMMU_F_BOUNCE_WINDOW with the windows below 4 GiB. */
+/* VIRTIO_IOMMU_F_MAP_UNMAP, and VIRTIO_IOMMU_F_BOUNCE_WINDOW, which has its windows below 4 GiB. */
 #define IOMMU_FEATURES (1u << 2 | 1u << 23)
 #define ATTACH 1
 #define MAP 3
@@ -103,7 +103,7 @@ static uint32_t slot_of(uint32_t id)
 	return slot;
 }
 
-/* Sends the request at REQUEST, of `len` bytes and with a tail of `tail` bytes, in domain 1. */
+/* Sends the request at REQUEST for domain 1, with this type, and waits for the answer. The request has `len` bytes, its tail `tail`. */
 static void request_of(uint32_t common, uint32_t type, uint32_t len, uint32_t tail)
 {
 	static uint16_t sent;
@@ -127,7 +127,7 @@ static void request_of(uint32_t common, uint32_t type, uint32_t len, uint32_t ta
 		say('!');
 }
 
-/* Maps what is from TABLE to DATA for the disk, and adds a chunk to its window. Returns the IOVA of the chunk. */
+/* Maps the memory from TABLE to DATA for the disk, and adds a chunk to the disk's window. Returns the IOVA of the chunk. */
 static uint32_t add_window(uint32_t slot)
 {
 	uint32_t common, iova;

@@ -2,10 +2,13 @@
 /*
  * A hostile guest: no operating system, no paging, 32-bit code behind a PVH entry.
  *
- * Each vCPU has a role, and all act at the same time: mutated requests to the virtio-iommu, and arbitrary descriptor chains for the
- * other devices; rings and descriptors that change while they are served; BARs, decoding and MSI-X; resets, bypass and ejection. The
- * actions of a vCPU depend on the seed on the command line, the number of the current life and the vCPU's number, so a seed repeats
- * the same actions as far as vCPUs can.
+ * Each vCPU has a role, and all vCPUs act at the same time:
+ *  0. mutated requests to the virtio-iommu, and arbitrary descriptor chains for the other devices,
+ *  1. rings and descriptors that change while they are served,
+ *  2. BARs, decoding and MSI-X,
+ *  3. resets, bypass and ejection.
+ * The actions of a vCPU depend on the seed on the command line, the number of the current life and the vCPU's number. So a seed
+ * repeats the same actions, as far as the timing of the vCPUs allows.
  *
  * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
  * not end a life itself, the next life begins with a pause, in which the test can check what is left of the previous life.

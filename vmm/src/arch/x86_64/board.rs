@@ -302,7 +302,7 @@ impl Board {
     /// Saves the devices. Called with all vCPUs stopped.
     ///
     /// # Errors
-    /// The guest was asked to release a device and has not done so.
+    /// A PCI device is being removed.
     pub fn save(&self) -> Result<Vec<DeviceState>, StateError> {
         self.all().into_iter().map(|(_, device)| device.save()).collect()
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kvm::KvmError;
 
-/// Number of readings of a clock with its time.
+/// Number of readings of a clock, of which the shortest counts.
 const READINGS: usize = 8;
 
 /// Value of the clock.
@@ -24,7 +24,7 @@ pub struct ClockState {
     pub realtime_ns: u64,
 }
 
-/// The host's time of day in nanoseconds since 1970.
+/// Returns the host's time of day in nanoseconds since 1970.
 pub fn realtime_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPUID of the guest: the features that KVM supports, this vCPU's place in the topology (one socket, one thread per core), and the
-//! features that KVM emulates but does not report, without the features that the configuration disables.
+//! CPUID of the guest. It contains the features that KVM supports, the features that KVM emulates but does not report, and the vCPU's
+//! place in the topology (one socket, one thread per core). It lacks the features that the configuration disables.
 
 use carom_api::config::{CpusConfig, NumaConfig};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
@@ -11,7 +11,7 @@ use crate::kvm::KvmError;
 
 /// Leaf 1, ECX: Intel's virtual machine extensions.
 const VMX: u32 = 1 << 5;
-/// Leaf 0x8000_0001, ECX: AMD's.
+/// Leaf 0x8000_0001, ECX: AMD's virtual machine extensions.
 const SVM: u32 = 1 << 2;
 /// Leaf 1, ECX: the local APIC's timer takes a TSC deadline.
 const TSC_DEADLINE: u32 = 1 << 24;
@@ -52,7 +52,7 @@ impl CpuidTemplate {
         if nodes.is_empty() { self } else { Self { cache_vcpus: sharing_a_cache(self.vcpus, nodes), ..self } }
     }
 
-    /// Width of the guest's physical addresses in bits (leaf 0x8000_0008).
+    /// Returns the width of the guest's physical addresses in bits (leaf 0x8000_0008).
     pub fn physical_bits(&self) -> u8 {
         let leaf = self.entries.iter().find(|entry| entry.function == 0x8000_0008);
         let of_host = leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0]).clamp(32, 52);
@@ -71,7 +71,9 @@ impl CpuidTemplate {
             self.adapt(entry);
         }
         let entries = CpuId::from_entries(&entries);
-        entries.map(|of_any| of_vcpu(&of_any, id)).map_err(|_| KvmError::Missing("room for this CPU's CPUID entries"))
+        entries
+            .map(|of_any| of_vcpu(&of_any, id))
+            .map_err(|_| KvmError::Missing("room for all CPUID entries of a vCPU"))
     }
 
     fn adapt(&self, entry: &mut kvm_cpuid_entry2) {

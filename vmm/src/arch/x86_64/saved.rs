@@ -104,7 +104,7 @@ impl ProcessorsState {
         }
         let refuse = |rule: String| Err(StateError::rule("numbers", rule));
         if self.numbers.len() != self.vcpus.len() {
-            return refuse(format!("are {} of {count} vCPUs", self.numbers.len()));
+            return refuse(format!("names {} of {count} vCPUs", self.numbers.len()));
         }
         if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
             return refuse("are not in order".into());
@@ -328,7 +328,7 @@ mod tests {
         for (vcpus, numbers, wanted) in [
             (1, &[][..], "vcpus: has 1 vCPUs, but the configuration has 2"),
             (5, &[], "vcpus: has 5 vCPUs, but the configuration has 4 at most"),
-            (3, &[0, 1], "numbers: are 2 of 3 vCPUs"),
+            (3, &[0, 1], "numbers: names 2 of 3 vCPUs"),
             (3, &[0, 1, 1], "numbers: are not in order"),
             (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration has 4 at most"),
             (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),

@@ -3,8 +3,8 @@
 //! Time stamp counter of a vCPU in a snapshot.
 //!
 //! The counter advances while a VM is saved, as on a machine that sleeps, so that a guest that uses it as its clock is right
-//! afterwards. The differences between the vCPUs' counters are kept: the offsets from the host's counter are restored, not the
-//! values, which would drift apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+//! afterwards. The differences between the vCPUs' counters are kept. So the offsets from the host's counter are restored: values
+//! would drift apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;
 

@@ -51,7 +51,7 @@ pub struct VcpuState {
     debug: KvmBytes<kvm_debugregs>,
 }
 
-/// Handling of a model-specific register that this host does not let be written.
+/// Handling of a model-specific register that cannot be written on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwritableMsr {
     /// The register keeps its value: the state came from this vCPU itself.

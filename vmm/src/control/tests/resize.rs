@@ -76,7 +76,7 @@ fn want(control: &mut Control<Null>, vcpus: u32, mib: Option<u64>) -> Result<(),
     control.serve_call(Call::Resize(size)).map(|_| ()).map_err(|error| error.to_string())
 }
 
-/// Returns the number of wanted vCPUs, of present vCPUs, and the MiB of RAM.
+/// Returns the number of wanted vCPUs, the number of present vCPUs, and the MiB of RAM.
 fn size(control: &Control<Null>) -> (u32, u32, u64) {
     let created = control.created.as_ref().unwrap();
     let has = created.booted.as_ref().map_or(0, |booted| booted.vm.vcpus.0);

@@ -162,8 +162,8 @@ fn failed_reset_before_a_snapshot_shuts_the_vm_down() {
     control.delete();
 }
 
-/// Pauses and saves a VM by two clients. Both calls are in the queue when the guest leaves `event`. Returns the answers, and
-/// whether the VMM continues.
+/// Queues the calls of two clients, which pause and save a VM, while the guest leaves `event`. Returns the answers, and whether
+/// the VMM continues.
 fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Result<Reply, ControlError>>, bool) {
     let directory = TempDir::new().unwrap();
     control.create(config("")).unwrap();

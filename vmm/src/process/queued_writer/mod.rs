@@ -21,8 +21,8 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second, so each completed
-/// write shows that the reader reads.
+/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second. So with a slow
+/// reader, too, writes complete often enough to show that it reads.
 const PIECE: usize = 256;
 /// The same for a file on a disk. A disk has no slow reader, and there a call costs more than writing 256 bytes.
 const DISK_PIECE: usize = 4 << 10;
@@ -41,7 +41,7 @@ struct Shared {
     limit: u64,
     /// Maximum bytes that are joined for one write.
     piece: usize,
-    /// Makes the line that reports lost lines. `None` if this is not a queue of lines.
+    /// Function that makes the line that reports lost lines. `None` if this is not a queue of lines.
     notice: Option<Notice>,
     /// True if the log does not report lost output: it is the log itself.
     quiet: bool,
@@ -150,7 +150,7 @@ impl QueuedWriter {
         state.lost += lines;
     }
 
-    /// Number of bytes lost so far, or of lines for a queue of lines.
+    /// Returns the number of bytes lost so far, or of lines for a queue of lines.
     pub fn lost(&self) -> u64 {
         self.0.lock().lost
     }

@@ -41,7 +41,7 @@ fn ignore_interrupt(error: rustix::io::Errno) -> rustix::io::Result<usize> {
     if error == rustix::io::Errno::INTR { Ok(0) } else { Err(error) }
 }
 
-/// Makes the line that reports `count` lost lines, with its line break.
+/// Function that makes the line that reports `count` lost lines, with its line break.
 pub(super) type Notice = Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>;
 
 /// Writing end of a queue, for its thread.
@@ -125,7 +125,7 @@ impl<O: Output> Pen<O> {
     }
 }
 
-/// Number of line ends in `bytes`.
+/// Returns the number of line ends in `bytes`.
 pub(super) fn lines(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| **byte == b'\n').count() as u64
 }

@@ -70,8 +70,8 @@ fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
 /// Clears a range of RAM, except where tables are written before an image is loaded.
 ///
 /// Pages that are already zero are not written, so that pages that the host shares or has not allocated stay so. Reading may still
-/// allocate a page. Therefore `fresh` RAM, which no guest has used, is read only if it may contain data: if a region is in a file,
-/// which may have been another guest's RAM, and that file has data there.
+/// allocate a page. Therefore `fresh` RAM, which no guest has used, is read only if a region is in a file with data there: the
+/// file may have been another guest's RAM.
 pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
     for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
         if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {

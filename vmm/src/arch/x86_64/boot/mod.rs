@@ -263,7 +263,7 @@ impl Payload {
 /// Kernel or firmware in guest memory.
 struct Loaded {
     entry: u64,
-    /// First address that it does not need while it starts.
+    /// First address behind the memory that the image needs while it starts.
     end: u64,
     /// Set-up header of a bzImage.
     header: Option<setup_header>,

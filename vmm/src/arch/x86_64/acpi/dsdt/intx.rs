@@ -2,7 +2,7 @@
 
 //! INTx of PCI functions: the I/O APIC's interrupt line for each slot's pin (ACPI 6.5, section 6.2.13).
 //!
-//! Pins are routed to link devices. Each link device has one fixed line. Without a link device, Linux would take a line to be
+//! Pins are routed to link devices. Each link device has one fixed line. Without a link device, a guest would take a line to be
 //! active low, as on a physical board, but the lines of KVM's I/O APIC are active high.
 
 use acpi_tables::aml::{EISAName, Interrupt, Method, Name, Package, Path, ResourceTemplate, ZERO};
