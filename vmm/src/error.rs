@@ -21,7 +21,7 @@ use crate::vm_state::VmStateError;
 /// Error of building or running a VM, as one line for the user.
 #[derive(Debug, Error)]
 pub enum VmError {
-    /// The kernel or the initramfs.
+    /// The kernel, firmware or initramfs.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// KVM.
@@ -36,8 +36,8 @@ pub enum VmError {
     /// The guest has not released this vCPU yet.
     #[error("vCPU {0} is about to be removed, and the guest has not released it yet: try again later")]
     VcpuLeaving(u32),
-    /// ACPI tables.
-    #[error("cannot write the ACPI tables to guest memory: {0}")]
+    /// ACPI tables, SMBIOS tables, or the VM Generation ID.
+    #[error("cannot write ACPI or SMBIOS tables to guest memory: {0}")]
     Tables(vm_memory::GuestMemoryError),
     /// The PCI root bus.
     #[error(transparent)]

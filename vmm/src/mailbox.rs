@@ -46,7 +46,7 @@ impl Notes {
 }
 
 /// Mailbox in which a VM's vCPUs and the host side of its devices leave notes for the control thread. It holds at most one
-/// note of each kind (and device), so a guest that asks in a loop uses no memory. Leaving a note never waits: the control
+/// note of each kind (and device), so a guest that asks in a loop takes no more memory. Leaving a note never waits: the control
 /// thread may itself be waiting for the vCPU to pause.
 pub struct Mailbox {
     notes: Mutex<Notes>,

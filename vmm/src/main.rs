@@ -86,7 +86,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
-    // Before the crash reports, which follow the messages of panics.
+    // Started before the crash file is opened, so that a crash report comes after the message of its panic.
     *last_lines = Some(log_stream::start().map_err(no_log)?);
     // The file stays open to the end.
     let crash_file = crash_report

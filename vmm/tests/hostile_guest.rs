@@ -39,7 +39,7 @@ use program::{call, command, has_kvm, start_by, wait_until};
 
 const SEEDS: &str = "1,2";
 const SECONDS: u64 = 12;
-/// Maximum time of an operation and of a query. It ends a hanging test: a busy machine may be slow.
+/// Maximum time of an operation or of a query. It ends a hanging test, but is long enough for a busy machine.
 const OPERATION: Duration = Duration::from_secs(60);
 /// Limits on the program's resources. The guest has 64 MiB.
 const DESCRIPTORS: usize = 150;

@@ -67,7 +67,7 @@ impl History {
         self.rates(name).last().unwrap_or(0)
     }
 
-    /// Returns this growth between each two samples, the newest last.
+    /// Returns this growth between successive samples, the newest last.
     pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
         self.rates_of(IOMMU, name).map(|rate| rate.unwrap_or(0))
     }

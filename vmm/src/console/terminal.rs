@@ -41,8 +41,8 @@ fn input() -> MutexGuard<'static, Input> {
 pub struct Terminal(u64);
 
 impl Terminal {
-    /// Connects standard input to `receiver`, which takes precedence over earlier receivers, and reports the terminal's size to
-    /// it.
+    /// Connects standard input to `receiver`, which takes precedence over earlier receivers. Reports the terminal's size to
+    /// `receiver`.
     ///
     /// # Errors
     /// The terminal cannot be set up, or the process cannot start more threads.
@@ -120,7 +120,7 @@ fn enter_raw_mode() -> io::Result<()> {
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {
-        // Otherwise the kernel would stop a background process here.
+        // With SIGTTOU unblocked, the kernel would stop a background process here.
         let blocked = block_signal(libc::SIGTTOU).is_ok();
         // Errors of a terminal that is gone are ignored.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);

@@ -49,7 +49,7 @@ fn check<'a, N: Ord + Copy + std::fmt::Display>(
             return Err(ConfigError::new(field, format!("{of}{error}")).into());
         }
         Err(PinError::Host(source)) => {
-            return Err(VmError::Device { what: "check on which CPUs of the host threads can run", source });
+            return Err(VmError::Device { what: "check whether threads can run on the configured host CPUs", source });
         }
     }
     let sets = lists.map(|(number, cpus)| Ok((number, HostCpus::new(cpus.iter().copied())?)));

@@ -61,7 +61,7 @@ pub fn check_host() -> Result<(), VmError> {
 /// (`bounds`) enables this. `removed` are files that the process removes at its end. `read` is a directory that the process reads.
 ///
 /// The restriction is permanent. A missing file gets no rule and stays inaccessible even if it is created later. So missing files are
-/// reported before.
+/// reported before the restriction.
 ///
 /// # Errors
 /// The VM names a file beyond the bounds. A file that the rules name or that the VM requires is missing, or the host's kernel refuses.

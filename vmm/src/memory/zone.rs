@@ -108,7 +108,7 @@ pub(super) fn regions(
         if let Some(node) = zone.host_numa_node {
             hold_to_node(&mapping, node)?;
         }
-        // Guest RAM is the guest's data, and far larger than everything else.
+        // Core dumps go without guest RAM: it is the guest's data, and far larger than everything else.
         advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
         if thp && !zone.hugepages {
             advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
@@ -209,14 +209,14 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
-    // SAFETY: The range is the new mapping's own, so nobody has a reference to its bytes. It stays mapped, and is later unmapped
-    // together with the mapping that it replaces.
+    // SAFETY: The range is the new mapping's own, so nobody has a reference to its bytes. It stays mapped until `mapping`
+    // is dropped.
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
     Ok(())
 }
 
-/// Returns all host memory of a region. The region stays mapped, and gets new pages when it is touched again.
+/// Releases all host memory of a region. The region stays mapped, and gets new pages when it is touched again.
 ///
 /// # Errors
 /// The kernel rejects the call.
@@ -237,7 +237,7 @@ pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), 
     if zone.prefault { populate(region).map_err(|source| MemoryError::Prefault { size, source }) } else { Ok(()) }
 }
 
-/// Gives advice to the kernel. By default, some hosts give transparent huge pages only to processes that ask for them.
+/// Gives the kernel advice on a mapping. By default, some hosts give transparent huge pages only to processes that ask for them.
 fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };

@@ -123,7 +123,7 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
 }
 
 /// Returns the bounce windows of a guest that was booted with `ram_size` bytes of RAM. RAM that was added since does not move them. In a
-/// restored guest, they stay where they `were`, even if devices have left: the driver remembers their place.
+/// restored guest, they stay at `was`, even if devices have left: the driver remembers their place.
 fn window(
     config: &VmConfig,
     ram_size: u64,

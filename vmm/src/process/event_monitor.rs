@@ -20,7 +20,7 @@ const MAX_WAITING: u64 = 256 << 10;
 /// Maximum bytes of an event, including its line break. It is less than a page, because a reader may have a buffer of one page and
 /// fail on longer lines.
 const MAX_EVENT: usize = 4095;
-/// Maximum number of events at once that a guest causes: see [`EventMonitor::event_of_guest`].
+/// Maximum number of events that a guest may cause at once: see [`EventMonitor::event_of_guest`].
 const MAX_OF_GUEST: u32 = 64;
 /// Time after which a guest may cause one more event.
 const PACE_OF_GUEST: Duration = Duration::from_millis(125);

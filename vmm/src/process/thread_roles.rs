@@ -117,7 +117,7 @@ const NODES: &[Call] = &[With(libc::SYS_mbind, 5, 0)];
 
 const DRIVERS: &[Call] = &[IoctlsOf(KVM), IoctlsOf(VFIO)];
 
-/// Reads and sets up a network interface: `SIOCGIFFLAGS`, `SIOCSIFFLAGS`, `SIOCSIFADDR`, `SIOCSIFNETMASK`, `SIOCGIFMTU`,
+/// Requests that read and set up a network interface: `SIOCGIFFLAGS`, `SIOCSIFFLAGS`, `SIOCSIFADDR`, `SIOCSIFNETMASK`, `SIOCGIFMTU`,
 /// `SIOCSIFMTU`, `SIOCSIFHWADDR`, `SIOCGIFINDEX`.
 const INTERFACES: &[Call] = &[
     Ioctl(0x8913),

@@ -12,7 +12,7 @@ use std::{mem, ptr};
 
 /// Shortest slice that the scheduler allows, in ns.
 const SHORT: u64 = 100_000;
-/// Requests the scheduler's default slice, which depends on the number of CPUs.
+/// Value that requests the scheduler's default slice, which depends on the number of CPUs.
 const ITS_OWN: u64 = 0;
 
 /// Short slice of a thread, which the thread keeps until it ends.

@@ -361,8 +361,9 @@ fn failure_while_an_access_completes_is_reported() {
     assert!(vcpu.shared.halted.load(Ordering::Acquire));
 }
 
-/// Slots whose memory is lost from this address on.
+/// First lost address of [`LostMemory`].
 const LOST: u64 = 0xe000_0000;
+/// Slots whose memory is lost from an address on.
 struct LostMemory;
 
 impl SlotMemory for LostMemory {

@@ -36,8 +36,8 @@ impl Contents {
     }
 }
 
-/// Loads the contents in a separate thread while KVM creates the VM. KVM takes as long as the load, because KVM waits for other CPUs.
-/// Dropping this value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
+/// Thread that loads the contents while KVM creates the VM. KVM takes about as long, because it waits for other CPUs. Dropping this
+/// value waits for the thread, because a client may retry a failed boot with the same files and the same shared memory.
 pub(super) struct Loading {
     outcome: Receiver<Result<Entry, VmError>>,
     thread: Option<JoinHandle<()>>,
@@ -73,5 +73,5 @@ impl Drop for Loading {
 }
 
 fn failed(source: io::Error) -> VmError {
-    VmError::Device { what: "load the kernel", source }
+    VmError::Device { what: "load the kernel or firmware", source }
 }

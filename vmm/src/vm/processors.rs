@@ -40,7 +40,7 @@ impl Made {
         Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })
     }
 
-    /// Resets the vCPU to its power-on state: it waits until another processor starts it. It must not run.
+    /// Resets the vCPU, which must not run, to its power-on state, in which it waits until another processor starts it.
     fn power_on(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         self.initial.restore(&kvm.kvm, &kvm.fd, &fd, UnwritableMsr::Leave)?;

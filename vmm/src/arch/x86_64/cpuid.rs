@@ -87,7 +87,7 @@ impl CpuidTemplate {
                 }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
-            // Intel's cache leaves: bits 26 to 31 contain how many cores share the package, bits 14 to 25 how many share the cache.
+            // Intel's cache leaves: the number of other cores in the package (bits 26 to 31) and at the cache (bits 14 to 25).
             4 => {
                 let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);
@@ -117,8 +117,8 @@ impl CpuidTemplate {
     }
 }
 
-/// Returns the number of vCPUs that share a cache, so that all of them are in one node. A guest groups vCPUs whose APIC IDs differ only
-/// in the last bits.
+/// Returns the largest number of vCPUs that can share a cache without sharing it between nodes. A guest groups vCPUs whose APIC IDs
+/// differ only in the last bits.
 fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     let node = |vcpu: u32| nodes.iter().position(|node| node.cpus.contains(&vcpu));
     // vCPUs without a node do not share a cache with vCPUs in a node.
@@ -142,7 +142,7 @@ pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     cpuid
 }
 
-/// Returns the number of bits of the APIC ID that number the cores of the package.
+/// Returns how many bits of the APIC ID identify the core in the package.
 fn id_bits(vcpus: u32) -> u32 {
     vcpus.next_power_of_two().trailing_zeros()
 }

@@ -79,8 +79,9 @@ impl ProcessorsState {
         Ok(Self { version: VERSION, clock, realtime_ns, vcpus, numbers, irqchip: IrqchipState::save(&vm.fd)? })
     }
 
-    /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. The state must have at least the
-    /// first of `vcpus` vCPUs, and only numbers below the last of `vcpus`.
+    /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. `vcpus` is the
+    /// range from the configuration's number at boot to its maximum: the state must have all vCPUs with numbers below the start of
+    /// the range, and only numbers below its end.
     ///
     /// # Errors
     /// The state breaks a rule.

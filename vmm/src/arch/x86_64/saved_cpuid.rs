@@ -128,7 +128,7 @@ impl SavedCpuid {
             );
             return Err(StateError::rule("cpuid", rule));
         }
-        // The addresses in the guest's memory are computed from this width.
+        // The guest-physical address map is computed from this width.
         let least = host.physical_bits().map_or(*PHYS_BITS.start(), |bits| bits.min(*PHYS_BITS.start()));
         if let Some(bits) = self.physical_bits().filter(|bits| *bits < least) {
             let rule = format!("the guest's CPU has physical addresses of {bits} bits, but the minimum is {least}");

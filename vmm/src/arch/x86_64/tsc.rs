@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::{clock, ioctl, msr};
 use crate::kvm::KvmError;
 
-/// Maximum difference, in millionths, of frequencies that count as equal. The host's measurement of its own counter differs this
-/// much from one boot to the next, and NTP corrects this much.
+/// Maximum difference, in millionths, of frequencies that count as equal. The host's measurement of its own counter differs by
+/// up to this much from one boot to the next, and NTP corrects up to this much.
 const TOLERANCE: u64 = 250;
 
 /// Counter of one vCPU.

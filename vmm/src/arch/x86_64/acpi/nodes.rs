@@ -32,7 +32,7 @@ pub struct Nodes {
     memory: Vec<(u32, u64, u64)>,
     /// Distance from each node to each node, by number.
     distances: Vec<Vec<u8>>,
-    /// Node of PCI segments.
+    /// Node of each PCI segment that is in a node.
     segments: BTreeMap<u16, u32>,
 }
 

@@ -26,7 +26,7 @@ fn of_segment(stem: &str, segment: u16) -> String {
     format!("{stem}{segment:X}")
 }
 
-/// Returns such a name for a register.
+/// Returns the name of a register that each segment has.
 fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
     let [first, second, third] = stem;
     let digit = char::from_digit(segment.into(), 16).map_or('_', |digit| digit.to_ascii_uppercase());
