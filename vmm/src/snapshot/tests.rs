@@ -33,7 +33,8 @@ fn config_of(shared: bool) -> VmConfig {
     config
 }
 
-/// Writes a snapshot of a VM without devices. Its RAM has a byte in its second page, and its window has one chunk.
+/// Writes a snapshot of a VM without devices. Its RAM has a byte in its second page and one in its last page, and its
+/// window has one chunk.
 pub(crate) fn write(directory: &Path) -> VmState {
     fill(NewSnapshot::create(directory).unwrap()).unwrap()
 }

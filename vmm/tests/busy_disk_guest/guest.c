@@ -19,7 +19,7 @@
 #define DATA 0x1100000u
 #define HOLE 0xe0000000u
 
-/* Places the memory BARs, each in its own page, and writes the addresses of all BARs to `bars`. Port BARs keep their addresses. */
+/* Places the memory BARs, each aligned to its size, and writes the addresses of all BARs to `bars`. Port BARs keep their addresses. */
 static void place_bars(uint32_t slot, uint32_t *bars)
 {
 	uint32_t place = HOLE, i = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cloud Hypervisor's client, ch-remote, with all of its verbs.
+//! Cloud Hypervisor's client, ch-remote, with most verbs that Carom implements.
 //!
 //! `CAROM_CH_REMOTE` names the program, built from its sources. Without it, the recorded requests of ch-remote are sent again.
 //! With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
@@ -50,7 +50,7 @@ fn record(step: &Step) -> PathBuf {
 }
 
 #[test]
-fn every_verb_of_the_client_has_the_expected_result() {
+fn calls_of_ch_remote_have_the_expected_results() {
     let Some(program) = client("CAROM_CH_REMOTE", "Cloud Hypervisor's client") else { return };
     let Some(vmm) = start() else { return };
     let proxy = vmm.path("proxy.sock");

@@ -32,7 +32,7 @@ const fn refused(arguments: &'static [&'static str], status: u16, says: &'static
     Step { arguments, status, says }
 }
 
-/// All verbs that Carom implements, and some that it does not implement.
+/// Calls of verbs that Carom implements. It must refuse some of them.
 pub(crate) static STEPS: &[Step] = &[
     told(&["ping"], &["\"version\":", "\"pid\":"]),
     refused(&["info"], 404, &["created"]),

@@ -37,7 +37,7 @@ struct kept {
 };
 
 struct device {
-	/* Last known addresses of its registers and its notification port. */
+	/* `base` and `notify` are the last known addresses of its registers and its notification port. */
 	uint32_t slot, type, base, notify;
 	uint16_t next[MAX_QUEUES];
 	uint32_t queues, size[MAX_QUEUES];
@@ -149,7 +149,7 @@ static void notify(struct device *d, uint32_t q)
 		outw(port + 4 * q, q);
 }
 
-/* An IOVA: one of a few, so that they collide; sometimes in the aperture of windows. */
+/* Returns an IOVA: usually one of a few, so that IOVAs collide, and sometimes one in the aperture of windows. */
 static uint32_t iova(uint32_t cpu)
 {
 	return (below(cpu, 8) ? 0 : 0xc0000000u) + below(cpu, 256) * 0x4000 + (below(cpu, 16) ? 0 : below(cpu, 0x100000) * 0x1000);
@@ -162,12 +162,12 @@ static uint32_t endpoint(uint32_t cpu)
 	return (passed_count && below(cpu, 2) ? passed[below(cpu, passed_count)] : any(cpu)->slot) << 3;
 }
 
-/* Writes a request to the virtio-iommu at `at`, an ATTACH if it is the first. Returns its length. */
+/* Writes a request for the virtio-iommu to address `at`, an ATTACH if `first` is set. Returns its length. */
 static uint32_t request(uint32_t cpu, uint32_t at, uint32_t first)
 {
 	static const uint8_t types[] = { 1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 0x40, 0x40, 0x41 };
 	static const uint8_t lens[] = { 20, 20, 20, 36, 36, 36, 36, 28, 28, 72, 28, 28, 28 };
-	/* Most requests need an attached endpoint, so each batch begins with an ATTACH. */
+	/* Most requests need an attached endpoint, so each batch begins with ATTACH requests. */
 	uint32_t kind = first ? 0 : below(cpu, sizeof(types)), len = lens[kind], i, start = iova(cpu);
 	uint32_t pages = 1 + below(cpu, below(cpu, 8) ? 4 : 512);
 

@@ -68,7 +68,7 @@ pub(crate) static STEPS: &[Step] = &[
     step("reboot vm", &[], &[request("vm.reboot"), info(RUNNING)]),
     step("save vm /tmp/carom-libvirt-XXXXXX/saved", &[], &[request("vm.pause"), request("vm.snapshot")]),
     step("list --all", &["vm   shut off"], &[]),
-    // libvirt loses the name of the file with the VMM's process number, and makes no request to the VMM.
+    // libvirt has forgotten which file contains the VMM's process number, and makes no request to the VMM.
     Step {
         virsh: "restore /tmp/carom-libvirt-XXXXXX/saved",
         done: false,

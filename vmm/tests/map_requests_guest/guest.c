@@ -67,7 +67,7 @@ static uint32_t build(uint32_t n, uint32_t type, uint32_t len)
 	return at;
 }
 
-/* Requests 0 to MOST - 1 map a page each. The following requests unmap these pages. */
+/* Builds all requests. Requests 0 to MOST - 1 map a page each. The other requests unmap these pages. */
 static void build_all(void)
 {
 	uint32_t n;

@@ -150,7 +150,7 @@ fn malformed_firmware_is_refused_wherever_it_is_cut_or_damaged() {
         image[at..at + bytes.len()].copy_from_slice(bytes);
         firmware_refused(&image)
     };
-    // A big-endian file, program headers beyond the file, and a segment that is below 1 MiB, beyond RAM, or beyond the file.
+    // A big-endian file, program headers beyond the file, and a segment that exceeds the address space, RAM or the file.
     with(5, &[2]);
     with(32, &u64::MAX.to_le_bytes());
     with(64 + 24, &(u64::MAX - 0xfff).to_le_bytes());
