@@ -237,8 +237,8 @@ fn restore_works_once_its_missing_disk_exists() {
     put(dir, "vm.resume", None);
 }
 
-/// A host function without a driver, and then without VFIO files, is reported as without Landlock. Afterwards, another VM may use
-/// other files.
+/// A host function without a driver, and then without VFIO files, is reported in the same way as without Landlock. Afterwards, another
+/// VM may use other files.
 #[test]
 fn unavailable_device_is_explained_and_sets_no_landlock_rules() {
     for iommufd in [false, true] {

@@ -268,7 +268,7 @@ impl Shared {
             let read = peer.read(input);
             input.truncate(read);
         }
-        // Without the lock: the receiver holds its own lock while it writes output here.
+        // The lock is released first: the receiver holds its own lock while it writes output here.
         let receiver = self.receiver();
         let taken = receiver.map_or(input.len(), |receiver| receiver.receive(input));
         input.drain(..taken);

@@ -74,7 +74,7 @@ pub(super) fn interface_flags(file: BorrowedFd<'_>) -> io::Result<u16> {
     Ok(request.flags())
 }
 
-/// Returns the name of that interface in its network namespace.
+/// Returns the name that the interface of `file` has in its network namespace.
 pub(super) fn interface_name(file: BorrowedFd<'_>) -> io::Result<String> {
     let mut request = Request::new("")?;
     request.call(file, libc::TUNGETIFF)?;

@@ -149,8 +149,8 @@ impl Machine for Vm {
         std::mem::forget(self);
     }
 
-    /// Resumes the guest. The guest's clock continues from its saved value, or catches up if the VM was restored. The guest is told
-    /// of the pause, so that its watchdogs do not report a lockup.
+    /// Resumes the guest. The guest's clock continues from its saved value, or catches up if the VM was restored. The guest is
+    /// notified of the pause, so that its watchdogs do not report a lockup.
     fn resume(&mut self) -> Result<(), VmError> {
         match self.clock.take() {
             Some(StoppedClock::Paused(clock)) => clock.go_on(&self.kvm.fd)?,

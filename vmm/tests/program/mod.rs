@@ -87,7 +87,7 @@ pub(crate) fn call(dir: &Path, method: &str, name: &str, body: Option<&Value>) -
     (status, serde_json::from_slice(&body).unwrap_or_default())
 }
 
-/// Makes a call that has no answer.
+/// Makes a call whose answer has no body.
 pub(crate) fn put(dir: &Path, name: &str, body: Option<&Value>) {
     let (status, answer) = call(dir, "PUT", name, body);
     assert_eq!(status, 204, "{name}: {answer}");

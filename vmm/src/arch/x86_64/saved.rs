@@ -80,8 +80,8 @@ impl ProcessorsState {
     }
 
     /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. `vcpus` is the
-    /// range from the configuration's number at boot to its maximum: the state must have all vCPUs with numbers below the start of
-    /// the range, and only numbers below its end.
+    /// range from the configuration's number at boot to its maximum. The state must have all vCPUs with numbers below the start of
+    /// this range, and only numbers below its end.
     ///
     /// # Errors
     /// The state breaks a rule.

@@ -49,7 +49,7 @@ impl Structure {
         let number = match text {
             Some(text) if !text.is_empty() => {
                 self.strings.push(text.into());
-                u8::try_from(self.strings.len()).expect("structures with a number for each string have few")
+                u8::try_from(self.strings.len()).expect("structures with a number for each string have few strings")
             }
             _ => 0,
         };
