@@ -152,13 +152,13 @@ pub enum VfioPciError {
     /// The host has no IOMMUFD.
     #[error(
         "/dev/iommu: no such file: load IOMMUFD on the host (modprobe iommufd) if its kernel has it (CONFIG_IOMMUFD), \
-         or use --platform iommufd=off"
+         or turn platform.iommufd off"
     )]
     NoIommufd,
     /// VFIO has no character device for the function.
     #[error(
         "{name} has no character device in /dev/vfio/devices: the host's kernel is built without \
-         CONFIG_VFIO_DEVICE_CDEV; use --platform iommufd=off"
+         CONFIG_VFIO_DEVICE_CDEV; turn platform.iommufd off"
     )]
     NoCdev {
         /// Address of the function.

@@ -114,7 +114,7 @@ mod tests {
         for errno in [libc::ENOENT, libc::ENODEV, libc::ENXIO] {
             let error = iommufd_error(io::Error::from_raw_os_error(errno));
             assert!(error.is_user_error(), "{error}");
-            assert!(error.to_string().contains("use --platform iommufd=off"), "{error}");
+            assert!(error.to_string().contains("turn platform.iommufd off"), "{error}");
         }
         let error = iommufd_error(io::Error::from_raw_os_error(libc::EACCES));
         assert!(error.to_string().starts_with("/dev/iommu: Permission denied"), "{error}");

@@ -101,7 +101,7 @@ fn limit_reached(error: &io::Error, missing_memory: impl FnOnce() -> Option<Stri
     match error.raw_os_error()? {
         libc::ENOSPC => Some(
             "the container holds as many mappings as the host allows; raise dma_entry_limit of module vfio_iommu_type1, \
-             or use --platform iommufd=on, which has no such limit"
+             or turn platform.iommufd on, which has no such limit"
                 .to_string(),
         ),
         libc::ENOMEM => {
