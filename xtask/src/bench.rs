@@ -157,7 +157,7 @@ impl Measurement {
         !self.tables.is_empty() && self.tables.iter().all(|table| tables.contains(&table.as_str()))
     }
 
-    /// Returns equivalent command-line arguments.
+    /// Returns the command-line arguments that select this measurement.
     fn words(&self) -> Vec<String> {
         let options =
             measuring::words(&[(self.quick, "--quick"), (self.all_cells, "--all-cells")], self.rounds, &self.only);

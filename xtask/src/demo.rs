@@ -53,7 +53,7 @@ impl Options {
 }
 
 impl Measurement {
-    /// Returns equivalent command-line arguments.
+    /// Returns the command-line arguments that select this measurement.
     fn words(&self) -> Vec<String> {
         let flags = [(self.quick, "--quick"), (self.patterns, "--patterns"), (self.map_time, "--map-time")];
         measuring::words(&flags, self.rounds, &self.only)

@@ -208,7 +208,8 @@ fn step(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix('[')?.split_once(']')?.0.split_once('/')
 }
 
-/// Fixes the bugs. Debian's source lacks the firmware that pc-bios/meson.build names, so this empties its list.
+/// Fixes the bugs. Debian's source lacks the firmware that pc-bios/meson.build names, so this also empties
+/// the list in that file.
 fn mend_tree(tree: &Path) -> Result<()> {
     for mend in MENDS {
         let path = tree.join(mend.file);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Program behind the scripts. Each script is a subcommand with its name. Help texts are in `help/NAME.txt`; the scripts show
+//! Program that the scripts run. Each script is a subcommand with its name. Help texts are in `help/NAME.txt`; the scripts show
 //! them without building anything.
 
 use std::process::ExitCode;

@@ -110,7 +110,7 @@ fn results(out: &Path) -> PathBuf {
     out.join("results.json")
 }
 
-/// Returns equivalent options: those of `flags` that are set, `--rounds` and `--only`.
+/// Returns the command-line options for these values: the set ones of `flags`, `--rounds` and `--only`.
 pub(crate) fn words(flags: &[(bool, &str)], rounds: Option<u32>, only: &[String]) -> Vec<String> {
     let mut words: Vec<String> =
         flags.iter().filter(|(wanted, _)| *wanted).map(|(_, option)| (*option).into()).collect();
@@ -177,7 +177,7 @@ impl Tools<'_> {
         self.until_done(command.envs(variables), &samples(measuring.out))
     }
 
-    /// Runs measurements that need no guest on this host, with these variables. Returns the program's exit status.
+    /// On this host, runs measurements that need no guest. Sets these variables for the program and returns its exit status.
     pub(crate) fn run_natively(&self, measuring: &Measuring, mut variables: Variables) -> Result<u8> {
         variables.extend(self.carom()?);
         variables.extend(measuring.variables.iter().cloned());
@@ -197,8 +197,9 @@ impl Tools<'_> {
         Some(self.output(&mut git).ok()?.trim().to_owned())
     }
 
-    /// Runs the program until the rig's machine survives. The emulated machine itself sometimes hangs or panics, whatever runs in
-    /// it. A new machine then continues with the missing guests. Each guest has three tries, which ends the loop.
+    /// Runs the program. If the emulated machine dies, runs the program again in a new machine, which continues with the missing
+    /// guests. The emulated machine itself sometimes hangs or panics, whatever runs in it. The loop ends, because each guest has
+    /// three tries and a machine that adds no sample is the last one.
     fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
         loop {
             let before = length(samples);

@@ -202,14 +202,14 @@ impl Stage {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// True if the stage runs only if it is named, or only if it is named or `all` is set.
+    /// True if the stage runs only if it is named. If `all` is set, this applies only to parts and debug.
     fn is_extra(self, all: bool) -> bool {
         matches!(self, Self::Parts | Self::Debug)
             || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
     }
 
-    /// True if the stage may run slowly beside the tests with guests. Such a stage takes long, and none of its tests expects an
-    /// event within less than a second.
+    /// True if the stage may run slowly beside the tests with guests. Such a stage takes long, and none of its tests has a
+    /// short time limit.
     fn can_wait(self) -> bool {
         matches!(self, Self::Lints | Self::Patches | Self::Allocator | Self::Unit | Self::Api)
     }

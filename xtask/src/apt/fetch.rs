@@ -72,8 +72,7 @@ impl Tools<'_> {
         fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
     }
 
-    /// Returns the version that apt would install, from `suite` if there is one. apt ignores backports unless their suite is
-    /// named.
+    /// Returns the version that apt would install if it prefers `suite`. apt ignores backports unless their suite is named.
     fn candidate(&self, lists: Lists, package: &str, suite: Option<&str>) -> Result<String> {
         let mut ask = self.apt(lists, "apt-cache");
         if let Some(suite) = suite {

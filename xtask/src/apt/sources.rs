@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::{BACKPORTS, KEYRING, Lists, SUITE, UNSTABLE};
 use crate::tools::Tools;
 
-/// Backports of the next release: the source of packages that no other suite has, such as sources of newer kernels.
+/// Backports of the next release. They have packages that no other suite has, such as the source of newer kernels.
 const NEWER: &str = "trixie-backports";
 
 /// Addresses of Debian's archives.

@@ -99,7 +99,7 @@ impl Tools<'_> {
         }
         match failed {
             0 => Ok(()),
-            failed => bail!("checkpatch.pl complains of {failed} patches"),
+            failed => bail!("checkpatch.pl complains about {failed} patches"),
         }
     }
 

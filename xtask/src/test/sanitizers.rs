@@ -29,7 +29,7 @@ const SLOW_UNDER_MIRI: [&str; 4] = ["cli::", "document::", "object::", "vm_confi
 /// Crates with unsafe code. Their tests run with AddressSanitizer, and so does their program with a malicious guest.
 const UNDER_ASAN: [&str; 4] = ["-p", "devices", "-p", "vmm"];
 
-/// Nightly compiler that is available.
+/// An available nightly compiler.
 struct Nightly {
     rustup: PathBuf,
     /// rustup's directory of the compiler. `None` for the user's own directory.
