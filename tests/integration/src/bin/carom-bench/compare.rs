@@ -38,7 +38,7 @@ const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
 /// Cost of a call in the guest's kernel: the median of a thousand equal calls, so a difference of one is significant. A
-/// difference of half means that two rounds differ.
+/// difference of half is possible if the middle two rounds differ.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
 /// Instructions of the whole machine. They vary, because interrupts merge differently and threads poll for different times. A
@@ -48,8 +48,8 @@ const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some
 /// With fewer rounds, the variation of a count is unknown.
 const ROUNDS: usize = 3;
 
-/// If all of these rounds of one run are above as many rounds of the other, this is chance in one of 924 comparisons. With three
-/// rounds, it is chance in one of 20.
+/// By chance, all six rounds of one run are above all six rounds of the other in one of 924 comparisons. With three rounds, this
+/// happens in one of 20.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.

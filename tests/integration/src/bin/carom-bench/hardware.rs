@@ -52,37 +52,34 @@ struct Cost {
 const OPERATION: Cost = Cost {
     what: "operation, in the guest",
     time: range(2500.0, 5000.0),
-    why: "assumed: 200,000 to 400,000 direct operations a second by libaio are what a core does",
+    why: "assumed: a core does 200,000 to 400,000 direct operations per second by libaio",
 };
 const EXIT: Cost = Cost {
     what: "exit",
     time: range(500.0, 1500.0),
-    why: "AMD's entry and exit with the ioctl around it: 2,528 cycles (lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html)",
+    why: "AMD's exit and entry with the ioctl around them: 2,528 cycles (lkml.iu.edu/hypermail/linux/kernel/2012.2/00527.html)",
 };
 const WAIT: Cost = Cost {
-    what: "wait for requests, their service apart",
+    what: "wait for requests, without their handling",
     time: range(300.0, 8000.0),
-    why: "assumed: a few lines of cache where a thread polls; a thread is woken and put to sleep where none does",
+    why: "assumed: a few cache lines if a thread polls; otherwise a thread is woken and goes back to sleep",
 };
 const HOST_MAP: Cost = Cost {
     what: "mapping in the host",
     time: range(700.0, 3000.0),
-    why: "assumed: a system call, pages pinned, entries written",
+    why: "assumed: a system call, pinned pages, page table entries",
 };
 const HOST_UNMAP: Cost = Cost {
     what: "unmapping in the host",
     time: range(1000.0, 4000.0),
-    why: "assumed: the same, and the IOTLB's invalidation, for which the CPU waits",
+    why: "assumed: the same, and the invalidation of the IOTLB, for which the CPU waits",
 };
-const PAGE: Cost = Cost {
-    what: "page of a mapping",
-    time: range(60.0, 250.0),
-    why: "assumed: pinned and entered, taken out and unpinned",
-};
+const PAGE: Cost =
+    Cost { what: "page of a mapping", time: range(60.0, 250.0), why: "assumed: pin and enter, remove and unpin" };
 const SLOT: Cost = Cost {
-    what: "slot taken and given back, the copy apart",
+    what: "slot, without the copy",
     time: range(80.0, 300.0),
-    why: "assumed: 17 lines of cache that bouncing adds, and two locked operations (docs/guest-patch-design.md)",
+    why: "assumed: 17 cache lines that bouncing adds, and two locked operations (docs/guest-patch-design.md)",
 };
 const COSTS: [&Cost; 7] = [&OPERATION, &EXIT, &WAIT, &HOST_MAP, &HOST_UNMAP, &PAGE, &SLOT];
 
@@ -222,11 +219,11 @@ pub(crate) fn text(results: &Results) -> Result<String> {
 /// Formats the tables. `copies` contains the time per copied byte by the operation's KiB, in ns.
 fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let mut text =
-        String::from("Reckoned for a host that is not emulated: one CPU, 64 operations in flight, a drive of\n");
+        String::from("Predicted for a host that is not emulated: one CPU, 64 operations in flight, a drive of\n");
     let (operations, bytes) = DRIVE;
     let _ = writeln!(
         text,
-        "{operations} operations a second and {} MiB/s. The middle of all costs, and the bounds.\n",
+        "{operations} operations per second and {} MiB/s. Shown: the middle of all costs (the bounds).\n",
         bytes / 1_048_576.0
     );
     let mut costs = markdown::new_table_of(1, ["cost", "ns", "from"]);

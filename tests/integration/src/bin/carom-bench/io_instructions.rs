@@ -18,7 +18,8 @@ const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole 
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
-/// How long a guest takes. All of it is counted: in strict mode some seven thousand million instructions, as reckoned by those of 64k.
+/// Duration of a guest. All of it is counted: about seven billion instructions in strict mode, extrapolated from the cells of
+/// 64k.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Compared modes.
@@ -39,7 +40,7 @@ const ASKING: [(u32, u32); 3] = [(4, 4000), (64, 4000), (128, 2000)];
 /// interrupts affects the result less.
 const MORE: u32 = 4;
 
-/// The cells of a mode.
+/// Returns the cells of a mode.
 fn cells(mode: &Mode) -> impl Iterator<Item = Cell> {
     let more = if mode.iommu && !mode.windows { 1 } else { MORE };
     let cell = move |pattern, (kib, operations)| {

@@ -51,7 +51,7 @@ static GUESTS: Guests = Guests {
     measured,
 };
 
-/// Counts the mappings that have bounced before,
+/// Shell lines that count the mappings that have bounced so far.
 const JOB: &str = r#"
 bounced() {
     cat /sys/kernel/debug/iommu_bounce/*/stats 2>/dev/null | awk '/^bounced_/ { n += $2 } END { printf "%d\n", n }'
@@ -59,7 +59,7 @@ bounced() {
 before=$(bounced)
 "#;
 
-/// and prints the number of mappings that have bounced since then.
+/// Shell lines that print the number of mappings that have bounced since [`JOB`].
 const AFTER: &str = r#"
 echo "CAROM-BOUNCED $(($(bounced) - before))"
 "#;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of growing pools: empty pools against existing pools, including swiotlb's. Also measures buffers that are used once or
+//! Cost of growing pools: empty pools against filled pools, and against swiotlb's. Also measures buffers that are used once or
 //! often, against static mapping.
 
 use std::time::Duration;

@@ -95,10 +95,10 @@ impl Session {
         Ok(())
     }
 
-    /// Handles the front end's answer to a translation request: it is known now, or denied.
+    /// Handles the front end's answer to a translation request: the translation is known now, or denied.
     fn take_answer(&mut self) -> Result<()> {
         let channel = self.channel.as_ref().context("there is no channel")?;
-        let answer = protocol::receive(channel)?.context("the front end closes the channel")?;
+        let answer = protocol::receive(channel)?.context("the front end closed the channel")?;
         if let (Some((address, access)), Some(iotlb), true) =
             (self.asked.take(), &mut self.memory.iotlb, answer.quad(0)? != 0)
         {

@@ -47,7 +47,7 @@ pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Message>> {
     let short = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let size = usize::try_from(messages::long(&header, 4)?)?;
     if !(HEADER..=LONGEST).contains(&size) {
-        bail!("the client sent a message of {size} bytes; at most {LONGEST} are allowed");
+        bail!("the client sent a message of {size} bytes; {HEADER} to {LONGEST} are allowed");
     }
     let payload = messages::receive(socket, size - HEADER, &mut files)?
         .context("the client closed the socket in the middle of a message")?;

@@ -64,7 +64,8 @@ impl<'a> Suites<'a> {
     /// Runs a program with the harness. With `by_iommufd`, runs only its tests with this attribute.
     ///
     /// The emulated machine itself sometimes hangs, whatever runs in it. Finished tests are not repeated. The other tests run in
-    /// a new machine, including the interrupted one. If two machines die without finishing another test, the run ends.
+    /// a new machine, including the interrupted one. If a machine finishes no test and dies
+    /// in the same test as the machine before, the run ends.
     pub(crate) fn run(
         &mut self,
         program: &Program,
@@ -174,7 +175,7 @@ impl<'a> Suites<'a> {
     ) -> Result<Options> {
         let mut env = Vec::new();
         for (name, value) in environment {
-            let value = value.to_str().with_context(|| format!("{name}: {} is no UTF-8", value.display()))?;
+            let value = value.to_str().with_context(|| format!("{name}: {} is not UTF-8", value.display()))?;
             env.push(format!("{name}={value}"));
         }
         if kernel == Kernel::Iommufd {

@@ -171,7 +171,7 @@ impl Form for Plain {
     }
 }
 
-/// Returns the single mappings that a guest measures. The first is the well-known one.
+/// Returns the single mappings that a guest measures. The first one's result is the figure `dma_map`.
 fn mappings(step: &Step) -> &'static [Mapping] {
     if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }
