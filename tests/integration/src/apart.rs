@@ -2,7 +2,7 @@
 //! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
 //! If a device's interrupt arrives on the CPU that runs the guest, it interrupts the guest, and the guest counts this time as its
-//! own. Without these settings, it is chance whether the host's kernel uses one CPU for both.
+//! own. Without these settings, the host's kernel may or may not use one CPU for both.
 
 use std::collections::BTreeSet;
 use std::fs;

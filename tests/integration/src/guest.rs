@@ -65,7 +65,7 @@ pub struct Outcome {
     pub probes: Vec<Probe>,
     /// [`Probe::executed`] at the VMM's start.
     pub executed_at_start: Option<u64>,
-    /// Time from the VMM's start until its first program was seen to begin. [`Guest::look_every`] sets the resolution.
+    /// Time from the VMM's start until the guest's first program was seen to begin. [`Guest::look_every`] sets the resolution.
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Limits on VMMs' memory by the host, and swapping.
+//! Memory limits that the host sets for VMMs, and swapping.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -180,7 +180,7 @@ impl DmaMemory {
     /// # Errors
     /// Fails if the values cannot be read.
     pub fn now() -> Result<Self> {
-        // Each CPU keeps its own counts for a while, so have the kernel sum them up.
+        // Each CPU keeps its own counts for a while. If this file is read, the kernel sums them up.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
         let acquired = number_after(&text, "nr_foll_pin_acquired ")?;

@@ -14,7 +14,7 @@ use crate::{emulator_counts, kvm_counters};
 /// Start of a console line that requests a probe. The label of the probe follows.
 pub const PROBE: &str = "CAROM-PROBE ";
 
-/// Minimum size of a mapping that counts as guest RAM. The VMM itself has no mapping of this size.
+/// Minimum size of a mapping that counts as guest RAM. The VMM itself has no mapping this large.
 const RAM: u64 = 128 << 20;
 
 /// Clock tick of proc_pid_stat(5): `USER_HZ` is 100 per second on x86-64.

@@ -62,8 +62,8 @@ const MARK: &str = "CAROM-MARK ";
 
 /// Runs `command` with its stdout in the file `console`.
 ///
-/// `api` is the socket of Carom's API, or `None` for other programs. For each `CAROM-MARK` line on the console, Carom gets
-/// SIGUSR1.
+/// `api` is the socket of Carom's API, or `None` for other programs. If there are new `CAROM-MARK` lines on the console, Carom
+/// gets SIGUSR1.
 ///
 /// # Errors
 /// Fails if the program cannot be started or watched. A bad end of the program is not an error.

@@ -66,7 +66,7 @@ pub struct Site {
     pub cloud_hypervisor: Option<PathBuf>,
     /// Another build of Carom for comparison (`CAROM_BASE_VMM`).
     pub base_vmm: Option<PathBuf>,
-    /// Another VMM for comparison, started by a template.
+    /// Another VMM for comparison, started by a template (`CAROM_OTHER_VMM`).
     pub other_vmm: Option<OtherVmm>,
     /// PCI addresses of the guests' NVMe drives, at least one (`CAROM_NVME`, `CAROM_NVME2`).
     pub nvme: Vec<String>,

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 /// Name of the file in the results directory.
 const FILE: &str = "started";
 
-/// Number of restarted guests that always pass.
+/// Maximum number of restarted guests that never fails a run.
 const FEW: usize = 2;
 
 /// Maximum percentage of restarted guests.

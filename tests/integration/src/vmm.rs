@@ -220,8 +220,8 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
     let command = match vmm {
         Vmm::Carom => carom(site, machine.program.as_ref().unwrap_or(&site.carom), machine),
         Vmm::Base => carom(site, site.base_vmm.as_deref().context("CAROM_BASE_VMM is not set")?, machine),
-        // QEMU's virtio-iommu ignores that DMA behind this bridge carries the bridge's address: the guest cannot attach the
-        // devices behind the bridge.
+        // Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's virtio-iommu ignores that, so the
+        // guest could not attach the devices behind such a bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without caching mode, VFIO is not notified of new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),

@@ -280,7 +280,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
         let time = MapTime { map_s: map_us * each_gib, unmap_s: unmap_us * each_gib, profiler: Some(profiler) };
         ensure!(
             time.net_map_s() > 0.0 && time.net_unmap_s() > 0.0,
-            "profile {line:?}: the profiler's overhead is all of it"
+            "profile {line:?}: the profiler's overhead is not less than the measured time"
         );
         times.insert(size.to_owned(), time);
     }

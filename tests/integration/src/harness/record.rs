@@ -31,8 +31,8 @@ impl Outcome {
     }
 }
 
-/// File of lines `OUTCOME TEST MILLISECONDS`. The last line of a test is valid. The file `FILE.failures` contains the output of
-/// failed tests.
+/// File of lines `OUTCOME TEST MILLISECONDS`. For each test, the last line counts. The file `FILE.failures` contains the output
+/// of failed tests.
 #[derive(Debug, Clone)]
 pub struct Record {
     path: PathBuf,

@@ -118,7 +118,6 @@ impl Cell {
 ///
 /// Jobs are threads of fio's first process, which wakes 95 times per second. If they were processes with their own page tables,
 /// each wake would flush the guest's TLB twice on a CPU without PCID, such as the rig's.
-///
 #[must_use]
 pub fn job(cells: &[Cell]) -> String {
     job_on("/dev/nvme0n1", cells)

@@ -113,7 +113,7 @@ struct Machine {
     /// Accelerator: `tcg` or `kvm`.
     accelerator: &'static str,
     keep_console: Option<PathBuf>,
-    /// True if the emulator exited by itself. Another start would end the same way.
+    /// True if no signal ended the emulator: it exited with a status. Another start would end the same way.
     refused: bool,
     dir: TempDir,
 }
@@ -402,7 +402,7 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         .args(start.plugin)
         .args(qemu::arguments(files, start.boot, options, out, start.igb)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
-        // Signals of the terminal are for this program only. It then ends the emulator itself.
+        // Signals of the terminal are for this program only, which then ends the emulator.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("cannot share QEMU's log")?)

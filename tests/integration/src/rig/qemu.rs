@@ -140,7 +140,7 @@ pub(super) fn arguments(
         all.add(&["-device", &format!("nvme,drive=more{number},serial=more{number},{interrupts},addr={slot:#x}")]);
     }
     if options.null_drive {
-        // Reads leave the memory unchanged: no byte is copied, and only the emulator's thread of the device has work.
+        // Reads leave the memory unchanged: no byte is copied, and only the emulator's thread for the device has work.
         let size = super::options::bytes(&options.nvme_size).context("--nvme-size: too large")?;
         all.add(&["-blockdev", &format!("driver=null-co,node-name=null,size={size},read-zeroes=off")]);
         all.add(&["-device", &format!("nvme,drive=null,serial=null,addr={NULL_SLOT:#x}")]);
@@ -216,7 +216,7 @@ impl Arguments {
 
 /// Returns a path as a whole argument.
 fn plain(path: &Path) -> Result<&str> {
-    path.to_str().with_context(|| format!("{} is no UTF-8", path.display()))
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
 /// Returns a path as the value of an option. Commas are doubled, because a single comma would end the value.
