@@ -167,8 +167,8 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let expected = "starting booting booted pausing paused resuming resumed rebooting rebooted shutdown booting booted shutdown \
                     deleted booting booted shutdown deleted shutdown";
     assert_eq!(names_of(&["vm", "vmm"]), expected);
-    // Each kernel's driver initializes the virtio-iommu. Only resources that were not returned are reset. The VMs also have a
-    // console.
+    // Each kernel's driver initializes the virtio-iommu. Only devices that were not released before are reset. The VMs also have
+    // a console.
     let of_devices = events.iter().filter(|event| event.source == "virtio-device");
     let (of_iommu, others): (Vec<_>, Vec<_>) =
         of_devices.partition(|event| event.properties == json!({"id": "_iommu"}));

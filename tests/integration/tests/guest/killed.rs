@@ -28,7 +28,8 @@ fn sector(number: u64) -> u64 {
     number % PLACES * APART
 }
 
-/// Returns a job that prints the number in the place of `wanted`, and then writes numbers from `from` on to both disks in turn.
+/// Returns a job that prints the number in the place of `wanted`, and then writes numbers upwards from `from` to both disks in
+/// turn.
 /// Each number is flushed before it is printed. `beside` runs at the same time.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
@@ -109,7 +110,7 @@ fio --name=beside --filename=/dev/vdb --offset=32M --size=32M --direct=1 --rw=ra
 while blkdiscard -o $((40 << 20)) -l $((8 << 20)) /dev/vdb; do sleep 0.2; done &
 ";
 
-/// Returns the work of the second disk after it has done much: numbers may be flushed before fio has begun.
+/// Waits until the second disk has done much work, and returns its counters. Numbers may be flushed before fio has begun.
 fn worked(vmm: &ApiVmm) -> Value {
     let start = Instant::now();
     loop {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that share a CPU of the host. Each must use only its own translations.
+//! Guests that share a CPU of the host. Each must use only its own translations: with those of
+//! another guest, it would read wrong contents.
 
 use std::time::Duration;
 

@@ -180,7 +180,7 @@ while :; do sleep 1; done
 }
 
 #[guest_test(slow = "tests the host kernel's merging more than Carom: a drive may only write to its own pages")]
-fn drive_writes_to_merged_pages_get_their_own_pages() {
+fn drive_writing_to_merged_pages_gets_its_own_pages() {
     let merging = Merging::on();
     let before = merging.pages_saved();
     let memory = json!({"size": 512 * MIB, "mergeable": true});

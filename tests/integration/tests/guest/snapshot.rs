@@ -316,7 +316,7 @@ impl Subject {
         serde_json::from_value(counters[device].clone()).unwrap()
     }
 
-    /// Saves and restores the guest `rounds` times, each time in the next way. In the second round it is away for a while.
+    /// Saves and restores the guest `rounds` times. The ways of restoring take turns. In the second round it is away for a while.
     fn rounds(&mut self, rounds: usize) {
         for (round, way) in (0..rounds).zip(WAYS.into_iter().cycle()) {
             let directory = self.vmm.dir().join(format!("snapshot-{round}"));
@@ -325,7 +325,7 @@ impl Subject {
                 thread::sleep(AWAY);
             }
             self.restore(&directory, way);
-            // The VM maps files of the snapshot, whose contents exist until the guest is gone.
+            // The VM maps files of the snapshot. Their contents exist until the guest is gone.
             let _ = fs::remove_dir_all(&directory);
             println!("round {round}, {way:?}: {:?}", self.before);
         }

@@ -27,7 +27,7 @@ fn card_server(tap: &File, socket: &Path, options: &[&str]) -> KilledOnDrop {
     serve(&mut command, socket)
 }
 
-/// Waits until the guest has got more transfers back, `times` in number, all correct.
+/// Waits until `times` more transfers have come back to the guest unchanged.
 fn wait_for_traffic(vmm: &ApiVmm, times: usize) {
     let before = vmm.console().matches("CAROM-SAME large").count();
     vmm.wait_for("CAROM-SAME large", before + times, BOOT_TIME).unwrap();

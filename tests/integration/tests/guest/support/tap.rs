@@ -39,7 +39,8 @@ fn call<const CALL: Opcode>(file: impl AsFd, name: &str, value: &[u8]) {
     request.value[..value.len()].copy_from_slice(value);
     // SAFETY: Each call takes a pointer to a `struct ifreq`, whose size this has.
     let update = unsafe { Updater::<CALL, Request>::new(&mut request) };
-    // SAFETY: as above. The kind of file does not matter, because the kernel knows which calls it supports.
+    // SAFETY: The call takes a pointer to a `struct ifreq`, whose size `Request` has. The
+    // kind of file does not matter, because the kernel knows which calls each file supports.
     unsafe { ioctl(file, update) }.unwrap();
 }
 
