@@ -38,7 +38,7 @@ fn time_of_threads(pid: u32) -> u64 {
     statistics.map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-#[guest_test(slow = "the unit test device_whose_interface_is_gone_* covers a file with the same errors")]
+#[guest_test(slow = "the unit test vanished_interface_* covers a file with the same errors")]
 fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
     create_and_boot(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
@@ -53,7 +53,7 @@ fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
     assert!(took < Duration::from_millis(800), "the card's threads took {took:?} of 4 s");
     assert!(counter(&vmm, "card", "tx_dropped") > dropped, "the guest still sends");
     let said = vmm.said();
-    assert_eq!(said.matches("interface is gone").count(), 1, "{said}");
+    assert_eq!(said.matches("interface was deleted").count(), 1, "{said}");
 
     for operation in ["vm.pause", "vm.resume"] {
         put(&vmm, operation, &Value::Null);
