@@ -50,7 +50,7 @@
 #define MAX_DEVICES 2
 
 static volatile uint8_t *bars[MAX_DEVICES];
-/* The device that is steered. */
+/* Registers of the device that commands control. */
 static volatile uint8_t *bar;
 static int container = -1;
 static volatile unsigned char *victim;

@@ -226,7 +226,7 @@ settle
 
     let outcome = run(&with_drive("debug-lent", work).cpus(2));
 
-    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder ends by SIGBUS; console:\n{}", outcome.console);
+    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder did not end by SIGBUS; console:\n{}", outcome.console);
     let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
     assert_eq!(checked.len(), 2 * 13, "{checked:?}");
     assert!(checked.iter().all(|case| case.ends_with(": right")), "{checked:?}");

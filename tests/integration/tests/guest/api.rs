@@ -130,7 +130,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 500);
     let before = ticks(&vmm);
     thread::sleep(Duration::from_secs(2));
-    assert_eq!(ticks(&vmm), before, "a paused guest counts on");
+    assert_eq!(ticks(&vmm), before, "the paused guest continued");
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Paused);
     calls.make(client.resume_vm()).unwrap();
     vmm.wait_for("CAROM-TICK ", before + 3, BOOT_TIME).unwrap();

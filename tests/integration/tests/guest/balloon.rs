@@ -93,10 +93,10 @@ fn balloon_inflates_and_deflates_while_an_iommu_drive_works() {
     let inflated = resident(&vmm);
     println!("resident: {} MiB, with a balloon of 320 MiB {} MiB", before / MIB, inflated / MIB);
     println!("counters: {}", counters(&vmm));
-    assert!(inflated + 200 * MIB < before, "{before} were resident, and {inflated} are");
+    assert!(inflated + 200 * MIB < before, "{before} bytes were resident without the balloon, {inflated} with it");
     drive_works(&vmm);
     resize(&vmm, 0);
-    wait_until(&vmm, "memory is used again", || resident(&vmm) > inflated + 200 * MIB);
+    wait_until(&vmm, "the memory is not used again", || resident(&vmm) > inflated + 200 * MIB);
     drive_works(&vmm);
     let counted = counters(&vmm);
     assert_eq!((&counted["inflated_bytes"], &counted["deflated_bytes"]), (&json!(320 * MIB), &json!(320 * MIB)));

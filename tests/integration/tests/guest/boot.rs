@@ -28,7 +28,7 @@ fn boots(name: &str, kernel: Kernel, cpus: u8, memory_mib: u32) {
     assert_eq!(outcome.values("CAROM-WORKED").count() as u64, cpus);
     let kib = number(&outcome, "CAROM-MEMORY-KIB");
     let given = u64::from(memory_mib) * 1024;
-    assert!(kib < given && kib > given * 85 / 100, "{kib} KiB of {given} KiB arrived");
+    assert!(kib < given && kib > given * 85 / 100, "the guest has {kib} KiB of {given} KiB");
     assert!(outcome.events.iter().any(|event| event.source == "vm" && event.event == "shutdown"));
 }
 

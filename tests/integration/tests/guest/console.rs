@@ -117,7 +117,7 @@ fn end(vmm: ApiVmm) {
 fn pty_console_behind_the_iommu_carries_text_and_sizes() {
     let vmm = converse("iommu.strict=1", json!({"console": {"mode": "Pty", "iommu": true}}));
 
-    assert!(count(&vmm, "_iommu", "requests_map") > 100, "printed text is mapped");
+    assert!(count(&vmm, "_iommu", "requests_map") > 100, "printed text was not mapped");
     assert_eq!(count(&vmm, "_iommu", "faults"), 0);
     end(vmm);
 }

@@ -47,7 +47,7 @@ fn windows_leave_descriptors_to_clients_and_resets() {
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     assert!(counters["_iommu"]["failed_window_add"].as_u64().unwrap() > 0, "nothing was refused: {counters}");
     let open = open_descriptors(&vmm);
-    assert!(open <= limit - limit / 4 + 2, "{open} of {limit}");
+    assert!(open <= limit - limit / 4 + 2, "{open} of {limit} descriptors are open");
 
     let clients: Vec<_> = (0..CLIENTS).map(|_| UnixStream::connect(vmm.socket()).unwrap()).collect();
     assert_eq!(vmm.call("GET", "/api/v1/vm.info", None).unwrap().1["state"], "Running");

@@ -80,7 +80,7 @@ fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
     let outcome = works(Guest::new("disk-beside"), &image, "");
 
     assert_eq!(number(&outcome, "CAROM-QUEUES"), 1);
-    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
     holds_the_numbers(&image);
 }
 
@@ -97,7 +97,7 @@ fn direct_io_disk_with_two_queues_behind_iommu_uses_mappings() {
 
     assert_eq!(number(&outcome, "CAROM-QUEUES"), 2);
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.map > 500 && host.requests.unmap > 500, "each buffer is mapped: {host:?}");
+    assert!(host.requests.map > 500 && host.requests.unmap > 500, "not every buffer was mapped: {host:?}");
     assert_eq!((host.faults, host.window_bytes), (0, 0));
     drop(device);
     holds_the_numbers(&image);
@@ -112,9 +112,9 @@ fn disk_behind_the_iommu_is_served_through_a_window() {
     let outcome = works(guest, &image, ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the disk had a window: {host:?}");
+    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the disk had no window: {host:?}");
     // fio alone makes more than 500 requests.
-    assert!(host.requests.map < 250, "small buffers go through the window: {host:?}");
+    assert!(host.requests.map < 250, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
     holds_the_numbers(&image);
 }

@@ -44,7 +44,7 @@ impl Drop for Tmpfs {
     fn drop(&mut self) {
         let status = Command::new("umount").arg("--lazy").arg(&self.0).status();
         if !status.is_ok_and(|status| status.success()) {
-            eprintln!("{} is left", self.0.display());
+            eprintln!("cannot unmount {}", self.0.display());
         }
     }
 }

@@ -37,7 +37,7 @@ fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
     debian.run(&format!("echo 'deb {server}/ ./' >/etc/apt/sources.list.d/test.list"));
     let (_, said) = debian.try_run("apt-get update -o Acquire::Languages=none");
-    assert!(said.contains("NO_PUBKEY"), "a repository whose key is not known is not trusted: {said}");
+    assert!(said.contains("NO_PUBKEY"), "a repository with an unknown key was trusted: {said}");
     debian.run(&format!("/usr/lib/apt/apt-helper download-file {server}/key.gpg /etc/apt/keyrings/test.gpg"));
     debian.run(&format!(
         "echo 'deb [signed-by=/etc/apt/keyrings/test.gpg] {server}/ ./' >/etc/apt/sources.list.d/test.list"
@@ -121,7 +121,7 @@ fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     assert!(count(&after, "window_bytes") > 0, "{after}");
     // Files are written and read in requests that are too large to bounce. Two hundred small files need no mappings.
     assert!(maps < 1500, "{after}");
-    assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM is not pinned: {after}");
+    assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM was pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");
     debian.power_off();
 }

@@ -111,7 +111,7 @@ pub(crate) fn info(vmm: &ApiVmm) -> Value {
 pub(crate) fn wait_gone(vmm: &ApiVmm, id: &str) {
     let start = Instant::now();
     while !info(vmm)["device_tree"][id].is_null() {
-        assert!(start.elapsed() < BOOT_TIME, "the guest keeps it: {}", info(vmm));
+        assert!(start.elapsed() < BOOT_TIME, "the guest did not release the device: {}", info(vmm));
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -174,7 +174,11 @@ fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
         wait_gone(&vmm, "second");
         let (without, endpoints) = windows(&vmm);
         assert_eq!(endpoints, ["0000:00:02.0"]);
-        assert!(without < with && pinned(&vmm) < pinned_with, "{without} of {with}, {} of {pinned_with}", pinned(&vmm));
+        assert!(
+            without < with && pinned(&vmm) < pinned_with,
+            "windows: {without} of {with}; pinned: {} of {pinned_with}",
+            pinned(&vmm)
+        );
         println!("CAROM-HOTPLUG pinned {pinned_with} with the drive, {} without", pinned(&vmm));
     }
 

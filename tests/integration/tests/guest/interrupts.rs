@@ -87,7 +87,7 @@ fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
         Some((us.parse().ok()?, bytes.parse().ok()?))
     };
     let interrupts: Option<Vec<(u64, u64)>> = outcome.values("CAROM-INTERRUPT").map(numbers).collect();
-    let interrupts = interrupts.expect("two numbers a line");
+    let interrupts = interrupts.expect("two numbers per line");
     let Some(&(its_time, most)) = interrupts.iter().max_by_key(|(_, bytes)| bytes) else {
         panic!("no interrupt was traced; console:\n{}", outcome.console)
     };
@@ -109,7 +109,7 @@ fn copies(name: &str, kernel: Kernel, parameters: &str) -> Copies {
 fn bounded(name: &str, kernel: Kernel) {
     let copies = copies(name, kernel, "");
 
-    assert!(copies.in_interrupts > 0, "nothing was copied in interrupts, whose bound this is about");
+    assert!(copies.in_interrupts > 0, "nothing was copied in interrupts, so their bound was not tested");
     assert!(copies.most <= MOST_COPIED, "an interrupt copied {} bytes", copies.most);
     assert!(copies.in_softirqs > 0, "no interrupt found more than it may copy");
 }
@@ -127,7 +127,7 @@ fn interrupt_leaves_excess_copies_to_a_softirq_on_newer_kernel() {
 fn copied_by_a_thread(name: &str, kernel: Kernel) {
     let copies = copies(name, kernel, "nvme.use_threaded_interrupts=1");
 
-    assert_eq!(copies.in_interrupts + copies.in_softirqs, 0, "{} bytes at most in one", copies.most);
+    assert_eq!(copies.in_interrupts + copies.in_softirqs, 0, "an interrupt copied {} bytes", copies.most);
     assert!(copies.elsewhere > 0, "nothing was copied");
 }
 

@@ -57,8 +57,8 @@ fn device_in_no_domain_reaches_nothing() {
 
     assert_result(&outcome, "store victim", &["done"]);
     assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
-    assert!(host_faults(edu()) > before, "the attempt arrived at the host's IOMMU and failed there");
-    assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is mapped for the device");
+    assert!(host_faults(edu()) > before, "the attempt did not fail at the host's IOMMU");
+    assert_eq!(outcome.peak_pinned_bytes, 0, "memory was pinned for the device");
 }
 
 #[guest_test(needs(Edu))]
@@ -71,7 +71,7 @@ fn device_accesses_only_mapped_memory_as_permitted() {
     let outcome = run(&guest("edu-own-domain", &job).iommu_device(edu()));
 
     edu::assert_reaches_mapped(&outcome);
-    assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
+    assert!(host_faults(edu()) > before, "the attempts did not fail at the host's IOMMU");
 }
 
 #[guest_test(needs(Edu, Edu2))]
@@ -111,15 +111,15 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
     assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
     assert!(
         host_faults(edu()) > before && host_faults(second) > before_second,
-        "the attempts of both failed at the host's IOMMU"
+        "the attempts of both did not fail at the host's IOMMU"
     );
     let host = outcome.counters.last().expect("counters at the end");
     let served = host.requests.minus(host.failed).map;
     assert!(served >= 2, "{host:?}");
     if SITE.iommufd {
-        assert_eq!(host.host_maps, served, "one call a mapping, for both devices: {host:?}");
+        assert_eq!(host.host_maps, served, "not one call per mapping for both devices: {host:?}");
     } else {
-        assert!(host.host_maps > served, "one call a mapping and device: {host:?}");
+        assert!(host.host_maps > served, "not one call per mapping and device: {host:?}");
     }
 }
 
@@ -180,13 +180,13 @@ echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
     let outcome = run(&guest);
 
     let chunks = number(&outcome, "CAROM-CHUNKS");
-    assert!(chunks > 0, "the drive's domain has chunks");
-    assert_eq!(number(&outcome, "CAROM-LOADS"), chunks * 4, "every load was tried");
-    assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "every loaded buffer was checked");
-    assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "every store was tried");
+    assert!(chunks > 0, "the drive's domain has no chunks");
+    assert_eq!(number(&outcome, "CAROM-LOADS"), chunks * 4, "not every load was tried");
+    assert_eq!(number(&outcome, "CAROM-LOOKS"), chunks * 4, "not every loaded buffer was checked");
+    assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "not every store was tried");
     assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "bytes of the drive's chunks came to the edu device");
     workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
-    assert!(host_faults(edu()) > before, "the attempts arrived at the host's IOMMU and failed there");
+    assert!(host_faults(edu()) > before, "the attempts did not fail at the host's IOMMU");
 }
 
 #[guest_test(needs(Edu))]
@@ -209,6 +209,6 @@ printf 'map %s rw\n' "$START" | edu-dma vfio $EDU | sed 's/^CAROM-EDU map 0x[0-9
         let words: Vec<&str> = line.split(' ').collect();
         words.len() == 3 && hex(words[0]) <= start && start <= hex(words[1]) && words[2] == "reserved"
     });
-    assert!(reserved, "the aperture at {start:#x} is a reserved region; console:\n{}", outcome.console);
+    assert!(reserved, "the aperture at {start:#x} is not a reserved region; console:\n{}", outcome.console);
     assert_ne!(outcome.value("CAROM-APERTURE").unwrap_or("ok"), "ok", "console:\n{}", outcome.console);
 }

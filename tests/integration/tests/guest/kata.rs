@@ -101,5 +101,5 @@ fn kata_client_drives_a_guest_through_a_sandboxs_life() {
     call("ping");
     call("shutdown-vmm");
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
-    assert!(fs::symlink_metadata(vmm.dir().join("clh.sock")).is_err(), "the socket stays");
+    assert!(fs::symlink_metadata(vmm.dir().join("clh.sock")).is_err(), "the socket still exists");
 }

@@ -80,7 +80,7 @@ impl Host {
     /// Creates the host's files. `CAROM_KATA_RUNTIME` is the directory of the programs. `drives` and `network` are lines of the
     /// runtime's configuration.
     fn new(drives: &str, network: &str) -> Self {
-        let runtime = env::var_os("CAROM_KATA_RUNTIME").expect("the test needs it").into();
+        let runtime = env::var_os("CAROM_KATA_RUNTIME").expect("CAROM_KATA_RUNTIME is set").into();
         let host = Self { dir: tempfile::tempdir().unwrap(), runtime };
         fs::create_dir(host.dir.path().join("containerd")).unwrap();
         host.write("containerd.toml", CONTAINERD);

@@ -91,10 +91,10 @@ fn flushed_data_survives_a_killed_vmm() {
 
     let flushed = kill(boot(&disks, &counting(1, 1, "")), 40);
 
-    assert!(holds(&fs::read(&raw).unwrap(), flushed), "{flushed} were flushed");
+    assert!(holds(&fs::read(&raw).unwrap(), flushed), "not all of the {flushed} flushed numbers are in the image");
     // The VMM's unwritten data is lost with it. The only permitted damage is leaked clusters.
     println!("{:?} with {flushed} numbers", qemu_img::check(&qcow2));
-    assert!(holds(&qemu_img::content(&qcow2), flushed), "{flushed} were flushed");
+    assert!(holds(&qemu_img::content(&qcow2), flushed), "not all of the {flushed} flushed numbers are in the image");
     // The locks of the images were released with the process.
     let next = boot(&disks, &counting(flushed, 1000, ""));
     next.wait_for("CAROM-FLUSHED 1000\n", 1, BOOT_TIME).unwrap();
@@ -149,7 +149,10 @@ fn qcow2_images_are_sound_however_often_the_vmm_is_killed() {
         for image in &images {
             let checked = qemu_img::check(image);
             tell(&format!("{}: {checked:?}, {next} numbers, {counted}", image.display()));
-            assert!(holds(&qemu_img::content(image), next), "{round}: {next} were flushed");
+            assert!(
+                holds(&qemu_img::content(image), next),
+                "{round}: not all of the {next} flushed numbers are in the image"
+            );
         }
         flushed = next;
     }

@@ -126,10 +126,10 @@ fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     // Each reset reports the counters first.
-    let [first, second, .., last] = &outcome.counters[..] else { panic!("two resets: {:?}", outcome.counters) };
+    let [first, second, .., last] = &outcome.counters[..] else { panic!("not three reports: {:?}", outcome.counters) };
     assert!(first.requests.window_add >= 1 && first.unparked_chunks == 0, "{first:?}");
-    assert!(second.unparked_chunks >= 1, "the second kernel took up what the first had: {second:?}");
-    assert!(last.unparked_chunks > second.unparked_chunks, "so did the third: {last:?}");
+    assert!(second.unparked_chunks >= 1, "the second kernel did not take over the first one's chunks: {second:?}");
+    assert!(last.unparked_chunks > second.unparked_chunks, "the last kernel did not take over chunks: {last:?}");
     assert!(last.window_bytes <= 64 * MIB, "{last:?}");
 }
 
@@ -189,7 +189,7 @@ done
     let taken = outcome.values("CAROM-EDU").filter(|result| *result == "map 0x100000 rw ok").count();
     assert_eq!(taken, ROUNDS, "console:\n{}", outcome.console);
     let counters = outcome.counters.last().expect("counters");
-    assert!(counters.requests.window_add > ROUNDS as u64, "each domain grew a window: {counters:?}");
+    assert!(counters.requests.window_add > ROUNDS as u64, "not every domain grew a window: {counters:?}");
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
 
@@ -239,7 +239,10 @@ done
 
     // Each attempt ended the windows.
     let chunks: Vec<_> = outcome.values("CAROM-CHUNKS").collect();
-    assert!(chunks.len() == 2 && chunks.iter().all(|count| *count != "0"), "windows came back each time: {chunks:?}");
+    assert!(
+        chunks.len() == 2 && chunks.iter().all(|count| *count != "0"),
+        "windows did not come back each time: {chunks:?}"
+    );
 }
 
 #[guest_test]
@@ -296,7 +299,10 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);
     assert!(outcome.values("CAROM-CHUNKS").all(|count| count != "0"), "console:\n{}", outcome.console);
     let bounced: Vec<u64> = outcome.values("CAROM-BOUNCED").map(|count| count.parse().unwrap()).collect();
-    assert!(bounced.len() == 3 && bounced.windows(2).all(|two| two[1] > two[0] + 100), "bounced in all: {bounced:?}");
+    assert!(
+        bounced.len() == 3 && bounced.windows(2).all(|two| two[1] > two[0] + 100),
+        "not every job bounced: {bounced:?}"
+    );
 }
 
 #[guest_test(needs(Edu))]

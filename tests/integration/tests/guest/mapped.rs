@@ -52,10 +52,10 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     };
     rounds(1);
     let kept = quiet(&vmm);
-    assert!(kept > 0, "the drive's queues are mapped");
+    assert!(kept > 0, "the drive's queues are not mapped");
     let all = || ["mapped_bytes", "pinned_bytes", "peak_pinned_bytes"].map(|name| counter(&vmm, "_iommu", name));
     let [mapped, _, peak] = all();
-    assert!(peak > kept + ROOM, "too little to limit: {peak} of {kept}");
+    assert!(peak > kept + ROOM, "the peak of {peak} bytes is too low for a limit; {kept} bytes stay mapped");
     assert_eq!(counter(&vmm, "_iommu", "failed_map"), 0);
     assert_eq!(counter(&vmm, "drive", "pinned_bytes"), counter(&vmm, "drive", "mapped_bytes"));
 
@@ -69,9 +69,9 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
         // A round that had begun before may have mapped more.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
-            "{mapped_now} of {mapped} and {ROOM}"
+            "{mapped_now} bytes are mapped; the limit is {mapped} and {ROOM}"
         );
-        assert!(start.elapsed() < BOOT_TIME * 2, "the I/O does not go on:\n{}", vmm.console());
+        assert!(start.elapsed() < BOOT_TIME * 2, "the I/O does not continue:\n{}", vmm.console());
         thread::sleep(Duration::from_millis(20));
     }
     let refused = counter(&vmm, "_iommu", "failed_map");
@@ -81,7 +81,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     rounds(1);
     let after = counter(&vmm, "_iommu", "failed_map");
     rounds(1);
-    assert_eq!(counter(&vmm, "_iommu", "failed_map"), after, "there is room again");
+    assert_eq!(counter(&vmm, "_iommu", "failed_map"), after, "mappings are still refused");
     println!("CAROM-LIMIT kept {kept} peak {peak} refused {refused}");
     put(&vmm, "vmm.shutdown", &Value::Null);
     let console = vmm.console();

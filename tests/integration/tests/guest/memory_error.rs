@@ -80,7 +80,7 @@ fn reason_of_failure(vmm: &ApiVmm) -> String {
         if let Some(event) = events.iter().find(|event| event.source == "vm" && event.event == "failed") {
             return event.properties["reason"].as_str().unwrap().into();
         }
-        assert!(start.elapsed() < PATIENCE, "the VM runs on");
+        assert!(start.elapsed() < PATIENCE, "the VM still runs");
         thread::sleep(Duration::from_millis(100));
     }
 }

@@ -71,10 +71,10 @@ fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     let mut vmm = boot(dir.path(), &counting(1, 1, &beside()), |vmm| group.add(vmm.pid()).unwrap());
     vmm.wait_for("CAROM-FLUSHED 20\n", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-VERIFY 0", 1, BOOT_TIME).unwrap();
-    assert!(pinned(&vmm) > 0, "the drive works");
+    assert!(pinned(&vmm) > 0, "nothing is pinned for the drive");
 
     group.limit(group.without_a_file().unwrap() + ROOM).unwrap();
-    assert_eq!(group.killed().unwrap(), 0, "it has room still");
+    assert_eq!(group.killed().unwrap(), 0, "a process was killed although there is room");
     put(&vmm, "vm.power-button", &Value::Null);
     let status = vmm.wait(BOOT_TIME).unwrap();
 
@@ -82,8 +82,8 @@ fn vmm_killed_at_its_memory_limit_loses_no_flushed_data() {
     let console = vmm.console();
     assert!(console.contains("CAROM-FILLS") && !console.contains("CAROM-FILLED"), "{console}");
     let flushed = last_told(&vmm, "CAROM-FLUSHED");
-    assert!(holds(&fs::read(&raw).unwrap(), flushed), "{flushed} were flushed");
-    assert!(holds(&qemu_img::content(&qcow2), flushed), "{flushed} were flushed");
+    assert!(holds(&fs::read(&raw).unwrap(), flushed), "not all of the {flushed} flushed numbers are in the image");
+    assert!(holds(&qemu_img::content(&qcow2), flushed), "not all of the {flushed} flushed numbers are in the image");
     before.wait_until_back().unwrap();
     drop((vmm, group));
 

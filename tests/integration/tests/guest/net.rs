@@ -46,7 +46,7 @@ fn echoed(guest: Guest, net: &str, options: &str) -> Outcome {
 fn bytes_go_to_the_host_and_come_back_beside_the_iommu() {
     let outcome = echoed(Guest::new("net-beside"), "10.77.1", "");
 
-    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
 }
 
 #[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window covers the card, rng:: mappings")]
@@ -54,7 +54,7 @@ fn card_behind_the_iommu_works_through_mappings() {
     let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.map > 500 && host.requests.unmap > 500, "each buffer is mapped: {host:?}");
+    assert!(host.requests.map > 500 && host.requests.unmap > 500, "not every buffer was mapped: {host:?}");
     assert_eq!((host.faults, host.window_bytes), (0, 0));
 }
 
@@ -64,7 +64,7 @@ fn card_behind_the_iommu_is_served_through_a_window() {
     let outcome = echoed(guest, "10.77.3", ",iommu=on");
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the card had a window: {host:?}");
+    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the card had no window: {host:?}");
     assert_eq!(host.faults, 0);
     println!("net-window: {} MAP, {} WINDOW_ADD", host.requests.map, host.requests.window_add);
 }
@@ -131,7 +131,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
         put(&vmm, "vm.remove-device", &json!({"id": "card"}));
         vmm.wait_for(&format!("CAROM-GONE {round}\n"), 1, BOOT_TIME).unwrap();
         wait_gone(&vmm, "card");
-        assert_eq!(interfaces("caromtap"), 0, "what the VMM made goes with the device");
+        assert_eq!(interfaces("caromtap"), 0, "the VMM did not remove its interface");
     }
     assert_eq!(counter(&vmm, "_iommu", "faults"), 0);
     end(&mut vmm);
@@ -231,7 +231,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
     vmm.wait_for("CAROM-SAME large", 1, BOOT_TIME).unwrap();
     let address = std::fs::read_to_string("/sys/class/net/caromvtap/address").unwrap();
-    assert_eq!(address.trim(), "02:00:00:00:00:20", "packets for the guest's address come in");
+    assert_eq!(address.trim(), "02:00:00:00:00:20", "the interface does not have the guest's address");
     let (status, message) = vmm.call("PUT", "/api/v1/vm.add-net", Some(&refused)).unwrap();
     assert!(status >= 400, "{status}: {message}");
     put(&vmm, "vm.shutdown", &Value::Null);

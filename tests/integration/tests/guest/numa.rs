@@ -70,7 +70,7 @@ sleep 1000
     let console = vmm.console();
     assert!(console.contains("CAROM-NODES node0 node1 cpus 1 distance 10 30"), "{console}");
     let kib: u64 = console.split("CAROM-NODE-KIB ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
-    assert!((150 << 10..=192 << 10).contains(&kib), "{kib} KiB in the second node");
+    assert!((150 << 10..=192 << 10).contains(&kib), "the second node has {kib} KiB");
     assert_eq!(
         (console.matches("CAROM-VERIFY 0").count(), console.matches("CAROM-RAM same").count()),
         (2, 1),
@@ -81,6 +81,6 @@ sleep 1000
     let info = vmm.call("GET", "/api/v1/vm.info", None).unwrap().1;
     assert_eq!(info["device_tree"]["_vfio0"]["pci_bdf"], "0000:00:09.0", "{info}");
     let used = fs::read(&ram).unwrap().chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count();
-    assert!(used > 0, "the file has a part of the guest's RAM");
+    assert!(used > 0, "the file contains nothing of the guest's RAM");
     put(&vmm, "vmm.shutdown", &Value::Null);
 }

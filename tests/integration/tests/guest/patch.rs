@@ -113,7 +113,11 @@ fn io_is_verified_and_bounced_on_the_newer_kernel() {
     assert_eq!(outcome.value("CAROM-STAT-provider").unwrap_or_default(), "windows");
     // Requests of several pieces use one slot each. Requests of one piece are single mappings.
     let [requests, pages] = ["requests", "pages"].map(|what| number(&outcome, &format!("CAROM-STAT-bounced_{what}")));
-    assert!(requests > 50 && requests + pages > 500, "{requests} and {pages}; console:\n{}", outcome.console);
+    assert!(
+        requests > 50 && requests + pages > 500,
+        "{requests} requests and {pages} pages bounced; console:\n{}",
+        outcome.console
+    );
     assert_no_complaint(&outcome);
 }
 

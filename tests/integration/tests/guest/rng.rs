@@ -31,7 +31,7 @@ fn reads(guest: Guest) -> Outcome {
 fn guest_reads_random_bytes_of_a_device_beside_the_iommu() {
     let outcome = reads(Guest::new("rng-beside").rng("src=/dev/urandom"));
 
-    assert!(outcome.counters.is_empty(), "there is no virtio-iommu");
+    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
 }
 
 #[guest_test]
@@ -39,7 +39,7 @@ fn device_behind_the_iommu_writes_through_mappings() {
     let outcome = reads(Guest::new("rng-mapped").cmdline("iommu.strict=1").rng("iommu=on"));
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
-    assert!(host.requests.map > 8 && host.requests.unmap > 8, "each buffer is mapped: {host:?}");
+    assert!(host.requests.map > 8 && host.requests.unmap > 8, "not every buffer was mapped: {host:?}");
     assert_eq!((host.faults, host.window_bytes), (0, 0));
 }
 
@@ -51,8 +51,8 @@ fn device_behind_the_iommu_writes_through_a_window() {
 
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
     // The last report is from the end of the guest, when its windows are gone.
-    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had a window: {host:?}");
+    assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had no window: {host:?}");
     // Mapped are the rings, and buffers from before the window existed. At least 64 buffers were filled.
-    assert!(host.requests.map < 32, "small buffers go through the window: {host:?}");
+    assert!(host.requests.map < 32, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
 }

@@ -105,7 +105,7 @@ fn unit_of_the_package_runs_a_bouncing_drive_within_limits() {
     let systemd = Systemd::start(&files);
     tell("systemd runs");
     let user: u32 = systemd.run("id -u carom").trim().parse().unwrap();
-    assert!((1..1000).contains(&user), "a user of the system: {user}");
+    assert!((1..1000).contains(&user), "user {user} is not a system user");
 
     // In Debian, /dev/kvm belongs to a group that the user is in.
     let said = systemd.refused("carom@threads");

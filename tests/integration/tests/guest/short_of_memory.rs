@@ -98,9 +98,9 @@ fn swapped(windows: u64) {
     let vmm = boot(&job, windows, json!({}), |vmm| group.add(vmm.pid()).unwrap());
     all_is_right(&vmm, 1);
     let (used, read_before) = (group.without_a_file().unwrap(), pages_swapped_in().unwrap());
-    assert_eq!(group.swapped().unwrap(), 0, "nothing is swapped while there is no limit");
+    assert_eq!(group.swapped().unwrap(), 0, "memory was swapped without a limit");
     group.limit(used - TAKEN).unwrap();
-    let first = wait_until(&vmm, "memory on the swap device", || {
+    let first = wait_until(&vmm, "too little memory is swapped", || {
         let bytes = group.swapped().unwrap();
         (bytes >= TAKEN * 3 / 4).then_some(bytes)
     });
@@ -114,7 +114,7 @@ fn swapped(windows: u64) {
         read * 4096 / MIB
     ));
     // Each round reads all kept memory, so swapped pages have come back.
-    assert!(read * 4096 >= TAKEN / 2, "{read} pages came back");
+    assert!(read * 4096 >= TAKEN / 2, "only {read} pages came back");
     assert!(last >= TAKEN / 2, "only {last} bytes are still swapped");
     iommu_is_content(&vmm, windows > 0);
     end(vmm);
@@ -186,7 +186,7 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
     let memory = json!({"size": 512 * MIB, "mergeable": true});
     let vmm = boot(&fill_with_equal_pages_and_read_into_them(), 0, json!({"memory": memory}), |_| {});
     let kept = KEPT_MIB * MIB / 4096;
-    let merged = wait_until(&vmm, "pages are merged", || {
+    let merged = wait_until(&vmm, "pages are not merged", || {
         let pages = merging.pages_saved().saturating_sub(before);
         (pages >= kept * 9 / 10).then_some(pages)
     });
@@ -197,8 +197,8 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
     vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, PATIENCE).unwrap();
     let parted = at_hand.saturating_sub(merged_pages(vmm.pid()));
     vmm.wait_for("CAROM-SAME", 1, PATIENCE).unwrap();
-    tell(&format!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} parted as the drive wrote"));
-    assert!(parted * 4096 >= 24 * MIB, "the drive wrote to {parted} pages that were merged");
+    tell(&format!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} split by writes of the drive"));
+    assert!(parted * 4096 >= 24 * MIB, "the drive wrote to only {parted} merged pages");
     iommu_is_content(&vmm, false);
     end(vmm);
 }
@@ -217,19 +217,19 @@ fn cut_and_made_again(
     let (before, cut_before) = (huge(), huge_pages_cut());
     assert!(before > taken, "{before}: see /sys/kernel/mm/transparent_hugepage/enabled");
     take();
-    wait_until(vmm, "huge pages are cut", || Some(huge()).filter(|left| left + taken / 2 <= before));
+    wait_until(vmm, "huge pages are not split", || Some(huge()).filter(|left| left + taken / 2 <= before));
     all_is_right(vmm, 2);
     let (left, cut) = (huge(), huge_pages_cut() - cut_before);
     // Huge pages that are freed as a whole are not counted.
-    assert!(cut >= taken / (4 * MIB), "{cut} huge pages were cut");
+    assert!(cut >= taken / (4 * MIB), "only {cut} huge pages were split");
     let made_before = collapsing.made();
     give();
     collapsing.go_on();
-    let again = wait_until(vmm, "huge pages are made", || Some(huge()).filter(|now| *now >= left + taken / 2));
+    let again = wait_until(vmm, "no huge pages are made", || Some(huge()).filter(|now| *now >= left + taken / 2));
     all_is_right(vmm, 2);
     let made = collapsing.made() - made_before;
     tell(&format!(
-        "CAROM-HUGE {} MiB, {} MiB after {cut} huge pages were cut, {} MiB and later {} MiB after {made} were made",
+        "CAROM-HUGE {} MiB, {} MiB after {cut} huge pages were split, {} MiB and later {} MiB after {made} were made",
         before / MIB,
         left / MIB,
         again / MIB,
@@ -285,11 +285,11 @@ fn huge_pages_cut_by_swapping_come_back_during_window_io() {
     let take = || {
         group.limit(used - TAKEN).unwrap();
         let swapped = || Some(group.swapped().unwrap()).filter(|bytes| *bytes >= TAKEN * 3 / 4);
-        wait_until(&vmm, "memory on the swap device", swapped);
+        wait_until(&vmm, "too little memory is swapped", swapped);
     };
     let give = || group.limit(2 * used).unwrap();
     let made = cut_and_made_again(&vmm, &collapsing, TAKEN, take, give);
-    assert!(made > 0, "huge pages came, and none was made of small ones");
+    assert!(made > 0, "no huge page was made of small pages");
     end(vmm);
     drop(group);
     drop(swap);

@@ -89,7 +89,12 @@ impl Line {
         self.check_nothing_wrong();
         let passed = |clock| self.time(clock).saturating_sub(before.time(clock));
         let difference = passed("mono").abs_diff(passed("real"));
-        assert!(difference < CLOCKS_DIFFER, "its clocks went on by {:?} and {:?}", passed("mono"), passed("real"));
+        assert!(
+            difference < CLOCKS_DIFFER,
+            "its clocks advanced by different times: {:?} and {:?}",
+            passed("mono"),
+            passed("real")
+        );
     }
 
     fn check_nothing_wrong(&self) {
@@ -151,7 +156,7 @@ fn events_that_end(vmm: &ApiVmm, end: &str) -> String {
         if all.ends_with(end) {
             return all;
         }
-        assert!(start.elapsed() < PROGRESS_TIME, "{all}: not {end}");
+        assert!(start.elapsed() < PROGRESS_TIME, "{all}: does not end with {end}");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -210,7 +215,7 @@ impl Subject {
             ahead = ahead.max(ahead_of_host(&newest));
         }
         newest.check_goes_on(&first);
-        assert!(ahead.abs() < 10_000, "its clock is {ahead} ms ahead");
+        assert!(ahead.abs() < 10_000, "its clock is {ahead} ms ahead of the host's");
         Self { vmm, before: first, ahead }
     }
 
@@ -224,7 +229,7 @@ impl Subject {
             if off.abs() < OFF {
                 return;
             }
-            assert!(start.elapsed() < PROGRESS_TIME, "its clock is {off} ms ahead of where it should be");
+            assert!(start.elapsed() < PROGRESS_TIME, "its clock is {off} ms ahead of the expected time");
             line = wait_for_line(&self.vmm, |newer| newer.is_beyond(&line));
         }
     }

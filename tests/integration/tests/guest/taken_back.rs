@@ -113,7 +113,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
         ("device-requested".into(), json!({"id": "second", "bdf": "0000:00:03.0", "host": SITE.nvme[1].as_str()}));
     let removed = ("device-removed".into(), json!({"id": "second", "bdf": "0000:00:03.0"}));
     assert_eq!(of_devices(&vmm), [requested.clone(), removed.clone()]);
-    assert!(pinned(&vmm) < pinned_with, "{} of {pinned_with}", pinned(&vmm));
+    assert!(pinned(&vmm) < pinned_with, "{} of {pinned_with} bytes are still pinned", pinned(&vmm));
     let left = info(&vmm);
     assert_eq!((&left["state"], left["config"]["devices"].as_array().unwrap().len()), (&json!("Running"), 1));
     let done = vmm.console().matches("CAROM-FIRST 0").count();

@@ -80,10 +80,13 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     // The device accesses its windows and other memory. Forbidden accesses were stopped, and the driver was notified.
     assert!(shared > 10 && messages > 10 && refused > 10, "{shared} {messages} {refused}");
     let counters = outcome.counters.last().expect("counters at the end");
-    assert!(counters.faults + counters.faults_dropped >= refused as u64, "{refused} refused: {counters:?}");
+    assert!(
+        counters.faults + counters.faults_dropped >= refused as u64,
+        "{refused} accesses were refused, but not all were reported: {counters:?}"
+    );
     assert!(counters.requests.window_add > 0 && counters.failed.window_add == 0, "{counters:?}");
     assert!(outcome.values("CAROM-FAULT").count() > 0, "console:\n{}", outcome.console);
-    assert_eq!(outcome.peak_pinned_bytes, 0, "nothing is pinned for the device");
+    assert_eq!(outcome.peak_pinned_bytes, 0, "memory was pinned for the device");
 }
 
 #[guest_test(slow = "patch:: covers a host device with few address bits")]

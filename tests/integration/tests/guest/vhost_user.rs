@@ -127,7 +127,7 @@ fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     check_share(&share, 1);
 
     let second = json!({"tag": "share", "socket": socket, "id": "files"});
-    assert_eq!(call(&vmm, "vm.add-fs", &second).0, 409, "a device with this name exists");
+    assert_eq!(call(&vmm, "vm.add-fs", &second).0, 409, "a second device got this name");
     put(&vmm, "vm.remove-device", &json!({"id": "files"}));
     vmm.wait_for("CAROM-GONE 1", 1, BOOT_TIME).unwrap();
     wait_gone(&vmm, "files");
@@ -223,7 +223,7 @@ sleep 1000
 #[guest_test(slow = "the test of a server's card behind the IOMMU covers the messages, unit tests rejected accesses")]
 fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     let strict = works_behind_the_iommu(&Value::Null);
-    assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "each buffer is unmapped: {strict}");
+    assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "not every buffer was unmapped: {strict}");
     let bounce = works_behind_the_iommu(&json!({"size": 64 * MIB}));
     assert!(bounce["window_bytes"].as_u64().unwrap() > 0, "{bounce}");
     // Requests larger than a slot are mapped, and requests that come while the window grows.

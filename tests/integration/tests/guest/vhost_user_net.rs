@@ -114,8 +114,8 @@ fn card_of_a_server_behind_iommu_reaches_only_what_is_mapped() {
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.9", &["--probe", &probe], &json!({}));
     wait_for_traffic(&vmm, 1);
     assert_eq!(std::fs::read_to_string(dir.path().join("said")).unwrap(), "denied 0x10000000000\n");
-    assert_eq!(counter(&vmm, "_iommu", "faults"), 1, "the fault is reported once");
-    assert!(counter(&vmm, "_iommu", "requests_unmap") > 300, "each buffer is unmapped");
+    assert_eq!(counter(&vmm, "_iommu", "faults"), 1, "the fault was not reported once");
+    assert!(counter(&vmm, "_iommu", "requests_unmap") > 300, "not every buffer was unmapped");
     assert_eq!((counter(&vmm, "card", "server_losses"), counter(&vmm, "card", "server_refusals")), (0, 0));
 }
 
@@ -125,7 +125,7 @@ fn card_of_a_server_behind_the_iommu_uses_a_window() {
     let config = json!({"iommu_bounce": {"size": 64 * MIB}});
     let (vmm, _server) = boot_behind_iommu(dir.path(), "10.77.10", &[], &config);
     wait_for_traffic(&vmm, 1);
-    assert!(counter(&vmm, "_iommu", "window_bytes") > 0, "it has one");
+    assert!(counter(&vmm, "_iommu", "window_bytes") > 0, "the card has no window");
     assert_eq!((counter(&vmm, "_iommu", "faults"), counter(&vmm, "card", "server_losses")), (0, 0));
 
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
@@ -144,7 +144,7 @@ fn server_that_keeps_translations_fails_the_card_in_time() {
     while counter(&vmm, "card", "server_losses") == 0 {
         assert!(start.elapsed() < BOOT_TIME, "the server was not disconnected");
     }
-    // The guest continues: a vCPU only waited for a few seconds.
+    // The guest continues: a vCPU waited, but only for a few seconds.
     let before = vmm.console().matches("CAROM-LIVES").count();
     vmm.wait_for("CAROM-LIVES", before + 1, BOOT_TIME).unwrap();
 }

@@ -147,7 +147,7 @@ fn carry(vmm: &ApiVmm) {
 fn end(vmm: &mut ApiVmm) {
     put(vmm, "vmm.shutdown", &Value::Null);
     assert!(vmm.wait(SILENCE).unwrap().success());
-    assert!(!socket(vmm).exists(), "the socket is removed with the VM");
+    assert!(!socket(vmm).exists(), "the socket still exists");
 }
 
 #[guest_test]
@@ -191,7 +191,7 @@ fn vsock_is_hotplugged_and_removed() {
         let mut held = connect(&vmm, ECHO);
         put(&vmm, "vm.remove-device", &json!({"id": "_vsock"}));
         wait_gone(&vmm, "_vsock");
-        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)), "the device's connections end");
+        assert!(matches!(held.read(&mut [0; 8]), Ok(0) | Err(_)), "the device's connection did not end");
         assert!(!socket(&vmm).exists());
     }
     end(&mut vmm);

@@ -52,7 +52,7 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     // Bouncing with a request for each DMA would be useless.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
     // Nearly all of the 64 MiB: requests that come while the pool grows are mapped.
-    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "verified data came back through slots");
+    assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too little data came back through slots");
 }
 
 /// Shell line that prints the address of the windows.
@@ -120,7 +120,7 @@ fn exhausted_budget_falls_back_and_loses_nothing() {
     assert_counters_agree(&outcome);
     let host = outcome.counters[0];
     assert!(number(&outcome, "CAROM-STAT-fallback_full") > 0, "console:\n{}", outcome.console);
-    assert!(host.requests.map > 0, "what does not fit is mapped: {host:?}");
+    assert!(host.requests.map > 0, "nothing was mapped although not everything fits: {host:?}");
     assert!(host.peak_window_bytes <= 4 * MIB, "{host:?}");
 }
 
@@ -144,7 +144,7 @@ fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
         "{} bytes pinned, 5 % of RAM allowed",
         outcome.peak_pinned_bytes
     );
-    assert!(outcome.peak_pinned_bytes > 0, "VFIO maps are accounted, so that this test means something");
+    assert!(outcome.peak_pinned_bytes > 0, "nothing is pinned, so the test shows nothing");
 }
 
 #[guest_test(slow = "pinned_memory_is_bounded_by_budget_and_live_mappings covers the bound with windows")]

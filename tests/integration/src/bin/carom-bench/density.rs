@@ -61,7 +61,7 @@ const LATENCY_RATIO: f64 = 2.0;
 /// Latency that is always accepted, in µs. A busy host that emulates this machine adds about as much, even with few guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
-/// Number of measurements of slow guests before the result counts.
+/// Maximum number of measurements of guests that are too slow. The best measurement counts.
 const TRIES: usize = 3;
 
 fn work(scope: Scope, site: &Site) -> Vec<Work> {

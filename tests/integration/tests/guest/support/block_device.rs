@@ -25,7 +25,7 @@ impl Drop for LoopDevice {
     fn drop(&mut self) {
         let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
         if !status.is_ok_and(|status| status.success()) {
-            eprintln!("{} is left", self.0.display());
+            eprintln!("cannot detach {}", self.0.display());
         }
     }
 }
@@ -84,7 +84,7 @@ impl Drop for FailingDevice {
     fn drop(&mut self) {
         let status = Command::new(DMSETUP).args(["remove", "--noudevsync", "--retry", &self.name]).status();
         if !status.is_ok_and(|status| status.success()) {
-            eprintln!("{} is left", self.name);
+            eprintln!("cannot remove {}", self.name);
         }
     }
 }

@@ -10,9 +10,9 @@ use super::run;
 fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     let outcome = run(&Guest::new(name).iommu_device(device).bounce("size=32M").cmdline("iommu.strict=1").job(job));
     let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
-    let [figures] = figures[..] else { panic!("{figures:?} of one device") };
+    let [figures] = figures[..] else { panic!("not the figures of one device: {figures:?}") };
     let requests = outcome.counters.last().expect("counters at the end").requests;
-    println!("{name}: {figures}; {} mapped and {} windows asked for", requests.map, requests.window_add);
+    println!("{name}: {figures}; {} MAP, {} WINDOW_ADD", requests.map, requests.window_add);
     (outcome, figures)
 }
 

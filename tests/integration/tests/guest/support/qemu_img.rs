@@ -21,7 +21,7 @@ fn qemu_img(arguments: &[&str]) -> Output {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of the test's own")
+    path.to_str().expect("the test's path is UTF-8")
 }
 
 /// Creates an empty image of `size` bytes. `behind` is the name of a raw backing file in the same directory.
