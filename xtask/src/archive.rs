@@ -56,7 +56,7 @@ impl Archive {
     /// Returns the archive. Directories come before their contents.
     ///
     /// # Errors
-    /// A file has 4 GiB or more.
+    /// Fails if a file has 4 GiB or more.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.write(&mut bytes).context("cannot pack an initramfs")?;

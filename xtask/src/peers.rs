@@ -23,7 +23,7 @@ pub const OTHER: &str = "CAROM_OTHER_VMM";
 /// Checks all these variables.
 ///
 /// # Errors
-/// The error names the wrong variable.
+/// Fails if a variable is wrong, and names it.
 pub fn check() -> Result<()> {
     program(QEMU)?;
     program(CLOUD_HYPERVISOR)?;
@@ -120,7 +120,7 @@ impl OtherVmm {
     /// Parses a template.
     ///
     /// # Errors
-    /// The error says what is wrong.
+    /// Fails if the text is not a template, and says what is wrong.
     pub fn parse(text: &str) -> Result<Self> {
         let words = shlex::split(text).context("unclosed quote, or backslash at the end")?;
         let [name, program, arguments @ ..] = &words[..] else { bail!("must be NAME PROGRAM ARGUMENTS…") };

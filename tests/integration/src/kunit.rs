@@ -51,7 +51,7 @@ enum Verdict {
 /// skipped, because the kernel's configuration leaves nothing to test.
 ///
 /// # Errors
-/// The error names what failed, was skipped or is missing.
+/// Fails if a suite or case failed, was skipped or is missing, and names it.
 pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -> Result<()> {
     let lines: Vec<&str> = outcome.values("CAROM-KUNIT").collect();
     let (image, _) = kernel.files(site)?;

@@ -45,7 +45,7 @@ impl<Head> Message<Head> {
     /// Returns the 32-bit number at `offset` of the payload.
     ///
     /// # Errors
-    /// The message is too short.
+    /// Fails if the message is too short.
     pub fn long(&self, offset: usize) -> Result<u32> {
         long(&self.payload, offset)
     }
@@ -53,7 +53,7 @@ impl<Head> Message<Head> {
     /// Returns the 64-bit number at `offset` of the payload.
     ///
     /// # Errors
-    /// The message is too short.
+    /// Fails if the message is too short.
     pub fn quad(&self, offset: usize) -> Result<u64> {
         let bytes = self.payload.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
         Ok(u64::from_ne_bytes(*bytes))
@@ -63,7 +63,7 @@ impl<Head> Message<Head> {
 /// Returns the 32-bit number at `offset` of a message.
 ///
 /// # Errors
-/// The message is too short.
+/// Fails if the message is too short.
 pub fn long(bytes: &[u8], offset: usize) -> Result<u32> {
     let bytes = bytes.get(offset..).and_then(<[u8]>::first_chunk).context("the message is too short")?;
     Ok(u32::from_ne_bytes(*bytes))
@@ -72,7 +72,7 @@ pub fn long(bytes: &[u8], offset: usize) -> Result<u32> {
 /// Receives `len` bytes and adds the attached files to `files`. Returns `None` if the other side has closed the socket.
 ///
 /// # Errors
-/// The socket fails.
+/// Fails if the data cannot be received.
 pub fn receive(socket: &UnixStream, len: usize, files: &mut Vec<File>) -> Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; len];
     let mut done = 0;

@@ -108,7 +108,7 @@ impl Site {
     /// Reads the site from the environment.
     ///
     /// # Errors
-    /// The error names the missing variable or file.
+    /// Fails if a variable or a file is missing, and names it.
     pub fn from_env() -> Result<Self> {
         let kernel_dir = existing("CAROM_GUEST_KERNEL")?;
         let site = Self {

@@ -132,7 +132,7 @@ impl Need {
         if !is_set(variable) {
             let what = match self {
                 Self::Distribution | Self::Firmware | Self::Package | Self::TracePoints | Self::NewerTracePoints => {
-                    "what"
+                    "the files that"
                 }
                 _ => "a device that",
             };
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(Need::Usb.lacking_of(|name| name == "CAROM_USB", |_| false), None);
         let lacking = |need: Need| need.lacking_of(|name| name == "CAROM_EDU", |_| true);
         assert_eq!(lacking(Need::Usb).as_deref(), Some("needs a device that CAROM_USB names"));
-        assert_eq!(lacking(Need::Distribution).as_deref(), Some("needs what CAROM_DISTRIBUTION names"));
+        assert_eq!(lacking(Need::Distribution).as_deref(), Some("needs the files that CAROM_DISTRIBUTION names"));
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl<S: Sample> Journal<S> {
     /// Records that a step begins.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn begin(&mut self, key: &S::Key) -> Result<()> {
         self.write(&Line::<_, S>::Begin(key.clone()))
     }
@@ -91,7 +91,7 @@ impl<S: Sample> Journal<S> {
     /// Records the result of a step.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn end(&mut self, sample: S) -> Result<()> {
         self.write(&Line::<S::Key, _>::End(sample.clone()))?;
         self.all.push(sample);
@@ -102,7 +102,7 @@ impl<S: Sample> Journal<S> {
     /// steps run. Prints each step to stderr with the estimated remaining time, based on the duration of the steps so far.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn measure<T: Step<Sample = S>>(&mut self, steps: &[T], measure: impl Fn(&T) -> Result<S>) -> Result<()> {
         let missing: Vec<&T> = steps.iter().filter(|step| !self.has(&step.key())).collect();
         let mut pace = Pace::new(missing.iter().map(|step| step.estimate()).sum());

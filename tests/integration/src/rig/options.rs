@@ -218,7 +218,7 @@ mod tests {
             line.trim_start().trim_start_matches("-v, ").trim_start_matches("-t, ").strip_prefix("--")
         });
         for option in shown.filter_map(|line| line.split_whitespace().next()) {
-            assert!(known.contains(&format!("--{option}")), "--{option} is no option");
+            assert!(known.contains(&format!("--{option}")), "--{option} is not an option");
         }
     }
 

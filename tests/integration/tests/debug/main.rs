@@ -76,7 +76,7 @@ bind_nvme() {
 
 fn number(outcome: &Outcome, key: &str) -> u64 {
     let text = outcome.value(key).unwrap_or_else(|error| panic!("{error:#}"));
-    text.parse().unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
+    text.parse().unwrap_or_else(|_| panic!("{key}: {text:?} is not a number; console:\n{}", outcome.console))
 }
 
 fn guest(name: &str, work: &str) -> Guest {

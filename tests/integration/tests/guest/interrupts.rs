@@ -67,7 +67,7 @@ struct Copies {
     in_interrupts: u64,
     in_softirqs: u64,
     elsewhere: u64,
-    /// Maximum bytes that one interrupt copied.
+    /// Maximum number of bytes that one interrupt copied.
     most: u64,
 }
 

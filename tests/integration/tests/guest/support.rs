@@ -40,7 +40,7 @@ pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is no number; console:\n{}", outcome.console))
+    parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is not a number; console:\n{}", outcome.console))
 }
 
 /// Shell lines that print the number of complaints in the kernel's log, except for one about the rig's emulated CPU.

@@ -118,7 +118,7 @@ mod tests {
         let figure = |name: &str| row.figures[name];
         assert!((figure("exits") - 3.0).abs() < 1e-9 && (figure("map_requests") - 1.0).abs() < 1e-9, "{row:?}");
         assert_eq!((figure("window_add_requests"), figure("copied_bytes")), (0.0, 0.0));
-        // Its row is recognized by its keys, because failed cells have no rows.
+        // The row is recognized by its keys, not by its position: failed cells have no rows.
         assert!(is_empty(&row));
     }
 

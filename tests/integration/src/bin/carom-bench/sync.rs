@@ -25,7 +25,7 @@ const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_
 /// States of the device, by the module's names.
 const DEVICES: [&str; 2] = ["never-bounced", "has-bounced"];
 
-/// With windows, the drive of the same guest bounces.
+/// In modes with windows, the guest's drive bounces.
 static GUESTS: Guests = Guests {
     modes: [
         (Mode { name: "stock", ..STRICT }, Kernel::ModularStock),
