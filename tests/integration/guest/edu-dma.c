@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * Makes QEMU's edu device do DMA where it is told, from inside a guest, to test what it can reach.
+ * Makes QEMU's edu device do DMA at given addresses, from inside a guest, to test which memory it can access.
  *
- *   edu-dma vfio ADDRESS…  takes the device, or two, from the guest's vfio-pci, so that a domain of our own is around it;
- *                          any device will do for `map` and `unmap`
- *   edu-dma raw ADDRESS    leaves the device in the domain it is in, and only steers its registers
+ *   edu-dma vfio ADDRESS…  takes one or two devices from the guest's vfio-pci into a domain of their own. For `map` and
+ *                          `unmap`, any device works
+ *   edu-dma raw ADDRESS    leaves the device in its present domain, and only accesses its registers
  *
- * Reads commands from stdin, one a line, and prints `CAROM-EDU <command> <result>` for each. Numbers as strtoull(3) takes
- * them; addresses are bus addresses as the device sees them. Transfers, and what is filled and counted, are the first half
- * of a page: QEMU up to 8.0 takes a transfer of the device's whole buffer for one beyond its end, and aborts.
+ * Reads commands from stdin, one per line, and prints `CAROM-EDU <command> <result>` for each. Numbers have the format of
+ * strtoull(3). Addresses are bus addresses of the device. Commands transfer, fill and count only the first half of a page:
+ * QEMU up to 8.0 takes a transfer of the device's whole buffer for one beyond its end, and aborts.
  *
- *   use N                  steers the Nth device from here on, 0 or 1
+ *   use N                  uses the Nth device from now on, 0 or 1
  *   map ADDRESS r|w|rw     maps a new page there (vfio only): "ok" or the error
  *   unmap ADDRESS          unmaps a page that `map` mapped
- *   fill ADDRESS BYTE      fills that page, by the processor
- *   count ADDRESS BYTE     how many of that page's bytes are BYTE
- *   victim ADDRESS BYTE    takes the page of RAM at this guest-physical address, which must be set aside from the kernel
- *                          (memmap=64K$ADDRESS) and is mapped for no device, and fills it
- *   victim-count BYTE      how many of its bytes are BYTE
+ *   fill ADDRESS BYTE      fills that page, by the CPU
+ *   count ADDRESS BYTE     prints the number of that page's bytes that are BYTE
+ *   victim ADDRESS BYTE    fills the page of RAM at this guest-physical address and makes it the victim. The page must be
+ *                          reserved from the kernel (memmap=64K$ADDRESS), and is not mapped for any device
+ *   victim-count BYTE      prints the number of the victim's bytes that are BYTE
  *   load ADDRESS           DMA from ADDRESS (a number, or `victim`) to the device's buffer
  *   store ADDRESS          DMA from the device's buffer to ADDRESS (a number, or `victim`)
  *
@@ -50,7 +50,7 @@
 #define MAX_DEVICES 2
 
 static volatile uint8_t *bars[MAX_DEVICES];
-/* Registers of the device that commands control. */
+/* Registers of the device in use. */
 static volatile uint8_t *bar;
 static int container = -1;
 static volatile unsigned char *victim;
@@ -72,7 +72,7 @@ static unsigned char *new_page(void)
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_LOCKED | MAP_POPULATE, -1, 0);
 
 	if (page == MAP_FAILED)
-		fail("allocating a page");
+		fail("cannot allocate a page");
 	return page;
 }
 
@@ -86,7 +86,7 @@ static uint64_t read_register(unsigned long offset)
 	return *(volatile uint64_t *)(bar + offset);
 }
 
-/* Opens the device as it is: register window and bus mastering by sysfs. */
+/* Opens the device in its present domain: maps its registers and enables bus mastering, by sysfs. */
 static void open_raw(const char *address)
 {
 	char path[128];
@@ -112,10 +112,10 @@ static void open_raw(const char *address)
 		fail(path);
 	bar = mmap(NULL, BAR_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (bar == MAP_FAILED)
-		fail("mapping the registers");
+		fail("cannot map the registers");
 }
 
-/* Opens a device by VFIO, in the one container with type 1 mappings. */
+/* Opens a device by VFIO. All devices share one container with type 1 mappings. */
 static void open_vfio(const char *address)
 {
 	struct vfio_region_info region = { .argsz = sizeof(region) };
@@ -138,26 +138,26 @@ static void open_vfio(const char *address)
 	if (container < 0 || group < 0)
 		fail(path);
 	if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &container))
-		fail("adding the group to the container");
+		fail("cannot add the group to the container");
 	if (first && ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU))
-		fail("setting the IOMMU type");
+		fail("cannot set the IOMMU type");
 	device = ioctl(group, VFIO_GROUP_GET_DEVICE_FD, address);
 	if (device < 0)
-		fail("opening the device");
+		fail("cannot open the device");
 	region.index = VFIO_PCI_CONFIG_REGION_INDEX;
 	if (ioctl(device, VFIO_DEVICE_GET_REGION_INFO, &region))
-		fail("asking for the configuration space");
+		fail("cannot find the configuration space");
 	if (pread(device, &command, 2, region.offset + 4) != 2)
-		fail("reading the command register");
+		fail("cannot read the command register");
 	command |= 0x6;
 	if (pwrite(device, &command, 2, region.offset + 4) != 2)
-		fail("writing the command register");
+		fail("cannot write the command register");
 	region.index = VFIO_PCI_BAR0_REGION_INDEX;
 	if (ioctl(device, VFIO_DEVICE_GET_REGION_INFO, &region))
-		fail("asking for the registers");
+		fail("cannot find the registers");
 	bar = mmap(NULL, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device, region.offset);
 	if (bar == MAP_FAILED)
-		fail("mapping the registers");
+		fail("cannot map the registers");
 }
 
 static struct mapping *find(uint64_t address)
@@ -216,7 +216,7 @@ static void take_victim(uint64_t address, unsigned char byte)
 
 	victim = fd < 0 ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)address);
 	if (victim == MAP_FAILED)
-		fail("mapping the victim from /dev/mem");
+		fail("cannot map the victim from /dev/mem");
 	close(fd);
 	victim_address = address;
 	for (unsigned long i = 0; i < TRANSFER; i++)

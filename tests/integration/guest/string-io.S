@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause */
 /*
  * A kernel that reads the serial port's line status three times by one string instruction, prints the three bytes and powers off.
- * It is entered as a PVH kernel is (Xen's docs/misc/pvh.pandoc): 32-bit protected mode, flat segments, no paging.
+ * Its entry point is that of a PVH kernel (Xen's docs/misc/pvh.pandoc): 32-bit protected mode, flat segments, no paging.
  */
 #define DATA_PORT	0x3f8
 #define LINE_STATUS	0x3fd

@@ -17,7 +17,7 @@
  *   operations  reads and writes in these two seconds
  *   ms          actual duration of these two seconds
  *   p99         99th percentile of the latency, in us
- *   late        writes that were due and had not begun at their end
+ *   late        writes that were due and had not begun at the end of these two seconds
  *   wrong       wrong blocks and pages and failed operations, so far
  */
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@
 #define PAGE 4096UL
 #define SECOND 1000000000LL
 #define LINE (2 * SECOND)
-/* Twice what a line has at the highest rate: writes, each with its read. */
+/* Twice the operations of a line at the highest rate: each write has a read. */
 #define MOST_RATE 1000
 #define MOST (2 * 2 * 2 * MOST_RATE)
 
@@ -67,13 +67,13 @@ static void sleep_until(int64_t moment)
 		;
 }
 
-/* Takes memory, and marks each of its pages. */
+/* Allocates memory and marks each of its pages. */
 static uint64_t *take(uint64_t mark)
 {
 	uint64_t *memory = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (memory == MAP_FAILED)
-		die("memory");
+		die("cannot allocate memory");
 	for (unsigned long page = 0; page < (mib << 20) / PAGE; page++)
 		memory[page * PAGE / sizeof(*memory)] = mark + page;
 	return memory;
@@ -120,7 +120,7 @@ static int ascending(const void *one, const void *other)
 	return (a > b) - (a < b);
 }
 
-/* Writes or reads, and returns how long that took in us. */
+/* Writes or reads. Returns the duration in us. */
 static uint32_t operate(int drive, void *block, size_t size, off_t at, int writes)
 {
 	int64_t start = now();
@@ -143,7 +143,7 @@ static void work(const char *path, unsigned long rate)
 	if (drive < 0)
 		die(path);
 	if (posix_memalign((void **)&sent, PAGE, LARGEST) || posix_memalign((void **)&got, PAGE, LARGEST))
-		die("buffers");
+		die("cannot allocate buffers");
 	due = now();
 	line_start = due;
 	line_end = due + LINE;
@@ -205,6 +205,6 @@ int main(int argc, char **argv)
 	printf("CAROM-TENANT-READY\n");
 	fflush(stdout);
 	if (pthread_create(&thread, NULL, breathe, NULL))
-		die("a thread");
+		die("cannot start a thread");
 	work(argv[1], rate);
 }

@@ -7,10 +7,10 @@
  * Sends back all data that arrives at port 1024, on any number of connections, until the other side stops sending. Repeatedly
  * connects to port 5000 of the host, sends some MiB, shuts down its sending side, and reads a checksum of the data. It prints
  *
- *   CAROM-VSOCK cid           it listens; cid is that of the device, 4294967295 if there is none yet
- *   CAROM-LOST why            a connection to port 1024 ended otherwise than by the other side's end
- *   CAROM-CALLED n            the n-th answer of port 5000 was right
- *   CAROM-CALL-WRONG what     it was not
+ *   CAROM-VSOCK cid           the program listens. cid is the device's, or 4294967295 if there is no device yet
+ *   CAROM-LOST why            a connection to port 1024 failed
+ *   CAROM-CALLED n            the nth answer of port 5000 was right
+ *   CAROM-CALL-WRONG what     an answer of port 5000 was wrong
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -59,7 +59,7 @@ static void *echo(void *argument)
 	ssize_t len;
 
 	if (!block)
-		die("memory");
+		die("cannot allocate memory");
 	while ((len = read(fd, block, BLOCK)) > 0) {
 		if (write_all(fd, block, len)) {
 			len = -1;
@@ -82,15 +82,15 @@ static void *serve(void *argument)
 		pthread_t thread;
 
 		if (fd < 0)
-			die("accepting");
+			die("cannot accept a connection");
 		if (pthread_create(&thread, NULL, echo, (void *)(intptr_t)fd))
-			die("starting a thread");
+			die("cannot start a thread");
 		pthread_detach(thread);
 	}
 	return NULL;
 }
 
-/* Fills a block with bytes of a sequence, and goes on with its checksum (FNV-1a). */
+/* Fills a block with the next bytes of a sequence, and returns the continued checksum (FNV-1a). */
 static uint64_t fill(unsigned char *block, uint64_t *state, uint64_t sum)
 {
 	for (int i = 0; i < BLOCK; i++) {
@@ -113,7 +113,7 @@ static int call(uint64_t seed)
 	int fd = socket(AF_VSOCK, SOCK_STREAM, 0);
 
 	if (fd < 0)
-		die("a socket");
+		die("cannot create a socket");
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
 		goto nobody;
 	for (long sent = 0; sent < CALL_BYTES; sent += BLOCK) {
@@ -148,12 +148,12 @@ int main(void)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 128))
-		die("listening");
-	/* Fails where there is no device. */
+		die("cannot listen");
+	/* Fails if there is no device. */
 	if (device >= 0 && ioctl(device, IOCTL_VM_SOCKETS_GET_LOCAL_CID, &cid))
 		cid = VMADDR_CID_ANY;
 	if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)listener))
-		die("starting a thread");
+		die("cannot start a thread");
 	printf("CAROM-VSOCK %u\n", cid);
 	for (uint64_t seed = 1;; seed++) {
 		if (!call(seed))

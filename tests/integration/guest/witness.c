@@ -4,9 +4,9 @@
  *
  *   witness MIB
  *
- * One thread on each CPU sleeps for 20 ms, over and over, looks at the clock, and holds values in registers for a while. Another
- * reads /dev/hwrng. The first one changes MIB MiB of memory block by block and checks each block. Five times per second it prints
- * one line:
+ * One thread on each CPU repeatedly sleeps for 20 ms, reads the clock, and holds values in registers for a while. Another thread
+ * reads /dev/hwrng. The main thread changes MIB MiB of memory block by block and checks each block. Five times per second it
+ * prints one line:
  *
  *   CAROM-WITNESS id=… n=… mono=… real=… rng=… blocks=… back=… registers=… repeats=… memory=… ticks=…,…
  *
@@ -14,7 +14,7 @@
  *   n          lines so far
  *   mono real  CLOCK_MONOTONIC and CLOCK_REALTIME in milliseconds
  *   rng        random bytes read
- *   blocks     blocks of memory that were as they should be
+ *   blocks     memory blocks with the right contents
  *   ticks      sleeps that ended, for each CPU
  *
  * The other fields count errors:
@@ -102,7 +102,7 @@ static void *sleep_and_look(void *argument)
 	CPU_ZERO(&set);
 	CPU_SET(cpu, &set);
 	if (pthread_setaffinity_np(pthread_self(), sizeof(set), &set))
-		die("binding a thread");
+		die("cannot bind a thread to a CPU");
 	for (uint64_t round = 1;; round++) {
 		int64_t time;
 
@@ -165,7 +165,7 @@ static int is_filled(const uint64_t *block, uint64_t seed)
 	return 1;
 }
 
-/* Prints what the kernel has logged since the last time. */
+/* Prints the new kernel messages. */
 static void tell_kernel(int kmsg)
 {
 	char record[8192];
@@ -191,7 +191,7 @@ static void start(void *(*run)(void *), intptr_t argument)
 	pthread_t thread;
 
 	if (pthread_create(&thread, NULL, run, (void *)argument))
-		die("starting a thread");
+		die("cannot start a thread");
 }
 
 int main(int argc, char **argv)
@@ -211,7 +211,7 @@ int main(int argc, char **argv)
 	all = calloc(count, BLOCK_WORDS * 8);
 	seeds = calloc(count, sizeof(*seeds));
 	if (!all || !seeds || getrandom(&id, sizeof(id), 0) != sizeof(id))
-		die("beginning");
+		die("cannot get memory or random bytes");
 	kmsg = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
 	if (kmsg < 0 || lseek(kmsg, 0, SEEK_END) < 0)
 		die("/dev/kmsg");

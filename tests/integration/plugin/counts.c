@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * Plug-in of the rig's emulator: counts what an emulated CPU does between two marks
+ * Plug-in of the rig's emulator: counts the work of an emulated CPU between two marks.
  *
- * A mark is a no-operation that a guest executes, known by its bytes: `nopl` with a displacement of a number and the letters
- * R, A, C (guest/bench). Number 1 begins; numbers from 16 on end what was begun on the same CPU, and say what it was; number 2
- * has four lines written for each of these. Number 3 has a line written of what all CPUs have executed so far, at once.
+ * A mark is a no-operation that a guest executes. It is recognised by its bytes: `nopl` with a displacement of a number and the
+ * letters R, A, C (guest/bench). Number 1 begins a section. A number from 16 on ends the section of the same CPU, and names it.
+ * Number 2 writes four lines for each of these names. Number 3 writes one line with the instructions of all CPUs so far.
  *
  *     NUMBER WHAT COUNTS LEAST MEDIAN MOST
  *
  * WHAT is
  *
- *     instructions    executed
- *     locked          of these, those that lock memory
- *     lines           of a cache, 64 bytes each, that were read or written
- *     pages           of 4 KiB that were
+ *     instructions    executed instructions
+ *     locked          those of them that lock memory
+ *     lines           cache lines of 64 bytes that were read or written
+ *     pages           pages of 4 KiB that were read or written
  *     executed        instructions of all CPUs: one count
  *
- * Lines and pages are without those of the stack: what begins is followed by an access to it, the first one that counts.
+ * Lines and pages of the stack are not counted. The first memory access of a section must be to the stack, which it identifies.
  *
- * Both marks are in each count or neither is, always the same; what nothing takes is to be subtracted. What interrupts an
- * emulated CPU in between counts too, so the median is what is meant.
+ * Whether a count includes the marks is the same for all counts. Subtract the counts of an empty section. Interrupts of an
+ * emulated CPU within a section count too, so use the median.
  *
  *     -plugin counts.so,out=FILE
  */
@@ -41,29 +41,29 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define TOTAL 3
 #define FIRST_END 16
 
-/* Counts of one number: more than these are not looked at. */
+/* Maximum counts of one number. Further counts are ignored. */
 #define MOST_COUNTS 100000
 
-/* What is touched in between: more than these are not counted. */
+/* Maximum lines or pages of a section. Further ones are not counted. */
 #define MOST_PLACES 4096
 
 #define LINE_SHIFT 6
 #define PAGE_SHIFT 12
-/* Log2 of what a kernel's stack is aligned to, and of its size */
+/* Log2 of the size and of the alignment of a kernel's stack. */
 #define STACK_SHIFT 14
 
 #define LOCK_PREFIX 0xf0
 #define REX_PREFIX 0x40
-/* Of a byte; one of a word has bit 0 set. */
+/* Opcode for a byte. The opcode for larger operands has bit 0 set. */
 #define XCHG 0x86
-/* The least ModRM byte of an operand that is no memory */
+/* Lowest ModRM byte whose operand is not memory. */
 #define MODRM_REGISTER 0xc0
 
 enum what { INSTRUCTIONS, LOCKED, LINES, PAGES, WHATS };
 
 static const char *const names[WHATS] = {"instructions", "locked", "lines", "pages"};
 
-/* What a mark's bytes are before and behind its number. */
+/* Bytes of a mark before and behind its number. */
 static const unsigned char before[] = {0x0f, 0x1f, 0x84, 0x00};
 static const unsigned char behind[] = {'R', 'A', 'C'};
 
@@ -79,7 +79,7 @@ struct cpu {
     uint64_t begun;
     uint64_t begun_locked;
     uint64_t has_begun;
-    /* Where its stack is, once there was an access. */
+    /* Position of the stack, known after the first access. */
     uint64_t has_stack;
     uint64_t stack;
     struct places lines;
@@ -149,7 +149,7 @@ static void add(struct counts *of, uint64_t value)
         of->values[of->length++] = value;
 }
 
-/* The newest are looked at first: what was touched just now is touched again. */
+/* Searches the newest places first, because recently touched places are often touched again. */
 static void touch(struct places *places, uint64_t place)
 {
     for (uint64_t at = places->length; at > 0; at--)
@@ -200,7 +200,7 @@ static void meet(unsigned int index, void *number_of_mark)
         report_total();
         pthread_mutex_unlock(&lock);
     } else if (number >= FIRST_END && cpu->has_begun) {
-        /* The vCPU of a nested guest may have moved meanwhile: then this CPU has not begun. */
+        /* If the vCPU of a nested guest has moved to another CPU, that CPU has no section, and nothing is counted. */
         cpu->has_begun = 0;
         pthread_mutex_lock(&lock);
         add(&counts[number][INSTRUCTIONS], cpu->executed - cpu->begun);
@@ -211,7 +211,7 @@ static void meet(unsigned int index, void *number_of_mark)
     }
 }
 
-/* Such an instruction is locked by its prefix, or as it exchanges a register with memory. */
+/* True if the instruction has the lock prefix, or if it exchanges a register with memory. */
 static bool is_locked(struct qemu_plugin_insn *instruction)
 {
     unsigned char bytes[3] = {0};
@@ -232,7 +232,7 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *block)
         struct qemu_plugin_insn *instruction = qemu_plugin_tb_get_insn(block, at);
         unsigned char bytes[sizeof(before) + 1 + sizeof(behind)];
 
-        /* By instruction and not by block: a block may be left in its midst. */
+        /* Count each instruction and not each block, because a block may be left in the middle. */
         qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, QEMU_PLUGIN_INLINE_ADD_U64, executed, 1);
         if (is_locked(instruction))
             qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, QEMU_PLUGIN_INLINE_ADD_U64,

@@ -192,7 +192,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     end(&mut vmm);
 }
 
-/// Host interface with an address, and a macvtap interface on another one that the first can reach.
+/// Two connected host interfaces. The first has an address, and a macvtap interface is on the second.
 struct OnAWire {
     device: PathBuf,
 }

@@ -16,7 +16,7 @@ pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 9;
 
 /// Length of the configuration, in bytes.
 const CONFIG: usize = 60;
-/// Maximum data buffers of a request.
+/// Maximum number of data buffers of a request.
 const SEGMENTS: u32 = 126;
 const SECTOR: u64 = 512;
 /// Bytes before the data.

@@ -22,7 +22,7 @@ const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 15;
 /// own.
 const ACCESS_PLATFORM: u64 = 1 << 33;
 const BACKEND_REQ: u64 = 1 << 5;
-/// Maximum memory regions.
+/// Maximum number of memory regions.
 const REGIONS: u64 = 64;
 
 /// Behaviour of the server.
