@@ -321,8 +321,8 @@ impl Subject {
         serde_json::from_value(counters[device].clone()).unwrap()
     }
 
-    /// Saves and restores the guest `rounds` times. The ways of restoring take turns. In the second round, some time passes before the
-    /// guest is restored.
+    /// Saves and restores the guest `rounds` times. The ways of restoring take turns. In the second round, some time passes
+    /// before the guest is restored.
     fn rounds(&mut self, rounds: usize) {
         for (round, way) in (0..rounds).zip(WAYS.into_iter().cycle()) {
             let directory = self.vmm.dir().join(format!("snapshot-{round}"));

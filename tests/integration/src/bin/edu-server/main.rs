@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vfio-user server whose device behaves like QEMU's edu (docs/specs/edu.rst), for tests of the client.
 //!
-//! It logs the client's requests and the results of its DMA, one line each: `map`, `unmap`, `dma` and `reset`. With each descriptor, it tries
-//! what a malicious server would try: resizing the memory, and writing to read-only memory.
+//! It logs the client's requests and the results of its DMA, one line each: `map`, `unmap`, `dma` and `reset`. With each
+//! descriptor, it tries what a malicious server would try: resizing the memory, and writing to read-only memory.
 
 mod device;
 mod protocol;
