@@ -180,7 +180,7 @@ mod tests {
     use crate::tools::with_tools;
 
     #[test]
-    fn pci_addresses_are_told_from_others() {
+    fn only_complete_pci_addresses_are_accepted() {
         assert!(is_pci_address("0000:01:00.0") && is_pci_address("ffff:ab:1f.7"));
         for other in ["", "01:00.0", "0000:01:00.8", "0000:01:00:0", "0000.01.00.0", "0000:01:0g.0", "0000:01:00.0 "] {
             assert!(!is_pci_address(other), "{other}");

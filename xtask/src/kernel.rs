@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fragments_stand_in_their_order() {
+    fn fragments_keep_their_order() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["6.12", "7.3", "debian", "debug", "debug-6.12", "bounce", "profile", "modules", "own"] {
             fs::write(dir.path().join(format!("{name}.config")), "").unwrap();

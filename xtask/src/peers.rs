@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_and_empty_path_are_no_programs() {
+    fn paths_without_an_executable_file_are_rejected() {
         assert_eq!(existing(Path::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
         for path in ["", "/bin", "/etc/passwd", "/no/such/file"] {
             let said = existing(Path::new(path)).unwrap_err().to_string();

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn family_is_all_processes_below_the_top() {
+    fn family_has_the_process_and_its_descendants() {
         let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 9)]);
         assert_eq!(family(2, &parents), [2, 3, 4]);
         assert_eq!(family(7, &parents), [7]);

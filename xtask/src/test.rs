@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_that_take_long_run_only_where_they_are_wanted() {
+    fn long_stages_run_only_on_request() {
         let extra =
             |all| Stage::value_variants().iter().copied().filter(|stage| stage.is_extra(all)).collect::<Vec<_>>();
         assert_eq!(extra(false), [Stage::Arm64, Stage::DebianConfig, Stage::Sanitizers, Stage::Parts, Stage::Debug]);

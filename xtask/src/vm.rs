@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_is_what_the_options_say() {
+    fn options_define_the_machine() {
         let plain = words(&[]);
         assert!(plain.contains("--memory size=1024M ") && plain.contains("--disk path=/dev/vda,image_type=raw "));
         assert!(!plain.contains("iommu"), "{plain}");

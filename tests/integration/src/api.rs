@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_body_ends_where_its_header_says() {
+    fn answer_body_has_the_length_in_its_header() {
         let answer = |text: &str| answer_body(&mut text.as_bytes());
         assert_eq!(answer("Server: s\r\nContent-length: 3\r\n\r\nabcdef").unwrap(), "abc");
         assert_eq!(answer("Server: s\r\n\r\n").unwrap(), "");

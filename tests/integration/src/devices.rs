@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_told_apart_by_device() {
+    fn figures_of_each_device_are_separate() {
         let first = Figures {
             seconds: 1.5,
             bounced: 1 + 2 + 3,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_each_card_must_have_come_back() {
+    fn bytes_of_each_card_must_come_back() {
         let of = |console: &str| Outcome { console: console.into(), ..Outcome::default() };
         let both = of("CAROM-SAME large\nCAROM-SAME small\n");
         check_same(&both, 1).unwrap();

@@ -476,7 +476,7 @@ mod tests {
     const COMMON: [&str; 7] = ["/bin/true", "run", "/k/vmlinux", "/g/initramfs", "console=ttyS0 quiet", "512", "2"];
 
     #[test]
-    fn template_is_filled_with_what_the_guest_has() {
+    fn template_is_filled_with_properties_of_the_guest() {
         let (site, mut machine) = (template("--vfio {device} -a {address}"), machine());
         assert_eq!(words(&command(&site, Vmm::Other, &machine).unwrap()), COMMON);
         machine.devices.push(Device { address: "0000:00:05.0".into(), iommu: false });

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_in_whose_last_round_nothing_was_mapped_is_an_error() {
+    fn profile_without_mappings_in_its_last_round_is_an_error() {
         let mut outcome = profile("CAROM-PROFILER 20000 40000.0");
         outcome.console = outcome.console.replace(" 2000000 9000000 ", " 1000000 6000000.0 ");
         map_times(&outcome).unwrap_err();

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mirrors_are_found_among_others() {
+    fn mirrors_are_found_among_other_addresses() {
         let addresses = "http://m/debian/\nhttps://dl/other\nhttp://m/debian-security/\nhttp://m/debian/\n";
         let found = Mirrors { archive: "http://m/debian".into(), security: Some("http://m/debian-security".into()) };
         assert_eq!(mirrors(addresses), Some(found));

@@ -222,7 +222,7 @@ mod tests {
     use crate::mails::steps;
 
     #[test]
-    fn files_that_a_patch_leaves_are_known() {
+    fn files_that_exist_after_a_patch_are_found() {
         let patch = "--- a/one.c\n+++ b/one.c\n--- /dev/null\n+++ b/new.c\t2026\n--- a/gone.c\n+++ /dev/null\n";
         assert_eq!(added_files(patch).collect::<Vec<_>>(), ["one.c", "new.c"]);
     }

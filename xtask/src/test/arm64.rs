@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_of_requests_are_those_of_newer_kernels() {
+    fn only_newer_kernels_have_the_request_cases() {
         let source = crate::checkout().join("guest/src");
         let older = cases_of(&source, "6.12").unwrap();
         let newer = cases_of(&source, "7.3").unwrap();

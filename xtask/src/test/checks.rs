@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_are_told_from_other_files() {
+    fn only_scripts_have_a_shell_language() {
         assert_eq!(language("a", b"#!/usr/bin/env bash\nset -e\n"), Some(Language::Bash));
         assert_eq!(language("a", b"# SPDX\n# shellcheck shell=bash\n"), Some(Language::Bash));
         assert_eq!(language("a.sh", b""), Some(Language::Bash));

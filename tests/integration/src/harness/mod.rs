@@ -148,7 +148,7 @@ mod tests {
         GuestTest { module: "guest::usb", function: "works", needs: &[], slow: None, by_iommufd: false, run: || {} };
 
     #[test]
-    fn name_has_the_modules_and_not_the_program() {
+    fn test_name_contains_modules_but_not_the_program() {
         assert_eq!(PLAIN.name(), "usb::works");
         assert_eq!(GuestTest { module: "debug", ..PLAIN }.name(), "works");
     }

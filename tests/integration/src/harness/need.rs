@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_is_lacking_where_no_variable_names_it() {
+    fn device_is_missing_if_no_variable_names_it() {
         assert_eq!(Need::Usb.lacking_of(|name| name == "CAROM_USB", |_| false), None);
         let lacking = |need: Need| need.lacking_of(|name| name == "CAROM_EDU", |_| true);
         assert_eq!(lacking(Need::Usb).as_deref(), Some("needs a device that CAROM_USB names"));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn program_is_lacking_where_its_file_is_not() {
+    fn program_is_missing_if_its_file_is_missing() {
         assert_eq!(Need::QemuImg.lacking_of(|_| false, |path| path == Path::new(QEMU_IMG)), None);
         let lacking = Need::Virtiofsd.lacking_of(|_| true, |_| false);
         assert_eq!(lacking.as_deref(), Some("needs /usr/lib/qemu/virtiofsd"));

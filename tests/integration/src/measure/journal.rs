@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_fail_are_noted_and_the_others_are_measured_once() {
+    fn failed_steps_are_recorded_and_others_are_measured_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("samples");
         let measure = |step: &Named| if step.0 == "bad" { bail!("it\nfailed") } else { Ok(sample(step.0)) };
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_remains_follows_the_time_that_steps_took() {
+    fn remaining_time_follows_the_duration_of_past_steps() {
         let mut pace = Pace::new(Duration::from_secs(30));
         assert_eq!(pace.remains(), Duration::from_secs(30));
         pace.note(Duration::from_secs(10), Duration::from_secs(25));

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_is_the_middle_or_between_the_two_there() {
+    fn median_is_the_middle_or_the_mean_of_the_middle_two() {
         assert_eq!(median([3.0, 1.0, 9.0].into_iter()), Some(3.0));
         assert_eq!(median([4.0, 1.0, 2.0, 9.0].into_iter()), Some(3.0));
         assert_eq!(median([].into_iter()), None);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn card_that_the_emulator_lacks_is_neither_bound_nor_named() {
+    fn card_missing_in_the_emulator_is_neither_bound_nor_named() {
         let options = options(&["/bin/sh", "-c", "echo ${CAROM_IGB-none} $CAROM_AHCI"]);
         let without = output_of(&options, &[], false);
         assert!(without.starts_with("bind 0000:00:05.0 ") && !without.contains("0000:03:00.0"), "{without}");

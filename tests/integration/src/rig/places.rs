@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn symbolic_link_is_bound_as_written_and_as_it_is() {
+    fn symbolic_link_is_bound_at_its_path_and_at_its_target() {
         let (_dir, path) = place();
         let (real, link, outside) = (path.join("real"), path.join("link"), path.join("outside"));
         fs::create_dir_all(real.join("clone")).unwrap();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn card_that_the_emulator_lacks_is_left_out_with_its_port() {
+    fn card_missing_in_the_emulator_is_omitted_with_its_port() {
         let words = |igb| arguments(&Files(Path::new("/tmp/a")), &boot(), &Options::plain(), None, igb).unwrap();
         let (with, without) = (words(true), words(false));
         assert!(!without.iter().any(|word| word.contains("igb")), "{without:?}");

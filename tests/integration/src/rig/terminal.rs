@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_presses_in_a_second_end_the_machine_and_no_others_do() {
+    fn only_three_presses_in_a_second_end_the_machine() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut keys = Keys::default();

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_line_is_no_change() {
+    fn median_difference_of_half_a_line_is_no_change() {
         let of = |rounds| run_of("map_counts", "lines", rounds);
         assert!(text(&of([15.0, 16.0]), &of([15.0, 15.0])).unwrap().ends_with("1 as before\n"));
     }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn same_run_and_little_more_are_no_change() {
+    fn equal_and_slightly_larger_counts_are_no_change() {
         let base = run("64k", [[1.0, 0.0, 65536.0]; 3]);
         let little = run("64k", [[1.01, 0.004, 65600.0]; 3]);
         for after in [&base, &little] {

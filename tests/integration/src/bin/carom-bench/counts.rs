@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_where_nothing_bounces_and_missing_counters_are_errors() {
+    fn copies_in_strict_mode_and_missing_counters_are_errors() {
         let strict = MODES.iter().find(|mode| mode.name == "strict").unwrap();
         let copying = Done { copied_bytes: 4096.0, ..done(1001.0, 1, 1) };
         assert!(row(strict, &EMPTY, &copying, &done(1.0, 1, 1)).is_err());

@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_of_guests_is_not_counted_twice_and_waiting_is_no_work() {
+    fn guest_time_counts_once_and_waiting_does_not_count() {
         assert_eq!(parse_cpu_times("cpu  10 1 5 70 4 3 2 1 9 0\ncpu0 1\n"), Some((22, 96)));
         assert_eq!(parse_cpu_times("cpu  10 1 5\n"), None);
     }

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_and_requests_cost_what_they_were_counted() {
+    fn added_cost_follows_the_counted_copies_and_requests() {
         let added = bounce(4).added(COPY);
         assert!((added.low - (SLOT.time.low + 0.05 * 4096.0)).abs() < 1e-9, "{added:?}");
         let added = strict(4).added(COPY);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn drive_bounds_what_a_cpu_could_do() {
+    fn rate_is_limited_by_the_drive() {
         let large = bounce(128);
         assert_eq!(large.rate(1.0), DRIVE.1 / (128.0 * 1024.0));
         // Both wait for the drive, so no ratio is below 1.
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_drops_below_one_where_only_one_mode_is_drive_bound() {
+    fn ratio_drops_below_one_if_only_one_mode_is_drive_bound() {
         let (base, large) = (cell("no-viommu", 64), bounce(64));
         let (bounds, _) = large.ratio(&base, range(0.07, 0.07));
         // With the lower bounds, both are drive-bound.

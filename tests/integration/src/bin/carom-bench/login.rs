@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompt_is_found_though_it_comes_in_parts() {
+    fn prompt_is_found_if_it_arrives_in_parts() {
         let (send, receive) = channel();
         for part in ["\r\nDebian GNU/Linux 12 debian ttyS0\r\n\r\ndebian lo", "gin: "] {
             send.send(part.as_bytes().to_vec()).unwrap();

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_lines_that_end_together_are_apart() {
+    fn names_of_lines_with_close_ends_do_not_overlap() {
         let line = |mode, end| Line { mode, points: vec![(0.0, 1.0, 1.0, 1.0), (1.0, end, end, end)] };
         let names = names(&[line("a", 50.0), line("b", 51.0), line("c", 90.0)], 100.0);
         let heights: Vec<f64> = names.iter().map(|name| name.2).collect();

@@ -128,7 +128,7 @@ mod tests {
     use crate::table::Row;
 
     #[test]
-    fn modes_stand_side_by_side_and_a_missing_cell_is_left_open() {
+    fn modes_are_side_by_side_and_a_missing_cell_stays_empty() {
         let mut samples = vec![
             sample(0, "bounce", "4k", 900.0),
             sample(0, "strict", "4k", 300.0),

@@ -138,7 +138,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn steps_are_those_of_the_modes_that_are_named() {
+    fn only_keeps_the_steps_of_the_named_modes() {
         let work = |_: &Table| {
             let names = ["no-viommu, 1 GiB", "bounce with 1 jobs", "bounce with 2 jobs"];
             let run = || -> crate::table::Measure { Box::new(|_, _| Ok(Measured::default())) };
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn table_has_as_many_rounds_as_it_is_given() {
+    fn table_has_the_given_number_of_rounds() {
         let work = |_: &Table| {
             vec![Work { name: "a".into(), estimate: Duration::ZERO, run: Box::new(|_, _| Ok(Measured::default())) }]
         };

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn start_without_counts_is_an_error_naming_what_is_missing() {
+    fn error_of_a_start_names_the_missing_counts() {
         let error = |outcome: &Outcome| figures(outcome).unwrap_err().to_string();
         let exits = [("exits", 7)];
         assert!(error(&outcome(None, Some(5000), &exits)).contains("emulator"));

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_is_set_against_itself() {
+    fn ratios_compare_rows_of_the_same_round() {
         let samples = [
             sample(0, "bounce", "4k", 900.0),
             sample(0, "no-viommu", "4k", 1000.0),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_that_are_not_borne_are_not_counted() {
+    fn too_many_guests_are_not_counted() {
         let refused =
             Row::new([("mode", "no-viommu".into()), ("guests", 3.into())], [("refused", 1.0), ("borne", 0.0)]);
         let rows = vec![
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn slowdown_is_the_part_of_the_speed_that_is_lost() {
+    fn slowdown_is_the_lost_fraction_of_the_speed() {
         let row = |mode: &str, uses: u32, time: f64| {
             Row::new([("mode", mode.into()), ("buffer", "1M".into()), ("uses", uses.into())], [("use_us", time)])
         };
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_is_set_against_the_same_mode_of_the_base_in_its_round() {
+    fn ratio_to_the_base_uses_the_same_mode_and_round() {
         let row = |mode: &str, iops: f64| {
             let of = [("mode", mode.into()), ("pattern", "read".into()), ("size", "4k".into()), ("depth", 1.into())];
             Row::new(of, [("iops", iops)])
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn two_jobs_are_set_against_one_of_the_same_mode_and_size() {
+    fn ratio_of_two_jobs_to_one_uses_the_same_mode_and_size() {
         let row = |drive: &str, jobs: u8, iops: f64| {
             let of = [("mode", "bounce".into()), ("pattern", "read".into()), ("size", "4k".into())];
             let mut row = Row::new(of, [("iops", iops)]);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_an_earlier_run_has_done_are_run_again() {
+    fn finished_tests_of_an_earlier_run_run_again() {
         let out = tempfile::tempdir().unwrap();
         let (signals, progress) = (Signals::default(), Progress::new("test"));
         let limits = Limits { time: Duration::ZERO, silence: Duration::ZERO };

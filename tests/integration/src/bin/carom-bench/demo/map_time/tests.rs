@@ -10,7 +10,7 @@ use crate::demo::results::Results;
 use crate::demo::results::tests::{results, sample};
 
 #[test]
-fn table_has_medians_and_what_is_saved() {
+fn table_has_medians_and_savings() {
     let measured = |name: &str, round: u32, map_s: f64| {
         let profiler = Some(ProfilerTime { map_s: 1.0, unmap_s: 3.0 });
         let time = MapTime { map_s: map_s + 1.0, unmap_s: 2.0 * map_s + 3.0, profiler };

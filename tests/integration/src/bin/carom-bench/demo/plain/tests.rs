@@ -44,7 +44,7 @@ fn table_has_ratios_requests_and_failures() {
 }
 
 #[test]
-fn ratio_to_a_configuration_that_failed_is_left_open() {
+fn ratio_to_a_failed_configuration_stays_empty() {
     let mut results = stored();
     let Configs::Plain(configs) = &mut results.configs else { panic!("{results:?}") };
     configs.retain(|config| config.name != "strict");
