@@ -51,7 +51,7 @@ fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     let mut len = 0;
     loop {
         let mut line = String::new();
-        ensure!(reader.read_line(&mut line)? > 0, "no end of the answer's head");
+        ensure!(reader.read_line(&mut line)? > 0, "the answer ends within its header");
         match line.trim_end().split_once(':') {
             Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
                 len = value.trim().parse().context("invalid Content-Length in the answer")?;

@@ -199,10 +199,10 @@ fn one(outcome: &Outcome, number: usize, seconds: &str) -> Result<Figures> {
         let key = format!("CAROM-STAT-{name}");
         let text = outcome.values(&key).nth(number);
         let text = text.with_context(|| format!("no {name} of device {number}; console:\n{}", outcome.console))?;
-        text.parse().with_context(|| format!("{name}: {text:?}"))
+        text.parse().with_context(|| format!("{name}: {text:?} is not a number"))
     };
     Ok(Figures {
-        seconds: seconds.parse().with_context(|| format!("CAROM-SECONDS {seconds:?}"))?,
+        seconds: seconds.parse().with_context(|| format!("CAROM-SECONDS: {seconds:?} is not a number"))?,
         bounced: count("bounced_pages")? + count("bounced_lists")? + count("bounced_requests")?,
         copied_in: count("bytes_in")?,
         copied_out: count("bytes_out")?,

@@ -100,7 +100,7 @@ pub fn counters(events: &[Event]) -> Result<Vec<Counters>> {
     events
         .iter()
         .filter(|event| event.source == "virtio-iommu" && event.event == "counters")
-        .map(|event| Counters::deserialize(&event.properties).context("counters event"))
+        .map(|event| Counters::deserialize(&event.properties).context("invalid event with counters"))
         .collect()
 }
 

@@ -111,7 +111,7 @@ impl MemoryGroup {
     /// # Errors
     /// Fails if the value cannot be read.
     pub fn swapped(&self) -> Result<u64> {
-        self.read("memory.swap.current")?.trim().parse().context("memory.swap.current")
+        self.read("memory.swap.current")?.trim().parse().context("memory.swap.current is not a number")
     }
 
     /// Returns the number of processes that the kernel killed because the limit left no memory.

@@ -155,7 +155,7 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     for line in outcome.values("CAROM-FIO") {
         let words: Vec<&str> = line.split(' ').collect();
         let [size, iops, kib_s, errors] = words[..] else { anyhow::bail!("fio result {line:?}: four words wanted") };
-        let number = |text: &str| text.parse::<f64>().with_context(|| format!("fio result {line:?}"));
+        let number = |text: &str| text.parse::<f64>().with_context(|| format!("invalid fio result {line:?}"));
         ensure!(errors == "0", "fio at {size} ended with error {errors}");
         let result = Fio { iops: number(iops)?, mib_s: number(kib_s)? / 1024.0 };
         ensure!(result.iops > 0.0, "fio at {size} read nothing");
@@ -200,7 +200,7 @@ pub fn fio_patterns(seconds: u32) -> String {
 pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     let figure = |text: &str, errors: &str| {
         ensure!(errors == "0", "fio ended with error {errors}");
-        let number: f64 = text.parse().with_context(|| format!("fio result {text:?}"))?;
+        let number: f64 = text.parse().with_context(|| format!("invalid fio result {text:?}"))?;
         ensure!(number > 0.0, "fio did nothing");
         Ok(number)
     };
@@ -332,7 +332,7 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
     );
     for result in results {
         let bytes: Option<u64> = result.strip_prefix("0 ").and_then(|bytes| bytes.parse().ok());
-        ensure!(bytes.is_some_and(|bytes| bytes > 0), "verification: {result:?}; console:\n{}", outcome.console);
+        ensure!(bytes.is_some_and(|bytes| bytes > 0), "CAROM-VERIFY {result:?}; console:\n{}", outcome.console);
     }
     Ok(())
 }
@@ -404,7 +404,7 @@ SWITCH="/sys/bus/pci/devices/$NVME/iommu_bounce"
 pub fn dma_map_result(outcome: &Outcome, mapping: Mapping) -> Result<DmaMap> {
     let number = |what| {
         let key = format!("CAROM-{what}-US-{}", mapping.key());
-        outcome.value(&key)?.parse::<f64>().with_context(|| format!("{key} on the console"))
+        outcome.value(&key)?.parse::<f64>().with_context(|| format!("{key} is not a number"))
     };
     Ok(DmaMap { map_us: number("MAP")?, unmap_us: number("UNMAP")? })
 }

@@ -208,16 +208,16 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
     let copied = of("CAROM-COPIED").and_then(|rest| rest.split_once(' ')).context("no line with copied bytes")?;
     let copied_bytes = copied.1.parse::<f64>()? - copied.0.parse::<f64>()?;
     ensure!(copied_bytes >= 0.0, "the count of copied bytes fell from {} to {}", copied.0, copied.1);
-    parse(line, copied_bytes, before, after).with_context(|| format!("fio's result {line:?}"))
+    parse(line, copied_bytes, before, after).with_context(|| format!("invalid fio result {line:?}"))
 }
 
 /// Parses a line of fio's terse form, version 3 (fio's HOWTO, "Terse output"). Fields are numbered from 1. Fields of reads come
 /// before those of writes.
 fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<Done> {
     let fields: Vec<&str> = line.split(';').collect();
-    let field = |number: usize| fields.get(number - 1).copied().with_context(|| format!("no field {number}"));
-    let number = |at: usize| field(at)?.parse::<f64>().with_context(|| format!("field {at}"));
-    ensure!(field(5)? == "0", "error {}", field(5)?);
+    let field = |number: usize| fields.get(number - 1).copied().with_context(|| format!("field {number} is missing"));
+    let number = |at: usize| field(at)?.parse::<f64>().with_context(|| format!("field {at} is not a number"));
+    ensure!(field(5)? == "0", "fio reported error {}", field(5)?);
     // IOPS times runtime in ms.
     let operations = |first: usize| Ok::<_, anyhow::Error>(number(first + 2)? * number(first + 3)? / 1000.0);
     let [reads, writes] = [6, 47].map(operations);
@@ -279,7 +279,7 @@ mod tests {
             ("1 137 ".to_owned(), "status 137"),
             (format!("2 0 {}", mixed(0)), "did not reach this cell"),
             (format!("1 0 {}", mixed(5)), "error 5"),
-            ("1 0 3;fio".into(), "no field"),
+            ("1 0 3;fio".into(), "is missing"),
         ] {
             let error = result(&outcome(&cell), 1).unwrap_err();
             assert!(format!("{error:#}").contains(reason), "{error:#}");

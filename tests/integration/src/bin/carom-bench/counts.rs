@@ -56,7 +56,7 @@ pub(crate) fn against_empty(
     let run = move |site: &Site, name: &str| {
         let guest = mode.guest(site, name).memory_mib(RAM_MIB).job(&job(&fio::job(&cells)));
         let outcome = table::run(guest, estimate, site)?;
-        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the cell of a single operation")?;
+        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the single operation has no result")?;
         let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
         measured.rows.retain(|row| !is_empty(row));
         Ok(measured)

@@ -325,7 +325,7 @@ impl Window {
 /// Returns the busy time and the total time of the host's CPUs, in ticks (first line of proc_stat(5)).
 fn cpu_times() -> Result<(u64, u64)> {
     let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    parse_cpu_times(&stat).context("the first line of /proc/stat")
+    parse_cpu_times(&stat).context("cannot parse the first line of /proc/stat")
 }
 
 fn parse_cpu_times(stat: &str) -> Option<(u64, u64)> {

@@ -193,7 +193,7 @@ fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     };
     // The first turn allocates the pages.
     turn();
-    let quickest = (0..turns).map(|_| turn()).min().context("no copies")?;
+    let quickest = (0..turns).map(|_| turn()).min().context("no copies were measured")?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let copied = span as f64;
     Ok(quickest.as_secs_f64() * 1e9 / copied)
@@ -240,7 +240,7 @@ fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let header = ["pattern", "size", "mode", "CPU, µs", "1000 operations/s", "÷ no-viommu"];
     let mut table = markdown::new_table_of(3, header);
     for cell in cells {
-        let ns = *copies.get(&cell.kib).context("a size that was not copied")?;
+        let ns = *copies.get(&cell.kib).context("no copies of this size were measured")?;
         let same = |base: &&Cell| (&base.pattern, base.kib) == (&cell.pattern, cell.kib) && base.mode == NO_VIOMMU.name;
         let (cpu, base) = (cell.cpu(ns), cells.iter().find(same));
         let of_base = base.map_or(markdown::NONE.to_owned(), |base| {

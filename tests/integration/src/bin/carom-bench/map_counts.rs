@@ -72,7 +72,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let counts = counts.context("this table needs a rig that counts instructions")?;
     let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
     let bounces = mode.iommu;
-    ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced");
+    ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced, unlike its mode");
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
         for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {

@@ -127,7 +127,7 @@ fn measured(outcome: &Outcome, mode: &Mode) -> Result<Measured> {
 
 /// Parses iperf3's JSON. Only received data counts.
 fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
-    let report: Value = serde_json::from_str(line).with_context(|| format!("iperf3's report {line:?}"))?;
+    let report: Value = serde_json::from_str(line).with_context(|| format!("invalid report of iperf3: {line:?}"))?;
     ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
     let end = &report["end"];
     let number = |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {end}"));

@@ -63,7 +63,8 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
         probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("there is no probe {label}"))
     };
     let returned = (resident("used")? - resident("freed")?) / 1024.0;
-    let free: Vec<f64> = outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("free memory")?;
+    let free: Vec<f64> =
+        outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("invalid free memory")?;
     let [before, after] = free[..] else { bail!("expected two values of the guest's free memory, got {}", free.len()) };
     // fio allocates and frees some memory, but little.
     let freed = after - before;

@@ -89,7 +89,7 @@ pub(crate) fn only(steps: Vec<Step>, modes: &[String]) -> Result<Vec<Step>> {
     // The name of the work begins with the mode.
     let is_of = |step: &Step, mode: &String| step.work.name.split([' ', ',']).next() == Some(mode.as_str());
     for mode in modes {
-        ensure!(steps.iter().any(|step| is_of(step, mode)), "--only '{mode}': no guest of this run is of that mode");
+        ensure!(steps.iter().any(|step| is_of(step, mode)), "--only '{mode}': no guest of this run has this mode");
     }
     let wanted = |step: &Step| modes.is_empty() || modes.iter().any(|mode| is_of(step, mode));
     Ok(steps.into_iter().filter(wanted).collect())
@@ -153,7 +153,7 @@ pub(crate) mod tests {
         assert_eq!(names(&["no-viommu"]).unwrap(), ["no-viommu, 1 GiB"; 2]);
         assert_eq!(names(&["no-viommu", "bounce"]).unwrap().len(), 6);
         let refused = names(&["bounce", "lazier"]).unwrap_err().to_string();
-        assert_eq!(refused, "--only 'lazier': no guest of this run is of that mode");
+        assert_eq!(refused, "--only 'lazier': no guest of this run has this mode");
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
     ensure!(!lost, "the device needs sync calls before it has bounced");
     let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
-    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive have bounced");
+    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive have bounced, unlike its mode");
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {
         let time = |call: &str| {

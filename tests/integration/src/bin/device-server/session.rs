@@ -112,7 +112,7 @@ impl Session {
         match self.device.work(&mut self.rings, &self.memory) {
             Ok(()) => Ok(()),
             Err(Fault::Unknown(address, access)) => self.ask(address, access),
-            Err(Fault::Denied(address)) => bail!("the driver names {address:#x}, where no memory is"),
+            Err(Fault::Denied(address)) => bail!("the driver uses {address:#x}, but no memory is there"),
         }
     }
 
@@ -130,7 +130,7 @@ impl Session {
             }
             request::GET_CONFIG => Some(config(&message, &self.device.config(self.rings.len())?)?),
             request::IOTLB_MSG => {
-                let iotlb = self.memory.iotlb.as_mut().context("there are no translations")?;
+                let iotlb = self.memory.iotlb.as_mut().context("a translation came, but translation is off")?;
                 let told = iotlb.take(&message)?;
                 (needs_reply && (told == Told::Update || self.manner.confirms)).then(|| vec![0; 8])
             }
@@ -161,7 +161,7 @@ impl Session {
             request::SET_MEM_TABLE => {
                 self.memory.clear();
                 if message.files.len() != usize::try_from(message.long(0)?)? {
-                    bail!("there are {} files for {} regions", message.files.len(), message.long(0)?);
+                    bail!("the front end sent {} files for {} regions", message.files.len(), message.long(0)?);
                 }
                 for (index, file) in std::mem::take(&mut message.files).into_iter().enumerate() {
                     self.memory.add(region(&message, 8 + 32 * index)?, file)?;
@@ -189,13 +189,13 @@ impl Session {
             request::SET_VRING_CALL => self.ring(message.long(0)?)?.call = message.files.pop(),
             request::SET_VRING_ERR => drop(message.files),
             request::SET_VRING_ENABLE => self.ring(message.long(0)?)?.is_enabled = message.long(4)? != 0,
-            _ => bail!("is not known"),
+            _ => bail!("not supported"),
         }
         Ok(())
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut Ring> {
-        self.rings.get_mut(usize::try_from(index)?).context("there is no such queue")
+        self.rings.get_mut(usize::try_from(index)?).context("this queue does not exist")
     }
 }
 

@@ -56,7 +56,7 @@ impl Form for PatternFigures {
 
     fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
         let windows = outcome.counters.last().map_or(0, |counters| counters.requests.window_add);
-        ensure!((windows > 0) == step.mode.windows, "the guest had {windows} chunks of windows");
+        ensure!((windows > 0) == step.mode.windows, "the guest had {windows} chunks of windows, unlike its mode");
         Ok(Self { fio: workload::pattern_results(outcome)? })
     }
 

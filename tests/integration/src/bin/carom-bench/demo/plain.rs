@@ -184,7 +184,7 @@ fn median_map(maps: impl Iterator<Item = DmaMap> + Clone) -> Option<DmaMap> {
 fn verified(outcome: &Outcome) -> Result<u64> {
     workload::check_verified(outcome, 1)?;
     let result = outcome.value("CAROM-VERIFY")?;
-    result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("verification: {result:?}"))
+    result.split(' ').next_back().unwrap_or_default().parse().with_context(|| format!("CAROM-VERIFY {result:?}"))
 }
 
 fn medians(guests: &[&Plain]) -> BySize {
