@@ -119,7 +119,7 @@ pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
             }
         }
     }
-    ensure!(same + changed.len() > 0, "no cell of the tables {} is in both", tables().join(", "));
+    ensure!(same + changed.len() > 0, "no cell of the tables {} is in both runs", tables().join(", "));
     let version = |results: &Results| results.versions.get("carom").cloned().unwrap_or_default();
     let mut text = format!("\nCounts of {}, against those of {}:\n\n", version(results), version(base));
     if !changed.is_empty() {
