@@ -243,7 +243,7 @@ impl ApiVmm {
     /// # Errors
     /// Fails if the exit status is not 0. The error contains stderr.
     pub fn remote(&self, site: &Site, arguments: &[&str]) -> Result<String> {
-        let program = site.remote.as_deref().context("CAROM_REMOTE is not set")?;
+        let program = site.remote.as_deref().context("CAROM_REMOTE is not set; start this by scripts/test")?;
         let output = Command::new(program)
             .args(arguments)
             .env("CAROM_API_SOCKET", self.socket())

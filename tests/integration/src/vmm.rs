@@ -83,22 +83,41 @@ pub enum Kernel {
 impl Kernel {
     /// Returns the kernel image and the base initramfs.
     pub(crate) fn files(self, site: &Site) -> Result<(&Path, &Path)> {
-        let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set";
+        let missing = "CAROM_STOCK_KERNEL and CAROM_STOCK_INITRAMFS are not set; start this by scripts/test";
         Ok(match self {
             Self::Patched => (&site.kernel, &site.initramfs),
             Self::PatchedElf => (&site.kernel_elf, &site.initramfs),
-            Self::Base => (site.base_kernel.as_deref().context("CAROM_BASE_KERNEL is not set")?, &site.initramfs),
-            Self::Profile => {
-                (site.profile_kernel.as_deref().context("CAROM_PROFILE_KERNEL is not set")?, &site.initramfs)
-            }
-            Self::Newer => (site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set")?, &site.initramfs),
+            Self::Base => (
+                site.base_kernel
+                    .as_deref()
+                    .context("CAROM_BASE_KERNEL is not set; set it to the bzImage of another guest kernel")?,
+                &site.initramfs,
+            ),
+            Self::Profile => (
+                site.profile_kernel.as_deref().context(
+                    "CAROM_PROFILE_KERNEL is not set; start this by scripts/test --filter interrupts integration",
+                )?,
+                &site.initramfs,
+            ),
+            Self::Newer => (
+                site.newer_kernel.as_deref().context("CAROM_NEWER_KERNEL is not set; start this by scripts/test")?,
+                &site.initramfs,
+            ),
             Self::NewerProfile => {
-                let kernel = site.newer_profile_kernel.as_deref().context("CAROM_NEWER_PROFILE_KERNEL is not set")?;
+                let kernel = site.newer_profile_kernel.as_deref().context(
+                    "CAROM_NEWER_PROFILE_KERNEL is not set; start this by scripts/test --filter interrupts integration",
+                )?;
                 (kernel, &site.initramfs)
             }
-            Self::Modular => (site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set")?, &site.initramfs),
+            Self::Modular => (
+                site.modular.as_deref().context("CAROM_MODULAR_KERNEL is not set; start this by scripts/bench")?,
+                &site.initramfs,
+            ),
             Self::ModularStock => {
-                let kernel = site.modular_stock.as_deref().context("CAROM_MODULAR_STOCK_KERNEL is not set")?;
+                let kernel = site
+                    .modular_stock
+                    .as_deref()
+                    .context("CAROM_MODULAR_STOCK_KERNEL is not set; start this by scripts/bench")?;
                 (kernel, &site.initramfs)
             }
             Self::Stock => {
@@ -219,7 +238,13 @@ pub fn boot_command(
 pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Command> {
     let command = match vmm {
         Vmm::Carom => carom(site, machine.program.as_ref().unwrap_or(&site.carom), machine),
-        Vmm::Base => carom(site, site.base_vmm.as_deref().context("CAROM_BASE_VMM is not set")?, machine),
+        Vmm::Base => carom(
+            site,
+            site.base_vmm
+                .as_deref()
+                .context("CAROM_BASE_VMM is not set; set it to the path of another build of Carom")?,
+            machine,
+        ),
         // Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's virtio-iommu ignores that, so the
         // guest could not attach the devices behind such a bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
@@ -332,7 +357,10 @@ fn limited(command: &Command, bytes: Option<u64>, user: Option<u32>) -> Command 
 
 /// Returns the command of the site's template.
 fn other(site: &Site, machine: &Machine) -> Result<Command> {
-    let vmm = site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?;
+    let vmm = site
+        .other_vmm
+        .as_ref()
+        .context("CAROM_OTHER_VMM is not set; set it to 'NAME PROGRAM ARGUMENTS…' (docs/benchmarks.md)")?;
     let drive = machine.devices.first().map(|device| &device.address);
     let words = vmm.arguments(|placeholder| match placeholder {
         Placeholder::Kernel => Some(machine.kernel.clone().into()),
@@ -503,6 +531,6 @@ mod tests {
     #[test]
     fn unnamed_other_vmm_is_an_error() {
         let error = command(&Site::default(), Vmm::Other, &machine()).unwrap_err().to_string();
-        assert_eq!(error, "CAROM_OTHER_VMM is not set");
+        assert_eq!(error, "CAROM_OTHER_VMM is not set; set it to 'NAME PROGRAM ARGUMENTS…' (docs/benchmarks.md)");
     }
 }

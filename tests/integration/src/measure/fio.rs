@@ -204,10 +204,20 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
     let label = number.to_string();
     let mut probes = outcome.probes.iter().filter(|probe| probe.label == label).cloned();
     let (before, after) = (probes.next(), probes.next());
-    let (before, after) = (before.context("no probe before the cell")?, after.context("no probe after the cell")?);
-    let copied = of("CAROM-COPIED").and_then(|rest| rest.split_once(' ')).context("no line with copied bytes")?;
+    let (before, after) = (
+        before.context("the guest requested no probe before the cell")?,
+        after.context("the guest requested no probe after the cell")?,
+    );
+    let copied = of("CAROM-COPIED")
+        .and_then(|rest| rest.split_once(' '))
+        .context("the guest printed no count of copied bytes for this cell")?;
     let copied_bytes = copied.1.parse::<f64>()? - copied.0.parse::<f64>()?;
-    ensure!(copied_bytes >= 0.0, "the count of copied bytes fell from {} to {}", copied.0, copied.1);
+    ensure!(
+        copied_bytes >= 0.0,
+        "the guest's count of copied bytes fell from {} to {} during this cell",
+        copied.0,
+        copied.1
+    );
     parse(line, copied_bytes, before, after).with_context(|| format!("invalid fio result {line:?}"))
 }
 

@@ -55,7 +55,7 @@ impl Guests {
         // A module is in the directory of its kernel.
         let path = image.with_file_name(&file);
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let edu = site.edu.as_deref().context("CAROM_EDU is not set")?;
+        let edu = site.edu.as_deref().context("CAROM_EDU is not set; start this by scripts/bench")?;
         let counted = site.instructions.as_deref();
         let before = counted.map_or(0, |file| read(file).len());
         let guest = mode.guest(site, name).memory_mib(LITTLE_RAM_MIB).cpus(self.cpus);

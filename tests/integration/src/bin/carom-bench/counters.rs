@@ -6,7 +6,7 @@ use carom_integration::measure::fio::Done;
 
 use crate::table::figure;
 
-/// Shown counters of KVM, and their names as figures.
+/// Counters of KVM that the tables show, and their names as figures.
 pub(crate) const OF_KVM: [(&str, &str); 6] = [
     ("exits", "exits"),
     ("mmio_exits", "mmio_exits"),
@@ -24,7 +24,7 @@ pub(crate) const OF_IOMMU: [(&str, &str); 4] = [
     ("host_maps", "host_maps"),
 ];
 
-/// Returns the exits and requests in a whole cell that its VMM counts.
+/// Returns the exits and IOMMU requests that the VMM counted between the start and the end of a cell.
 pub(crate) fn in_cell(done: &Done) -> impl Iterator<Item = (&'static str, f64)> {
     let exits = OF_KVM.iter().filter_map(|(counter, name)| {
         let of = |probe: &Probe| probe.kvm.get(*counter).copied().map(figure);

@@ -99,9 +99,9 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
 
 /// Returns the rows of a mode, one for each number of guests. The last row is not borne unless the drives are used up.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
-    let program =
-        fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set")?).context("cannot read CAROM_TENANT")?;
-    let swap = site.swap.as_deref().context("CAROM_SWAP is not set")?;
+    let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; start this by scripts/bench")?)
+        .context("cannot read CAROM_TENANT")?;
+    let swap = site.swap.as_deref().context("CAROM_SWAP is not set; start this by scripts/bench")?;
     let _swap = Swap::on(swap)?;
     let group = MemoryGroup::new("carom-density")?;
     group.limit(host.memory_mib << 20)?;

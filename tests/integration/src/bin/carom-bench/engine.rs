@@ -35,7 +35,8 @@ fn work(_: Scope, _: &Site) -> Vec<Work> {
 }
 
 fn measure() -> Result<Measured> {
-    let program = env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set")?;
+    let program =
+        env::var_os("CAROM_ENGINE_BENCH").context("CAROM_ENGINE_BENCH is not set; start this by scripts/bench")?;
     let dir = tempfile::tempdir().context("cannot create a directory for estimates")?;
     let mut bench = Command::new(&program);
     bench.args(["--bench", "--noplot", "--quiet", "--warm-up-time", "1", "--measurement-time", "2"]);

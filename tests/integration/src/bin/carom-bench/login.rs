@@ -40,7 +40,9 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 /// Boots the guest from a copy of its disk in the host's RAM, which is made before the start. Ends the guest at the prompt.
 fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
-    let files = Distribution::in_directory(site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set")?);
+    let files = Distribution::in_directory(
+        site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set; start this by scripts/bench")?,
+    );
     let dir = tempfile::tempdir_in("/dev/shm").context("cannot create a directory for a disk")?;
     let disk = dir.path().join("disk.raw");
     fs::copy(&files.disk, &disk).with_context(|| format!("cannot copy {}", files.disk.display()))?;

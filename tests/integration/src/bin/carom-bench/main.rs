@@ -241,7 +241,8 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     let rounds_of = |table: &Table| if is_once_enough && table.is_once_enough { 1 } else { rounds };
     let (site, versions) = match part {
         Part::Native => {
-            let carom = PathBuf::from(env::var_os("CAROM_BIN").context("CAROM_BIN is not set")?);
+            let carom =
+                PathBuf::from(env::var_os("CAROM_BIN").context("CAROM_BIN is not set; start this by scripts/bench")?);
             let versions = BTreeMap::from([("carom".to_owned(), machine::carom(&carom)?)]);
             (Site { rig: "native".into(), ..Site::default() }, versions)
         }

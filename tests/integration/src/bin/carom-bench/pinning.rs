@@ -56,11 +56,13 @@ fn free_memory() -> String {
 /// Returns the percentage of newly freed guest memory that has gone back to the host.
 fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let passes = outcome.values("CAROM-VERIFY").count();
-    ensure!(passes > 0, "nothing was verified meanwhile");
+    ensure!(passes > 0, "the guest verified no data on the drive while its memory was filled and freed");
     workload::check_verified(outcome, passes)?;
     let resident = |label: &str| {
         let probe = outcome.probes.iter().find(|probe| probe.label == label);
-        probe.map(|probe| figure(probe.resident_bytes)).with_context(|| format!("there is no probe {label}"))
+        probe
+            .map(|probe| figure(probe.resident_bytes))
+            .with_context(|| format!("the guest requested no probe with the label '{label}'"))
     };
     let returned = (resident("used")? - resident("freed")?) / 1024.0;
     let free: Vec<f64> =

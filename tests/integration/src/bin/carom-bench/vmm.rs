@@ -174,7 +174,7 @@ fn measure(started: Started, estimate: Duration, site: &Site, name: &str) -> Res
     let job = format!("{PRINT_VERSIONS}sleep 1\necho {PROBE}idle\nsleep 0.5\n");
     let dir = tempfile::tempdir().context("cannot create a directory for files")?;
     let outcome = table::run(started.guest(site, name, &job, dir.path())?, estimate, site)?;
-    let idle = outcome.probes.first().context("there is no probe of the VMM")?;
+    let idle = outcome.probes.first().context("the guest requested no probe of the VMM")?;
     ensure!(idle.own_bytes > 0, "cannot read the VMM's memory");
     let mib = f64::from(1 << 20);
     let program = program(started.vmm, site)?;
@@ -210,10 +210,20 @@ fn boots_other(site: &Site, form: Form) -> bool {
 fn program(vmm: Vmm, site: &Site) -> Result<PathBuf> {
     match vmm {
         Vmm::Carom => Ok(site.carom.clone()),
-        Vmm::Base => site.base_vmm.clone().context("CAROM_BASE_VMM is not set"),
-        Vmm::CloudHypervisor => site.cloud_hypervisor.clone().context("CAROM_CLOUD_HYPERVISOR is not set"),
+        Vmm::Base => {
+            site.base_vmm.clone().context("CAROM_BASE_VMM is not set; set it to the path of another build of Carom")
+        }
+        Vmm::CloudHypervisor => site
+            .cloud_hypervisor
+            .clone()
+            .context("CAROM_CLOUD_HYPERVISOR is not set; set it to the path of Cloud Hypervisor"),
         Vmm::Qemu | Vmm::QemuIntel => Ok(site.qemu.clone().unwrap_or("/usr/bin/qemu-system-x86_64".into())),
-        Vmm::Other => Ok(site.other_vmm.as_ref().context("CAROM_OTHER_VMM is not set")?.program.clone()),
+        Vmm::Other => Ok(site
+            .other_vmm
+            .as_ref()
+            .context("CAROM_OTHER_VMM is not set; set it to 'NAME PROGRAM ARGUMENTS…' (docs/benchmarks.md)")?
+            .program
+            .clone()),
     }
 }
 

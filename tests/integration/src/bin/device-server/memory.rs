@@ -48,8 +48,8 @@ impl Memory {
 
     /// Adds a region: guest-physical address, length, address in the front end, offset in the file, and the file.
     pub(crate) fn add(&mut self, [guest, len, user, offset]: [u64; 4], file: File) -> Result<()> {
-        let map =
-            MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?).context("cannot map a region")?;
+        let map = MmapRegion::from_file(FileOffset::new(file, offset), len.try_into()?)
+            .context("cannot map a memory region of the front end")?;
         self.regions.push(Region { guest, user, map });
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Memory {
     /// Removes a region.
     pub(crate) fn remove(&mut self, guest: u64, len: u64) -> Result<()> {
         let place = self.regions.iter().position(|region| (region.guest, region.len()) == (guest, len));
-        self.regions.remove(place.context("the region to remove does not exist")?);
+        self.regions.remove(place.context("the front end removed a memory region that does not exist")?);
         Ok(())
     }
 
@@ -68,7 +68,11 @@ impl Memory {
             return Ok(user);
         }
         let inside = |region: &&Region| user.checked_sub(region.user).is_some_and(|offset| offset < region.len());
-        let region = self.regions.iter().find(inside).context("a ring's address is outside of all regions")?;
+        let region = self
+            .regions
+            .iter()
+            .find(inside)
+            .context("the front end set a ring's address outside of all memory regions")?;
         Ok(region.guest + (user - region.user))
     }
 

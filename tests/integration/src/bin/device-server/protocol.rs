@@ -79,10 +79,10 @@ fn send(mut socket: &UnixStream, request: u32, flags: u32, payload: &[u8]) -> Re
 
 /// Answers a request.
 pub(crate) fn answer(socket: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    send(socket, request, REPLY, payload).context("cannot send an answer")
+    send(socket, request, REPLY, payload).context("cannot send an answer to the front end")
 }
 
 /// Sends a request to the front end, and requests a confirmation.
 pub(crate) fn ask(channel: &UnixStream, request: u32, payload: &[u8]) -> Result<()> {
-    send(channel, request, NEED_REPLY, payload).context("cannot send a request")
+    send(channel, request, NEED_REPLY, payload).context("cannot send a request to the front end")
 }

@@ -89,7 +89,9 @@ impl Session {
 
     /// Asks the front end for a translation.
     fn ask(&mut self, address: u64, access: u8) -> Result<()> {
-        let channel = self.channel.as_ref().context("there is no channel to ask for translations")?;
+        let channel = self.channel.as_ref().context(
+            "cannot ask for a translation: the front end has set up no channel for requests (SET_BACKEND_REQ_FD)",
+        )?;
         protocol::ask(channel, BACKEND_IOTLB_MSG, &iotlb::message(address, access, iotlb::MISS))?;
         self.asked = Some((address, access));
         Ok(())
@@ -97,7 +99,9 @@ impl Session {
 
     /// Handles the front end's answer to a translation request: the translation is known now, or denied.
     fn take_answer(&mut self) -> Result<()> {
-        let channel = self.channel.as_ref().context("there is no channel")?;
+        let channel = self.channel.as_ref().context(
+            "cannot receive a translation: the front end has set up no channel for requests (SET_BACKEND_REQ_FD)",
+        )?;
         let answer = protocol::receive(channel)?.context("the front end closed the channel")?;
         if let (Some((address, access)), Some(iotlb), true) =
             (self.asked.take(), &mut self.memory.iotlb, answer.quad(0)? != 0)
@@ -130,7 +134,11 @@ impl Session {
             }
             request::GET_CONFIG => Some(config(&message, &self.device.config(self.rings.len())?)?),
             request::IOTLB_MSG => {
-                let iotlb = self.memory.iotlb.as_mut().context("a translation came, but translation is off")?;
+                let iotlb = self
+                    .memory
+                    .iotlb
+                    .as_mut()
+                    .context("the front end sent a translation, but has not accepted VIRTIO_F_ACCESS_PLATFORM")?;
                 let told = iotlb.take(&message)?;
                 (needs_reply && (told == Told::Update || self.manner.confirms)).then(|| vec![0; 8])
             }
@@ -143,7 +151,7 @@ impl Session {
                 Some([index, ring.next.into()].map(u32::to_ne_bytes).concat())
             }
             _ => {
-                self.set(message).with_context(|| format!("request {request}"))?;
+                self.set(message).with_context(|| format!("cannot serve request {request} of the front end"))?;
                 needs_reply.then(|| vec![0; 8])
             }
         };
@@ -168,7 +176,7 @@ impl Session {
                 }
             }
             request::ADD_MEM_REG => {
-                let file = message.files.pop().context("a region has no file")?;
+                let file = message.files.pop().context("the front end sent a memory region without a file")?;
                 self.memory.add(region(&message, 8)?, file)?;
             }
             request::REM_MEM_REG => self.memory.remove(message.quad(8)?, message.quad(16)?)?,

@@ -61,7 +61,7 @@ fn send(mut socket: &UnixStream, id: u16, command: u16, flags: u32, error: u32, 
     let mut message = [id.to_ne_bytes(), command.to_ne_bytes()].concat();
     message.extend([size, flags, error].into_iter().flat_map(u32::to_ne_bytes));
     message.extend(payload);
-    socket.write_all(&message).context("cannot send a message")
+    socket.write_all(&message).context("cannot send a message to the client")
 }
 
 /// Sends a request to the client.

@@ -83,7 +83,7 @@ impl Session {
         self.interrupt
             .as_mut()
             .map_or(Ok(()), |event| event.write_all(&1u64.to_ne_bytes()))
-            .context("cannot raise an interrupt")
+            .context("cannot write the eventfd of the interrupt")
     }
 
     fn handle(&mut self, mut message: Message) -> Result<()> {
