@@ -81,7 +81,10 @@ impl Tools<'_> {
             stdout.read_to_end(&mut bytes).map(|_| bytes)
         });
         self.attend(Ok(child), command)?;
-        let bytes = reader.join().map_err(|_| anyhow!("a reader panicked"))?.with_context(|| starting(command))?;
+        let bytes = reader
+            .join()
+            .map_err(|_| anyhow!("the thread that reads a program's output panicked"))?
+            .with_context(|| starting(command))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -120,7 +123,7 @@ impl Tools<'_> {
                 line(&String::from_utf8_lossy(&bytes));
             }
             written.with_context(|| format!("cannot write {}", log.display()))?;
-            waiter.join().map_err(|_| anyhow!("a waiter panicked"))?
+            waiter.join().map_err(|_| anyhow!("the thread that waits for a program panicked"))?
         });
         // The reader ended with the pipe.
         let _ = reader.join();
@@ -141,7 +144,10 @@ impl Tools<'_> {
         let writer = thread::spawn(move || stdin.write_all(&input));
         let output = child.wait_with_output().with_context(|| starting(command))?;
         ensure!(output.status.success(), "{} failed ({})", name(command), output.status);
-        writer.join().map_err(|_| anyhow!("a writer panicked"))?.with_context(|| starting(command))?;
+        writer
+            .join()
+            .map_err(|_| anyhow!("the thread that writes a program's input panicked"))?
+            .with_context(|| starting(command))?;
         Ok(output.stdout)
     }
 

@@ -188,7 +188,7 @@ impl Tools<'_> {
         self.run(Command::new("strip").arg("-o").arg(dir.join(program)).arg(tree.join("build").join(program)))?;
         if features.ends_with(PLUGINS) {
             fs::copy(tree.join("include/qemu").join(HEADER), dir.join(HEADER))
-                .context("cannot copy a header of QEMU")?;
+                .context("cannot copy qemu-plugin.h from QEMU's source")?;
         }
         for made in [tree, python] {
             fs::remove_dir_all(&made).with_context(|| format!("cannot remove {}", made.display()))?;

@@ -114,10 +114,11 @@ impl Tools<'_> {
     fn build_benchmark(&self, dir: &Path, target: &Path) -> Result<()> {
         let source = self.kernel_source(&GuestKernel { stock: true, ..GuestKernel::default() })?;
         let include = dir.join("include");
-        fs::create_dir_all(include.join("linux")).context("cannot create a directory for a header")?;
+        fs::create_dir_all(include.join("linux"))
+            .context("cannot create the include directory for linux/map_benchmark.h")?;
         let header = "linux/map_benchmark.h";
         fs::copy(source.join("include").join(header), include.join(header))
-            .context("cannot copy a header of the kernel")?;
+            .context("cannot copy linux/map_benchmark.h from the kernel's source")?;
         let source = source.join("tools/testing/selftests/dma/dma_map_benchmark.c");
         self.run(compile(target).arg("-I").arg(include).arg(source))
     }

@@ -137,7 +137,7 @@ impl Tools<'_> {
             })?;
             report.add(self, Stage::Integration, result);
             let others = match others {
-                Some(others) => others.join().map_err(|_| anyhow!("a stage panicked"))?,
+                Some(others) => others.join().map_err(|_| anyhow!("the thread that runs the other stages panicked"))?,
                 None => self.run_beside(&beside, options, out),
             };
             anyhow::Ok(others)
@@ -150,7 +150,8 @@ impl Tools<'_> {
 
     /// Runs these stages at the lowest priority until the guests have ended.
     fn run_beside(&self, stages: &[Stage], options: &Options, out: &Path) -> Result<Vec<(Stage, Timed)>> {
-        priority::lower_own().context("cannot lower the priority")?;
+        priority::lower_own()
+            .context("cannot lower the priority of the stages that run at the same time as the guests")?;
         let mut results = Vec::new();
         for &stage in stages {
             let log = out.join(format!("{}.log", stage.name()));

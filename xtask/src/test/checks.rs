@@ -124,7 +124,7 @@ impl Tools<'_> {
         let mut patches = Vec::new();
         for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")) {
             let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            // A patch that changes only files of guest/src consists of its mail's text.
+            // The file of a patch that only adds files of guest/src has no diff, only the text of the mail. There is nothing to check in it.
             if changed_files(&text).next().is_some() {
                 patches.push(file);
             }

@@ -43,7 +43,7 @@ impl Tools<'_> {
             (carom.join(), tests)
         });
         let mut tests = tests?;
-        let mut variables: Variables = carom.map_err(|_| anyhow!("a builder panicked"))??;
+        let mut variables: Variables = carom.map_err(|_| anyhow!("the thread that builds carom panicked"))??;
         variables.push(("CAROM_REMOTE", self.target_dir()?.join("debug/carom-remote").into()));
         variables.extend(self.guest(&GuestKernel::default())?);
         variables.extend(self.newer_guest()?);
