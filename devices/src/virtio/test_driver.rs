@@ -233,7 +233,8 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_obj(*added, GuestAddress(available + 2)).unwrap();
     }
 
-    /// Adds a chain with one buffer to a queue. If its flags contain `NEXT`, the next descriptor is not in the table.
+    /// Adds a chain with one buffer to a queue. If the flags of `part` contain `NEXT`, the chain continues at a descriptor outside of the
+    /// table.
     pub(super) fn chain_to_nowhere(&mut self, queue: u16, part: Part) {
         let head = self.chain(queue, &[part]);
         let next = self.rings.of(queue)[0] + 16 * u64::from(head) + 14;

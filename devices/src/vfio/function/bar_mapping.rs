@@ -39,7 +39,7 @@ impl Drop for BarMapping {
         // SAFETY: The range was mapped by `new`. Nothing uses it any more: every slot of the mapping holds a
         // reference to it.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
-            error!("cannot unmap an area of a BAR: {}", io::Error::last_os_error());
+            error!("VFIO: cannot unmap part of a BAR from this process: {}", io::Error::last_os_error());
         }
     }
 }
@@ -80,7 +80,9 @@ impl BarSlot {
 impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
-            error!("cannot remove the memory slot of an area of a BAR: {error}");
+            error!(
+                "VFIO: cannot remove the memory slot of part of a BAR, so that part stays mapped until this process ends: {error}"
+            );
             // The guest may still see the mapping, so it must never be unmapped.
             std::mem::forget(self.mapping.take());
         }

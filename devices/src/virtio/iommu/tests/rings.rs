@@ -218,8 +218,8 @@ fn interrupts_follow_used_event_of_the_driver() {
     }
 }
 
-/// Runs a driver with several threads that send only wanted notifications. Each thread adds requests under a lock, and notifies the
-/// device outside the lock, as drivers do. In the end the device must have served all requests.
+/// Runs a driver with several threads that notify the device only if it asks for notifications. Each thread adds requests under a
+/// lock, and notifies the device outside the lock, as drivers do. In the end the device must have served all requests.
 #[test]
 fn driver_threads_that_notify_on_demand_lose_no_request() {
     const TURNS: usize = 3000;

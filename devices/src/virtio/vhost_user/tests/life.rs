@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the requests to a server, from the activation by a driver to the reset.
+//! Tests of the requests that the front end sends to a server, from activation by a driver to reset.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
