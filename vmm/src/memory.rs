@@ -152,7 +152,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Returns the bytes of the region's mapping that are in memory.
+    /// Returns the number of resident bytes of the region's mapping.
     fn resident(region: &RamRegion) -> u64 {
         said_by_smaps(region, "Rss:").trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }

@@ -48,28 +48,28 @@ const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
 const RESET: u16 = 13;
-/// Flags of a message: it is an answer, it wants no answer, it is a refusal.
+/// Flags of a message: it is a reply, its receiver must not reply, it reports an error.
 const ANSWER: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 /// RAM that the guest does not use.
 const IDLE_RAM: u64 = 0x100_0000;
-/// Index of configuration space, and of MSI-X.
+/// Index of the region of configuration space, and index of the MSI-X interrupts.
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 
 /// Behaviour of a server.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
-    /// Number of descriptors that it accepts in one message.
+    /// Number of descriptors that the server accepts in one message.
     descriptors: u32,
-    /// True if it makes the received eventfds blocking.
+    /// True if the server makes the received eventfds blocking.
     blocks: bool,
     /// Delay of the answer to each SET_IRQS.
     irqs_after: Duration,
-    /// Delay of an access to a region, once MSI-X was on.
+    /// Delay of the reply to each access to a region, after the guest has turned MSI-X on for the first time.
     accesses_after: Duration,
-    /// Requests that it sends, once MSI-X was on.
+    /// Requests that the server sends, after the guest has turned MSI-X on for the first time.
     asks: Asks,
 }
 
@@ -77,23 +77,23 @@ struct Manner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
-    /// It reads unmapped addresses without end, and wants no answers. The device is behind the virtio-iommu.
+    /// The server sends endless reads of unmapped addresses, with the flag that forbids replies. The device is behind the virtio-iommu.
     Unmapped,
-    /// It reads 1 MiB of RAM again and again, and reads the answers in pieces of 8 KiB.
+    /// The server sends endless reads of 1 MiB of RAM, and takes the replies in pieces of 8 KiB.
     Drained,
-    /// It writes to RAM each time the device is being reset.
+    /// The server writes to RAM during each reset of the device.
     WhileReset,
 }
 
 /// Observations of a server.
 #[derive(Default)]
 struct Seen {
-    /// Number of times it was given interrupts over this connection.
+    /// Number of SET_IRQS messages with eventfds over this connection.
     asked: AtomicU32,
-    /// Number of its writes during resets: refused ones, and completed ones.
+    /// Numbers of refused and of completed writes during resets.
     refused: AtomicU32,
     done: AtomicU32,
-    /// Number of its requests for memory without end.
+    /// Number of endless reads that the server has sent.
     questions: AtomicU32,
     /// True if the test ends.
     over: AtomicBool,
@@ -143,7 +143,7 @@ fn access(command: u16, flags: u32, address: u64, len: u64, data: &[u8]) -> Vec<
     message
 }
 
-/// Sends this message until the other side has disconnected.
+/// Sends `message` until the client has disconnected.
 fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
     while socket.lock().unwrap().write_all(message).is_ok() {
         seen.questions.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +151,7 @@ fn flood(socket: &Mutex<UnixStream>, message: &[u8], seen: &Seen) {
     }
 }
 
-/// Requests a write while the other side waits for a reset, and reads the answer.
+/// Requests a write while the client waits for a reset, and reads the reply.
 fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) -> Option<()> {
     sender.lock().unwrap().write_all(&access(DMA_WRITE, 0, IDLE_RAM, 8, &[0x5a; 8])).ok()?;
     let header = receive(socket, 16, &mut Vec::new())?;
@@ -275,7 +275,7 @@ fn wait_for_guest(seen: &Seen, manner: Manner) {
     wait_until(&format!("the guest turns MSI-X on: {manner:?}"), || seen.asked.load(Ordering::Relaxed) != 0);
 }
 
-/// Runs a VM with such a server. Returns the server's observations, or `None` without KVM.
+/// Runs a VM with a server that behaves as `manner` says. Returns the server's observations, or `None` without KVM.
 fn hold_up(manner: Manner) -> Option<Arc<Seen>> {
     if !has_kvm() {
         return None;

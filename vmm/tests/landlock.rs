@@ -112,7 +112,7 @@ fn vm(dir: &Path, socket: &Path) -> Value {
     })
 }
 
-/// Returns this configuration with Landlock and the directory `allowed`.
+/// Returns the configuration of [`vm`] with Landlock on, and with a rule that allows the directory `allowed`.
 fn config(dir: &Path) -> Value {
     let mut config = vm(dir, &dir.join("sockets/vsock"));
     config["landlock_enable"] = json!(true);

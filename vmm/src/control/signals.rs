@@ -72,7 +72,8 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
                 let _ = emulate_default_handler(signal);
             }
             let message = if signal == SIGUSR1 { Message::ReportCounters } else { Message::Terminate(signal) };
-            // A failed send means that the control thread has ended. Then the program ends soon, or a later signal ends it.
+            // `send` fails only if the control thread has ended. In this case the program ends soon. If it does not, a later SIGTERM or
+            // SIGINT ends it.
             let _ = control.send(message);
         }
     };

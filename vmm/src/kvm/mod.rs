@@ -23,12 +23,12 @@ use crate::process::inherited;
 
 /// Capabilities that Carom requires.
 const NEEDED: [(Cap, &str); 6] = [
-    (Cap::UserMemory, "user memory slots"),
-    (Cap::Irqchip, "interrupt controller"),
-    (Cap::Irqfd, "irqfd"),
-    (Cap::ImmediateExit, "immediate exit"),
-    (Cap::ExtCpuid, "CPUID"),
-    (Cap::SignalMsi, "MSI"),
+    (Cap::UserMemory, "user memory slots (KVM_CAP_USER_MEMORY)"),
+    (Cap::Irqchip, "interrupt controller (KVM_CAP_IRQCHIP)"),
+    (Cap::Irqfd, "irqfd (KVM_CAP_IRQFD)"),
+    (Cap::ImmediateExit, "immediate exit (KVM_CAP_IMMEDIATE_EXIT): update the host's kernel to Linux 4.11 or later"),
+    (Cap::ExtCpuid, "CPUID (KVM_CAP_EXT_CPUID)"),
+    (Cap::SignalMsi, "MSI (KVM_CAP_SIGNAL_MSI)"),
 ];
 
 /// `/dev/kvm`, and the VM that it created.

@@ -220,14 +220,14 @@ fn bss_of_an_elf_image_is_zeros_again_after_a_reset() {
 #[test]
 fn bss_is_zeros_in_ram_used_before_the_first_load() {
     let (_file, config) = firmware(&firmware_with_bss());
-    // RAM from a snapshot, after the VM is reset.
+    // Reset of a restored VM: its RAM came from a snapshot, and this process loads the payload for the first time.
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     use_ram(&memory);
     let payload = Payload::open(&config).unwrap();
     payload.ram_was_used();
     payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
     assert_bss_is_zeros(&memory);
-    // A file that was the RAM of an earlier VM.
+    // Boot of a VM whose RAM is a file that an earlier VM used.
     let ram = tempfile::NamedTempFile::new().unwrap();
     ram.as_file().set_len(64 * MIB).unwrap();
     let zone = format!("id=a,size=64M,shared=on,file={}", ram.path().display());
