@@ -107,7 +107,9 @@ pub struct ChunkState {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RestoreError {
     /// Another version wrote the state.
-    #[error("the state has version {0}, but this engine only reads version {STATE_VERSION}")]
+    #[error(
+        "the state has version {0}, but this engine reads only version {STATE_VERSION}: restore it with the release that saved it"
+    )]
     Version(u32),
     /// The engine already has domains.
     #[error("the engine already has domains: restore a state only to an engine that was just created or reset")]
@@ -125,7 +127,7 @@ pub enum RestoreError {
     #[error("bypass is on, but the host does not map RAM for all endpoints ({0:?})")]
     Bypass(Status),
     /// A fault belongs to an endpoint that does not exist.
-    #[error("faults: endpoint {0:#x} does not exist")]
+    #[error("faults: a pending fault is of endpoint {0:#x}, which does not exist")]
     Fault(EndpointId),
     /// More faults are pending than the engine accepts.
     #[error("faults: {0} are pending, which is more than the engine accepts")]

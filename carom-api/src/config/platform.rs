@@ -158,7 +158,12 @@ impl PlatformConfig {
         }
         for (key, uuid) in [("system_uuid", &self.system_uuid), ("uuid", &self.uuid)] {
             let uuid = uuid.as_ref().map_or(Ok(Uuid::nil()), |text| text.parse());
-            uuid.map_err(|error| ConfigError::new(Self::OPTION.key(key), format!("is not a UUID: {error}")))?;
+            uuid.map_err(|error| {
+                ConfigError::new(
+                    Self::OPTION.key(key),
+                    format!("is not a UUID: {error}; a valid UUID is 00112233-4455-6677-8899-aabbccddeeff"),
+                )
+            })?;
         }
         Ok(())
     }

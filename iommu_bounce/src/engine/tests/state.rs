@@ -66,7 +66,7 @@ fn state_that_is_refused_leaves_a_fresh_engine() {
         (|s| s.domains[0].mappings[1].start = 0x2000, "domain 1: mapping at 0x2000: Inval"),
         (|s| s.domains[0].chunks[0].index = 99, "domain 1: chunk at 0xe0030000: Inval"),
         (|s| s.domains[0].chunks[0].iova += 1, "domain 1: chunk at 0xe0030001: Range"),
-        (|s| s.faults[0].endpoint = 77, "faults: endpoint 0x4d does not exist"),
+        (|s| s.faults[0].endpoint = 77, "faults: a pending fault is of endpoint 0x4d, which does not exist"),
         (|s| s.faults = vec![s.faults[0]; 65], "faults: 65 are pending"),
         (|s| s.domains[1].chunks = s.domains[0].chunks.clone(), "domain 9: chunk at 0xe0030000: Inval"),
     ];
