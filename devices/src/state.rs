@@ -34,7 +34,9 @@ pub enum StateError {
         found: String,
     },
     /// The state has a format that this program does not read.
-    #[error("the state of '{kind}' has version {found}; this program reads version {wanted}")]
+    #[error(
+        "the state of '{kind}' has version {found}; this program reads version {wanted}: restore it with the release that saved it"
+    )]
     Version {
         /// Kind of the device.
         kind: &'static str,
@@ -140,7 +142,10 @@ mod tests {
         let state = DeviceState::new("register", 3, &Register { value: 7 }).unwrap();
         let refused = |kind, version| state.payload::<Register>(kind, version).unwrap_err().to_string();
         assert_eq!(refused("timer", 3), "the state is of kind 'register', not 'timer'");
-        assert_eq!(refused("register", 4), "the state of 'register' has version 3; this program reads version 4");
+        assert_eq!(
+            refused("register", 4),
+            "the state of 'register' has version 3; this program reads version 4: restore it with the release that saved it"
+        );
         let state = DeviceState::new("register", 3, &[1, 2]).unwrap();
         assert!(
             state.payload::<Register>("register", 3).unwrap_err().to_string().starts_with("the state of 'register': ")

@@ -26,7 +26,9 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// The host could not provide all pages at once.
-    #[error("cannot prefault {size} bytes of guest RAM: {source}")]
+    #[error(
+        "cannot prefault {size} bytes of guest RAM: {source}; prefault=on needs Linux 5.14 or later and this much free host memory"
+    )]
     Prefault {
         /// Requested bytes.
         size: u64,
@@ -42,7 +44,9 @@ pub enum MemoryError {
         message: String,
     },
     /// The host does not reserve memory for the RAM.
-    #[error("cannot reserve {size} bytes of guest RAM: {source}")]
+    #[error(
+        "cannot reserve {size} bytes of guest RAM: {source}; reserve=on needs this much free memory, or space in the file system of the zone's file"
+    )]
     Reserve {
         /// Requested bytes.
         size: u64,

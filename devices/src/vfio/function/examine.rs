@@ -110,7 +110,9 @@ pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> 
     link_standard(name, &mut layout, host);
     link_extended(&mut layout, host);
     if has_pin && layout.msi.is_none() && layout.msix.is_none() && !intx {
-        warn!("{name}: the guest gets no interrupts from it: it has only INTx, which the host cannot forward");
+        warn!(
+            "{name}: the guest gets no interrupts from this device, because it has only INTx, which the host cannot forward"
+        );
     }
     Ok(layout)
 }

@@ -285,7 +285,10 @@ impl VfioPciDevice {
         state.view = state.initial.clone();
         match outcome? {
             true => info!("{}: reset", self.name),
-            false => warn!("{}: the host cannot reset it; its DMA is off, its registers keep their state", self.name),
+            false => warn!(
+                "{}: the host cannot reset this device: its DMA is off, but its registers keep their state",
+                self.name
+            ),
         }
         Ok(())
     }
@@ -403,7 +406,7 @@ impl PciDevice for VfioPciDevice {
             self.held.store(held, Ordering::Relaxed);
             if held && self.requested.load(Ordering::Relaxed) {
                 warn!(
-                    "{}: cannot reset it, because the host is taking it back; its DMA is off, but its registers keep their state",
+                    "{}: cannot reset this device, because the host is taking it back: its DMA is off, but its registers keep their state",
                     self.name
                 );
                 return Ok(());
