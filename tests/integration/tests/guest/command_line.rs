@@ -167,7 +167,8 @@ fn bounce_with_invalid_values() {
     }
 }
 
-/// Returns `command` with an empty `directory` of `/dev`, as on a host without these devices.
+/// Returns a command that runs `command` with an empty file system mounted on `directory`. With `/dev` or `/dev/vfio`, the host seems
+/// to have no such devices.
 fn without(directory: &str, command: &Command) -> Command {
     let mut outer = Command::new("unshare");
     let script = format!("mount -t tmpfs tmpfs {directory} && exec \"$@\"");

@@ -52,7 +52,7 @@ fn device_behind_the_iommu_writes_through_a_window() {
     let host = outcome.counters.last().expect("the mark made the VMM report its counters");
     // The last report is from the end of the guest, when its windows are gone.
     assert!(host.requests.window_add > 0 && host.peak_window_bytes > 0, "the device had no window: {host:?}");
-    // Mapped are the rings, and buffers from before the window existed. At least 64 buffers were filled.
+    // The driver maps only the rings, and buffers from before the window existed. The device filled at least 64 buffers.
     assert!(host.requests.map < 32, "small buffers did not use the window: {host:?}");
     assert_eq!(host.faults, 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counters of KVM and of Carom's virtio-iommu, and their names as figures.
+//! Counters of KVM and of Carom's virtio-iommu, and the names of their figures in the results.
 
 use carom_integration::Probe;
 use carom_integration::measure::fio::Done;
@@ -16,7 +16,7 @@ pub(crate) const OF_KVM: [(&str, &str); 6] = [
     ("irq_window_exits", "irq_window_exits"),
 ];
 
-/// Counters of Carom's virtio-iommu, and their names as figures.
+/// Counters of Carom's virtio-iommu that the results contain, each with the name of its figure.
 pub(crate) const OF_IOMMU: [(&str, &str); 4] = [
     ("requests_map", "map_requests"),
     ("requests_unmap", "unmap_requests"),

@@ -70,9 +70,13 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
     let counts = counts.context("this table needs a rig that counts instructions")?;
-    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
+    let bounced: u64 =
+        outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;
     let bounces = mode.iommu;
-    ensure!((bounced >= COUNTED * 4) == bounces, "{bounced} mappings of the device have bounced, unlike its mode");
+    ensure!(
+        (bounced >= COUNTED * 4) == bounces,
+        "{bounced} mappings of the device bounced, which does not fit its mode"
+    );
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {
         for (unmaps, call) in ["map", "unmap"].into_iter().enumerate() {

@@ -187,7 +187,7 @@ fn serve(program: &Path) -> Result<KilledOnDrop> {
     // If the server cannot start, it ends at once. The guest takes longer to start.
     thread::sleep(Duration::from_millis(200));
     let ended = server.0.try_wait().context("cannot query iperf3's status")?;
-    ensure!(ended.is_none(), "iperf3 does not serve at {HOST}: {ended:?}");
+    ensure!(ended.is_none(), "iperf3 ended at once and does not serve at {HOST}: {ended:?}");
     Ok(server)
 }
 

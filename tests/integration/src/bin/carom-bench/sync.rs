@@ -52,14 +52,19 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<Measured> {
     let lost = outcome.values("CAROM-SYNC-LOST").next().is_some();
     ensure!(!lost, "the device needs sync calls before it has bounced");
-    let bounced: u64 = outcome.value("CAROM-BOUNCED")?.parse().context("invalid number of bounced mappings")?;
-    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive have bounced, unlike its mode");
+    let bounced: u64 =
+        outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;
+    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive bounced, which does not fit its mode");
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {
         let time = |call: &str| {
             let prefix = format!("{device} {call} ");
             let ps = outcome.values("CAROM-SYNC").find_map(|line| line.strip_prefix(&prefix));
-            Ok::<f64, anyhow::Error>(ps.with_context(|| format!("no time: {prefix}"))?.parse::<f64>()? / 1000.0)
+            Ok::<f64, anyhow::Error>(
+                ps.with_context(|| format!("the console has no line 'CAROM-SYNC {prefix}PICOSECONDS'"))?
+                    .parse::<f64>()?
+                    / 1000.0,
+            )
         };
         let count = |counts: &Counts, call: usize| {
             counted::median(counts, FIRST_END + place * CALLS.len() + call, "instructions")

@@ -76,7 +76,7 @@ impl Session {
     }
 
     fn note(&mut self, line: &str) -> Result<()> {
-        writeln!(self.log, "{line}").context("cannot write the log")
+        writeln!(self.log, "{line}").context("cannot write to the log (--log, or standard output)")
     }
 
     fn raise(&mut self) -> Result<()> {

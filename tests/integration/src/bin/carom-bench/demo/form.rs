@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Common parts of the demo's forms. Each form runs guests of some configurations, parses their figures, and shows them in
-//! tables.
+//! Interface of the demo's forms. A form is a kind of measurement: it runs guests of some configurations, parses their figures, and
+//! shows them in tables.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::demo::config::Config;
 use crate::demo::plan::Step;
 
-/// Form of the demo. An implementing value contains the figures of one guest.
+/// Kind of measurement in the demo. A value of an implementing type contains the figures of one guest.
 pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     /// Figures of one configuration.
     type Summary;
@@ -25,7 +25,7 @@ pub(crate) trait Form: Clone + Serialize + DeserializeOwned {
     const TIME_LIMIT: Duration;
     /// True if some configurations are also measured with two jobs.
     const TWO_JOBS: bool = false;
-    /// True if guests get their own CPU ([`carom_integration::Guest::vcpus_apart`]).
+    /// True if the guest's vCPUs get their own CPU ([`carom_integration::Guest::vcpus_apart`]).
     const VCPUS_APART: bool = false;
     /// Description of fio's work, for the report.
     const FIO: &'static str;

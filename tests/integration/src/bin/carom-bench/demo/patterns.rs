@@ -56,7 +56,10 @@ impl Form for PatternFigures {
 
     fn read(step: &Step, outcome: &Outcome) -> Result<Self> {
         let windows = outcome.counters.last().map_or(0, |counters| counters.requests.window_add);
-        ensure!((windows > 0) == step.mode.windows, "the guest had {windows} chunks of windows, unlike its mode");
+        ensure!(
+            (windows > 0) == step.mode.windows,
+            "the guest used {windows} window chunks, which does not fit its mode"
+        );
         Ok(Self { fio: workload::pattern_results(outcome)? })
     }
 
