@@ -2,10 +2,10 @@
 
 //! virtio-net: network devices backed by a host interface (virtio 1.4, section 5.1).
 //!
-//! `device` is the interface to the transport. Each `pair` of queues has a thread. In turns (`turn`), `receive` passes packets from the
-//! host to the guest, and `transmit` passes packets from the guest to the host. `control` has its own thread, and executes the driver's
-//! commands about pairs. The host interface is a [`Carrier`] with a file for each pair. Packets are copied once, between that file and the
-//! guest's `buffers`.
+//! `device` is the interface to the transport. Each `pair` of queues has a thread. The thread alternates (`turn`) between `receive`, which
+//! passes packets from the host to the guest, and `transmit`, which passes packets from the guest to the host. `control` has its own
+//! thread, and executes the driver's commands that enable pairs. The host interface is a [`Carrier`] with a file for each pair. Packets are
+//! copied once, between the pair's file and the guest's `buffers`.
 
 mod buffers;
 mod carrier;
