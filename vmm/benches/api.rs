@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Response times of the API, without KVM: of a `carom` process without a guest, and of the same server and control thread with
-//! a null guest. The null guest's driver maps and unmaps as fast as exits allow, on a host that does nothing.
+//! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest, and the same server and control
+//! thread with a null guest. The null guest's driver maps and unmaps as fast as exits allow, and the host backend does nothing.
 //!
-//! [`Echo`] measures the machine's own share in the same run: it sends the same bytes without any work behind them.
+//! [`Echo`] measures the machine's own share in the same run: it sends the same bytes without doing any work for them.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -155,7 +155,8 @@ struct Echo {
 }
 
 impl Echo {
-    /// Starts the server with the current answer of the server at `api` to `vm.info`. Its socket is in the same directory.
+    /// Asks the API server at `api` for `vm.info`, and starts a server that always sends this answer. The new server's socket is in the
+    /// same directory as `api`.
     fn start(api: &Path) -> Self {
         let mut client = Client::new(api);
         client.request("GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -167,7 +168,7 @@ impl Echo {
         drop(entered);
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
-            // Same slice as the real server's.
+            // The real server uses the same time slice.
             let _ = ShortSlice::take();
             runtime.block_on(async {
                 tokio::select! {
@@ -187,7 +188,7 @@ impl Drop for Echo {
     }
 }
 
-/// Answers all clients for ever.
+/// Answers all clients, and never returns.
 async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -329,7 +330,7 @@ impl Machine for Null {
         Some(status(&lock(&self.0)))
     }
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
-        // As many tries as the device's handle makes.
+        // The device's handle makes the same number of attempts.
         let engine = (0..100).find_map(|_| {
             std::hint::spin_loop();
             self.0.try_lock().ok()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Snapshots of a real `carom` process whose small guest has RAM added, or room for more RAM.
+//! Snapshots of a real `carom` process. Its small guest can get more RAM, and in some tests it got more RAM before the snapshot.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

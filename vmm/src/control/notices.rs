@@ -18,8 +18,8 @@ impl<M: Machine> Control<M> {
     }
 
     /// Starts to remove a device that the host wants back: asks the guest to release it. The host repeats its request every ten
-    /// seconds. Each time the guest is asked again, because it may not have been listening before; the log and the events report
-    /// only the first request.
+    /// seconds. Each time Carom asks the guest again, because the guest may have missed the earlier request. The log and the events
+    /// report only the first request.
     fn give_back(&mut self, id: &str, host: &str) {
         let Some(bdf) = self.guest_address(id) else { return };
         let Some(Created { booted: Some(Booted { requested, .. }), .. }) = &mut self.created else { return };
@@ -41,10 +41,10 @@ impl<M: Machine> Control<M> {
         let running = self.created.as_ref().is_some_and(|created| created.state == State::Running);
         let what = Some(properties(id, &bdf, host));
         if running {
-            // This ends or pauses the guest, so no more such events come unless a client resumes it.
+            // No rate limit is needed: the error ends or pauses the guest, so the next one needs a client that resumes the guest.
             self.monitor.event_with("vm", "device-error", what);
         } else {
-            // A guest may be able to cause device errors, so these events have the limit of the guest's events.
+            // A guest may be able to cause device errors, so the rate limit for guest events applies.
             self.monitor.event_of_guest("vm", "device-error", what);
         }
         if !self.options.has_api {

@@ -26,7 +26,7 @@ mod resize;
 mod snapshot;
 
 thread_local! {
-    /// Number of times that a VM was told to change its windows.
+    /// Number of calls that change a VM's windows.
     static TUNED: Cell<usize> = const { Cell::new(0) };
     /// Number of VMs that exist now.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
@@ -313,7 +313,7 @@ const STEPS: [Step; 15] = [
     Step::GuestFails,
 ];
 
-/// Reason for which a call is refused.
+/// Reason why a call is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Rule,

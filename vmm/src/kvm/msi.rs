@@ -130,8 +130,8 @@ fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
 struct Vector {
     gsi: u32,
     event: EventFd,
-    /// True if a write to the event fires the interrupt. The host may accept the route and reject the registration, so the table
-    /// does not contain this.
+    /// True if a write to the event fires the interrupt. The table of routes cannot tell, because the host may accept the route and
+    /// reject the event's registration.
     is_registered: Mutex<bool>,
 }
 
@@ -173,8 +173,8 @@ impl MsiVectors for KvmVectors {
                 // A leftover route without its event is harmless if the host does not remove it.
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
-                // KVM has seen the pending count but leaves it in the event, where it would fire again after the next mask. A
-                // process that shares the event in blocking mode may have filled it.
+                // KVM has seen the pending count, but does not reset the event. The count would fire again after the next mask. A
+                // process that shares the event in blocking mode may have filled the counter.
                 event_fd::forget(event);
             }
         } else {

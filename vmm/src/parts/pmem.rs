@@ -51,7 +51,7 @@ fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     error.into()
 }
 
-/// Opens the file without waiting. Returns it with the number of bytes that the guest sees.
+/// Opens the file without blocking, for example on a FIFO. Returns the file and the number of bytes that the guest sees.
 fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
     let (access, of_inherited) = match config.discard_writes {
         true => (OFlags::RDONLY, Access::Read),
@@ -66,12 +66,12 @@ fn open_file(config: &PmemConfig) -> Result<(File, u64), VmError> {
         Some(libc::EROFS) => only_readable(config, &error.to_string()),
         _ => file_error(config)(error),
     })?;
-    // Otherwise the device would accept the guest's writes and lose them at the host's writeback.
+    // Without this check, the device would accept the guest's writes, and the host would lose them at writeback.
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     if is_device && !config.discard_writes && is_read_only_device(&file).map_err(file_error(config))? {
         return Err(only_readable(config, "is a block device that can only be read"));
     }
-    // This also gives the size of block devices.
+    // `seek` returns the size of block devices too. Their metadata does not contain it.
     let len = file.seek(SeekFrom::End(0)).map_err(file_error(config))?;
     let size = config.size.unwrap_or(len);
     if size > len {

@@ -87,18 +87,19 @@ impl CpuidTemplate {
                 }
                 entry.edx = if self.vcpus > 1 { entry.edx | HTT } else { entry.edx & !HTT };
             }
-            // Intel's cache leaves: the number of other cores in the package (bits 26 to 31) and at the cache (bits 14 to 25).
+            // Intel's cache leaves: the number of other cores in the package (bits 26 to 31), and of other vCPUs that share the cache
+            // (bits 14 to 25).
             4 => {
                 let shared = self.shared(entry.eax);
                 entry.eax = (entry.eax & 0x3fff) | (shared << 14) | ((logical - 1).min(63) << 26);
             }
-            // AMD's cache leaves, with the same bits 14 to 25; bits 26 to 31 are reserved. A leaf without a type ends them.
+            // AMD's cache leaves. Bits 14 to 25 are as in Intel's leaves, and bits 26 to 31 are reserved. A leaf of type 0 ends the list.
             0x8000_001d if entry.eax & 0x1f != 0 => {
                 entry.eax = (entry.eax & !(0xfff << 14)) | (self.shared(entry.eax) << 14);
             }
             0x8000_0001 if !self.nested => entry.ecx &= !SVM,
             0x8000_0008 => {
-                // Widths of addresses: physical, linear, and physical in a nested guest (0: as the first).
+                // Widths of addresses: physical, linear, and physical in a nested guest (0: the physical width).
                 let [physical, linear, of_guests, rest] = entry.eax.to_le_bytes();
                 let most = self.max_phys_bits;
                 entry.eax = u32::from_le_bytes([physical.min(most), linear, of_guests.min(most), rest]);
@@ -111,7 +112,8 @@ impl CpuidTemplate {
         }
     }
 
-    /// Returns the number of other vCPUs that share a cache, whose level is in bits 5 to 7. Only the last level is shared.
+    /// Returns the number of other vCPUs that share a cache. `cache` is EAX of the cache's leaf, with the level in bits 5 to 7. vCPUs share
+    /// only caches of level 3 and above.
     fn shared(&self, cache: u32) -> u32 {
         if (cache >> 5) & 7 >= 3 { self.cache_vcpus.min(255) - 1 } else { 0 }
     }

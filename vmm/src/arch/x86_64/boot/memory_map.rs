@@ -20,8 +20,8 @@ pub(super) struct Range {
     pub(super) kind: u32,
 }
 
-/// Returns the map of a VM with `ram_size` bytes of RAM. ECAM of the maximum number of segments is reserved: otherwise Linux does not trust
-/// ECAM.
+/// Returns the map of a VM with `ram_size` bytes of RAM. The map reserves the ECAM region for the maximum number of segments, because Linux
+/// does not use an ECAM region that is not reserved.
 pub(super) fn build(ram_size: u64) -> Vec<Range> {
     let mut map = vec![
         Range { start: 0, size: LOW_RAM_END, kind: RAM },
