@@ -171,7 +171,9 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
         one_line(&if place == "." { reason } else { format!("{place}: {reason}") })
     })?;
     match (unknown, names.first()) {
-        (Unknown::Refused, Some(name)) => return Err(one_line(&format!("{name}: unknown field"))),
+        (Unknown::Refused, Some(name)) => {
+            return Err(one_line(&format!("{name}: unknown field; correct its name, or leave it out")));
+        }
         (Unknown::Ignored, Some(_)) => {
             let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };
             log::warn!("{}", one_line(&format!("unknown fields of a request are ignored: {}{more}", names.join(", "))));

@@ -17,7 +17,7 @@ pub(super) fn read(body: &[u8]) -> Result<Value, String> {
     let mut source = serde_json::Deserializer::from_slice(body);
     let value = Once(&mut place).deserialize(&mut source).and_then(|value| source.end().map(|()| value));
     value.map_err(|error| match error.classify() {
-        Category::Data => one_line(&format!("{place}: is given twice")),
+        Category::Data => one_line(&format!("{place}: is given twice: leave one out")),
         Category::Io | Category::Syntax | Category::Eof => format!("the body is not JSON: {error}"),
     })
 }
@@ -127,7 +127,7 @@ mod tests {
             (r#"{"a": 1, "\u0061": 1}"#, "a"),
             (r#"{"a\nb": 1, "a\nb": 1}"#, "a\\nb"),
         ] {
-            assert_eq!(read(body.as_bytes()).unwrap_err(), format!("{place}: is given twice"));
+            assert_eq!(read(body.as_bytes()).unwrap_err(), format!("{place}: is given twice: leave one out"));
         }
     }
 

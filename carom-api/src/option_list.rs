@@ -165,7 +165,7 @@ fn parse_numbers(text: &str) -> Result<Vec<u16>, String> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { return Err(wrong()) };
         if first > last {
-            return Err(format!("'{part}' ends before it begins"));
+            return Err(format!("'{part}' ends before it begins: write the smaller number first"));
         }
         numbers.extend(first..=last);
     }
@@ -243,7 +243,10 @@ mod tests {
             let refused = numbers(&format!("a={wrong}")).unwrap_err();
             assert!(refused.contains("a list of numbers") || refused.contains("empty part"), "{refused}");
         }
-        assert_eq!(numbers("a=[1,5-3]").unwrap_err(), "--device a: '5-3' ends before it begins");
+        assert_eq!(
+            numbers("a=[1,5-3]").unwrap_err(),
+            "--device a: '5-3' ends before it begins: write the smaller number first"
+        );
     }
 
     #[test]
@@ -276,8 +279,8 @@ mod tests {
         let mistake = |text| OptionList::parse(OPTION, text, &["path", "id"]).unwrap_err().to_string();
         assert_eq!(mistake("pth=/a"), "--device: unknown key 'pth'; known keys: path, id");
         assert_eq!(mistake("path"), "--device: 'path' is not key=value");
-        assert_eq!(mistake("path=/a,path=/b"), "--device: 'path' is given twice");
-        assert_eq!(mistake("path=\"/a"), "--device: a double quote is not closed");
+        assert_eq!(mistake("path=/a,path=/b"), "--device: 'path' is given twice: leave one out");
+        assert_eq!(mistake("path=\"/a"), "--device: a double quote is not closed: add the closing quote");
         assert_eq!(mistake("path=/a,"), "--device: empty part in 'path=/a,': remove the extra comma");
         assert!(mistake("path=/a\"b\"c").contains("has a double quote in the middle"));
     }

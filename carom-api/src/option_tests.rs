@@ -96,7 +96,7 @@ const MALFORMED: &str = r#"
 --disk path=/x,lock_granularity=no => --disk lock_granularity: 'no' is neither…
 --disk path=/x,pci_segment=-1 => --disk pci_segment: is not a whole number in the allowed range
 --disk path=/x,bw_size=1 => --disk bw_refill_time: is required for a rate limit
---disk vhost_user=on,socket=/s,vhost_socket=/s => --disk socket: is given twice, as socket and as vhost_socket
+--disk vhost_user=on,socket=/s,vhost_socket=/s => --disk socket: is given twice, as socket and as vhost_socket: leave one out
 --net iommu=yes => --net iommu: 'yes' is neither 'on' nor 'off'
 --net ip=fd00::g => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
 --net ip=300.1.1.1 => --net ip: is not an IP address, such as 192.168.249.1 or fd00::1
@@ -108,9 +108,9 @@ const MALFORMED: &str = r#"
 --net pci_segment=x => --net pci_segment: is not a whole number in the allowed range
 --net fd=2 => --net fd: '2' is not a descriptor number above 2
 --net fd=[3,x] => --net fd: 'x' is not a descriptor number above 2
---net fd=[3,4,3] => --net fd: 3 is given twice
+--net fd=[3,4,3] => --net fd: 3 is given twice: every pair of queues needs its own descriptor
 --net fd=[] => --net fd: must name at least one descriptor
---net vhost_user=on,socket=/s,vhost_socket=/s => --net socket: is given twice, as socket and as vhost_socket
+--net vhost_user=on,socket=/s,vhost_socket=/s => --net socket: is given twice, as socket and as vhost_socket: leave one out
 --net vhost_mode=both => --net vhost_mode: 'both' is neither 'client' nor 'server'
 --fs socket=/s => --fs: 'tag=' is required
 --fs tag=t => --fs: 'socket=' is required

@@ -166,8 +166,10 @@ impl RestoreConfig {
         self.check_mode(config)?;
         for (place, RestoredNetConfig { id, files, num_fds, .. }) in self.net_fds.iter().enumerate() {
             let rule = match config.net.iter_mut().find(|net| net.id.as_ref() == Some(id)) {
-                _ if self.net_fds[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
-                None => format!("network device '{id}' does not exist"),
+                _ if self.net_fds[..place].iter().any(|other| other.id == *id) => {
+                    format!("'{id}' is given twice: leave one out")
+                }
+                None => format!("the snapshot has no network device '{id}': leave it out"),
                 Some(net) if net.fds.is_empty() => {
                     format!("'{id}' was saved without descriptors of another process: leave it out")
                 }
@@ -191,8 +193,10 @@ impl RestoreConfig {
         }
         for (place, VmMemoryZoneUpdateData { id, host_numa_node }) in self.zone_updates.iter().enumerate() {
             let rule = match config.memory.zones.iter_mut().find(|zone| zone.id == *id) {
-                _ if self.zone_updates[..place].iter().any(|other| other.id == *id) => format!("'{id}' is given twice"),
-                None => format!("zone '{id}' does not exist"),
+                _ if self.zone_updates[..place].iter().any(|other| other.id == *id) => {
+                    format!("'{id}' is given twice: leave one out")
+                }
+                None => format!("the snapshot has no memory zone '{id}': leave it out"),
                 Some(zone) => {
                     zone.host_numa_node = Some(*host_numa_node);
                     continue;
@@ -289,12 +293,12 @@ mod tests {
         assert_eq!(refused(r#", "net_fds": null"#, 0), needs);
         assert_eq!(
             refused(r#", "net_fds": [{"id": "c", "num_fds": 1}]"#, 1),
-            "net_fds: network device 'c' does not exist"
+            "net_fds: the snapshot has no network device 'c': leave it out"
         );
         let without = "net_fds: 'b' was saved without descriptors of another process: leave it out";
         assert_eq!(refused(r#", "net_fds": [{"id": "b", "num_fds": 1}]"#, 1), without);
         let twice = r#", "net_fds": [{"id": "a", "num_fds": 2}, {"id": "a", "num_fds": 2}]"#;
-        assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice");
+        assert_eq!(refused(twice, 4), "net_fds: 'a' is given twice: leave one out");
         let one = refused(r#", "net_fds": [{"id": "a", "num_fds": 1}]"#, 1);
         assert_eq!(one, "net.fds: 1 descriptors were passed instead of 2: pass one for each pair of queues");
         let zone = |update: &str| {
@@ -304,7 +308,10 @@ mod tests {
             applied.map(|()| vm.memory.zones[1].host_numa_node).map_err(|error| error.explain(Terms::Json))
         };
         assert_eq!(zone(r#"{"id": "y", "host_numa_node": 1}"#), Ok(Some(1)));
-        assert_eq!(zone(r#"{"id": "z", "host_numa_node": 1}"#), Err("zone_updates: zone 'z' does not exist".into()));
+        assert_eq!(
+            zone(r#"{"id": "z", "host_numa_node": 1}"#),
+            Err("zone_updates: the snapshot has no memory zone 'z': leave it out".into())
+        );
     }
 
     #[test]

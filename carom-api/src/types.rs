@@ -280,7 +280,7 @@ impl IommuBounceChange {
             ensure(
                 change.is_none() || config.has_windows(),
                 Field::only(field),
-                || "the VM has no bounce windows: it was created with a size of 0",
+                || "the VM has no bounce windows: create it with an iommu_bounce.size above 0",
             )?;
         }
         if let Some(budget) = self.budget {
@@ -323,7 +323,9 @@ impl VmResize {
     pub fn more_ram(&self, config: &MemoryConfig, added: u64) -> Result<u64, ConfigError> {
         let (has, wanted) = (config.total(), self.desired_ram.unwrap_or(config.total()));
         ensure(wanted >= has, Self::DESIRED_RAM, || {
-            format!("{wanted} bytes are less than the guest's {has}: a running guest cannot shrink")
+            format!(
+                "{wanted} bytes are less than the guest's {has}: a running guest cannot shrink, but a balloon can take RAM back"
+            )
         })?;
         let (more, step) = (wanted - has, HOTPLUG_GRANULE >> 20);
         ensure(more.is_multiple_of(HOTPLUG_GRANULE), Self::DESIRED_RAM, || {
@@ -364,7 +366,7 @@ impl VmResize {
         if let Some(bytes) = self.desired_ram.filter(|bytes| *bytes != config.memory.total()) {
             ensure(config.memory.zones.is_empty(), Self::DESIRED_RAM, || {
                 format!(
-                    "the RAM consists of zones, which cannot be resized ({})",
+                    "the RAM consists of zones, which cannot be resized ({}): create the VM without zones",
                     MemoryConfig::ZONES.name(Terms::Json)
                 )
             })?;
@@ -416,7 +418,7 @@ mod tests {
         assert_eq!(changed.max_mapped, None);
         let windows = IommuBounceChange { threshold: Some(0), ..Default::default() };
         let refused = windows.apply(&mut changed).unwrap_err().to_string();
-        assert_eq!(refused, "threshold: the VM has no bounce windows: it was created with a size of 0");
+        assert_eq!(refused, "threshold: the VM has no bounce windows: create it with an iommu_bounce.size above 0");
     }
 
     #[test]
@@ -439,7 +441,7 @@ mod tests {
         };
         assert_eq!([more(1 << 30, 0), more((1 << 30) + (512 << 20), 0)], [Ok(0), Ok(512 << 20)]);
         assert_eq!(VmResize::default().more_ram(&config, 0), Ok(0));
-        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824: a running guest cannot shrink";
+        let shrink = "desired_ram: 536870912 bytes are less than the guest's 1073741824: a running guest cannot shrink, but a balloon can take RAM back";
         assert_eq!(more(1 << 29, 0), Err(shrink.into()));
         assert!(more((1 << 30) + (64 << 20), 0).unwrap_err().ends_with("by a multiple of 128M"));
         let full = "desired_ram: 1342177280 bytes are 268435456 more than the guest has, but memory.hotplug_size leaves only 134217728";
@@ -453,7 +455,10 @@ mod tests {
             VmConfig { memory: MemoryConfig { size: 0, zones, ..MemoryConfig::default() }, ..VmConfig::default() };
         let to = |mib: u64| VmResize { desired_ram: Some(mib << 20), ..VmResize::default() };
         let refused = to(128).apply(&mut vm).unwrap_err().to_string();
-        assert_eq!(refused, "desired_ram: the RAM consists of zones, which cannot be resized (memory.zones)");
+        assert_eq!(
+            refused,
+            "desired_ram: the RAM consists of zones, which cannot be resized (memory.zones): create the VM without zones"
+        );
         assert_eq!((to(64).apply(&mut vm), to(64).more_ram(&vm.memory, 0)), (Ok(()), Ok(0)));
         assert_eq!(vm.memory.total(), 64 << 20);
         assert!(to(192).more_ram(&vm.memory, 0).unwrap_err().to_string().contains("memory.hotplug_size leaves only 0"));

@@ -102,7 +102,7 @@ macro_rules! define_vm_config {
                 match part {
                     $(PartConfig::$list_variant(part) => self.$list.push(part),)*
                     $(PartConfig::$single_variant(part) if self.$single.is_none() => self.$single = Some(part),)*
-                    part => return Err(ConfigError::new(part.kind().field, "the VM already has one")),
+                    part => return Err(ConfigError::new(part.kind().field, "the VM already has one: remove it first")),
                 }
                 Ok(())
             }
@@ -172,7 +172,7 @@ impl VmConfig {
         ensure_in_terms(segments == 1 || self.payload.firmware.is_none(), PlatformConfig::NUM_PCI_SEGMENTS, |terms| {
             let firmware = PayloadConfig::FIRMWARE.name(terms);
             format!(
-                "{segments} segments cannot be combined with {firmware}, which assigns addresses as if there were one segment"
+                "{segments} segments cannot be combined with {firmware}, which assigns addresses as if there were one segment: use 1, or boot a kernel"
             )
         })?;
         self.check_parts()?;
@@ -215,7 +215,7 @@ impl VmConfig {
             segment.check(&self.platform)?;
             let number = segment.pci_segment;
             let is_first = self.pci_segments[..place].iter().all(|other| other.pci_segment != number);
-            ensure(is_first, PciSegmentConfig::PCI_SEGMENT, || format!("{number} is given twice"))?;
+            ensure(is_first, PciSegmentConfig::PCI_SEGMENT, || format!("{number} is given twice: leave one out"))?;
         }
         for part in self.parts() {
             self.platform.check_segment(part.kind().field.key("pci_segment"), part.pci_segment())?;
@@ -324,7 +324,10 @@ impl VmConfig {
         let mut earlier: Vec<&dyn KindConfig> = Vec::new();
         for part in self.parts() {
             if let Some((field, value)) = earlier.iter().find_map(|other| part.same_as(*other)) {
-                return Err(ConfigError::conflict(field, format!("{value} is given twice")));
+                return Err(ConfigError::conflict(
+                    field,
+                    format!("{value} is given twice: every device needs its own"),
+                ));
             }
             if let Some(slot) = part.pci_device_id() {
                 let rule = || format!("{slot} is not between {} and {}", SLOTS.start(), SLOTS.end());

@@ -117,7 +117,7 @@ fn field_that_is_given_twice_is_refused() {
             parse_device::<DeviceConfig>(body, DeviceConfig::OPTION).unwrap_err(),
             parse::<VmResize>(body).unwrap_err(),
         ] {
-            assert_eq!(error, "memory.size: is given twice");
+            assert_eq!(error, "memory.size: is given twice: leave one out");
         }
     };
     twice(br#"{"payload": {"kernel": "/k"}, "memory": {"size": 1073741824, "size": 67108864}}"#);

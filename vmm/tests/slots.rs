@@ -54,7 +54,9 @@ fn devices_get_their_configured_slots_and_conflicts_fail() {
     let wanted = ["0000:00:02.0", "0000:00:03.0", "0000:00:04.0", "0000:00:1f.0"];
     assert_eq!(all(), wanted);
 
-    for (slot, rule) in [(3, "3 is given twice"), (4, "4 is taken on segment 0")] {
+    for (slot, rule) in
+        [(3, "3 is given twice: every device needs its own"), (4, "4 is taken on segment 0: choose another slot")]
+    {
         let taken = call(dir, "PUT", "vm.add-disk", Some(&in_slot(disk(dir, "late"), slot)));
         assert_eq!(taken, (409, json!([format!("disks.pci_device_id: {rule}")])));
     }

@@ -40,7 +40,7 @@ fn socket_exists_as_long_as_its_device() {
 
     // An existing file is not changed.
     fs::write(&socket, "something").unwrap();
-    let rule = "a file that is not a socket is there";
+    let rule = "a file that is not a socket is there: remove it, or use another path";
     let refused = json!([format!("vsock.socket: {}: {rule}", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
     assert_eq!(fs::read(&socket).unwrap(), b"something");
@@ -48,7 +48,8 @@ fn socket_exists_as_long_as_its_device() {
 
     // An existing socket of another process is not changed either.
     let other = UnixListener::bind(&socket).unwrap();
-    let refused = json!([format!("vsock.socket: {}: another process serves this socket", socket.display())]);
+    let refused =
+        json!([format!("vsock.socket: {}: another process serves this socket: use another path", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
     assert!(UnixStream::connect(&socket).is_ok());
     // The first boot replaces a socket without a server, such as that of a killed process.
@@ -59,7 +60,7 @@ fn socket_exists_as_long_as_its_device() {
         put(dir, "vm.boot", None);
         assert!(UnixStream::connect(&socket).is_ok());
         let second = json!({"cid": 4, "socket": dir.join("second"), "id": "second"});
-        assert_eq!(ask("vm.add-vsock", &second), (400, json!(["vsock: the VM already has one"])));
+        assert_eq!(ask("vm.add-vsock", &second), (400, json!(["vsock: the VM already has one: remove it first"])));
         put(dir, "vm.reboot", None);
         assert!(UnixStream::connect(&socket).is_ok());
         put(dir, "vm.shutdown", None);
@@ -75,7 +76,7 @@ fn socket_exists_as_long_as_its_device() {
     assert!(UnixStream::connect(&socket).is_ok());
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     let other = json!({"cid": 4, "socket": dir.join("other"), "id": "other"});
-    assert_eq!(ask("vm.add-vsock", &other), (400, json!(["vsock: the VM already has one"])));
+    assert_eq!(ask("vm.add-vsock", &other), (400, json!(["vsock: the VM already has one: remove it first"])));
     put(dir, "vm.reboot", None);
     wait_until("the socket is removed", || !socket.exists());
     assert_eq!(ask("vm.add-vsock", &other).0, 200);

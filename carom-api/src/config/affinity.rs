@@ -55,7 +55,7 @@ fn check<'a>(
         let rule = if number >= count {
             format!("{what} {number} does not exist: the last {what} is {}", count.saturating_sub(1))
         } else if !seen.insert(number) {
-            format!("{what} {number} is given twice")
+            format!("{what} {number} is given twice: list it once")
         } else if host_cpus.is_empty() {
             format!("{what} {number} has an empty list of host CPUs: name at least one")
         } else if let Some(cpu) = host_cpus.iter().find(|cpu| **cpu > MAX_HOST_CPU) {

@@ -109,7 +109,9 @@ impl CpusConfig {
         let (least, most) = (PHYS_BITS.start(), PHYS_BITS.end());
         ensure(PHYS_BITS.contains(&bits), Self::MAX_PHYS_BITS, || format!("{bits} is not between {least} and {most}"))?;
         let fits = ram <= (1 << bits) - ROOM_BESIDE_RAM;
-        ensure(fits, Self::MAX_PHYS_BITS, || format!("{bits} bits are too few to address {ram} bytes of RAM"))
+        ensure(fits, Self::MAX_PHYS_BITS, || {
+            format!("{bits} bits are too few to address {ram} bytes of RAM: use more bits or less RAM")
+        })
     }
 }
 
@@ -218,7 +220,7 @@ mod tests {
         };
         for (text, rule) in [
             ("[2@[0]]", "vCPU 2 does not exist: the last vCPU is 1"),
-            ("[1@[0],1@[1]]", "vCPU 1 is given twice"),
+            ("[1@[0],1@[1]]", "vCPU 1 is given twice: list it once"),
             ("[0@[]]", "vCPU 0 has an empty list of host CPUs: name at least one"),
             ("[0@[1024]]", "vCPU 0 cannot run on host CPU 1024: the highest number is 1023"),
         ] {

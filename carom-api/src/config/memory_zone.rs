@@ -102,7 +102,9 @@ impl MemoryZoneConfig {
         let mut start = 0;
         for zone in zones {
             ensure(!zone.id.is_empty(), Self::ID, || "must not be empty")?;
-            ensure(seen.insert(&zone.id), Self::ID, || format!("'{}' is given twice", zone.id))?;
+            ensure(seen.insert(&zone.id), Self::ID, || {
+                format!("'{}' is given twice: every zone needs its own id", zone.id)
+            })?;
             zone.check(start)?;
             start += zone.size;
         }
@@ -157,7 +159,7 @@ mod tests {
         for (texts, start) in [
             (&["id=a,size=1M"][..], "--memory-zone size: 1048576 bytes are not a positive multiple of 2M"),
             (&["id=a,size=0"], "--memory-zone size: 0 bytes are not a positive multiple"),
-            (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice"),
+            (&["id=a,size=2M", "id=a,size=2M"], "--memory-zone id: 'a' is given twice: every zone needs its own id"),
             (&["id=a,size=1G,hugepage_size=2M"], "--memory-zone hugepage_size: needs hugepages"),
             (&["id=a,size=1G,hugepages=on,hugepage_size=4M"], "--memory-zone hugepage_size: 4194304 is neither"),
             (&["id=a,size=2M,hugepages=on,hugepage_size=1G"], "--memory-zone size: 2097152 bytes, of which"),

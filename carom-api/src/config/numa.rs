@@ -60,7 +60,9 @@ impl<T: Ord + Clone + Display> Owners<T> {
         things.iter().try_for_each(|thing| {
             let other = self.0.insert(thing.clone(), node);
             let other_node = other.unwrap_or_default();
-            ensure(other.is_none(), field, || format!("{what} {thing} is already in node {other_node} (node {node})"))
+            ensure(other.is_none(), field, || {
+                format!("{what} {thing} is already in node {other_node} (node {node}): list it in one node only")
+            })
         })
     }
 }
@@ -93,7 +95,7 @@ impl NumaConfig {
         for node in nodes {
             let id = node.guest_numa_id;
             ensure(id <= MAX_NODE, Self::ID, || format!("{id} is above the maximum of {MAX_NODE}"))?;
-            ensure(ids.insert(id), Self::ID, || format!("{id} is given twice"))?;
+            ensure(ids.insert(id), Self::ID, || format!("{id} is given twice: every node needs its own number"))?;
             for cpu in &node.cpus {
                 let last = cpus.max_vcpus.saturating_sub(1);
                 ensure(*cpu <= last, Self::CPUS, || {
@@ -103,7 +105,9 @@ impl NumaConfig {
             of_cpus.take(Self::CPUS, "vCPU", &node.cpus, id)?;
             for name in &node.memory_zones {
                 let exists = memory.zones.iter().any(|zone| zone.id == *name);
-                ensure(exists, Self::MEMORY_ZONES, || format!("zone '{name}' does not exist (node {id})"))?;
+                ensure(exists, Self::MEMORY_ZONES, || {
+                    format!("zone '{name}' does not exist (node {id}): define a memory zone with this id")
+                })?;
             }
             of_zones.take(Self::MEMORY_ZONES, "zone", &node.memory_zones, id)?;
             for segment in &node.pci_segments {
@@ -129,11 +133,11 @@ impl NumaConfig {
         let mut seen = BTreeSet::new();
         for NumaDistance { destination: to, distance } in &self.distances {
             let rule = if !ids.contains(to) {
-                format!("node {to} does not exist")
+                format!("node {to} does not exist: define it, or leave its distance out")
             } else if *to == id {
                 "the distance of a node to itself is always 10: leave it out".to_string()
             } else if !seen.insert(to) {
-                format!("node {to} is given twice")
+                format!("node {to} is given twice: leave one distance out")
             } else if *distance <= LOCAL_DISTANCE {
                 format!("distance {distance} to node {to} is not between 11 and 255")
             } else {
@@ -190,7 +194,10 @@ mod tests {
             (&[both, "guest_numa_id=1,memory_zones=b"], "--numa memory_zones: zone b is already in node 0 (node 1)"),
             (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b belongs to no node"),
             (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
-            (&[both, "guest_numa_id=1,distances=[2@20]"], "--numa distances: node 2 does not exist (node 1)"),
+            (
+                &[both, "guest_numa_id=1,distances=[2@20]"],
+                "--numa distances: node 2 does not exist: define it, or leave its distance out (node 1)",
+            ),
             (
                 &[both, "guest_numa_id=1,distances=[1@10]"],
                 "--numa distances: the distance of a node to itself is always 10",
@@ -199,7 +206,10 @@ mod tests {
                 &[both, "guest_numa_id=1,distances=[0@10]"],
                 "--numa distances: distance 10 to node 0 is not between 11 and 255 (node 1)",
             ),
-            (&[both, "guest_numa_id=1,distances=[0@11,0@12]"], "--numa distances: node 0 is given twice (node 1)"),
+            (
+                &[both, "guest_numa_id=1,distances=[0@11,0@12]"],
+                "--numa distances: node 0 is given twice: leave one distance out (node 1)",
+            ),
         ] {
             let refused = check(texts, &memory).unwrap_err();
             assert!(refused.starts_with(wanted), "{refused}");

@@ -65,7 +65,9 @@ impl PayloadConfig {
         ] {
             ensure_in_terms(self.firmware.is_none() || !given, field, |terms| {
                 let firmware = Self::FIRMWARE.name(terms);
-                format!("cannot be combined with {firmware}: the boot loader on the guest's disk supplies its own")
+                format!(
+                    "cannot be combined with {firmware}: the boot loader on the guest's disk supplies its own, so leave it out"
+                )
             })?;
         }
         let len = self.cmdline.len();

@@ -184,7 +184,7 @@ impl PlatformConfig {
         for (place, segment) in self.iommu_segments.iter().enumerate() {
             self.check_segment(Self::IOMMU_SEGMENTS, *segment)?;
             let is_first = !self.iommu_segments[..place].contains(segment);
-            ensure(is_first, Self::IOMMU_SEGMENTS, || format!("{segment} is given twice"))?;
+            ensure(is_first, Self::IOMMU_SEGMENTS, || format!("{segment} is given twice: list it once"))?;
         }
         Ok(())
     }
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(iommu("1").unwrap().iommu_segments, [1]);
         for (text, rule) in [
             ("3", "segment 3 does not exist: the last segment is 2 (--platform num_pci_segments)"),
-            ("[1,0-1]", "1 is given twice"),
+            ("[1,0-1]", "1 is given twice: list it once"),
             ("[x]", "'[x]' is neither a number nor a list of numbers such as [0,2-4]"),
         ] {
             assert_eq!(iommu(text).unwrap_err().to_string(), format!("--platform iommu_segments: {rule}"));

@@ -111,7 +111,7 @@ impl RateLimitGroupConfig {
         for (place, group) in groups.iter().enumerate() {
             ensure(!group.id.is_empty(), Self::ID, || "must not be empty")?;
             let is_first = groups[..place].iter().all(|other| other.id != group.id);
-            ensure(is_first, Self::ID, || format!("'{}' is given twice", group.id))?;
+            ensure(is_first, Self::ID, || format!("'{}' is given twice: every group needs its own id", group.id))?;
             group.rate_limiter_config.check(Self::OPTION)?;
         }
         Ok(())
@@ -149,7 +149,10 @@ mod tests {
         };
         let (one, two) = ("id=a,ops_size=1,ops_refill_time=1", "id=b,ops_size=0,ops_refill_time=0");
         assert_eq!(check(&[one, two]), Ok(()));
-        assert_eq!(check(&[one, two, one]), Err("rate_limit_groups.id: 'a' is given twice".into()));
+        assert_eq!(
+            check(&[one, two, one]),
+            Err("rate_limit_groups.id: 'a' is given twice: every group needs its own id".into())
+        );
         let field = "rate_limit_groups.rate_limiter_config.bandwidth.refill_time";
         let refused = check(&["id=a,bw_size=1,bw_refill_time=4294967296"]);
         assert_eq!(refused, Err(format!("{field}: 4294967296 ms are more than the maximum of 4294967295 ms")));

@@ -176,7 +176,11 @@ impl NetConfig {
     /// Checks the fields of a device that gets `count` descriptors of an interface.
     fn check_descriptors(&self, count: usize) -> Result<(), ConfigError> {
         let pairs = self.pairs();
-        ensure(!self.vhost_user, Self::VHOST_USER, || "cannot be combined with descriptors of an interface")?;
+        ensure(
+            !self.vhost_user,
+            Self::VHOST_USER,
+            || "cannot be combined with descriptors of an interface: turn it off",
+        )?;
         let of_interface = [(Self::TAP, self.tap.is_some()), (Self::HOST_MAC, self.host_mac.is_some())];
         ensure_none(&of_interface, "cannot be combined with descriptors of an interface: leave it out")?;
         let is_whole = count == usize::from(pairs);
@@ -333,7 +337,9 @@ fn descriptors(list: &OptionList) -> Result<Vec<i32>, ConfigError> {
     let mut numbers = Vec::new();
     for text in texts {
         match text.parse::<i32>() {
-            Ok(number) if numbers.contains(&number) => return refused(format!("{number} is given twice")),
+            Ok(number) if numbers.contains(&number) => {
+                return refused(format!("{number} is given twice: every pair of queues needs its own descriptor"));
+            }
             Ok(number) if number > 2 => numbers.push(number),
             _ => return refused(format!("'{}' is not a descriptor number above 2", one_line(&text))),
         }

@@ -51,6 +51,10 @@ pub(super) const SOCKET_KEYS: Special = Special::By("vhost_socket", &["socket", 
 /// Both keys are given.
 pub(super) fn socket(list: &OptionList, field: Field) -> Result<Option<PathBuf>, ConfigError> {
     let (socket, vhost_socket) = (list.get("socket"), list.get("vhost_socket"));
-    ensure(socket.is_none() || vhost_socket.is_none(), field, || "is given twice, as socket and as vhost_socket")?;
+    ensure(
+        socket.is_none() || vhost_socket.is_none(),
+        field,
+        || "is given twice, as socket and as vhost_socket: leave one out",
+    )?;
     Ok(socket.or(vhost_socket).map(PathBuf::from))
 }

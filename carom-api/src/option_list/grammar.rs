@@ -31,10 +31,10 @@ pub(super) enum Malformed {
         known: String,
     },
     /// Key that is given twice.
-    #[error("'{0}' is given twice")]
+    #[error("'{0}' is given twice: leave one out")]
     Repeated(String),
     /// Double quote without its closing quote.
-    #[error("a double quote is not closed")]
+    #[error("a double quote is not closed: add the closing quote")]
     UnclosedQuote,
     /// Double quotes that enclose only part of a value.
     #[error(

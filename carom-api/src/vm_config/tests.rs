@@ -160,7 +160,7 @@ fn second_weight_of_a_segment_is_refused() {
     let weights = ["pci_segment=0", "pci_segment=0,mmio32_aperture_weight=2"];
     let pci_segments = weights.iter().map(|text| text.parse().unwrap()).collect();
     let error = refused(VmConfig { pci_segments, ..config() });
-    assert_eq!(error.explain(Terms::Json), "pci_segments.pci_segment: 0 is given twice");
+    assert_eq!(error.explain(Terms::Json), "pci_segments.pci_segment: 0 is given twice: leave one out");
 }
 
 #[test]
@@ -197,14 +197,14 @@ fn device_names_and_sources_must_be_unique() {
 
     let mut twice = config.clone();
     twice.user_devices[1].id = Some("x".into());
-    assert_eq!(refused(twice).to_string(), "--user-device id: 'x' is given twice");
+    assert_eq!(refused(twice).to_string(), "--user-device id: 'x' is given twice: every device needs its own");
     let mut twice = config.clone();
     twice.devices.push("path=/a,iommu=on".parse().unwrap());
-    assert_eq!(refused(twice).to_string(), "--device path: /a is given twice");
+    assert_eq!(refused(twice).to_string(), "--device path: /a is given twice: every device needs its own");
     config.user_devices[1].socket = "/s".into();
     let error = refused(config);
-    assert_eq!(error.to_string(), "--user-device socket: /s is given twice");
-    assert_eq!(error.explain(Terms::Json), "user_devices.socket: /s is given twice");
+    assert_eq!(error.to_string(), "--user-device socket: /s is given twice: every device needs its own");
+    assert_eq!(error.explain(Terms::Json), "user_devices.socket: /s is given twice: every device needs its own");
 }
 
 #[test]
@@ -272,6 +272,9 @@ fn slot_out_of_range_or_given_twice_is_refused() {
     let is = |rule: &str, conflict| Some((format!("disks.pci_device_id: {rule}"), conflict));
     assert_eq!(refused(&["path=/a,pci_device_id=0"]), is("0 is not between 1 and 31", false));
     assert_eq!(refused(&["path=/a,pci_device_id=32"]), is("32 is not between 1 and 31", false));
-    assert_eq!(refused(&["path=/a,pci_device_id=7", "path=/b,pci_device_id=7"]), is("7 is given twice", true));
+    assert_eq!(
+        refused(&["path=/a,pci_device_id=7", "path=/b,pci_device_id=7"]),
+        is("7 is given twice: every device needs its own", true)
+    );
     assert_eq!(refused(&["path=/a,pci_device_id=1", "path=/b,pci_device_id=31", "path=/c"]), None);
 }

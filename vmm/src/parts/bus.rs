@@ -276,7 +276,7 @@ impl PartBus {
                 let whose = if has_iommu { which } else { "in a VM without" };
                 format!("{slot} is not in {first} to {last}, the slots {whose} the virtio-iommu on segment {segment}")
             } else if taken.contains(&address) {
-                let rule = format!("{slot} is taken on segment {segment}");
+                let rule = format!("{slot} is taken on segment {segment}: choose another slot");
                 return Err(ConfigError::conflict(kind.slot_field(), rule).into());
             } else {
                 return Ok(address);
