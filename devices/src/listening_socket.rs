@@ -194,10 +194,13 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         other => other?,
     };
     if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is not a socket is there: remove it, or use another path",
+        ));
     }
     if lock(&OWN).contains(&(metadata.dev(), metadata.ino())) {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "this VM uses this socket already"));
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "this VM uses this socket already: use another path"));
     }
     // Do not wait for room in the server's queue, which may never become free.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -206,7 +209,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(Errno::CONNREFUSED) => fs::remove_file(path),
         Err(Errno::NOENT) => Ok(()),
         Ok(()) | Err(Errno::AGAIN) => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket"))
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket: use another path"))
         }
         Err(error) => Err(error.into()),
     }
@@ -237,13 +240,13 @@ mod tests {
         let socket = ListeningSocket::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
-        assert_eq!(error.to_string(), "this VM uses this socket already");
+        assert_eq!(error.to_string(), "this VM uses this socket already: use another path");
         assert!(path.exists());
         drop(socket);
         // Another process has the socket.
         let other = UnixListener::bind(&path).unwrap();
         let error = ListeningSocket::bind(&path).err().unwrap();
-        assert_eq!(error.to_string(), "another process serves this socket");
+        assert_eq!(error.to_string(), "another process serves this socket: use another path");
         drop(other);
         fs::remove_file(&path).unwrap();
 

@@ -414,7 +414,7 @@ mod tests {
         let (tell, told) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
         let refused = Worker::spawn_on(Some(beyond), "test".into(), ROLE, doorbell, false, Place(tell)).err().unwrap();
-        assert!(refused.to_string().starts_with("CPU 1023 of the host is not there"), "{refused}");
+        assert!(refused.to_string().starts_with("CPU 1023 of the host does not exist"), "{refused}");
         told.recv().unwrap_err();
     }
 

@@ -61,7 +61,7 @@ pub fn keep(number: i32, fd: OwnedFd) -> io::Result<()> {
     let kind = identify(&file)?;
     let mut kept = lock(&KEPT);
     if kind.is_one_of_a_kind() && kept.iter().any(|other| other.kind == kind) {
-        return Err(io::Error::other("another inherited descriptor refers to the same device"));
+        return Err(io::Error::other("another inherited descriptor refers to the same device: pass only one of them"));
     }
     // An earlier descriptor with this number may be given away and closed by now.
     kept.retain(|other| other.number != number || other.file.is_some());
@@ -165,7 +165,9 @@ pub(crate) fn connection(path: &Path) -> Option<io::Result<UnixStream>> {
 pub fn interface(number: i32) -> io::Result<OwnedFd> {
     let mut kept = lock(&KEPT);
     let kept = kept.iter_mut().find(|kept| kept.number == number);
-    let kept = kept.ok_or_else(|| io::Error::other("the program was not started with this descriptor"))?;
+    let kept = kept.ok_or_else(|| {
+        io::Error::other("the program was not started with this descriptor: start it with the descriptor open")
+    })?;
     kept.of(&Kind::Interface)?.try_clone().map(OwnedFd::from)
 }
 

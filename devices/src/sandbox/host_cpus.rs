@@ -20,7 +20,9 @@ thread_local! {
 #[derive(Debug, Error)]
 pub enum PinError {
     /// One of the CPUs cannot be used.
-    #[error("CPU {0} of the host is not there, or this program may not use it")]
+    #[error(
+        "CPU {0} of the host does not exist, is offline, or is not allowed for this program (see Cpus_allowed_list in /proc/self/status)"
+    )]
     Missing(u32),
     /// The host kernel returned another error.
     #[error("cannot pin a thread to CPUs of the host: {0}")]

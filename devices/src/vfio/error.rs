@@ -62,7 +62,7 @@ pub enum VfioPciError {
     },
     /// The function is a bridge.
     #[error(
-        "{name} is a PCI bridge (header type {header_type}), and only endpoints (header type 0) can be passed through"
+        "{name} is a PCI bridge (header type {header_type}), and only endpoints (header type 0) can be passed through: name the devices behind it instead"
     )]
     Bridge {
         /// Address of the function.

@@ -141,7 +141,10 @@ mod tests {
         let path = file.path().display().to_string();
         let config: DiskConfig = format!("path={path}").parse().unwrap();
         let refused = |config: &DiskConfig| open(config).unwrap_err().explain(Terms::Json);
-        assert_eq!(refused(&config), format!("disks.path: {path}: has 0 bytes, less than one block of 512 bytes"));
+        assert_eq!(
+            refused(&config),
+            format!("disks.path: {path}: has 0 bytes, less than one block of 512 bytes: enlarge the image")
+        );
         file.as_file().set_len(1024).unwrap();
         let first = open(&config).unwrap();
         let held = refused(&config);

@@ -66,7 +66,7 @@ mod tests {
         let config: VsockConfig = format!("cid=3,socket={path}").parse().unwrap();
         let first = listen(&config).unwrap();
         let error = listen(&config).err().unwrap();
-        let rule = "this VM uses this socket already";
+        let rule = "this VM uses this socket already: use another path";
         assert_eq!(error.explain(Terms::Json), format!("vsock.socket: {path}: {rule}"));
         assert_eq!(error.to_string(), format!("--vsock {path}: {rule}"));
         drop(first);

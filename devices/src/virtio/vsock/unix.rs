@@ -176,7 +176,7 @@ mod tests {
         let path = dir.path().join("s");
         let listener = Listener::bind(&path).unwrap();
         let error = Listener::bind(&path).err().unwrap();
-        assert_eq!(error.to_string(), "this VM uses this socket already");
+        assert_eq!(error.to_string(), "this VM uses this socket already: use another path");
         drop(listener);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();
@@ -185,7 +185,10 @@ mod tests {
         fs::remove_file(&path).unwrap();
         // First a socket that a killed process has left, then the socket of a running process.
         let other = UnixListener::bind(&path).unwrap();
-        assert_eq!(Listener::bind(&path).err().unwrap().to_string(), "another process serves this socket");
+        assert_eq!(
+            Listener::bind(&path).err().unwrap().to_string(),
+            "another process serves this socket: use another path"
+        );
         drop(other);
         drop(Listener::bind(&path).unwrap());
         let listener = Listener::bind(&path).unwrap();

@@ -37,7 +37,9 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
                 .into(),
         )),
         Some(other) => {
-            return Err(ImageError::Malformed(format!("its format '{other}' is not supported, only raw and qcow2")));
+            return Err(ImageError::Malformed(format!(
+                "its format '{other}' is not supported, only raw and qcow2; convert it with qemu-img convert"
+            )));
         }
     };
     let (file, _) = host_file::open(path, true)?;

@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((opened.bytes(), opened.sectors(), opened.block()), (1024, 2, 512));
         let small = image(&[0; 511]);
         let refused = Image::open(small.path(), WRITTEN).unwrap_err().to_string();
-        assert_eq!(refused, "has 511 bytes, less than one block of 512 bytes");
+        assert_eq!(refused, "has 511 bytes, less than one block of 512 bytes: enlarge the image");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub enum ImageError {
     )]
     Writing,
     /// The image is smaller than one block.
-    #[error("has {bytes} bytes, less than one block of {block} bytes")]
+    #[error("has {bytes} bytes, less than one block of {block} bytes: enlarge the image")]
     Empty {
         /// Bytes of the image.
         bytes: u64,
@@ -66,10 +66,10 @@ pub enum ImageError {
         error: Box<ImageError>,
     },
     /// The file system has too little free space for the whole image.
-    #[error("cannot allocate disk space for the whole image: {0}")]
+    #[error("cannot allocate disk space for the whole image: {0}; free disk space, or turn sparse on")]
     Allocate(#[source] io::Error),
     /// The file system does not support direct I/O.
-    #[error("cannot be opened for direct I/O: {0}")]
+    #[error("cannot be opened for direct I/O: {0}; turn direct off")]
     Direct(#[source] io::Error),
 }
 
@@ -95,7 +95,9 @@ pub enum ResizeError {
         why: &'static str,
     },
     /// Another process has locked bytes that would be added to the disk.
-    #[error("cannot grow the image: another process has locked the bytes to be added")]
+    #[error(
+        "cannot grow the image: another process has locked the bytes to be added; try again when it has released them"
+    )]
     Locked,
     /// The host rejected the operation.
     #[error("{0}")]

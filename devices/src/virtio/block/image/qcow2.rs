@@ -237,7 +237,9 @@ fn open_chain(
     let storage = Ordered::new(Storage::try_from(file.try_clone()?)?, l1);
     let mut image: Qcow2<Ordered> = Qcow2::open_image(storage, options.writable).map_err(malformed)?;
     if image.requires_external_data_file() {
-        return Err(ImageError::Malformed("it has an external data file, which is not supported".into()));
+        return Err(ImageError::Malformed(
+            "it has an external data file, which is not supported; copy the image with qemu-img convert".into(),
+        ));
     }
     image.set_data_file(None);
     let backing = match image.implicit_backing_file() {
@@ -263,11 +265,15 @@ fn open_backing(
     locks: &mut Vec<ImageLock>,
 ) -> Result<Access, ImageError> {
     if chain.len() == MOST_IMAGES {
-        return Err(ImageError::Malformed(format!("the chain of backing files has more than {MOST_IMAGES} images")));
+        return Err(ImageError::Malformed(format!(
+            "the chain of backing files has more than {MOST_IMAGES} images; shorten it with qemu-img rebase"
+        )));
     }
     let Backing { file, is_qcow2, lock } = backing::open(path, format, options.direct)?;
     if chain.contains(&identity(&file)?) {
-        return Err(ImageError::Malformed("the image is its own backing file".into()));
+        return Err(ImageError::Malformed(
+            "the image is its own backing file; correct it with qemu-img rebase -u".into(),
+        ));
     }
     locks.push(lock);
     if is_qcow2 {

@@ -43,13 +43,15 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
     let read = file.read_at(buffer.bytes_mut(), 0)?;
     let header = &buffer.bytes_mut()[..BYTES];
     if read < BYTES || !header.starts_with(MAGIC) {
-        return malformed("it does not start with a qcow2 header".into());
+        return malformed("it does not start with a qcow2 header; set the image type that the file has".into());
     }
     let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let (version, cluster_bits, encryption, snapshots) = (word(4), word(20), word(32), word(60));
     let size = u64::from(word(24)) << 32 | u64::from(word(28));
     if !(2..=3).contains(&version) {
-        return malformed(format!("its version {version} is not supported, only 2 and 3"));
+        return malformed(format!(
+            "its version {version} is not supported, only 2 and 3; convert it with qemu-img convert"
+        ));
     }
     if !CLUSTER_BITS.contains(&cluster_bits) {
         return malformed(format!("its clusters have 2^{cluster_bits} bytes, but must have 512 bytes to 2 MiB"));
@@ -58,10 +60,12 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
         return malformed(format!("its disk has {size} bytes, more than the host's maximum file size"));
     }
     if encryption != 0 {
-        return malformed("it is encrypted, which is not supported".into());
+        return malformed("it is encrypted, which is not supported; convert it to an image without encryption".into());
     }
     if writable && snapshots != 0 {
-        return malformed(format!("it has {snapshots} internal snapshots, so it can only be opened read-only"));
+        return malformed(format!(
+            "it has {snapshots} internal snapshots, so it can only be opened read-only; turn readonly on, or delete the snapshots with qemu-img snapshot -d"
+        ));
     }
     let cluster = 1 << cluster_bits;
     let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
@@ -81,7 +85,9 @@ pub(super) fn check(file: &File, writable: bool) -> Result<Header, ImageError> {
 /// room for the block endlessly.
 fn counts_header(file: &File, start: u64, cluster: u64) -> Result<bool, ImageError> {
     if !start.is_multiple_of(cluster) || start > MOST_BYTES {
-        return Err(ImageError::Malformed(format!("its refcount table at {start:#x} is not aligned to a cluster")));
+        return Err(ImageError::Malformed(format!(
+            "its refcount table at {start:#x} is not aligned to a cluster; check it with qemu-img check"
+        )));
     }
     let page = PAGE as u64;
     let mut buffer = Buffer::new(PAGE);
@@ -122,7 +128,7 @@ mod tests {
             (35, 1, "is encrypted"),
             (63, 2, "2 internal snapshots"),
             (37, 0x40, "more than 33554432 bytes"),
-            (54, 1, "refcount table at 0x10100 is not aligned to a cluster"),
+            (54, 1, "refcount table at 0x10100 is not aligned to a cluster; check it with qemu-img check"),
             (48, 0x80, "refcount table at 0x8000000000010000 is not aligned"),
             (53, 2, "no refcount block for its first clusters"),
             (59, 0, "no refcount block for its first clusters"),

@@ -43,7 +43,7 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     }
     if word(60) != FIXED {
         return malformed(format!(
-            "it is a VHD image of type {}, but only fixed size (type {FIXED}) is supported",
+            "it is a VHD image of type {}, but only fixed size (type {FIXED}) is supported; convert it with qemu-img convert -o subformat=fixed",
             word(60)
         ));
     }
