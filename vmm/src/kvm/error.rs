@@ -19,7 +19,7 @@ pub enum KvmError {
         advice: &'static str,
     },
     /// The kernel's KVM lacks something.
-    #[error("/dev/kvm: this kernel's KVM has no {0}")]
+    #[error("/dev/kvm: this kernel's KVM has no {0}; use a newer kernel")]
     Missing(&'static str),
     /// A saved state is invalid.
     #[error(transparent)]

@@ -81,7 +81,10 @@ fn open_file(path: &Path, shared: bool, size: u64) -> Result<File, FileError> {
     if in_directory {
         file.set_len(size).map_err(|error| fail(file_size::explain(error)))?;
     } else if metadata.len() < size {
-        let rule = format!("has {} bytes, fewer than the zone's {size}", metadata.len());
+        let rule = format!(
+            "has {} bytes, fewer than the zone's {size}: enlarge the file, or make the zone smaller",
+            metadata.len()
+        );
         return Err(fail(io::Error::other(rule)));
     }
     Ok(file)

@@ -30,7 +30,9 @@ impl CrashFile {
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = output_file::open(File::options().append(true), libc::O_NONBLOCK, path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other("another process writes its crash reports to this file")),
+            Err(Errno::WOULDBLOCK) => {
+                Err(io::Error::other("another process writes its crash reports to this file: use another file"))
+            }
             // Some files cannot be locked.
             _ => Self::of(file, Some(path.to_path_buf())),
         }

@@ -44,7 +44,9 @@ fn open_at_once(options: &mut OpenOptions, flags: i32, path: &Path) -> io::Resul
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
             let owner = fs::symlink_metadata(path)?.uid();
             if owner != 0 && owner != geteuid().as_raw() {
-                return Err(io::Error::other(format!("the symbolic link belongs to another user (ID {owner})")));
+                return Err(io::Error::other(format!(
+                    "the symbolic link belongs to another user (ID {owner}): give the path of the file itself"
+                )));
             }
             options.custom_flags(flags).open(path)
         }
@@ -105,7 +107,7 @@ mod tests {
         }
         lchown(&link, Some(65534), None).unwrap();
         let error = append(&link).unwrap_err().to_string();
-        assert_eq!(error, "the symbolic link belongs to another user (ID 65534)");
+        assert_eq!(error, "the symbolic link belongs to another user (ID 65534): give the path of the file itself");
         assert_eq!(fs::read(&target).unwrap(), b"x");
     }
 }

@@ -134,12 +134,14 @@ impl Tap {
             name = ioctl::set_interface(file.as_fd(), &name, tap_flags(options.pairs)).map_err(|error| {
                 if was_there && error.kind() == io::ErrorKind::InvalidInput {
                     let kind = if options.pairs > 1 { "with several queues" } else { "with one queue" };
-                    return io::Error::other(format!("already exists, but is not a tap interface {kind}"));
+                    return io::Error::other(format!(
+                        "already exists, but is not a tap interface {kind}: use another name, or create it with ip tuntap"
+                    ));
                 }
                 if error.raw_os_error() == Some(libc::EBUSY) {
                     return io::Error::new(
                         error.kind(),
-                        "is in use by another process, or has its maximum number of queues",
+                        "is in use by another process, or has its maximum number of queues: use another interface",
                     );
                 }
                 error

@@ -39,7 +39,8 @@ impl Vm {
         self.close_gone();
         self.park_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
-            let rule = "cannot be saved: all devices behind it were removed, so a restored VM would not have it";
+            let rule = "cannot be saved: all devices behind it were removed, so a restored VM would not have it; \
+                        add such a device first";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
         // These steps fail for a VM that cannot be saved, before anything large is written.

@@ -47,7 +47,9 @@ fn crash_report_file_belongs_to_one_process() {
     let second = program().args(["--kernel", "/no/such", "--crash-report"]).arg(&file).output().unwrap();
     let text = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(2), "{text}");
-    let expected =
-        format!("carom: --crash-report {}: another process writes its crash reports to this file\n", file.display());
+    let expected = format!(
+        "carom: --crash-report {}: another process writes its crash reports to this file: use another file\n",
+        file.display()
+    );
     assert!(text == expected && file.exists(), "{text}");
 }

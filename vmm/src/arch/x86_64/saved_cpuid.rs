@@ -108,21 +108,26 @@ impl SavedCpuid {
         let host = Self::new(host);
         let vendor = |cpuid: &Self| cpuid.find(0, 0).map(|entry| (entry.ebx, entry.edx, entry.ecx));
         if vendor(self) != vendor(&host) {
-            return Err(StateError::rule("cpuid", "the guest's CPU has another vendor than this host's"));
+            return Err(StateError::rule(
+                "cpuid",
+                "the guest's CPU has another vendor than this host's: restore the VM on a host with a CPU of its vendor",
+            ));
         }
         for (function, index, register, not_features) in FEATURES {
             let of = |cpuid: &Self| cpuid.find(function, index).map_or(0, |entry| entry.get(register));
             let missing = of(self) & !of(&host) & !not_features;
             if missing != 0 {
                 let field = format!("cpuid: leaf {function:#x}, {index}, {register:?}");
-                let rule = format!("this host's CPU or KVM lacks features that the guest uses ({missing:#x})");
+                let rule = format!(
+                    "this host's CPU or KVM lacks features that the guest uses ({missing:#x}): restore the VM on a host that has them"
+                );
                 return Err(StateError::rule(field, rule));
             }
         }
         if self.physical_bits() > host.physical_bits() {
             let bits = |cpuid: &Self| cpuid.physical_bits().unwrap_or(36);
             let rule = format!(
-                "the guest's CPU has physical addresses of {} bits, but this host's has {}",
+                "the guest's CPU has physical addresses of {} bits, but this host's has {}: restore the VM on a host with as many",
                 bits(self),
                 bits(&host)
             );
@@ -174,7 +179,10 @@ mod tests {
     #[test]
     fn missing_host_features_are_named() {
         let feature = refusal(|entries| entries[2].ebx = 0b111);
-        assert_eq!(feature, "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2)");
+        assert_eq!(
+            feature,
+            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2): restore the VM on a host that has them"
+        );
         assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, but this host's has 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));
     }

@@ -108,7 +108,9 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         return Ok(());
     }
     if !kvm.check_extension(Cap::TscControl) {
-        let rule = format!("is {khz}: this host's counter runs at {host}, and its CPU cannot scale it");
+        let rule = format!(
+            "is {khz}: this host's counter runs at {host}, and its CPU cannot scale it; restore the VM on a host with the same frequency"
+        );
         return Err(StateError::rule("tsc.khz", rule).into());
     }
     vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("set the frequency of the counter to {khz} kHz")))

@@ -166,7 +166,8 @@ impl VcpuState {
             return Ok(());
         }
         if !kvm.check_extension(Cap::NestedState) {
-            let rule = "this host's KVM does not support nested virtualization, which the guest uses";
+            let rule = "this host's KVM does not support nested virtualization, which the guest uses: \
+                        load kvm_intel or kvm_amd with nested=1";
             return Err(StateError::rule("nested", rule).into());
         }
         let buffer = nested_of(&self.nested)?;
