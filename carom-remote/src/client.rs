@@ -24,7 +24,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(300);
 #[derive(Debug, Error)]
 pub(crate) enum CallError {
     /// The socket cannot be connected to.
-    #[error("--api-socket {}: {source}", path.display())]
+    #[error("--api-socket {}: {source}; check that carom runs with this --api-socket and that you may connect", path.display())]
     Connect {
         /// Path of the socket.
         path: PathBuf,
