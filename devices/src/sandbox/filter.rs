@@ -104,7 +104,7 @@ fn add(rules: &mut Rules, call: Call) {
         return;
     }
     let alternatives = rules.entry(number).or_default();
-    // Roles share calls, so the filter of the starter thread must not contain an alternative twice.
+    // The starter thread's filter merges the calls of several roles, which may contain the same alternative.
     if !alternatives.iter().any(|known| known == conditions) {
         alternatives.push(conditions.to_vec());
     }

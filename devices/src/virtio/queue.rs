@@ -21,7 +21,7 @@ struct Record {
     ring: &'static Ring,
     /// Number of the request in flight for each head index.
     numbers: Box<[Number]>,
-    /// Owner of the claim on the ring.
+    /// Owner of `ring`. The ring stays claimed as long as a queue holds this reference.
     _requests: Arc<LastRequests>,
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Source tree for checks, a copy of Debian's, and builds of the objects that the patch touches. make compiles only changed files
-//! again.
+//! Copy of Debian's kernel source for the checks, and builds of the objects that the patch touches. make recompiles only changed files.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -82,7 +81,8 @@ impl<'a> CheckTree<'a> {
         Ok(hooks)
     }
 
-    /// Makes a fresh copy of Debian's source with hard links. patch(1) replaces a file and does not write through its links.
+    /// Makes a fresh copy of Debian's source with hard links. patch(1) replaces a file instead of writing to it, so Debian's source stays
+    /// unchanged.
     pub(super) fn fresh(&mut self) -> Result<()> {
         self.tools.progress.show("preparing a source tree");
         self.touched.clear();
