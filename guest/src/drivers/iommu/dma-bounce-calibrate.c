@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Measures up to which size bouncing is cheaper than mapping
+ * Measurement of the size up to which bouncing is cheaper than mapping
  *
- * Mapping and unmapping cost about the same whatever the size, copying costs by the byte. The size
- * at which they meet is the threshold of a pool whose provider knows none. The median of several
- * measurements counts: some are longer because something came between, some are shorter because the
- * clock of a guest stood still.
+ * The time of mapping and unmapping hardly depends on the size. The time of a copy grows with the
+ * size. The threshold is the size at which both are equal. A pool uses it if neither the boot
+ * option nor the provider sets a threshold.
+ *
+ * Each time is the median of several measurements. Some measurements are too long because of
+ * interruptions. Others are too short because the clock of a guest stood still.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -41,9 +43,9 @@ static u64 median(u64 *times)
 }
 
 /*
- * Time for copying CALIBRATE_COPY bytes in ns, or 0 if it cannot be told. What is copied was not
- * touched just before: each time it is another part of an area that is larger than what a CPU
- * caches for itself. Where it is copied to is used over and over again, as slots are.
+ * Measures the time of one copy of CALIBRATE_COPY bytes in ns. Returns 0 if that fails. The source
+ * was not touched just before: each round uses another part of an area that is larger than a CPU's
+ * private cache. All rounds use the same destination, as slots are used repeatedly, too.
  */
 static u64 time_copy(void)
 {
@@ -58,7 +60,7 @@ static u64 time_copy(void)
 		for (i = 0; i < CALIBRATE_ROUNDS; i++) {
 			start = ktime_get_ns();
 			memcpy(to, area + i * CALIBRATE_COPY, CALIBRATE_COPY);
-			/* The copy is not to be left out as unused. */
+			/* Keep the compiler from removing the copy as unused. */
 			barrier_data(to);
 			times[i] = ktime_get_ns() - start;
 		}
@@ -68,7 +70,7 @@ static u64 time_copy(void)
 	return median(times);
 }
 
-/* Time for mapping and unmapping a page in ns, or 0 if it cannot be told */
+/* Measures the time of mapping and unmapping a page in ns. Returns 0 if that fails. */
 static u64 time_map(struct dma_bounce_pool *pool)
 {
 	unsigned long shift = iova_shift(pool->iovad), pages, pfn;
@@ -98,11 +100,11 @@ static u64 time_map(struct dma_bounce_pool *pool)
 			      GFP_KERNEL))
 			break;
 		if (iommu_unmap_fast(domain, iova, len, &gather) != len) {
-			/* A device may still reach the page: leave it and its address alone. */
+			/* A device may still reach the page: do not free the page or its IOVA. */
 			pr_err("%s: cannot unmap the page at %pad\n", pool->name, &iova);
 			return 0;
 		}
-		/* With a flush queue, this is shared by many. */
+		/* With a flush queue, many mappings share one flush, so do not time it. */
 		if (!gather.queued)
 			iommu_iotlb_sync(domain, &gather);
 		times[i] = ktime_get_ns() - start;
@@ -116,12 +118,13 @@ out_free_va:
 }
 
 /**
- * dma_bounce_calibrate - find the size at which copying costs what mapping costs
+ * dma_bounce_calibrate - measure the size up to which a copy takes no longer than a mapping
  * @pool: a pool whose domain has a device
  *
- * May sleep. Tells the result in the log.
+ * May sleep. Logs the result.
  *
- * Return: bytes, at least a page and at most the largest slot; 0 if it could not be measured.
+ * Return: the size in bytes, at least a page and at most the largest slot, or 0 if the measurement
+ * failed.
  */
 size_t dma_bounce_calibrate(struct dma_bounce_pool *pool)
 {

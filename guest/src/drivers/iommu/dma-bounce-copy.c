@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bouncing of small DMA: what is copied when
+ * Bouncing of small DMA: copies between buffers and slots
  *
- * Whatever the direction, a mapping copies the buffer to the slot, for bytes that the device does
- * not write must come back as they were, and what an earlier user left in the slot must not come
- * back at all. The exception costs the driver two attributes: nothing is copied at map with
- * DMA_ATTR_BOUNCE_NO_COPY_IN, and what the slot holds is copied back only if unmap vouches for
- * every byte of it with DMA_ATTR_BOUNCE_ALL_WRITTEN.
+ * At map, the buffer is copied to the slot, whatever the direction. So bytes that the device does
+ * not write come back unchanged, and bytes of an earlier user of the slot never come back.
  *
- * All of this runs in an RCU read-side critical section: the memory of a slot stays until its end.
+ * A driver can avoid this copy with two attributes. With DMA_ATTR_BOUNCE_NO_COPY_IN, nothing is
+ * copied at map. Then the slot is copied back only if the driver reports at unmap that the device
+ * wrote every byte, with DMA_ATTR_BOUNCE_ALL_WRITTEN.
+ *
+ * Functions that work on a slot run in an RCU read-side critical section. The memory of the slot
+ * stays until the section ends.
  */
 
 #include <linux/blk-mq.h>
@@ -22,9 +24,10 @@
 #include "dma-bounce-copy.h"
 
 /*
- * On x86, memcpy() is one instruction where the CPU says that this is fast for few bytes too.
- * Otherwise it is a loop that moves 32 bytes at a time, where the instruction is fast for pages all
- * the same: copy_page() has it.
+ * Returns true if copy_page() is faster than memcpy(). On x86, memcpy() is one instruction if the
+ * CPU has FSRM, which means that the instruction is fast also for few bytes. Otherwise memcpy() is
+ * a loop that moves 32 bytes at a time. copy_page() still uses the instruction, which is fast for
+ * pages on these CPUs, too.
  */
 static bool copy_by_page(void *to, void *from, size_t len)
 {
@@ -37,11 +40,11 @@ static bool copy_by_page(void *to, void *from, size_t len)
 }
 
 /**
- * dma_bounce_copy - copy between memory that is mapped and a bounce buffer
+ * dma_bounce_copy - copy between mapped memory and a bounce buffer
  * @buffer: the bounce buffer
- * @phys: the memory
- * @len: bytes
- * @to_buffer: to the bounce buffer; otherwise from it
+ * @phys: physical address of the mapped memory
+ * @len: number of bytes
+ * @to_buffer: true to copy to the bounce buffer, false to copy from it
  */
 void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
 {
@@ -56,7 +59,7 @@ void dma_bounce_copy(void *buffer, phys_addr_t phys, size_t len, bool to_buffer)
 		copy_page(to, from);
 }
 
-/* Copies @len bytes of a list that start @skip bytes into it. */
+/* Copies @len bytes of a list, from offset @skip. */
 static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip, size_t len,
 		    bool to_slot)
 {
@@ -80,7 +83,7 @@ static void copy_sg(void *slot, struct scatterlist *sgl, int nents, size_t skip,
 	}
 }
 
-/* Copies @len bytes of a request's data that start @skip bytes into it. */
+/* Copies @len bytes of a request's data, from offset @skip. */
 static void copy_request(void *slot, struct request *req, size_t skip, size_t len, bool to_slot)
 {
 	struct req_iterator iter;
@@ -104,14 +107,14 @@ static void copy_request(void *slot, struct request *req, size_t skip, size_t le
 }
 
 /**
- * dma_bounce_slot_copy - copy part of what is mapped by a slot
- * @pool: its pool
+ * dma_bounce_slot_copy - copy part of a slot's mapping
+ * @pool: the pool of the slot
  * @slot: the slot
- * @sgl: the list that it serves, as the caller has it: a copy of the one that was mapped may be all
- *	that there is. NULL if it has none; then it must be the one that was mapped.
- * @skip: where in the mapping the part starts
- * @len: its bytes
- * @to_slot: to the slot; otherwise from it
+ * @sgl: the caller's list of the mapping, which may be a copy of the list that was mapped. If NULL,
+ *	the list that was mapped is used, and must still exist.
+ * @skip: offset of the part in the mapping
+ * @len: length of the part in bytes
+ * @to_slot: true to copy to the slot, false to copy from it
  */
 void dma_bounce_slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *slot,
 			  struct scatterlist *sgl, size_t skip, size_t len, bool to_slot)
@@ -134,10 +137,10 @@ void dma_bounce_slot_copy(struct dma_bounce_pool *pool, struct dma_bounce_slot *
 }
 
 /**
- * __dma_bounce_slot_fill - copy to a slot at map; the rest of one for an untrusted device is zeroed
- * @pool: its pool
- * @dev: the device that maps
- * @slot: a slot that says what is mapped by it
+ * __dma_bounce_slot_fill - copy a buffer to its slot at map
+ * @pool: the pool of the slot
+ * @dev: the device that maps. If it is untrusted, the rest of the slot is zeroed.
+ * @slot: a slot that describes its mapping
  */
 void __dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 			    struct dma_bounce_slot *slot)
@@ -148,7 +151,7 @@ void __dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct device *dev,
 }
 
 /**
- * dma_bounce_slot_trace - trace that something was mapped
+ * dma_bounce_slot_trace - trace that a slot was mapped
  * @dev: the device that maps
  * @slot: the slot
  */
@@ -159,10 +162,10 @@ void dma_bounce_slot_trace(struct device *dev, struct dma_bounce_slot *slot)
 }
 
 /**
- * dma_bounce_slot_trace_end - trace that something is unmapped
+ * dma_bounce_slot_trace_end - trace that a slot is unmapped
  * @dev: the device that unmaps
  * @slot: the slot
- * @copy: whether it was copied back
+ * @copy: true if the slot was copied back
  */
 void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot, bool copy)
 {
@@ -171,18 +174,19 @@ void dma_bounce_slot_trace_end(struct device *dev, struct dma_bounce_slot *slot,
 }
 
 /**
- * dma_bounce_slot_sync - synchronise part of what is mapped by a slot
- * @pool: its pool
+ * dma_bounce_slot_sync - synchronise part of a slot's mapping
+ * @pool: the pool of the slot
  * @dev: the device
  * @slot: the slot
  * @sgl: see dma_bounce_slot_copy()
- * @skip: where in the mapping the part starts
- * @len: its bytes; all of them are in the mapping
- * @dir: direction of the transfers that the call is about
- * @for_device: the device gets it; otherwise the CPU
+ * @skip: offset of the part in the mapping
+ * @len: length of the part in bytes. The whole part is in the mapping.
+ * @dir: direction of the transfers that the call is for
+ * @for_device: true if the device gets the part, false if the CPU gets it
  *
- * Nothing is copied to a slot for a device that is only to write: it may have written meanwhile.
- * Nothing comes back from a slot that the device was only to read: the CPU may have written.
+ * If the device only writes, nothing is copied to the slot, because the device may already have
+ * written. If the device only reads, nothing is copied back, because the CPU may have written to
+ * the buffer.
  */
 void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 			  struct dma_bounce_slot *slot, struct scatterlist *sgl, size_t skip,
@@ -194,7 +198,7 @@ void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 	dma_bounce_count(pool, DMA_BOUNCE_SYNCS, 1);
 	if (READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD)
 		return;
-	/* The device may not have written all of it. */
+	/* The device may not have written the whole part. */
 	if (!for_device && copy && WARN_ON_ONCE(slot->no_copy_in))
 		copy = false;
 	if (copy)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What is copied when; see the comment at the top of dma-bounce-copy.c.
+ * Copies between buffers and slots. See the comment at the top of dma-bounce-copy.c.
  */
 #ifndef _DMA_BOUNCE_COPY_H
 #define _DMA_BOUNCE_COPY_H
@@ -27,10 +27,10 @@ void dma_bounce_slot_sync(struct dma_bounce_pool *pool, struct device *dev,
 			  size_t len, enum dma_data_direction dir, bool for_device);
 
 /**
- * dma_bounce_slot_fill - copy to a slot at map
- * @pool: its pool
+ * dma_bounce_slot_fill - copy a buffer to its slot at map, if required
+ * @pool: the pool of the slot
  * @dev: the device that maps
- * @slot: a slot that says what is mapped by it
+ * @slot: a slot that describes its mapping
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  */
@@ -47,11 +47,11 @@ static inline void dma_bounce_slot_fill(struct dma_bounce_pool *pool, struct dev
 }
 
 /**
- * dma_bounce_slot_finish - copy back at unmap what is to be copied back, and free the slot
- * @pool: its pool
+ * dma_bounce_slot_finish - copy the slot back at unmap, if required, and free the slot
+ * @pool: the pool of the slot
  * @dev: the device that unmaps
- * @slot: a slot by which something is mapped
- * @sgl: the list that is unmapped, or NULL if it is none
+ * @slot: a slot that serves a mapping
+ * @sgl: the list that is unmapped, or NULL for other mappings
  * @attrs: attributes of the unmapping
  */
 static __always_inline void dma_bounce_slot_finish(struct dma_bounce_pool *pool, struct device *dev,

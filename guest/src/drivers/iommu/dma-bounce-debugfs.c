@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bounce pools in debugfs: /sys/kernel/debug/iommu_bounce/domainN/stats has lines of `key value`,
- * idle_ms says how long a chunk must have been idle to be given back, and can be written: 1 to
- * DMA_BOUNCE_MAX_IDLE_MS.
+ * Bounce pools in debugfs. /sys/kernel/debug/iommu_bounce/domainN/ has two files:
+ *  - stats has lines of `key value`.
+ *  - idle_ms is the time in ms after which an idle chunk is given back. It can be set to values
+ *    from 1 to DMA_BOUNCE_MAX_IDLE_MS.
  */
 
 #include <linux/debugfs.h>
@@ -37,11 +38,11 @@ static const char * const stat_names[DMA_BOUNCE_STATS] = {
 };
 
 /**
- * dma_bounce_pool_stat - read a counter
- * @pool: of this pool, whose allocator is not being opened just now
+ * dma_bounce_pool_stat - read a counter of a pool
+ * @pool: the pool. Its allocator must not be opened at the same time.
  * @stat: the counter
  *
- * Return: its sum over all CPUs, which may be outdated already.
+ * Return: the sum over all CPUs, which may already be outdated.
  */
 u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat)
 {
@@ -50,13 +51,13 @@ u64 dma_bounce_pool_stat(struct dma_bounce_pool *pool, enum dma_bounce_stat stat
 
 	for_each_possible_cpu(cpu)
 		sum += READ_ONCE(per_cpu_ptr(pool->stats, cpu)->count[stat]);
-	/* Those of buffers for one mapping are above. */
+	/* The sum above has only the bytes of buffers for one mapping. Add the bytes of slots. */
 	if (pool->slots.len && (stat == DMA_BOUNCE_BYTES_IN || stat == DMA_BOUNCE_BYTES_OUT))
 		sum += dma_bounce_slots_bytes(&pool->slots, stat == DMA_BOUNCE_BYTES_IN);
 	return sum;
 }
 
-/* How many mappings bounced: none before the range is open, when no CPU keeps slots yet */
+/* Shows the number of mappings that bounced. Before the allocator is open, there are none. */
 static void show_bounced(struct seq_file *m, struct dma_bounce_slots *slots)
 {
 	u64 n[DMA_BOUNCE_MAPPED_TYPES] = {};
@@ -142,7 +143,7 @@ static int idle_ms_set(void *data, u64 value)
 DEFINE_DEBUGFS_ATTRIBUTE(idle_ms_fops, idle_ms_get, idle_ms_set, "%llu\n");
 
 /**
- * dma_bounce_debugfs_add - show a pool's statistics
+ * dma_bounce_debugfs_add - add a pool's files
  * @pool: the pool
  */
 void dma_bounce_debugfs_add(struct dma_bounce_pool *pool)
@@ -158,7 +159,7 @@ void dma_bounce_debugfs_add(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_debugfs_del - the opposite of dma_bounce_debugfs_add()
+ * dma_bounce_debugfs_del - remove a pool's files
  * @pool: the pool
  */
 void dma_bounce_debugfs_del(struct dma_bounce_pool *pool)

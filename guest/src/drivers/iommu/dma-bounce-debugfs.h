@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bounce pools in debugfs; see dma-bounce-debugfs.c.
+ * Bounce pools in debugfs. See dma-bounce-debugfs.c.
  */
 #ifndef _DMA_BOUNCE_DEBUGFS_H
 #define _DMA_BOUNCE_DEBUGFS_H

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bouncing of small DMA: whose DMA bounces
+ * Bouncing of small DMA: selection of devices
  *
  * A mapping that bounces gets a slot of its domain's pool (see dma-bounce-pool.c) instead of a
- * mapping of its own. dma-iommu.c asks first (see dma-bounce-map.c) and goes the ordinary way if
- * that declines. What is copied when is in dma-bounce-copy.c.
+ * separate mapping in the IOMMU. dma-iommu.c first calls the functions of dma-bounce-map.c, and
+ * maps the ordinary way if they decline. See dma-bounce-copy.c for the rules of copying.
  *
- * Who: devices whose driver has opted in with dma_bounce_opt_in(), because there are mappings that
- * live long and are never synchronised, which no attribute tells. An administrator can switch it on
- * or off for a device in sysfs, and on for all at boot with iommu.bounce=all.
+ * By default, only devices bounce whose driver has opted in with dma_bounce_opt_in(). The reason is
+ * that some drivers keep mappings for long and never synchronise them, and no attribute marks such
+ * mappings. An administrator can turn bouncing on or off for a device in sysfs, or turn it on for
+ * all devices at boot with iommu.bounce=all.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -30,11 +31,11 @@ DEFINE_STATIC_KEY_FALSE(dma_bounce_key);
 const u8 dma_bounce_lend_owner;
 EXPORT_SYMBOL_GPL(dma_bounce_lend_owner);
 
-/* What iommu.bounce= says */
+/* Mode that iommu.bounce= sets */
 enum dma_bounce_mode {
-	DMA_BOUNCE_DEFAULT,	/* nothing: use windows if there are any */
+	DMA_BOUNCE_DEFAULT,	/* option not given: use windows if the IOMMU offers them */
 	DMA_BOUNCE_OFF,
-	DMA_BOUNCE_AUTO,	/* also pages of the guest */
+	DMA_BOUNCE_AUTO,	/* use pages of the guest if there are no windows */
 };
 
 static enum dma_bounce_mode dma_bounce_mode __ro_after_init;
@@ -60,7 +61,7 @@ static int __init dma_bounce_setup(char *str)
 			prefix = str_has_prefix(word, "pages=");
 			bytes = memparse(word + prefix, &end);
 			if (*end || !bytes || (prefix && bytes > DMA_BOUNCE_MAX_PAGE_POOL)) {
-				pr_err("iommu.bounce: %s is not known, or too much\n", word);
+				pr_err("iommu.bounce: %s is unknown or too large\n", word);
 				continue;
 			}
 			if (prefix)
@@ -76,10 +77,10 @@ static int __init dma_bounce_setup(char *str)
 early_param("iommu.bounce", dma_bounce_setup);
 
 /**
- * dma_bounce_allowed - may providers be used at all
+ * dma_bounce_allowed - check if bouncing is allowed
  *
- * Return: false if iommu.bounce=off was given at boot, and in guests whose memory is encrypted:
- * what their devices reach is decrypted first, which nobody does to bounce memory.
+ * Return: false if iommu.bounce=off was given at boot, and in guests with encrypted memory. There,
+ * memory for devices must be decrypted first, and bounce memory is not decrypted.
  */
 bool dma_bounce_allowed(void)
 {
@@ -96,8 +97,9 @@ static void dma_bounce_opt_out(void *data)
 }
 
 /*
- * The driver of a bus opts in for all that is on it. What graphics drivers map stays mapped, and
- * not all of them synchronise it: virtio-gpu of 6.12 never does before the CPU looks at it.
+ * Returns true for display controllers. The driver of a bus opts in for all devices on the bus. But
+ * graphics drivers keep buffers mapped, and not all of them synchronise: virtio-gpu of 6.12 never
+ * synchronises a buffer before the CPU looks at it.
  */
 static bool maps_for_long(struct device *dev)
 {
@@ -105,12 +107,12 @@ static bool maps_for_long(struct device *dev)
 }
 
 /**
- * dma_bounce_opt_in - let small DMA of a device be bounced
+ * dma_bounce_opt_in - allow small DMA of a device to bounce
  * @dev: the device, which is being probed
  *
- * To be called by drivers that keep the rules of the DMA API about who owns a buffer when: each
- * streaming mapping is unmapped or synchronised before the CPU looks at it. Ends when the driver is
- * unbound. Does nothing for a display controller.
+ * A driver may call this if it keeps the DMA API's rules on the ownership of buffers: it unmaps or
+ * synchronises each streaming mapping before the CPU looks at the buffer. The opt-in ends when the
+ * driver is unbound. Has no effect for display controllers.
  */
 void dma_bounce_opt_in(struct device *dev)
 {
@@ -174,9 +176,9 @@ static const struct attribute_group dma_bounce_group = {
 };
 
 /*
- * Takes the range of IOVA in which a provider maps chunks, so that nothing else is mapped there. A
- * provider should have it reserved, but what the host forgot to say must not confuse us. What is
- * reserved already stays so.
+ * Reserves the range of IOVA in which a provider maps chunks, so that no other mapping uses it. The
+ * host should report the range as reserved, but may have forgotten to. Reserving a reserved range
+ * again does no harm.
  */
 static bool reserve_range(struct iova_domain *iovad, const struct dma_bounce_limits *limits)
 {
@@ -186,13 +188,13 @@ static bool reserve_range(struct iova_domain *iovad, const struct dma_bounce_lim
 }
 
 /**
- * dma_bounce_init_domain - a device got a DMA domain
+ * dma_bounce_init_domain - set up bouncing for a device that got a DMA domain
  * @domain: the domain
  * @dev: the device
  * @iovad: the domain's IOVA allocator
  *
- * Makes the domain's pool if windows are offered or the boot option asks for it, and the device's
- * switch in sysfs. Calls for one domain are serialised by its group's mutex.
+ * Makes the domain's pool if windows are offered or the boot option asks for a pool, and the
+ * device's files in sysfs. The group's mutex serialises calls for one domain.
  */
 void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 			    struct iova_domain *iovad)
@@ -201,8 +203,8 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	struct dma_bounce_limits limits = {};
 
 	/*
-	 * No mapping comes between the end of an old domain and this, nor after a domain without a
-	 * pool, one that is not for DMA for example.
+	 * Clear the pool of an old domain. The device has no mappings between the end of the old
+	 * domain and this call. The new domain may have no pool, for example if it is not for DMA.
 	 */
 	WRITE_ONCE(dev->iommu->bounce.pool, NULL);
 	dma_bounce_lender_set(dev, NULL);
@@ -217,7 +219,7 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 	if (!dev->iommu->bounce.files)
 		dev->iommu->bounce.files = !device_add_group(dev, &dma_bounce_group);
 	if (!domain->bounce) {
-		/* Nothing is mapped yet. Pages of the kernel take a range when the pool is used. */
+		/* Nothing is mapped yet. For the kernel's pages, the first use reserves a range. */
 		if (ops != &dma_bounce_page_ops && !reserve_range(iovad, &limits))
 			return;
 		domain->bounce = dma_bounce_pool_create(domain, iovad, ops, dev,
@@ -232,8 +234,8 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 }
 
 /**
- * dma_bounce_free_domain - a DMA domain goes away
- * @domain: the domain, which has no devices any more
+ * dma_bounce_free_domain - free the pool of a DMA domain that is being freed
+ * @domain: the domain, which no longer has devices
  */
 void dma_bounce_free_domain(struct iommu_domain *domain)
 {
@@ -249,11 +251,11 @@ void dma_bounce_free_domain(struct iommu_domain *domain)
 }
 
 /**
- * dma_bounce_stop - the last device is about to leave a domain
- * @domain: the domain, which need not be one that bounces
+ * dma_bounce_stop - give all chunks back before the last device leaves a domain
+ * @domain: the domain, which need not have a pool
  *
- * For IOMMU drivers whose domains lose the chunks of their provider then. To be called before the
- * device leaves. May sleep.
+ * For IOMMU drivers whose domains lose the provider's chunks with the last device. Must be called
+ * before the device leaves. May sleep.
  */
 void dma_bounce_stop(struct iommu_domain *domain)
 {
@@ -263,10 +265,10 @@ void dma_bounce_stop(struct iommu_domain *domain)
 EXPORT_SYMBOL_GPL(dma_bounce_stop);
 
 /**
- * dma_bounce_start - the first device was attached to a domain
- * @domain: the domain, which need not be one that bounces
+ * dma_bounce_start - use the pool again after the first device was attached to a domain
+ * @domain: the domain, which need not have a pool
  *
- * The opposite of dma_bounce_stop().
+ * Reverts dma_bounce_stop().
  */
 void dma_bounce_start(struct iommu_domain *domain)
 {
@@ -276,7 +278,7 @@ void dma_bounce_start(struct iommu_domain *domain)
 EXPORT_SYMBOL_GPL(dma_bounce_start);
 
 /**
- * dma_bounce_release_device - a device leaves its IOMMU
+ * dma_bounce_release_device - remove the files of a device that leaves its IOMMU
  * @dev: the device
  */
 void dma_bounce_release_device(struct device *dev)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whose DMA bounces; see the comment at the top of dma-bounce-device.c.
+ * Selection of devices whose DMA bounces. See the comment at the top of dma-bounce-device.c.
  */
 #ifndef _DMA_BOUNCE_DEVICE_H
 #define _DMA_BOUNCE_DEVICE_H
@@ -13,7 +13,7 @@
 
 struct iova_domain;
 
-/* What sysfs says about one device */
+/* Mode of one device, as set in sysfs */
 enum dma_bounce_switch {
 	DMA_BOUNCE_SWITCH_AUTO,
 	DMA_BOUNCE_SWITCH_ON,
@@ -22,7 +22,7 @@ enum dma_bounce_switch {
 
 #ifdef CONFIG_IOMMU_DMA_BOUNCE
 
-/* There are pools. */
+/* Enabled as long as any domain has a pool */
 DECLARE_STATIC_KEY_FALSE(dma_bounce_key);
 
 void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
@@ -30,14 +30,15 @@ void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 void dma_bounce_free_domain(struct iommu_domain *domain);
 void dma_bounce_release_device(struct device *dev);
 
-/* iommu.bounce=all was given at boot */
+/* True if the boot parameter is iommu.bounce=all */
 extern bool dma_bounce_all_devices;
 
 /**
- * dma_bounce_wanted - whether small DMA of a device is to be bounced
+ * dma_bounce_wanted - check if small DMA of a device should bounce
  * @dev: the device, which has a DMA domain
  *
- * Return: what sysfs says, otherwise what the driver and the boot option say.
+ * Return: the choice in sysfs. If that is auto, true if the driver opted in or the boot parameter
+ * enables all devices.
  */
 static inline bool dma_bounce_wanted(struct device *dev)
 {

@@ -12,17 +12,17 @@
 #include "dma-bounce-kunit.h"
 #include "dma-bounce-pool.h"
 
-/* Bytes of a mapping, how many of them there can be, and how many a chunk serves */
+/* Bytes of a mapping, maximum number of mappings, and number of mappings that a chunk serves */
 #define LEN		256
 #define MAPPINGS	(AREA / LEN)
 #define PER_CHUNK	(FAKE_CHUNK / SZ_4K)
-/* So many that few slots of a chunk are left */
+/* Number of mappings that leaves few slots of a chunk free */
 #define MANY		(PER_CHUNK - 2)
 
 /**
- * struct mapper - what is mapped, the oldest first
- * @addr:	the addresses
- * @n:		how many
+ * struct mapper - mappings, the oldest first
+ * @addr:	addresses of the mappings
+ * @n:		number of mappings
  */
 struct mapper {
 	dma_addr_t	addr[MAPPINGS];
@@ -44,7 +44,7 @@ static struct mapper *new_mapper(struct kunit *test)
 	return mapper;
 }
 
-/* Maps once more, and lets the pool do what it has to do. Returns whether it bounced. */
+/* Makes another mapping, and waits for the pool's work. Returns true if the mapping bounced. */
 static bool map_one(struct kunit *test, struct mapper *mapper)
 {
 	struct bounce_test *t = test->priv;
@@ -62,7 +62,7 @@ static void unmap_one(struct kunit *test, struct mapper *mapper)
 	dma_unmap_single(t->dev, mapper->addr[--mapper->n], LEN, DMA_FROM_DEVICE);
 }
 
-/* Maps until @n are mapped. Returns how many of them bounced. */
+/* Maps until there are @n mappings. Returns the number of new mappings that bounced. */
 static unsigned int map_to(struct kunit *test, struct mapper *mapper, unsigned int n)
 {
 	unsigned int bounced = 0;
@@ -78,7 +78,7 @@ static void unmap_all(struct kunit *test, struct mapper *mapper)
 		unmap_one(test, mapper);
 }
 
-/* Demand that goes on finds a slot all the time. */
+/* If demand grows steadily, each mapping finds a slot. */
 static void ahead_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -87,7 +87,7 @@ static void ahead_test(struct kunit *test)
 
 	bounce_kunit_warm(test, LEN, DMA_FROM_DEVICE);
 	full = dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL);
-	/* There are plenty. */
+	/* Many slots are free, so no chunk is added. */
 	KUNIT_EXPECT_EQ(test, map_to(test, mapper, PER_CHUNK / 2), PER_CHUNK / 2);
 	KUNIT_EXPECT_EQ(test, t->pool->nchunks, 1);
 	KUNIT_EXPECT_EQ(test, map_to(test, mapper, PER_CHUNK * 3 / 2), PER_CHUNK);
@@ -97,7 +97,7 @@ static void ahead_test(struct kunit *test)
 	unmap_all(test, mapper);
 }
 
-/* Use that stays as it is has one chunk added, and that is not given back and asked for again. */
+/* Constant use adds one chunk, which is not given back and requested again. */
 static void constant_use_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -123,7 +123,7 @@ static void constant_use_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->nchunks, 0);
 }
 
-/* If the provider gives none ahead, that keeps no mapping from having one added afterwards. */
+/* If the provider fails to add a chunk ahead, mappings can still request a chunk later. */
 static void ahead_fails_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -142,14 +142,14 @@ static void ahead_fails_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->failures, failures);
 	KUNIT_EXPECT_FALSE(test, t->pool->starved);
 	WRITE_ONCE(t->fake->most, 0);
-	/* It is not asked again at once: one mapping finds none. */
+	/* The pool does not ask again at once, so one mapping finds no slot. */
 	map_to(test, mapper, PER_CHUNK + 1);
 	KUNIT_EXPECT_TRUE(test, map_one(test, mapper));
 	KUNIT_EXPECT_EQ(test, t->pool->nchunks, 2);
 	unmap_all(test, mapper);
 }
 
-/* Chunks of other sizes, and the end of the budget, are for mappings that find no slot. */
+/* Growing ahead takes no chunks of other sizes, and not the last chunk of the budget. */
 static void ahead_takes_nothing_test(struct kunit *test)
 {
 	struct mapper *mapper = new_mapper(test);
@@ -162,7 +162,7 @@ static void ahead_takes_nothing_test(struct kunit *test)
 	bounce_kunit_warm(test, LEN, DMA_FROM_DEVICE);
 	mutex_lock(&t->pool->slots.mutex);
 	dma_bounce_slots_flush(&t->pool->slots, true);
-	/* As if they had been idle for long */
+	/* Make the chunks look idle for long. */
 	for (place = 0; (chunk = dma_bounce_next_chunk(t->pool, &place));)
 		chunk->idle_since -= 2 * DMA_BOUNCE_IDLE;
 	mutex_unlock(&t->pool->slots.mutex);

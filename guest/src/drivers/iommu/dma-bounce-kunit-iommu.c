@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * An IOMMU made of software, with one device behind it, for KUnit tests of bounced DMA
+ * A software IOMMU with one device behind it, for KUnit tests of bounced DMA
  *
- * The device's DMA goes through the IOMMU's table, page by page, so that a test can play any
- * device, also one that goes where it should not. The IOMMU provides bounce memory, as one with
- * windows does.
+ * The device's DMA goes through the IOMMU's table, page by page. So a test can act as any device,
+ * also as one that accesses memory that it should not reach. The IOMMU provides bounce memory, as
+ * an IOMMU with windows does.
  */
 
 #include <kunit/test.h>
@@ -21,7 +21,7 @@
 #include "dma-bounce-kunit-iommu.h"
 #include "dma-bounce-types.h"
 
-/* Entries of the table: the address of the page of memory, and in its low bits the permissions */
+/* Permissions, in the low bits of a table entry. The other bits are the page number of memory. */
 #define FAKE_PROT	(IOMMU_READ | IOMMU_WRITE)
 
 static struct fake_iommu *the_fake;
@@ -92,7 +92,7 @@ static phys_addr_t fake_iova_to_phys(struct iommu_domain *domain, dma_addr_t iov
 	return entry ? (xa_to_value(entry) >> 2 << PAGE_SHIFT) + offset_in_page(iova) : 0;
 }
 
-/* Newer kernels tell the old domain too, and have tests say which warnings they expect. */
+/* Kernels that pass the old domain to attach_dev also define kunit_warning_suppress(). */
 #ifdef kunit_warning_suppress
 static int fake_attach_dev(struct iommu_domain *domain, struct device *dev,
 			   struct iommu_domain *old)
@@ -105,7 +105,7 @@ static int fake_attach_dev(struct iommu_domain *domain, struct device *dev)
 
 static void fake_free(struct iommu_domain *domain)
 {
-	/* It is a member of what the test frees. */
+	/* The domain is a member of struct fake_iommu, which the test frees. */
 }
 
 /* The provider of bounce memory */
@@ -221,7 +221,7 @@ static bool fake_capable(struct device *dev, enum iommu_cap cap)
 	return cap == IOMMU_CAP_CACHE_COHERENCY;
 }
 
-/* It does not tell that the range of its chunks is reserved, as one should that is not a fake. */
+/* Does not report the range of its chunks as reserved. A real IOMMU should report it. */
 static const struct iommu_ops fake_ops = {
 	.capable		= fake_capable,
 	.domain_alloc_paging	= fake_domain_alloc,
@@ -239,23 +239,23 @@ static int fake_add_device(struct fake_iommu *fake)
 	if (!fake->pdev)
 		return -ENOMEM;
 	fake->dev = &fake->pdev->dev;
-	/* As buses do. Devices that are not coherent do not bounce. */
+	/* Buses do this. Devices that are not coherent do not bounce. */
 	arch_setup_dma_ops(fake->dev, true);
 	scoped_guard(mutex, &iommu_probe_device_lock)
 		ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
-	/* The bus tells the IOMMU layer, which makes the domain. */
+	/* The bus notifies the IOMMU layer, which makes the domain. */
 	if (!ret)
 		ret = platform_device_add(fake->pdev);
 	if (!ret && !fake->domain.bounce)
 		ret = -ENODEV;
-	/* As a driver does: whether sync calls are elided is decided here. */
+	/* Drivers do this. It decides whether sync calls are elided. */
 	return ret ?: dma_set_mask_and_coherent(fake->dev, DMA_BIT_MASK(64));
 }
 
 /**
  * fake_iommu_create - make the IOMMU and its device
  *
- * Return: both, or NULL if that failed.
+ * Return: the IOMMU and its device, or NULL on failure.
  */
 struct fake_iommu *fake_iommu_create(void)
 {
@@ -297,8 +297,8 @@ err_free:
 }
 
 /**
- * fake_iommu_destroy - the opposite of fake_iommu_create()
- * @fake: what it returned
+ * fake_iommu_destroy - free what fake_iommu_create() made
+ * @fake: result of fake_iommu_create()
  */
 void fake_iommu_destroy(struct fake_iommu *fake)
 {
@@ -324,10 +324,10 @@ void fake_iommu_destroy(struct fake_iommu *fake)
  * fake_domain_create - make another domain of the IOMMU, without devices
  * @fake: the IOMMU
  *
- * Its pool gets its chunks from the same provider. Its IOVA are counted by the allocator of the
- * first one, which knows that the range of chunks is taken.
+ * The domain's pool gets its chunks from the same provider. The domain uses the IOVA allocator of
+ * the first domain, in which the range of chunks is already reserved.
  *
- * Return: what has the domain, or NULL if that failed.
+ * Return: the structure that contains the domain, or NULL on failure.
  */
 struct fake_iommu *fake_domain_create(struct fake_iommu *fake)
 {
@@ -340,7 +340,7 @@ struct fake_iommu *fake_domain_create(struct fake_iommu *fake)
 	other->shares_with = fake;
 	other->domain.ops = &fake_domain_ops;
 	dma_bounce_init_domain(&other->domain, fake->dev, fake->domain.bounce->iovad);
-	/* It is not the domain that the device's mappings are in. */
+	/* The device's mappings stay in the first domain. */
 	fake->dev->iommu->bounce.pool = fake->domain.bounce;
 	if (other->domain.bounce)
 		return other;
@@ -349,8 +349,8 @@ struct fake_iommu *fake_domain_create(struct fake_iommu *fake)
 }
 
 /**
- * fake_domain_destroy - the opposite of fake_domain_create()
- * @other: what it returned
+ * fake_domain_destroy - free what fake_domain_create() made
+ * @other: result of fake_domain_create()
  */
 void fake_domain_destroy(struct fake_iommu *other)
 {
@@ -361,9 +361,9 @@ void fake_domain_destroy(struct fake_iommu *other)
 }
 
 /**
- * fake_set_most - have the provider give all domains together another number of chunks
+ * fake_set_most - set the provider's maximum number of chunks of all domains together
  * @fake: the IOMMU
- * @most: chunks
+ * @most: number of chunks
  */
 void fake_set_most(struct fake_iommu *fake, unsigned int most)
 {
@@ -372,9 +372,9 @@ void fake_set_most(struct fake_iommu *fake, unsigned int most)
 }
 
 /**
- * fake_set_budget - have the provider give another amount of memory
+ * fake_set_budget - set the budget that the provider gives a domain
  * @fake: the IOMMU
- * @budget: bytes
+ * @budget: number of bytes
  */
 void fake_set_budget(struct fake_iommu *fake, u64 budget)
 {
@@ -382,15 +382,15 @@ void fake_set_budget(struct fake_iommu *fake, u64 budget)
 	dma_bounce_limits_changed(&fake_bounce_ops);
 }
 
-/* What the device does */
+/* Accesses of the device */
 
 /**
- * fake_device_page - the memory that the device reaches through a page of IOVA
+ * fake_device_page - get the memory that the device reaches through a page of IOVA
  * @fake: the IOMMU
  * @pfn: number of the page
- * @prot: what the device wants to do there, IOMMU_READ or IOMMU_WRITE
+ * @prot: access of the device, IOMMU_READ or IOMMU_WRITE
  *
- * Return: the page, or NULL if the IOMMU does not allow it.
+ * Return: the page, or NULL if the IOMMU does not allow the access.
  */
 void *fake_device_page(struct fake_iommu *fake, unsigned long pfn, int prot)
 {
@@ -421,13 +421,13 @@ static bool fake_device_access(struct fake_iommu *fake, dma_addr_t addr, void *b
 }
 
 /**
- * fake_device_read - have the device read
+ * fake_device_read - read memory as the device
  * @fake: the IOMMU
- * @addr: where
- * @to: where to put what it read
- * @len: bytes
+ * @addr: address to read from
+ * @to: buffer for the bytes
+ * @len: number of bytes
  *
- * Return: false if the IOMMU did not allow all of it.
+ * Return: false if the IOMMU did not allow the whole access.
  */
 bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t len)
 {
@@ -435,13 +435,13 @@ bool fake_device_read(struct fake_iommu *fake, dma_addr_t addr, void *to, size_t
 }
 
 /**
- * fake_device_write - have the device write
+ * fake_device_write - write memory as the device
  * @fake: the IOMMU
- * @addr: where
- * @from: what
- * @len: bytes
+ * @addr: address to write to
+ * @from: bytes to write
+ * @len: number of bytes
  *
- * Return: false if the IOMMU did not allow all of it.
+ * Return: false if the IOMMU did not allow the whole access.
  */
 bool fake_device_write(struct fake_iommu *fake, dma_addr_t addr, const void *from, size_t len)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * An IOMMU made of software with one device behind it
+ * A software IOMMU with one device behind it
  */
 #ifndef _DMA_BOUNCE_KUNIT_IOMMU_H
 #define _DMA_BOUNCE_KUNIT_IOMMU_H
@@ -10,28 +10,28 @@
 #include <linux/sizes.h>
 #include <linux/xarray.h>
 
-/* Chunks of the provider, and where they are */
+/* Chunk size of the provider, and the range of its chunks */
 #define FAKE_CHUNK		SZ_512K
 #define FAKE_WINDOW_IOVA	0xe0000000UL
 #define FAKE_WINDOW_LEN		SZ_32M
 
 /**
  * struct fake_iommu - the IOMMU and its device
- * @iommu:	its instance
- * @hw:		the device that is the IOMMU
- * @pdev:	the device behind it
- * @dev:	the same
- * @domain:	what it is attached to
- * @table:	page table: page of IOVA to page of memory and permissions
- * @maps:	pages ever mapped, but for those of chunks
- * @budget:	bytes that the provider gives
- * @refuse_del:	the provider does not take chunks back
- * @refused:	how often it did not
+ * @iommu:	instance of the IOMMU
+ * @hw:		hardware device of the IOMMU
+ * @pdev:	the device behind the IOMMU, as a platform device
+ * @dev:	the device behind the IOMMU
+ * @domain:	domain of the device
+ * @table:	page table: maps a page of IOVA to a page of memory and permissions
+ * @maps:	number of pages that were mapped, without pages of chunks
+ * @budget:	number of bytes that the provider gives
+ * @refuse_del:	the provider refuses to take chunks back
+ * @refused:	number of refusals to take a chunk back
  * @refuse_add:	IOVA at which the provider never adds a chunk
  * @adding:	called while the provider adds a chunk, if set
- * @shares_with: whose @most counts, as one device counts for all its domains
- * @most:	chunks that the provider gives to all who share them; 0 for no such limit
- * @shown:	chunks that they have
+ * @shares_with: the IOMMU whose @most and @shown count for this domain, or NULL for its own
+ * @most:	maximum number of chunks of all domains that share them, 0 for no limit
+ * @shown:	number of chunks of these domains
  */
 struct fake_iommu {
 	struct iommu_device	iommu;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: lists, which become one mapping
+ * KUnit tests of bounced DMA: lists, which use one slot
  */
 
 #include <kunit/test.h>
@@ -14,7 +14,7 @@
 #include "dma-bounce-map.h"
 
 #ifndef kunit_warning_suppress
-/* Older kernels do not let a test expect a warning: they say nothing at all meanwhile. */
+/* In older kernels, a test cannot expect a warning. They suppress all messages meanwhile. */
 #define kunit_warning_suppress(test) \
 	for (suppress_printk = !!(test); suppress_printk; suppress_printk = 0)
 #endif
@@ -35,7 +35,7 @@ static void init_list(struct bounce_test *t, struct scatterlist *sgl)
 		sg_set_buf(&sgl[i], t->area + pieces[i].offset, pieces[i].len);
 }
 
-/* Whether the flat bytes are those of the pieces of @area */
+/* Returns true if @flat contains the bytes of the pieces of @area. */
 static bool list_is(u8 *area, u8 *flat)
 {
 	unsigned int i;
@@ -46,7 +46,7 @@ static bool list_is(u8 *area, u8 *flat)
 	return true;
 }
 
-/* Maps the list for both directions. Returns room for as many bytes in one piece. */
+/* Maps the list for both directions. Returns a flat buffer of the list's length. */
 static u8 *map_list(struct kunit *test, struct scatterlist *sgl)
 {
 	struct bounce_test *t = test->priv;
@@ -70,12 +70,12 @@ static void list_test(struct kunit *test)
 	unsigned int i;
 
 	KUNIT_EXPECT_EQ(test, sg_dma_len(sgl), LIST_LEN);
-	/* the end, for those who look for it */
+	/* A length of 0 marks the end for users that look for it. */
 	KUNIT_EXPECT_EQ(test, sg_dma_len(&sgl[1]), 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->area, flat));
 
-	/* Back by a sync of the first two pieces, then by unmapping all */
+	/* A sync copies the first two pieces back. Then unmapping copies all pieces back. */
 	memset(flat, SECRET, LIST_LEN);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	dma_sync_sg_for_cpu(t->dev, sgl, 2, DMA_BIDIRECTIONAL);
@@ -88,7 +88,7 @@ static void list_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A list of one entry is not needed any more when what it mapped is synchronised by address. */
+/* A list with one entry need not exist when its mapping is synchronised by address. */
 static void list_of_one_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -113,7 +113,7 @@ static void list_of_one_test(struct kunit *test)
 	dma_sync_single_for_device(t->dev, addr + 50, 950, DMA_BIDIRECTIONAL);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr + 50, bytes, sizeof(bytes)));
 	KUNIT_EXPECT_MEMEQ(test, bytes, t->area + 5000 + 50, sizeof(bytes));
-	/* To unmap it takes the list as it was. */
+	/* Unmapping needs the original list. */
 	sg_init_one(sgl, t->area + 5000, 1000);
 	sg_dma_address(sgl) = addr;
 	sg_dma_len(sgl) = 1000;
@@ -125,7 +125,7 @@ static void list_of_one_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* What the CPU writes to a list gets to the device by entry, and only towards one that reads. */
+/* A sync call copies the CPU's writes for the given entries, and only if the device reads. */
 static void list_sync_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -144,12 +144,12 @@ static void list_sync_test(struct kunit *test)
 		memset(t->expect + pieces[i].offset, 0x11, pieces[i].len);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, sg_dma_address(sgl), flat, LIST_LEN));
 	KUNIT_EXPECT_TRUE(test, list_is(t->expect, flat));
-	/* The other entries come back as the device has them. */
+	/* The other entries are copied back with the device's contents. */
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_BIDIRECTIONAL);
 	bounce_kunit_expect_area(test);
 }
 
-/* One slot, but as many segments as the device needs */
+/* One slot is split into as many segments as the device needs. */
 static void max_segment_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -161,7 +161,7 @@ static void max_segment_test(struct kunit *test)
 	init_list(t, sgl);
 	dma_set_max_seg_size(t->dev, 1024);
 	n = dma_map_sg(t->dev, sgl, PIECES, DMA_TO_DEVICE);
-	/* 700; 1024; 512 and 333 */
+	/* Segments of 700, 1024, and 512 + 333 bytes */
 	KUNIT_EXPECT_EQ(test, n, 3);
 	for_each_sg(sgl, s, n, i) {
 		KUNIT_EXPECT_LE(test, sg_dma_len(s), 1024);
@@ -175,7 +175,7 @@ static void max_segment_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A list whose pieces do not fit behind each other is mapped the ordinary way. */
+/* A list whose pieces cannot be packed is mapped the ordinary way. */
 static void list_layout_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -200,7 +200,7 @@ static void list_layout_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Entries from the middle of a list are not taken for the list, which stays mapped. */
+/* Calls with entries from the middle of a list have no effect, and the list stays mapped. */
 static void list_middle_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -213,7 +213,7 @@ static void list_middle_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	bounce_kunit_warm(test, LIST_LEN, DMA_FROM_DEVICE);
 	init_list(t, sgl);
-	/* The second entry has an address in the slot then. */
+	/* This gives the second entry an address in the slot. */
 	dma_set_max_seg_size(t->dev, 1024);
 	KUNIT_EXPECT_EQ(test, dma_map_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE), 3);
 	dma_set_max_seg_size(t->dev, max);
@@ -227,7 +227,7 @@ static void list_middle_test(struct kunit *test)
 	kunit_warning_suppress(test)
 		unmapped = __dma_bounce_unmap_sg(t->dev, &sgl[1], PIECES - 1, 0);
 	bounce_kunit_expect_area(test);
-	/* Nobody else is to deal with them either. */
+	/* dma-iommu.c must not handle these calls either. */
 	KUNIT_EXPECT_TRUE(test, synced);
 	KUNIT_EXPECT_TRUE(test, unmapped);
 	dma_unmap_sg(t->dev, sgl, PIECES, DMA_FROM_DEVICE);
@@ -254,7 +254,7 @@ static unsigned int slots_in_use(struct dma_bounce_pool *pool)
 	return used;
 }
 
-/* A list may be synchronised by a copy of it, which is gone when it is synchronised by address. */
+/* A list may be synchronised by a copy of it. The copy may be gone at a sync call by address. */
 static void list_copy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -264,7 +264,7 @@ static void list_copy_test(struct kunit *test)
 
 	memcpy(copy, sgl, sizeof(copy));
 	dma_sync_sg_for_device(t->dev, copy, PIECES, DMA_TO_DEVICE);
-	/* What becomes of the copy's memory shows, if anybody follows it. */
+	/* Point the copy elsewhere, so that a wrong use of the copy shows. */
 	sg_init_table(copy, PIECES);
 	for (i = 0; i < PIECES; i++)
 		sg_set_buf(&copy[i], t->area + AREA - SZ_4K, pieces[i].len);
@@ -280,7 +280,7 @@ static void list_copy_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* No entry behind the segments keeps an address: it may be that of another list by now. */
+/* Entries after the segments keep no old address, which may now belong to another list. */
 static void list_stale_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -307,7 +307,7 @@ static void list_stale_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A list of one entry and a buffer are the same to mainline, whichever call unmaps. */
+/* Mainline treats a list with one entry and a buffer alike, so either call may unmap. */
 static void list_or_page_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -324,7 +324,7 @@ static void list_or_page_test(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, dma_bounce_owns(t->pool, addr));
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr, bytes, 1000));
 	memset(t->expect + 5000, SECRET, 1000);
-	/* Past the DMA API's debugging, which wants both calls to be of a kind */
+	/* Avoid the DMA API's debugging, which wants map and unmap calls of the same type. */
 	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_page(t->dev, addr, 0));
 	bounce_kunit_expect_area(test);
 

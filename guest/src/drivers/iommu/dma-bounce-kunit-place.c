@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: on which node bounce memory is, and memory that is not to be copied,
- * as it is in another device
+ * KUnit tests of bounced DMA: NUMA node of bounce memory, and memory of other devices, which must
+ * not be copied
  */
 
 #include <kunit/test.h>
@@ -27,7 +27,7 @@ static int node_of(void *va)
 	return page_to_nid(is_vmalloc_addr(va) ? vmalloc_to_page(va) : virt_to_page(va));
 }
 
-/* All of a chunk, and what describes it, is on a node. */
+/* Expects that a chunk's memory and structure are on a node. */
 static void expect_chunk_on(struct kunit *test, struct dma_bounce_chunk *chunk, int node)
 {
 	unsigned int elsewhere = 0;
@@ -39,7 +39,7 @@ static void expect_chunk_on(struct kunit *test, struct dma_bounce_chunk *chunk, 
 	KUNIT_EXPECT_EQ(test, elsewhere, 0);
 }
 
-/* The device is on a node, and its domain's pool is one of pages, which adds a chunk. */
+/* Moves the device to a node, and adds a chunk to a pool of the kernel's pages. */
 static void add_chunk_on(struct kunit *test, int node)
 {
 	struct bounce_test *t = test->priv;
@@ -53,7 +53,7 @@ static void add_chunk_on(struct kunit *test, int node)
 	KUNIT_ASSERT_NOT_NULL(test, pool);
 	dma_bounce_share_add(pool);
 	domain->bounce = pool;
-	/* What mappings do that find no slot, but that the work is done here and now */
+	/* Do what a mapping without a slot does, but run the work directly. */
 	pool->mask = DMA_BIT_MASK(32);
 	atomic_inc(&pool->missed[DMA_BOUNCE_WRITE][0]);
 	pool->work.func(&pool->work);
@@ -75,14 +75,14 @@ static void node_test(struct kunit *test)
 
 	if (num_node_state(N_NORMAL_MEMORY) < 2)
 		kunit_skip(test, "this machine has one node");
-	/* What asks for no node gets memory of that of the CPU, which is the wrong one once. */
+	/* Memory without a requested node comes from the CPU's node, which is wrong once. */
 	set_cpus_allowed_ptr(current, cpumask_of(raw_smp_processor_id()));
 	for_each_node_state(node, N_NORMAL_MEMORY)
 		add_chunk_on(test, node);
 }
 
 #ifdef CONFIG_ZONE_DEVICE
-/* Makes pages of another device's memory, at addresses where there is nothing, and uses one. */
+/* Makes pages for memory of another device, at unused addresses, and calls @use with one. */
 static void use_device_page(struct kunit *test, enum memory_type type,
 			    void (*use)(struct kunit *test, struct page *page))
 {
@@ -107,7 +107,7 @@ static void use_device_page(struct kunit *test, enum memory_type type,
 	release_resource(&res);
 }
 
-/* Maps a page of another device's memory, which is not ours to copy. */
+/* Maps a page of another device's memory, which must not be copied. */
 static void map_device_page(struct kunit *test, struct page *page)
 {
 	struct bounce_test *t = test->priv;
@@ -134,8 +134,9 @@ static void device_memory_test(struct kunit *test)
 }
 
 /*
- * Whether peer-to-peer memory bounces, by itself or in a list with memory that does. These are the
- * functions that dma-iommu.c calls: what it does afterwards takes a PCI device that has the memory.
+ * Peer-to-peer memory does not bounce, alone or in a list with ordinary memory. The test calls the
+ * functions that dma-iommu.c calls first. What dma-iommu.c does afterwards would need a PCI device
+ * with such memory.
  */
 static void decline_peer_page(struct kunit *test, struct page *page)
 {
@@ -152,7 +153,7 @@ static void decline_peer_page(struct kunit *test, struct page *page)
 	sg_set_page(&sgl[1], page, 1024, 0);
 	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 0);
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_MEMORY), before + 2);
-	/* It was that page which kept the list from it. */
+	/* Without that page, the list bounces. */
 	sg_set_buf(&sgl[1], t->area + 8192, 1024);
 	KUNIT_EXPECT_EQ(test, dma_bounce_map_sg(t->dev, sgl, 2, DMA_FROM_DEVICE, 0), 1);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_unmap_sg(t->dev, sgl, 2, 0));

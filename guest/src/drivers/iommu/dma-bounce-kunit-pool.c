@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: where its memory comes from, and where it goes
+ * KUnit tests of bounced DMA: memory of pools
  */
 
 #include <kunit/test.h>
@@ -39,7 +39,7 @@ static bool chunks_become(struct dma_bounce_pool *pool, unsigned int n)
 	return chunks(pool) == n;
 }
 
-/* The allocator by itself */
+/* The allocator alone */
 
 static void no_work(struct dma_bounce_slots *slots)
 {
@@ -88,7 +88,7 @@ static void allocator_test(struct kunit *test)
 	}
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
 	KUNIT_EXPECT_NULL(test, extra);
-	/* What was put back last is handed out first. */
+	/* The last returned slot is handed out first. */
 	dma_bounce_slots_put(slots, slot[3]);
 	dma_bounce_slots_put(slots, slot[7]);
 	extra = take(slots, DMA_BOUNCE_WRITE, 4);
@@ -107,7 +107,7 @@ out_unlock:
 		if (slot[i]->len)
 			dma_bounce_slots_put(slots, slot[i]);
 	KUNIT_EXPECT_EQ(test, dma_bounce_chunk_used(slots, chunk), 0);
-	/* All sixteen, and one of them twice */
+	/* All sixteen slots, and one of them twice */
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_LIST), 17);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), 0);
 	mutex_lock(&slots->mutex);
@@ -116,7 +116,7 @@ out_unlock:
 	dma_bounce_slots_close(slots);
 }
 
-/* However many CPUs there are, they keep no more than they may. */
+/* CPUs keep at most the limit, whatever their number. */
 static void cache_limit_test(struct kunit *test)
 {
 	static const u64 limits[] = { SZ_32M, SZ_2M, SZ_256K, 0 };
@@ -133,7 +133,7 @@ static void cache_limit_test(struct kunit *test)
 			sum += slots->cap[class] * dma_bounce_class_size(class);
 		KUNIT_EXPECT_LE(test, sum * DMA_BOUNCE_KINDS * num_online_cpus(), limits[i]);
 	}
-	/* What a CPU may not keep it takes from the others, and gives them back. */
+	/* A CPU that may keep no slots takes a slot from the depot and returns it there. */
 	dma_bounce_slots_flush(slots, true);
 	addr = bounce_kunit_map(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
@@ -144,7 +144,7 @@ static void cache_limit_test(struct kunit *test)
 
 /* The size of the pool */
 
-/* No mapping fails because the pool is full, and nothing is mixed up. */
+/* No mapping fails because the pool is full, and no data is mixed up. */
 static void exhaustion_test(struct kunit *test)
 {
 	const unsigned int len = 256, n = AREA / len, slots = FAKE_CHUNK / SZ_4K;
@@ -179,7 +179,7 @@ static void miss(struct dma_bounce_pool *pool)
 	dma_bounce_pool_missed(pool, DMA_BOUNCE_WRITE, 0);
 }
 
-/* A mapping that finds no slot while a chunk is being added has no further one added. */
+/* A mapping that finds no slot while a chunk is being added does not request another chunk. */
 static void late_miss_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -191,7 +191,7 @@ static void late_miss_test(struct kunit *test)
 	t->fake->adding = NULL;
 }
 
-/* A lowered budget: idle chunks go at once, one in use when its last mapping ends. */
+/* If the budget is lowered, idle chunks go at once, and a used chunk when its last mapping ends. */
 static void budget_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -208,12 +208,12 @@ static void budget_test(struct kunit *test)
 	start = jiffies;
 	fake_set_budget(t->fake, FAKE_CHUNK);
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 1));
-	/* The others are idle: nothing has to be waited for. */
+	/* The other chunks are idle, so they are given back at once. */
 	KUNIT_EXPECT_TRUE(test, time_before(jiffies, start + HZ));
 	fake_set_budget(t->fake, 0);
 	msleep(100);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
-	/* Nobody gets the other slots meanwhile. */
+	/* The other slots of the chunk are not handed out meanwhile. */
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 8, bytes, sizeof(bytes)));
 	other = bounce_kunit_map(test, 8192, 4096, DMA_FROM_DEVICE, 0);
 	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
@@ -223,14 +223,14 @@ static void budget_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 	KUNIT_EXPECT_EQ(test, t->pool->drained, 1);
-	/* Raised again, it is used again. */
+	/* After the budget is raised, the pool is used again. */
 	fake_set_budget(t->fake, SZ_4M);
 	addr = bounce_kunit_map_bounced(test, 0, 4096, DMA_FROM_DEVICE, 0);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	bounce_kunit_expect_area(test);
 }
 
-/* Chunks that nobody uses are given back, one that somebody uses is not. */
+/* Idle chunks are given back, a chunk in use is not. */
 static void idle_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -247,7 +247,7 @@ static void idle_test(struct kunit *test)
 	KUNIT_EXPECT_GE(test, t->pool->shrunk, 2);
 }
 
-/* A time that is lowered counts at once, and not after the one before. */
+/* A lowered idle time applies at once, and not after the previous time. */
 static void idle_lowered_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -259,7 +259,7 @@ static void idle_lowered_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* A chunk that cannot be unmapped keeps its place, where nothing else may be, and goes later. */
+/* A chunk that cannot be unmapped keeps its place, which no other chunk uses, and goes later. */
 static void stuck_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -285,7 +285,7 @@ static void stuck_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* A place at which the provider never adds a chunk is passed over. */
+/* The pool skips a place at which the provider never adds a chunk. */
 static void refused_place_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -301,7 +301,7 @@ static void refused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 2);
 }
 
-/* The domain loses its memory while something is mapped: that is not touched any more. */
+/* If the domain loses its memory, a mapped buffer is no longer copied to or from. */
 static void orphan_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -316,7 +316,7 @@ static void orphan_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, fake_device_write(t->fake, addr, &byte, 1));
 	dma_sync_single_for_cpu(t->dev, addr, 4096, DMA_FROM_DEVICE);
 	dma_bounce_start(&t->fake->domain);
-	/* New memory goes elsewhere as long as the orphan has its address. */
+	/* New chunks use other places as long as the orphan exists. */
 	other = bounce_kunit_map_bounced(test, 16384, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_NE(test, addr / FAKE_CHUNK, other / FAKE_CHUNK);
 	dma_unmap_single(t->dev, other, 4096, DMA_FROM_DEVICE);
@@ -325,7 +325,7 @@ static void orphan_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 1);
 }
 
-/* A chunk dies while a CPU keeps slots of it: they are not handed out. */
+/* Slots of a dead chunk that a CPU keeps are not handed out. */
 static void dead_slot_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -349,13 +349,13 @@ static void dead_slot_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_FULL), full + 1);
 	KUNIT_EXPECT_EQ(test, dma_bounce_slots_served(slots, DMA_BOUNCE_SINGLE), served);
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
-	/* The slot that was not handed out is back with the others, or it would be an orphan. */
+	/* The slot that was not handed out was returned. Otherwise it would be an orphan. */
 	dma_bounce_stop(&t->fake->domain);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 0);
 	KUNIT_EXPECT_EQ(test, t->pool->orphaned, 0);
 }
 
-/* Nothing is copied to or from a dead chunk, also if the device could not be kept from it. */
+/* Nothing is copied to or from a dead chunk, even if the device still reaches it. */
 static void dead_copy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -380,7 +380,7 @@ static void dead_copy_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* Buffers of their own, as devices get that are not trusted */
+/* Buffers for one mapping, as untrusted devices get them */
 static void single_use_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -395,7 +395,7 @@ static void single_use_test(struct kunit *test)
 	KUNIT_ASSERT_NE(test, addr, DMA_MAPPING_ERROR);
 	KUNIT_EXPECT_LE(test, addr, DMA_BIT_MASK(32));
 	KUNIT_EXPECT_EQ(test, offset_in_page(addr), 4000);
-	/* Nothing but the bytes mapped is there. */
+	/* The page contains only the mapped bytes. */
 	page = fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ);
 	KUNIT_ASSERT_NOT_NULL(test, page);
 	for (i = 0; i < 4000; i++)
@@ -415,7 +415,7 @@ static void single_use_test(struct kunit *test)
 	KUNIT_EXPECT_NULL(test, fake_device_page(t->fake, addr >> PAGE_SHIFT, IOMMU_READ));
 }
 
-/* A chunk that is used as a whole stays, has no slots, and what is mapped of it is never copied. */
+/* A chunk that is used as a whole stays, has no slots, and is never copied. */
 static void whole_chunk_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -435,7 +435,7 @@ static void whole_chunk_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, t->pool->backed, backed + chunk->size);
 	iova = chunk->iova;
 	va = chunk->va;
-	/* The other one is given back as nobody uses it. */
+	/* The other chunk is given back because it is idle. */
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 1));
 	msleep(300);
 	KUNIT_EXPECT_EQ(test, chunks(t->pool), 1);
@@ -456,7 +456,7 @@ static void whole_chunk_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, chunks_become(t->pool, 0));
 }
 
-/* Nothing but chunks is ever mapped where those of the provider are. */
+/* Only chunks are mapped in the provider's range of IOVA. */
 static void provider_range_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -466,13 +466,13 @@ static void provider_range_test(struct kunit *test)
 	struct iova *iova;
 
 	for (pages = 1; pages <= last - first + 1; pages *= 2) {
-		/* What is highest is taken first. */
+		/* The allocator takes the highest free IOVA first. */
 		iova = alloc_iova(iovad, pages, last, true);
 		KUNIT_ASSERT_NOT_NULL(test, iova);
 		KUNIT_EXPECT_LT(test, iova->pfn_hi, first);
 		__free_iova(iovad, iova);
 	}
-	/* The pool itself is there. */
+	/* The pool itself uses the range. */
 	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_EQ(test, t->pool->slots.base, FAKE_WINDOW_IOVA);
 }
@@ -491,7 +491,7 @@ static void page_range_test(struct kunit *test)
 	KUNIT_EXPECT_LE(test, first.iova + first.len - 1, DMA_BIT_MASK(32));
 }
 
-/* A pool that finds no room for what the command line lets it take is one of the usual size. */
+/* If there is no IOVA for the pool size of the command line, the pool has the default size. */
 static void page_range_fallback_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -505,13 +505,13 @@ static void page_range_fallback_test(struct kunit *test)
 	KUNIT_EXPECT_LE(test, range->pfn_hi, DMA_BIT_MASK(28) >> iova_shift(iovad));
 	__free_iova(iovad, range);
 
-	/* And where there is none for that either, there is no pool. */
+	/* If there is no IOVA for the default size either, there is no pool. */
 	t->pool->mask = DMA_BIT_MASK(25);
 	KUNIT_EXPECT_NULL(test, dma_bounce_page_range(&t->fake->domain, SZ_1G));
 	KUNIT_EXPECT_NULL(test, dma_bounce_page_range(&t->fake->domain, SZ_64M));
 }
 
-/* Guest pages of all domains: as much as the limit leaves, then none until some are given back */
+/* Guest pages of all domains are limited. At the limit, chunks must be given back first. */
 static void page_limit_test(struct kunit *test)
 {
 	const struct dma_bounce_ops *ops = &dma_bounce_page_ops;
@@ -521,7 +521,7 @@ static void page_limit_test(struct kunit *test)
 	long others = dma_bounce_page_limit() - SZ_512K;
 	void *first, *none, *again;
 
-	/* As if other domains had all but this */
+	/* Make it look as if other domains have all but 512 KiB of the limit. */
 	others -= atomic_long_read(&dma_bounce_page_total);
 	atomic_long_add(others, &dma_bounce_page_total);
 	first = ops->add(domain, SZ_1G, &first_size, IOMMU_WRITE);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: block requests as a whole, and which of them are declined
+ * KUnit tests of bounced DMA: block requests that bounce as a whole, and requests that are declined
  */
 
 #include <kunit/test.h>
@@ -15,23 +15,23 @@
 #include "dma-bounce-device.h"
 #include "dma-bounce-kunit.h"
 
-/* Pieces of the area: the second follows the first within a page, and they are as long as a page */
+/* Pieces of the area. The second starts at the page offset at which the first ends. */
 static const struct { unsigned int offset, len; } pieces[] = {
 	{ 1000, 700 }, { 3 * 4096 + 1700, 3396 },
 };
 
 #define PIECES		ARRAY_SIZE(pieces)
 #define REQUEST_LEN	(700 + 3396)
-/* Of the whole area, so many are more than the largest slot. */
+/* This many times the whole area is more than the largest slot. */
 #define AREAS		(DMA_BOUNCE_MAX_SLOT / AREA + 1)
 
 /**
- * struct test_request - a request that no queue knows
+ * struct test_request - a request that belongs to no queue
  * @req:	the request
- * @bio:	its only one
- * @vecs:	where its data is
- * @state:	what mapping it makes of this
- * @iter:	and of this
+ * @bio:	the only bio of the request
+ * @vecs:	data of the request
+ * @state:	state that mapping sets
+ * @iter:	iterator that mapping sets
  */
 struct test_request {
 	struct request		req;
@@ -66,7 +66,7 @@ static void init_request(struct bounce_test *t, struct test_request *r, enum req
 		add_piece(t, r, pieces[i].offset, pieces[i].len);
 }
 
-/* A request that reads and that would bounce */
+/* Makes a read request that can bounce. */
 static struct test_request *make_request(struct kunit *test)
 {
 	struct test_request *r = kunit_kzalloc(test, sizeof(*r), GFP_KERNEL);
@@ -94,7 +94,7 @@ static void unmap(struct kunit *test, struct test_request *r)
 	dma_bounce_unmap_request(&r->req, t->dev, &r->state, 0);
 }
 
-/* Slots in use, without those that CPUs keep */
+/* Counts the slots in use, without slots that CPUs keep. */
 static unsigned int slots_used(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk;
@@ -113,7 +113,7 @@ static unsigned int slots_used(struct dma_bounce_pool *pool)
 	return used;
 }
 
-/* It is declined, which changes nothing and takes no slot. */
+/* Expects that the request is declined, which changes nothing and takes no slot. */
 static void expect_declined(struct kunit *test, struct test_request *r, unsigned long attrs)
 {
 	struct bounce_test *t = test->priv;
@@ -127,7 +127,7 @@ static void expect_declined(struct kunit *test, struct test_request *r, unsigned
 	KUNIT_EXPECT_EQ(test, slots_used(t->pool), 0);
 }
 
-/* ... for this reason */
+/* Expects that the request is declined for this reason. */
 static void expect_declined_as(struct kunit *test, struct test_request *r, unsigned long attrs,
 			       enum dma_bounce_stat reason)
 {
@@ -138,7 +138,7 @@ static void expect_declined_as(struct kunit *test, struct test_request *r, unsig
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, reason), before + 1);
 }
 
-/* It bounces: what a test takes back did keep it from that, and nothing else did. */
+/* Expects that the request bounces, so that only the reason under test prevented it before. */
 static void expect_mapped(struct kunit *test, struct test_request *r)
 {
 	bool mapped = map(test, r, 0);
@@ -148,7 +148,7 @@ static void expect_mapped(struct kunit *test, struct test_request *r)
 		unmap(test, r);
 }
 
-/* The device sees one range, and all pieces get what it writes there. */
+/* The device sees one range, and its writes reach all pieces. */
 static void request_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -184,7 +184,7 @@ static void request_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined for what the pool is: not ready, without a free slot, or not for this device */
+/* Declined because of the pool: not ready, without a free slot, or not for this device */
 static void request_pool_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -193,7 +193,7 @@ static void request_pool_test(struct kunit *test)
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_STARTING);
 	bounce_kunit_warm(test, REQUEST_LEN, DMA_FROM_DEVICE);
 	expect_mapped(test, r);
-	/* There is no memory yet that the device may read. */
+	/* The pool has no chunk yet that the device may read. */
 	r->req.cmd_flags = REQ_OP_WRITE;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_FULL);
 	r->req.cmd_flags = REQ_OP_READ;
@@ -214,7 +214,7 @@ static void request_pool_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined for its attributes */
+/* Declined because of its attributes */
 static void request_attrs_test(struct kunit *test)
 {
 	static const unsigned long attrs[] = {
@@ -233,7 +233,7 @@ static void request_attrs_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined for its size: above the threshold, the device's longest segment, or the largest slot */
+/* Declined because of its size: above the threshold, the segment limit, or the largest slot */
 static void request_size_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -261,7 +261,7 @@ static void request_size_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined for where its data is: not in pieces that fit behind each other, or not in memory */
+/* Declined because of its data: pieces that cannot be packed, or data that is not in its bios */
 static void request_layout_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -283,14 +283,14 @@ static void request_layout_test(struct kunit *test)
 	expect_mapped(test, r);
 	dma_set_seg_boundary(t->dev, boundary);
 
-	/* Its bios do not have what it says. */
+	/* The length of the bios differs from the length of the request. */
 	r->req.__data_len--;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
 	r->req.__data_len++;
 	r->req.bio = NULL;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
 	r->req.bio = &r->bio;
-	/* Its data is elsewhere. */
+	/* The data is in the special payload. */
 	r->req.special_vec = (struct bio_vec) { .bv_len = REQUEST_LEN };
 	r->req.rq_flags |= RQF_SPECIAL_PAYLOAD;
 	expect_declined_as(test, r, 0, DMA_BOUNCE_FB_LAYOUT);
@@ -300,7 +300,7 @@ static void request_layout_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Declined if a piece of it is memory of another device */
+/* Declined if a piece is memory of another device */
 static void request_memory_test(struct kunit *test)
 {
 #ifdef CONFIG_ZONE_DEVICE
@@ -321,7 +321,7 @@ static void request_memory_test(struct kunit *test)
 #endif
 }
 
-/* Not a request: an address that has no page at all, which is all that these kernels are told */
+/* Not a request, but an address without a page: these kernels pass an address instead of a page */
 static void no_page_test(struct kunit *test)
 {
 	const phys_addr_t nowhere = BIT_ULL(45);
@@ -330,7 +330,7 @@ static void no_page_test(struct kunit *test)
 
 	KUNIT_ASSERT_FALSE(test, pfn_valid(PHYS_PFN(nowhere)));
 	bounce_kunit_warm(test, 4096, DMA_FROM_DEVICE);
-	/* Past the DMA API's debugging, which looks for the page */
+	/* Avoid the DMA API's debugging, which looks for the page. */
 	addr = iommu_dma_map_phys(t->dev, nowhere, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_ASSERT_NE(test, addr, DMA_MAPPING_ERROR);
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: domains that get their memory from one provider
+ * KUnit tests of bounced DMA: domains that share the memory of one provider
  */
 
 #include <kunit/test.h>
@@ -13,16 +13,16 @@
 #include "dma-bounce-pool.h"
 
 #define SLOTS_PER_CHUNK		(FAKE_CHUNK / DMA_BOUNCE_MAX_SLOT)
-/* Chunks' worth of slots that a domain has at most here */
+/* Maximum number of chunks whose slots a domain takes in these tests */
 #define MOST			8
-/* So few that no depot asks for one more before it is needed */
+/* Number of chunks with so few slots that the depot asks for none ahead */
 #define FEW			((DMA_BOUNCE_LOW_PART - 1) / SLOTS_PER_CHUNK)
 
 /**
- * struct taker - one domain, and slots that are taken of its pool
+ * struct taker - slots that were taken from the pool of a domain
  * @pool:	the pool
  * @slot:	the slots
- * @n:		how many
+ * @n:		number of slots
  */
 struct taker {
 	struct dma_bounce_pool	*pool;
@@ -40,7 +40,7 @@ static unsigned int live(struct dma_bounce_pool *pool)
 	return n;
 }
 
-/* Takes slots of @chunks chunks more, as far as there are any within the time. */
+/* Takes slots of @chunks more chunks, within 3 s. Returns the number of chunks taken so far. */
 static unsigned int take(struct taker *taker, unsigned int chunks)
 {
 	unsigned int i, want = taker->n + chunks * SLOTS_PER_CHUNK;
@@ -100,7 +100,7 @@ static struct taker *new_taker(struct kunit *test, struct dma_bounce_pool *pool)
 	return taker;
 }
 
-/* What the provider wants back of all domains is given back once, not by each of them. */
+/* All domains together give the provider's surplus back once, and not once for each domain. */
 static void surplus_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -111,7 +111,7 @@ static void surplus_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, live(a->pool) + live(b->pool), 2 * FEW);
 	fake_set_most(t->fake, 3);
 	msleep(200);
-	/* All are in use: three of them go when they are not, and nobody asks for them again. */
+	/* All chunks are in use. Three of them are retired. The next call retires no more. */
 	KUNIT_EXPECT_EQ(test, live(a->pool) + live(b->pool), 3);
 	fake_set_most(t->fake, 3);
 	msleep(200);
@@ -122,7 +122,7 @@ static void surplus_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, atomic_read(&t->fake->shown), 3);
 }
 
-/* Idle chunks go first, whosever they are. */
+/* Idle chunks of any domain are given back first. */
 static void idle_first_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -138,7 +138,7 @@ static void idle_first_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* A domain that gets nothing because others have it all gets some of it: their idle chunks, */
+/* A domain that finds no memory gets idle chunks of other domains. */
 static void starved_idle_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -151,7 +151,7 @@ static void starved_idle_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* Takes what there is. */
+/* Takes all free slots. */
 static void grab(struct taker *taker)
 {
 	struct dma_bounce_slot *slot;
@@ -167,7 +167,7 @@ static void grab(struct taker *taker)
 	rcu_read_unlock();
 }
 
-/* ... or chunks that they use, until it has as many as they, who want no less. */
+/* If no chunk is idle, it gets chunks in use, until both domains have about as many chunks. */
 static void starved_busy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -177,7 +177,7 @@ static void starved_busy_test(struct kunit *test)
 	t->fake->most = 6;
 	KUNIT_EXPECT_EQ(test, take(a, 6), 6);
 	dma_bounce_pool_first_use(b->pool, DMA_BIT_MASK(64));
-	/* Both have their DMA going on all the time. */
+	/* Both domains use all their slots all the time. */
 	for (i = 0; i < 300 && live(b->pool) < 2; i++) {
 		put(a, MOST);
 		grab(a);
@@ -193,7 +193,7 @@ static void starved_busy_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* A domain whose chunks cannot be given back is not asked for them: others give theirs. */
+/* If chunks of a domain cannot be given back, other domains give up chunks instead. */
 static void stuck_domain_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -203,7 +203,7 @@ static void stuck_domain_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, take(b, FEW), FEW);
 	put(a, MOST);
 	t->fake->refuse_del = true;
-	/* The first time it tries to give them back. */
+	/* The first call tries to give the stuck chunks back. */
 	fake_set_most(t->fake, 4);
 	fake_set_most(t->fake, 4);
 	KUNIT_EXPECT_EQ(test, live(b->pool), 1);
@@ -211,7 +211,7 @@ static void stuck_domain_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* A chunk whose slots stay mapped keeps nobody from getting another one. */
+/* A draining chunk whose slots stay mapped does not keep other domains from getting chunks. */
 static void mapped_for_long_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -244,7 +244,7 @@ static void mapped_for_long_test(struct kunit *test)
 	put(b, MOST);
 }
 
-/* Without pools, nothing but mainline's instructions is run. */
+/* Each pool counts in the static key, so that without pools the hooks are disabled. */
 static void key_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounced DMA: the DMA API with a device made of software
+ * KUnit tests of bounced DMA: the DMA API with a software device
  *
- * Each test maps memory as a driver does, plays the device, and looks at all bytes afterwards, also
- * at those that nobody should have touched. Tests of lists are in dma-bounce-kunit-list.c, those of
- * the memory behind it in dma-bounce-kunit-pool.c.
+ * Each test maps memory as a driver does, acts as the device, and checks all bytes afterwards, also
+ * the bytes that must not change. Tests of lists are in dma-bounce-kunit-list.c, tests of pools in
+ * dma-bounce-kunit-pool.c.
  */
 
 #include <kunit/test.h>
@@ -23,7 +23,7 @@
  * bounce_kunit_init - make the IOMMU, its device and memory for a test
  * @test: the test, which gets a &struct bounce_test
  *
- * Return: 0; it does not come back otherwise.
+ * Return: 0. On failure, the function aborts the test and does not return.
  */
 int bounce_kunit_init(struct kunit *test)
 {
@@ -44,7 +44,7 @@ int bounce_kunit_init(struct kunit *test)
 }
 
 /**
- * bounce_kunit_exit - the opposite of bounce_kunit_init()
+ * bounce_kunit_exit - free what bounce_kunit_init() made
  * @test: the test
  */
 void bounce_kunit_exit(struct kunit *test)
@@ -58,8 +58,8 @@ void bounce_kunit_exit(struct kunit *test)
 }
 
 /**
- * bounce_kunit_fill - fill the memory that is mapped, with something else each time
- * @t: what the test has
+ * bounce_kunit_fill - fill the test's memory, with a different pattern each time
+ * @t: state of the test
  */
 void bounce_kunit_fill(struct bounce_test *t)
 {
@@ -72,7 +72,7 @@ void bounce_kunit_fill(struct bounce_test *t)
 }
 
 /**
- * bounce_kunit_expect_area - compare all of that memory with what it should hold
+ * bounce_kunit_expect_area - compare all of the test's memory with its expected contents
  * @test: the test
  */
 void bounce_kunit_expect_area(struct kunit *test)
@@ -83,10 +83,10 @@ void bounce_kunit_expect_area(struct kunit *test)
 }
 
 /**
- * bounce_kunit_map - map some of that memory
+ * bounce_kunit_map - map part of the test's memory
  * @test: the test
- * @offset: where it starts
- * @len: bytes
+ * @offset: start of the part
+ * @len: length of the part in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
@@ -103,12 +103,12 @@ dma_addr_t bounce_kunit_map(struct kunit *test, unsigned int offset, size_t len,
 }
 
 /**
- * bounce_kunit_warm - map until it bounces
+ * bounce_kunit_warm - repeat a mapping until it bounces
  * @test: the test
- * @len: bytes
+ * @len: length of the mapping in bytes
  * @dir: direction of the transfer
  *
- * The first mappings make the pool, and each size its first chunk.
+ * The first mappings make the pool ready, and add the first chunk of their size.
  */
 void bounce_kunit_warm(struct kunit *test, size_t len, enum dma_data_direction dir)
 {
@@ -129,10 +129,10 @@ void bounce_kunit_warm(struct kunit *test, size_t len, enum dma_data_direction d
 }
 
 /**
- * bounce_kunit_map_bounced - map, having seen to it that it bounces
+ * bounce_kunit_map_bounced - make a mapping that bounces
  * @test: the test
- * @offset: where it starts
- * @len: bytes
+ * @offset: start of the mapped part of the test's memory
+ * @len: length of the part in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
@@ -150,7 +150,7 @@ dma_addr_t bounce_kunit_map_bounced(struct kunit *test, unsigned int offset, siz
 	return addr;
 }
 
-/* What the device sees, and what comes back */
+/* Bytes that the device sees, and bytes that are copied back */
 
 static void to_device_test(struct kunit *test)
 {
@@ -167,7 +167,7 @@ static void to_device_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Bytes that the device does not write come back as they were, not as an earlier user's. */
+/* Bytes that the device does not write come back unchanged, and not with an earlier user's data. */
 static void partial_write_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -186,7 +186,7 @@ static void partial_write_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	addr = bounce_kunit_map(test, 200, 3000, DMA_FROM_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 500, secret, 100));
-	/* The device must not see what was there before. */
+	/* The device must not see the earlier data. */
 	KUNIT_EXPECT_FALSE(test, fake_device_read(t->fake, addr, &seen, 1));
 	bounce_kunit_expect_area(test);
 	memset(t->expect + 700, SECRET, 100);
@@ -194,7 +194,7 @@ static void partial_write_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* Without copy-in: nothing comes back, or all if unmap vouches for it. */
+/* Without a copy at map, all bytes are copied back if unmap says so, otherwise none. */
 static void no_copy_in_test(struct kunit *test)
 {
 	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
@@ -216,7 +216,7 @@ static void no_copy_in_test(struct kunit *test)
 	dma_unmap_single_attrs(t->dev, addr, 2048, DMA_FROM_DEVICE, DMA_ATTR_BOUNCE_ALL_WRITTEN);
 	bounce_kunit_expect_area(test);
 
-	/* The attribute means nothing where the device reads. */
+	/* The attribute has no effect if the device reads. */
 	addr = bounce_kunit_map_bounced(test, 300, 256, DMA_BIDIRECTIONAL, attrs);
 	KUNIT_EXPECT_TRUE(test, fake_device_read(t->fake, addr, seen, 256));
 	KUNIT_EXPECT_MEMEQ(test, seen, t->area + 300, 256);
@@ -241,7 +241,7 @@ static void sync_test(struct kunit *test)
 	memset(t->expect + 1128, SECRET, 64);
 	bounce_kunit_expect_area(test);
 
-	/* The CPU changes two places and gives one of them to the device. */
+	/* The CPU changes two places, and synchronises one of them for the device. */
 	memset(t->area + 1500, 0x11, 32);
 	memset(t->area + 1600, 0x22, 32);
 	dma_sync_single_range_for_device(t->dev, addr, 500, 32, DMA_BIDIRECTIONAL);
@@ -255,7 +255,7 @@ static void sync_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_SYNCS), 3);
 }
 
-/* The direction of a sync call says what moves, whatever the mapping allows. */
+/* The direction of a sync call decides what is copied, whatever the direction of the mapping. */
 static void sync_direction_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -265,7 +265,7 @@ static void sync_direction_test(struct kunit *test)
 	bounce_kunit_fill(t);
 	memset(bytes, SECRET, sizeof(bytes));
 	addr = bounce_kunit_map_bounced(test, 1000, 512, DMA_BIDIRECTIONAL, 0);
-	/* A driver that polls looks, finds nothing, and gives back; the device writes meanwhile. */
+	/* A polling driver looks, finds nothing, and syncs back. The device writes meanwhile. */
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_FROM_DEVICE);
 	KUNIT_EXPECT_TRUE(test, fake_device_write(t->fake, addr + 16, bytes, sizeof(bytes)));
 	dma_sync_single_for_device(t->dev, addr, 512, DMA_FROM_DEVICE);
@@ -274,7 +274,7 @@ static void sync_direction_test(struct kunit *test)
 	memset(t->expect + 1016, SECRET, sizeof(bytes));
 	bounce_kunit_expect_area(test);
 
-	/* What the CPU wrote is not undone by a call about what the device reads. */
+	/* A sync call for the device's reads does not undo the CPU's writes. */
 	memset(t->area + 1100, 0x11, 16);
 	memset(t->expect + 1100, 0x11, 16);
 	dma_sync_single_for_cpu(t->dev, addr, 512, DMA_TO_DEVICE);
@@ -286,7 +286,7 @@ static void sync_direction_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* A coherent device elides sync calls until it bounces for the first time, and then no more. */
+/* A coherent device elides sync calls until its first bounced mapping. */
 static void sync_elision_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -305,7 +305,7 @@ static void sync_elision_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_ELISION_LOST), 1);
 }
 
-/* Which mappings are to be synchronised is still told by their addresses. */
+/* dma_need_sync() decides by the address of the mapping. */
 static void need_sync_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -319,12 +319,12 @@ static void need_sync_test(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, bounced + 511));
 	KUNIT_EXPECT_FALSE(test, dma_need_sync(t->dev, plain));
 
-	/* Buffers of devices that are not trusted may be anywhere. */
+	/* Buffers of untrusted devices may be at any address. */
 	t->dev->iommu->bounce.untrusted = true;
 	KUNIT_EXPECT_TRUE(test, dma_need_sync(t->dev, plain));
 	t->dev->iommu->bounce.untrusted = false;
 
-	/* There are architectures that know none but coherent ones. */
+	/* On some architectures, all devices are coherent. */
 	arch_setup_dma_ops(t->dev, false);
 	KUNIT_EXPECT_EQ(test, dma_need_sync(t->dev, plain), !dev_is_dma_coherent(t->dev));
 	arch_setup_dma_ops(t->dev, true);
@@ -333,7 +333,7 @@ static void need_sync_test(struct kunit *test)
 	dma_unmap_single_attrs(t->dev, plain, 512, DMA_FROM_DEVICE, DMA_ATTR_SKIP_CPU_SYNC);
 }
 
-/* Where an untrusted device cannot have a slot, its buffer is found by the address alone, too. */
+/* If an untrusted device cannot get a slot, its buffer is also found by the address alone. */
 static void untrusted_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -360,7 +360,7 @@ static void untrusted_test(struct kunit *test)
 	t->dev->iommu->bounce.untrusted = false;
 }
 
-/* The low bits of the address that the device needs are kept. */
+/* The address keeps the low bits that the device needs. */
 static void min_align_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -369,7 +369,7 @@ static void min_align_test(struct kunit *test)
 
 	bounce_kunit_fill(t);
 	dma_set_min_align_mask(t->dev, SZ_4K - 1);
-	/* The offset counts for the size of the slot. */
+	/* The slot must also have room for the offset. */
 	bounce_kunit_warm(test, SZ_16K, DMA_TO_DEVICE);
 	addr = bounce_kunit_map(test, 4000, 5000, DMA_TO_DEVICE, 0);
 	KUNIT_EXPECT_TRUE(test, dma_bounce_owns(t->pool, addr));
@@ -381,7 +381,7 @@ static void min_align_test(struct kunit *test)
 	bounce_kunit_expect_area(test);
 }
 
-/* What does not bounce */
+/* Mappings that do not bounce */
 
 static void not_bounced_test(struct kunit *test)
 {
@@ -401,7 +401,7 @@ static void not_bounced_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, DMA_BOUNCE_FB_ATTRS),
 			ARRAY_SIZE(attrs));
 
-	/* Registers of a device: no memory that could be copied */
+	/* Registers of a device are not memory that can be copied. */
 	addr = dma_map_resource(t->dev, 0xfe000000, 4096, DMA_FROM_DEVICE, 0);
 	KUNIT_ASSERT_FALSE(test, dma_mapping_error(t->dev, addr));
 	KUNIT_EXPECT_FALSE(test, dma_bounce_owns(t->pool, addr));
@@ -418,7 +418,7 @@ static void not_bounced_test(struct kunit *test)
 	dma_unmap_single(t->dev, addr, 4096, DMA_FROM_DEVICE);
 }
 
-/* A device whose attach is put off until it maps something is left alone. */
+/* A device with a deferred attach does not bounce. */
 static void attach_deferred_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;
@@ -440,7 +440,7 @@ static void attach_deferred_test(struct kunit *test)
 	dma_unmap_single(t->dev, addr, 2000, DMA_FROM_DEVICE);
 }
 
-/* A device that cannot address all of the pool does not bounce, whatever its mask looks like. */
+/* A device that cannot address the whole pool does not bounce, even with an odd mask. */
 static void odd_mask_test(struct kunit *test)
 {
 	static const struct { u64 mask; bool bounces; } cases[] = {
@@ -472,8 +472,8 @@ static void odd_mask_test(struct kunit *test)
 }
 
 /*
- * A device that goes where it should not: it reads and writes whatever the IOMMU lets it,
- * everywhere in the range of the pool and outside.
+ * A malicious device reads and writes all pages that the IOMMU allows, in the range of the pool and
+ * outside.
  */
 static void attack_test(struct kunit *test)
 {
@@ -482,12 +482,12 @@ static void attack_test(struct kunit *test)
 	dma_addr_t in, out;
 	void *entry, *page;
 
-	/* Around what is mapped are bytes that the device was not given. */
+	/* The bytes around the mapped bytes are secret. */
 	memset(t->area, SECRET, AREA);
 	memset(t->area + 100, 1, 50);
 	memset(t->area + 20000, 2, 60);
 	bounce_kunit_warm(test, 60, DMA_FROM_DEVICE);
-	/* Warming up would give the device what is at the start. */
+	/* Warming up gives the device the first bytes, so they are not secret. */
 	memset(t->area, 1, 60);
 	out = bounce_kunit_map_bounced(test, 100, 50, DMA_TO_DEVICE, 0);
 	in = bounce_kunit_map(test, 20000, 60, DMA_FROM_DEVICE, 0);
@@ -513,7 +513,7 @@ static void attack_test(struct kunit *test)
 	dma_unmap_single(t->dev, in, 60, DMA_FROM_DEVICE);
 	memset(t->expect + 20000, 0xff, 60);
 	bounce_kunit_expect_area(test);
-	/* What it wrote ends up in no later mapping. */
+	/* The bytes that the device wrote do not appear in a later mapping. */
 	in = bounce_kunit_map(test, 30000, 60, DMA_FROM_DEVICE, 0);
 	dma_unmap_single(t->dev, in, 60, DMA_FROM_DEVICE);
 	bounce_kunit_expect_area(test);
@@ -523,7 +523,7 @@ static void no_release(struct device *dev)
 {
 }
 
-/* A driver that opts in for all of its bus does not do so for what maps buffers for long. */
+/* The opt-in has no effect for display controllers, which keep buffers mapped. */
 static void opt_in_test(struct kunit *test)
 {
 	static const struct { unsigned int class; bool bounces; } cases[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What each KUnit test of bounced DMA has: a device behind an IOMMU, both made of software, and
- * memory to be mapped
+ * Fixture of the KUnit tests of bounced DMA: a software device behind a software IOMMU, and memory
+ * to map
  */
 #ifndef _DMA_BOUNCE_KUNIT_H
 #define _DMA_BOUNCE_KUNIT_H
@@ -15,19 +15,19 @@
 
 struct kunit;
 
-/* Bytes of memory to be mapped, and what stands for bytes that are not to be seen */
+/* Number of bytes of memory to map, and value of bytes that must not be visible */
 #define AREA			SZ_64K
 #define SECRET			0x5c
 
 /**
- * struct bounce_test - what each test has
+ * struct bounce_test - state of a test
  * @fake:	the IOMMU and its device
- * @other:	another domain of it, where one is needed
+ * @other:	another domain of the IOMMU, in tests that need one
  * @dev:	the device
- * @pool:	the pool of its domain
- * @area:	memory that is mapped
- * @expect:	what it should hold
- * @seed:	of what the area is filled with
+ * @pool:	the pool of the device's domain
+ * @area:	memory to map
+ * @expect:	expected contents of @area
+ * @seed:	seed of the pattern in @area
  */
 struct bounce_test {
 	struct fake_iommu	*fake;

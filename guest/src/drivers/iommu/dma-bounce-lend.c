@@ -2,19 +2,16 @@
 /*
  * Bounce memory lent to applications
  *
- * What is copied most is worth not being copied. An application that maps /dev/iommu_bounce/DEVICE
- * gets chunks of the memory that stays mapped for that device. Buffers in it, for direct I/O or
- * registered with io_uring, have an address for the device already: mapping them takes no request
- * to the IOMMU and no copy. It is as strict as bouncing: the device reaches what it was lent, and
- * nothing of what else the application has.
+ * An application can avoid the copies of large transfers: it maps /dev/iommu_bounce/DEVICE, and
+ * gets chunks of the memory that stays mapped for that device. Buffers in this memory already have
+ * an address for the device. So direct I/O with them, also by io_uring, takes no request to the
+ * IOMMU and no copy. The device reaches the lent memory, and no other memory of the application.
  *
- * A chunk that is lent has its place in the pool's range and no slots. It goes back when it is
- * unmapped and nobody holds its pages any more. Chunks end with the last device of their domain:
- * the mappings of applications are taken away then (SIGBUS), and whoever holds pages is waited for,
- * as with device-dax.
+ * A lent chunk has a place in the pool's range, and no slots. It is given back when the application
+ * has unmapped it and nothing holds its pages. When the last device leaves a domain, applications
+ * lose their mappings (SIGBUS), and the kernel waits until nothing holds the pages, as device-dax.
  *
- * The provider's memory must have pages, or get them: those of windows are made when the first
- * application opens the file of a device.
+ * The provider's memory needs pages. For windows, they are made when the first file is opened.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -36,20 +33,20 @@
 
 DEFINE_STATIC_KEY_FALSE(dma_bounce_lend_key);
 
-/* What part of its budget a pool lends at most */
+/* A pool lends at most one in DMA_BOUNCE_LEND_PART of the bytes of its budget. */
 #define DMA_BOUNCE_LEND_PART	2
-/* How often to say that somebody holds pages of a device that leaves */
+/* Interval of warnings, in jiffies, while a leaving device waits for pages that are held */
 #define DMA_BOUNCE_LEND_SAY	(10 * HZ)
 
 /**
- * struct dma_bounce_loan - what an application got by one call of mmap()
- * @list:	in the pool's list
- * @file:	what it is a mapping of; its file system stays mounted as long as it is in use
- * @start:	where in the file
- * @refs:	one for each mapping, and one as long as it is in the list
- * @mappings:	how many; a mapping may be split
- * @making:	the first one is being made
- * @nchunks:	chunks
+ * struct dma_bounce_loan - memory that one call of mmap() lent to an application
+ * @list:	entry in the pool's list
+ * @file:	file that is mapped. The reference keeps its file system mounted.
+ * @start:	offset of the loan in the file
+ * @refs:	one reference for each mapping, and one while the loan is in the list
+ * @mappings:	number of mappings. A mapping may be split.
+ * @making:	the first mapping is being made
+ * @nchunks:	number of chunks
  * @chunks:	the chunks
  */
 struct dma_bounce_loan {
@@ -65,14 +62,15 @@ struct dma_bounce_loan {
 
 /**
  * struct dma_bounce_lent - a chunk that is lent
- * @pool:	whose it is
- * @chunk:	which
- * @phys:	where its memory is
- * @size:	bytes
- * @iova:	where devices of the pool see it
+ * @pool:	pool of the chunk
+ * @chunk:	the chunk
+ * @phys:	physical address of its memory
+ * @size:	length in bytes
+ * @iova:	address for devices of the pool
  * @rcu:	frees this structure
  *
- * Its pages point here: the provider may have made one folio of them, or several.
+ * The first page of each folio of the chunk points to this structure. The provider may have made
+ * one folio of the chunk's pages, or several.
  */
 struct dma_bounce_lent {
 	struct dma_bounce_pool	*pool;
@@ -84,12 +82,12 @@ struct dma_bounce_lent {
 };
 
 /**
- * struct dma_bounce_lender - the file of a device
- * @node:	the file's device
- * @cdev:	its operations
- * @list:	in the list of all
- * @dev:	whose memory is lent
- * @pool:	of @dev's domain, NULL if that is gone; holds still for who has one of the locks
+ * struct dma_bounce_lender - the file of a device that lends memory
+ * @node:	device node of the file
+ * @cdev:	character device with the operations of the file
+ * @list:	entry in the list of all lenders
+ * @dev:	device whose pool lends memory
+ * @pool:	pool of @dev's domain or NULL. It is stable while lend_sem or lend_lock is held.
  */
 struct dma_bounce_lender {
 	struct device		node;
@@ -102,8 +100,8 @@ struct dma_bounce_lender {
 #define DMA_BOUNCE_LENDERS	(MINORMASK + 1)
 
 /*
- * The last page of a chunk is not lent: the next chunk in memory may be another one for devices,
- * and what is next to each other must not be taken for one piece.
+ * Returns the number of bytes that a chunk can lend. The last page is not lent. Otherwise a buffer
+ * could span two chunks that are adjacent in memory, but not for the device.
  */
 static size_t lendable_bytes(struct dma_bounce_pool *pool)
 {
@@ -111,25 +109,26 @@ static size_t lendable_bytes(struct dma_bounce_pool *pool)
 }
 
 /*
- * Whoever changes the lenders has both. The mutex nests within the lock of an application's memory
- * map, outside of pools' mutexes; pages are made under the other one, which must not.
+ * Writers of the list of lenders hold both locks. lend_lock nests inside the lock of an
+ * application's memory map, and outside the pools' mutexes. Pages are made under lend_sem, which
+ * must not be taken inside the lock of a memory map.
  */
 static DECLARE_RWSEM(lend_sem);
 static DEFINE_MUTEX(lend_lock);
 static LIST_HEAD(lenders);
-/* Protects the pools' regions while they are made */
+/* Protects the pools' regions while pages are made for them */
 static DEFINE_MUTEX(region_lock);
 static DEFINE_IDA(lend_minors);
 static dev_t lend_major;
 
-/* Chunks. All of this runs under the mutex of the pool. */
+/* Chunks. The caller of these functions holds the mutex of the pool. */
 
 static struct page *lent_page(struct dma_bounce_lent *lent, unsigned long i)
 {
 	return pfn_to_page(PHYS_PFN(lent->phys) + i);
 }
 
-/* The folio at page @i of a chunk, behind which @i is then; NULL if there are no more */
+/* Returns the folio at page @i of a chunk, and moves @i after it. Returns NULL at the end. */
 static struct folio *lent_folio(struct dma_bounce_lent *lent, unsigned long *i)
 {
 	struct folio *folio;
@@ -151,10 +150,10 @@ static void lent_mark(struct dma_bounce_lent *lent, void *data)
 }
 
 /**
- * dma_bounce_chunk_lend - add a chunk that is used as a whole, and may be read and written
+ * dma_bounce_chunk_lend - add a chunk without slots that devices may read and write
  * @pool: the pool, whose mutex is held
  *
- * Return: the chunk, to be given back by dma_bounce_chunk_del(), or an error pointer.
+ * Return: the chunk, or an error pointer. dma_bounce_chunk_del() gives the chunk back.
  */
 struct dma_bounce_chunk *dma_bounce_chunk_lend(struct dma_bounce_pool *pool)
 {
@@ -203,7 +202,7 @@ static void lent_free(struct dma_bounce_lent *lent)
 	kfree_rcu(lent, rcu);
 }
 
-/* Whether anybody but us holds a page of a loan that is not mapped any more */
+/* Returns true if a page of a loan without mappings is still in use. */
 static bool loan_held(struct dma_bounce_loan *loan)
 {
 	struct folio *folio;
@@ -227,7 +226,7 @@ static void loan_put(struct dma_bounce_loan *loan)
 	kfree(loan);
 }
 
-/* Gives back what an application had, whether it has mappings still or not. */
+/* Gives the chunks of a loan back, even if the application still has mappings. */
 static void loan_end(struct dma_bounce_loan *loan)
 {
 	while (loan->nchunks)
@@ -262,7 +261,7 @@ static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct fi
 		loan->nchunks = n + 1;
 		loan->chunks[n] = lent;
 	}
-	/* What is at one place of the file is not at two. */
+	/* The IOVA is unique among loans, so each loan has its own range of the file. */
 	loan->start = loan->chunks[0]->iova;
 	refcount_inc(&loan->refs);
 	atomic_set(&loan->mappings, 1);
@@ -270,7 +269,7 @@ static struct dma_bounce_loan *loan_make(struct dma_bounce_pool *pool, struct fi
 	return loan;
 }
 
-/* Takes back what nobody uses any more. */
+/* Ends loans that are no longer used. */
 static void loans_reap(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_loan *loan, *next;
@@ -281,8 +280,9 @@ static void loans_reap(struct dma_bounce_pool *pool)
 }
 
 /*
- * Takes back everything, as the last device is about to leave the domain. No more is lent: the pool
- * is not active. The mutex is let go of while somebody is waited for, who may want it first.
+ * Ends all loans, because the last device is about to leave the domain. The pool is not active, so
+ * it makes no new loans. The mutex is dropped while waiting for users of the pages, because they
+ * may need the mutex.
  */
 static void loans_stop(struct dma_bounce_pool *pool)
 {
@@ -291,7 +291,7 @@ static void loans_stop(struct dma_bounce_pool *pool)
 	bool making;
 
 	while ((loan = list_first_entry_or_null(&pool->loans, struct dma_bounce_loan, list))) {
-		/* pairs with lend_mmap(), whose mapping is found a little later */
+		/* pairs with lend_mmap(), whose mapping becomes visible a little later */
 		making = smp_load_acquire(&loan->making);
 		unmap_mapping_range(loan->file->f_mapping, loan->start,
 				    (loff_t)loan->nchunks << pool->slots.chunk_shift, 1);
@@ -303,11 +303,11 @@ static void loans_stop(struct dma_bounce_pool *pool)
 		msleep(20);
 		mutex_lock(&pool->slots.mutex);
 		if (time_after(jiffies, say)) {
-			pr_warn("%s: waiting for who holds memory that it was lent\n", pool->name);
+			pr_warn("%s: waiting for users of lent memory\n", pool->name);
 			say = jiffies + DMA_BOUNCE_LEND_SAY;
 		}
 	}
-	/* Whoever found its pages finishes. */
+	/* Wait for dma_bounce_lent_map(), which may have found a loan's pages. */
 	synchronize_rcu();
 }
 
@@ -319,12 +319,13 @@ static const struct dma_bounce_loan_ops loan_ops = {
 /* Mapping for devices */
 
 /**
- * dma_bounce_lent_map - find the address of lent memory
+ * dma_bounce_lent_map - find the device's address of lent memory
  * @pool: the pool of the device's domain
- * @phys: the memory, for which dma_bounce_is_lent() is true
- * @size: its bytes
+ * @phys: address of the memory, for which dma_bounce_is_lent() is true
+ * @size: length of the memory in bytes
  *
- * Return: the address, or DMA_MAPPING_ERROR if it is not lent, or for devices of other domains.
+ * Return: the address, or DMA_MAPPING_ERROR if the memory is not lent, or is lent by the pool of
+ * another domain.
  */
 dma_addr_t dma_bounce_lent_map(struct dma_bounce_pool *pool, phys_addr_t phys, size_t size)
 {
@@ -361,7 +362,7 @@ static void loan_close(struct vm_area_struct *vma)
 	struct dma_bounce_lender *lender = lender_of(vma->vm_file);
 	struct dma_bounce_loan *loan = vma->vm_private_data;
 
-	/* A process that is ending waits for nobody: the pool looks now and then anyway. */
+	/* Do not let an exiting process wait: the pool checks its loans from time to time. */
 	if (atomic_dec_and_test(&loan->mappings) && mutex_trylock(&lend_lock)) {
 		if (lender->pool)
 			dma_bounce_pool_retry(lender->pool);
@@ -428,7 +429,7 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 		vma->vm_private_data = loan;
 		vma->vm_ops = &loan_vm_ops;
 	} else {
-		/* The pages that it has are taken from it when this has returned. */
+		/* After this function has returned, its caller unmaps the pages. */
 		atomic_set(&loan->mappings, 0);
 	}
 	smp_store_release(&loan->making, false); /* pairs with loans_stop() */
@@ -439,7 +440,7 @@ static int lend_mmap(struct file *file, struct vm_area_struct *vma)
 	return ret;
 }
 
-/* Makes the pages of what can be lent. */
+/* Makes pages for the memory that can be lent, if there are none yet. */
 static int lend_open(struct inode *inode, struct file *file)
 {
 	struct dma_bounce_lender *lender = lender_of(file);
@@ -527,15 +528,15 @@ static struct dma_bounce_lender *lender_make(struct device *dev)
 }
 
 /**
- * dma_bounce_lender_set - a device is in another domain
+ * dma_bounce_lender_set - set the pool that a device lends from, after a change of its domain
  * @dev: the device
- * @pool: the pool of the domain, or NULL
+ * @pool: the pool of the new domain, or NULL
  */
 void dma_bounce_lender_set(struct device *dev, struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_lender *lender;
 
-	/* Without ZONE_DEVICE there are no pages of what is no RAM. */
+	/* Without ZONE_DEVICE, the kernel cannot make pages for memory that is not RAM. */
 	if (!IS_ENABLED(CONFIG_ZONE_DEVICE) || !lend_major)
 		return;
 	guard(rwsem_write)(&lend_sem);
@@ -550,7 +551,7 @@ void dma_bounce_lender_set(struct device *dev, struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_lender_del - a device leaves its IOMMU
+ * dma_bounce_lender_del - remove the file of a device that leaves its IOMMU
  * @dev: the device
  */
 void dma_bounce_lender_del(struct device *dev)
@@ -570,8 +571,8 @@ void dma_bounce_lender_del(struct device *dev)
 }
 
 /**
- * dma_bounce_lend_end - a pool is about to be destroyed
- * @pool: the pool, whose domain has no devices any more
+ * dma_bounce_lend_end - stop lending from a pool that is about to be destroyed
+ * @pool: the pool, whose domain no longer has devices
  */
 void dma_bounce_lend_end(struct dma_bounce_pool *pool)
 {

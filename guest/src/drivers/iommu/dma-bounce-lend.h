@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bounce memory lent to applications; see the comment at the top of dma-bounce-lend.c.
+ * Bounce memory lent to applications. See the comment at the top of dma-bounce-lend.c.
  */
 #ifndef _DMA_BOUNCE_LEND_H
 #define _DMA_BOUNCE_LEND_H
@@ -19,13 +19,13 @@ dma_addr_t dma_bounce_lent_map(struct dma_bounce_pool *pool, phys_addr_t phys, s
 
 DECLARE_STATIC_KEY_FALSE(dma_bounce_lend_key);
 
-/* Whether there may be memory that is lent */
+/* Returns true if memory may be lent. */
 static inline bool dma_bounce_lends(void)
 {
 	return static_branch_unlikely(&dma_bounce_lend_key);
 }
 
-/* Whether a page is one that can be lent, for whatever device */
+/* Returns true if a page belongs to memory that can be lent, for any device. */
 static inline bool dma_bounce_is_lent(const struct page *page)
 {
 	return dma_bounce_lends() && is_zone_device_page(page) &&

@@ -2,8 +2,9 @@
 /*
  * Bouncing of small DMA: mapping, unmapping and synchronising by slots
  *
- * These are the functions that dma-iommu.c calls first; it goes the ordinary way if they decline.
- * Which addresses are ours is decided by their range alone: nothing in a scatterlist would tell.
+ * dma-iommu.c calls these functions first. If they decline, it maps the ordinary way. Only the
+ * range of an address decides whether the address belongs to a pool, because a scatterlist has no
+ * mark for that.
  */
 
 #include <linux/device.h>
@@ -20,8 +21,8 @@
 #include "dma-bounce-take.h"
 
 /*
- * Whether a mapping must bounce: the device is not trusted, and would see what else is in the
- * buffer's first and last page.
+ * Returns true if a mapping must bounce: the device is untrusted, and would see other data in the
+ * first and last page of the buffer.
  */
 static bool dma_bounce_required(struct dma_bounce_pool *pool, struct device *dev,
 				phys_addr_t phys, size_t size)
@@ -51,8 +52,8 @@ static dma_addr_t map_by_slot(struct dma_bounce_pool *pool, struct device *dev, 
 /**
  * __dma_bounce_map_page - map a buffer by a slot
  * @dev: the device
- * @phys: the buffer, which has pages
- * @size: its bytes
+ * @phys: address of the buffer, which has pages
+ * @size: length of the buffer in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
@@ -75,7 +76,7 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 		if (addr != DMA_MAPPING_ERROR)
 			return addr;
 	}
-	/* Memory that is lent for other devices is not to be mapped for this one. */
+	/* Memory that was lent for another device must not be mapped for this device. */
 	required = lent || dma_bounce_required(pool, dev, phys, size);
 	if ((!required && !dma_bounce_wanted(dev)) || !dma_bounce_attrs_allow(pool, dev, attrs))
 		return addr;
@@ -94,10 +95,10 @@ dma_addr_t __dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t si
 }
 
 /**
- * __dma_bounce_by_piece - whether pieces of a larger mapping are to be mapped each by itself
+ * __dma_bounce_by_piece - check if the pieces of a larger mapping must be mapped one by one
  * @dev: the device
  *
- * Return: true for a device that is not trusted: those that do not fill their pages must bounce.
+ * Return: true for an untrusted device, because pieces that do not fill their pages must bounce.
  */
 bool __dma_bounce_by_piece(struct device *dev)
 {
@@ -116,19 +117,20 @@ static bool sg_has_lent(struct scatterlist *sgl, int nents)
 }
 
 /**
- * __dma_bounce_by_entry - whether the entries of a list are to be mapped each by itself
+ * __dma_bounce_by_entry - check if the entries of a list must be mapped one by one
  * @dev: the device
- * @sgl: the list, which is not bounced as a whole
- * @nents: its entries
+ * @sgl: the list, which did not bounce as a whole
+ * @nents: number of entries
  *
- * Return: true if there is lent memory in it, which has its address already, or must be copied.
+ * Return: true if the list contains lent memory. Lent memory already has an address for the device,
+ * or must be copied.
  */
 bool __dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents)
 {
 	return dma_bounce_lends() && dma_bounce_pool_in(dev) && sg_has_lent(sgl, nents);
 }
 
-/* Bytes of a list if it can be packed into one slot, otherwise 0 with the reason counted */
+/* Returns the length of a list if it can be packed into one slot. Otherwise counts the reason. */
 static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			  struct scatterlist *sgl, int nents, size_t limit)
 {
@@ -144,7 +146,7 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 				dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_MEMORY);
 			return 0;
 		}
-		/* Each piece follows the one before it: are its low bits the right ones then? */
+		/* Entries are packed without gaps. Check that the entry keeps its low bits. */
 		if (!s->length || s->length > max_seg || ((start + len) ^ sg_phys(s)) & align) {
 			dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 			return 0;
@@ -155,7 +157,7 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 			return 0;
 		}
 	}
-	/* A slot is aligned to its size and never crosses a boundary that is not below that. */
+	/* A slot is aligned to its size, so it only crosses boundaries that are smaller. */
 	if (dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1) {
 		dma_bounce_fallback(pool, dev, DMA_BOUNCE_FB_LAYOUT);
 		return 0;
@@ -164,9 +166,9 @@ static size_t sg_packable(struct dma_bounce_pool *pool, struct device *dev,
 }
 
 /*
- * Writes the DMA segments into the list: one, or as few as max_seg_size allows. Entries behind them
- * have a DMA length of 0, which some users take for the end, and no address: what an earlier
- * mapping left there may be a place of another list by now.
+ * Writes the DMA segments into the list: one segment, or more if max_seg_size requires it. Entries
+ * after the last segment get a DMA length of 0, which some users take for the end. They also get no
+ * address, because an address of an earlier mapping may now belong to another list.
  */
 static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, dma_addr_t addr,
 		       size_t len)
@@ -204,7 +206,7 @@ static int sg_fill_dma(struct device *dev, struct scatterlist *sgl, int nents, d
  * __dma_bounce_map_sg - map a whole list by one slot
  * @dev: the device
  * @sgl: the list
- * @nents: its entries
+ * @nents: number of entries
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
@@ -221,11 +223,11 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	if (nents < 1)
 		return 0;
 	/*
-	 * Whatever an earlier mapping of the list left here must not make the sync call within
-	 * iommu_dma_map_sg() take it for a bounced one.
+	 * Clear the address of an earlier mapping. Otherwise the sync call in iommu_dma_map_sg()
+	 * could take the list for a bounced list.
 	 */
 	sg_dma_address(sgl) = DMA_MAPPING_ERROR;
-	/* Lists of untrusted devices that do not bounce as a whole come back here by entry. */
+	/* If a list of an untrusted device does not bounce here, its entries are mapped singly. */
 	pool = dma_bounce_pool_for(dev, attrs);
 	if (!pool)
 		return 0;
@@ -238,7 +240,7 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    nents == 1 ? DMA_BOUNCE_ENTRY : DMA_BOUNCE_LIST);
 	if (slot) {
 		slot->nents = nents;
-		/* Some who map a lone entry have it on their stack, and synchronise by address. */
+		/* A list with one entry may be on the caller's stack, and gone at a sync call. */
 		if (nents == 1)
 			slot->phys = sg_phys(sgl);
 		else
@@ -255,8 +257,8 @@ int __dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 /* Unmapping and synchronising */
 
 /*
- * Whether an address outside of the pool's range may be of a buffer for one mapping. For most
- * devices it cannot, which is known without a look at the pool.
+ * Returns true if an address outside the pool's range may belong to a buffer for one mapping. For
+ * most devices this is false without a look at the pool.
  */
 static __always_inline bool may_be_single(struct dma_bounce_pool *pool, struct device *dev)
 {
@@ -265,11 +267,11 @@ static __always_inline bool may_be_single(struct dma_bounce_pool *pool, struct d
 }
 
 /**
- * dma_bounce_need_sync - whether a mapping of a device in a DMA domain is to be synchronised
- * @dev: the device, some of whose mappings have bounced
+ * dma_bounce_need_sync - check if a mapping of a device in a DMA domain needs sync calls
+ * @dev: a device of which mappings have bounced
  * @addr: an address in the mapping
  *
- * Return: true for what bounces, by swiotlb too, and for a device that is not coherent.
+ * Return: true for bounced mappings, also by swiotlb, and for devices that are not coherent.
  */
 bool dma_bounce_need_sync(struct device *dev, dma_addr_t addr)
 {
@@ -285,15 +287,15 @@ static bool serves_list(struct dma_bounce_slot *slot)
 }
 
 /*
- * Whether an address for which there is no slot is one of lent memory: then there is nothing to do
- * to it
+ * Returns true if an address without a slot is in lent memory. Such memory needs no copy, and stays
+ * mapped.
  */
 static bool is_lent(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
 	return dma_bounce_slots_whole(&pool->slots, addr);
 }
 
-/* Whether a list is the one that a slot serves, from its start */
+/* Returns true if a list starts where the slot's mapping starts. Otherwise warns. */
 static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_bounce_slot *slot)
 {
 	dma_addr_t addr = sg_dma_address(sgl);
@@ -305,10 +307,10 @@ static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_b
 /**
  * __dma_bounce_unmap_page - unmap a buffer
  * @dev: the device
- * @addr: what mapping it returned
+ * @addr: address that the mapping function returned
  * @attrs: attributes of the unmapping
  *
- * Return: true if the address was one of a pool, so that nothing is left to do.
+ * Return: true if the address belongs to a pool, so that the caller has nothing to do.
  */
 bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
 {
@@ -323,7 +325,7 @@ bool __dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long 
 	slot = dma_bounce_slots_find(&pool->slots, addr);
 	if (!slot && is_lent(pool, addr))
 		goto out;
-	/* A list of one entry may be unmapped as what it is. */
+	/* A list with one entry may be unmapped as a single buffer. */
 	if (!dev_WARN_ONCE(dev, !slot || slot->mapped > DMA_BOUNCE_ENTRY ||
 			   addr != dma_bounce_slot_iova(slot) + slot->offset,
 			   "unmaps a bounced address that is not mapped: %pad\n", &addr))
@@ -334,8 +336,9 @@ out:
 }
 
 /*
- * Whether a list is one buffer that was mapped as such: mainline lets a list of one entry be
- * unmapped that was not mapped as a list. Those of swiotlb's users are unmapped by entry anyhow.
+ * Returns true if a list may be one buffer that was mapped as a single buffer. Mainline allows to
+ * unmap such a buffer as a list with one entry. Lists that are marked as bounced by swiotlb are
+ * excluded, because they are unmapped entry by entry.
  */
 static bool is_lone_buffer(struct scatterlist *sgl, int nents)
 {
@@ -346,11 +349,11 @@ static bool is_lone_buffer(struct scatterlist *sgl, int nents)
  * __dma_bounce_unmap_sg - unmap a list
  * @dev: the device
  * @sgl: the list
- * @nents: its entries when it was mapped
+ * @nents: number of entries when the list was mapped
  * @attrs: attributes of the unmapping
  *
- * Return: true if the list was mapped by a slot; false for any other, among them lists each entry
- * of which has a slot of its own because swiotlb's users map them so.
+ * Return: true if the list was mapped by one slot. False for other lists, also for lists with a
+ * separate slot for each entry. Those were mapped by the code for swiotlb.
  */
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs)
@@ -392,7 +395,7 @@ out:
 	return ours;
 }
 
-/* Not inlined: sync calls of what did not bounce come and go without saving a register. */
+/* Not inlined, so that sync calls for mappings that did not bounce save no registers. */
 static noinline bool sync_single(struct dma_bounce_pool *pool, struct device *dev, dma_addr_t addr,
 				 size_t size, enum dma_data_direction dir, bool for_device)
 {
@@ -420,15 +423,15 @@ out:
 /**
  * __dma_bounce_sync_single - synchronise part of a mapped buffer
  * @dev: the device
- * @addr: where in the mapping the part starts
- * @size: its bytes
- * @dir: direction of the transfers that the call is about
- * @for_device: the device gets it; otherwise the CPU
+ * @addr: start of the part in the mapping
+ * @size: length of the part in bytes
+ * @dir: direction of the transfers that the call is for
+ * @for_device: true if the device gets the part, false if the CPU gets it
  *
- * A part of a list is looked for in the list that was mapped, which must be there still if it has
- * more than one entry.
+ * A part of a list is looked up in the list that was mapped. A list with more than one entry must
+ * still exist.
  *
- * Return: true if the address was one of a pool.
+ * Return: true if the address belongs to a pool.
  */
 bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
 			      enum dma_data_direction dir, bool for_device)
@@ -476,11 +479,11 @@ out:
  * __dma_bounce_sync_sg - synchronise a mapped list, or its first entries
  * @dev: the device
  * @sgl: the list
- * @nents: entries to synchronise
- * @dir: direction of the transfers that the call is about
- * @for_device: the device gets them; otherwise the CPU
+ * @nents: number of entries to synchronise
+ * @dir: direction of the transfers that the call is for
+ * @for_device: true if the device gets the entries, false if the CPU gets them
  *
- * Lengths are those of the entries: DMA lengths of a packed list mean nothing after the first.
+ * Uses the lengths of the entries, because a packed list has fewer DMA lengths than entries.
  *
  * Return: true if the list was mapped by a slot.
  */

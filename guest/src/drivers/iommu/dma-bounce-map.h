@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Mapping by slots: the functions that dma-iommu.c calls first, each of which costs one patched
- * branch while nothing bounces.
+ * Mapping by slots: hooks that dma-iommu.c calls first. As long as no domain has a pool, each hook
+ * costs one patched branch.
  */
 #ifndef _DMA_BOUNCE_MAP_H
 #define _DMA_BOUNCE_MAP_H
@@ -29,7 +29,7 @@ bool __dma_bounce_sync_single(struct device *dev, dma_addr_t addr, size_t size,
 bool __dma_bounce_sync_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			  enum dma_data_direction dir, bool for_device);
 
-/* Returns the address to use, or DMA_MAPPING_ERROR if the caller is to map the memory itself. */
+/* Returns the address for the device, or DMA_MAPPING_ERROR if the caller must map the memory. */
 static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phys, size_t size,
 					     enum dma_data_direction dir, unsigned long attrs)
 {
@@ -38,7 +38,7 @@ static inline dma_addr_t dma_bounce_map_page(struct device *dev, phys_addr_t phy
 	return DMA_MAPPING_ERROR;
 }
 
-/* The same for what may have no pages */
+/* Like dma_bounce_map_page(), for memory that may have no pages */
 static inline dma_addr_t dma_bounce_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 					     enum dma_data_direction dir, unsigned long attrs)
 {
@@ -47,26 +47,29 @@ static inline dma_addr_t dma_bounce_map_phys(struct device *dev, phys_addr_t phy
 	return DMA_MAPPING_ERROR;
 }
 
-/* Returns true if the address was bounced and is unmapped now. So do the other functions below. */
+/*
+ * Returns true if the address belongs to a pool, and was unmapped. The other hooks for unmapping
+ * and synchronising also return true if their mapping belongs to a pool.
+ */
 static inline bool dma_bounce_unmap_page(struct device *dev, dma_addr_t addr, unsigned long attrs)
 {
 	return static_branch_unlikely(&dma_bounce_key) &&
 	       __dma_bounce_unmap_page(dev, addr, attrs);
 }
 
-/* Returns true if the pieces of a larger mapping are to be mapped each by itself. */
+/* Returns true if the caller must map the pieces of a larger mapping one by one. */
 static inline bool dma_bounce_by_piece(struct device *dev)
 {
 	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_by_piece(dev);
 }
 
-/* Returns true if the entries of a list are to be mapped each by itself. */
+/* Returns true if the caller must map the entries of a list one by one. */
 static inline bool dma_bounce_by_entry(struct device *dev, struct scatterlist *sgl, int nents)
 {
 	return static_branch_unlikely(&dma_bounce_key) && __dma_bounce_by_entry(dev, sgl, nents);
 }
 
-/* Returns the number of DMA segments, or 0 if the caller is to map the list itself. */
+/* Returns the number of DMA segments, or 0 if the caller must map the list. */
 static inline int dma_bounce_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 				    enum dma_data_direction dir, unsigned long attrs)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bounce memory from the kernel's own pages, for any IOMMU: allocated and mapped once.
+ * Bounce memory from the kernel's own pages, for any IOMMU. A chunk's pages are allocated and
+ * mapped when the chunk is added.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -15,12 +16,12 @@
 #include "dma-bounce-pages.h"
 #include "dma-bounce-types.h"
 
-/* What part of all memory the pools of all domains take at most */
+/* The pools of all domains take at most one in PAGE_POOL_MEMORY_PART of all memory. */
 #define PAGE_POOL_MEMORY_PART	8
 
 #define DEFAULT_PAGE_POOL	SZ_64M
 
-/* The most memory that one domain's pool takes, and the IOVA set aside for it below 4 GiB */
+/* Maximum memory of one domain's pool in bytes, and size of the IOVA range for it */
 size_t dma_bounce_page_pool_size __ro_after_init = DEFAULT_PAGE_POOL;
 
 /* Bytes in the pools of all domains */
@@ -31,7 +32,7 @@ VISIBLE_IF_KUNIT u64 dma_bounce_page_limit(void)
 	return ((u64)totalram_pages() << PAGE_SHIFT) / PAGE_POOL_MEMORY_PART;
 }
 
-/* Sets IOVA aside for @size bytes, which is aligned to as much. */
+/* Allocates an IOVA range of @size bytes, aligned to its size. */
 static struct iova *take_range(struct iommu_domain *domain, size_t size)
 {
 	struct iova_domain *iovad = domain->bounce->iovad;
@@ -41,13 +42,13 @@ static struct iova *take_range(struct iommu_domain *domain, size_t size)
 
 	if (domain->geometry.force_aperture)
 		last = min_t(u64, last, domain->geometry.aperture_end);
-	/* Other devices of the domain may reach less: stay below 4 GiB if there is room. */
+	/* Other devices of the domain may have smaller masks: prefer IOVA below 4 GiB. */
 	if (last > DMA_BIT_MASK(32))
 		iova = alloc_iova(iovad, size >> shift, DMA_BIT_MASK(32) >> shift, true);
 	return iova ?: alloc_iova(iovad, size >> shift, last >> shift, true);
 }
 
-/* Sets IOVA aside for a pool of @size bytes or, without room for that, of the default size. */
+/* Allocates IOVA for a pool of @size bytes. If there is no such range, uses the default size. */
 VISIBLE_IF_KUNIT struct iova *dma_bounce_page_range(struct iommu_domain *domain, size_t size)
 {
 	struct iova *range = take_range(domain, size);
@@ -59,7 +60,7 @@ static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *li
 {
 	struct dma_bounce_pool *pool = domain->bounce;
 
-	/* It is asked again, also if the pool could not be made ready the first time. */
+	/* Keep the range: the pool calls this again, also if it could not become ready before. */
 	if (!pool->range)
 		pool->range = dma_bounce_page_range(domain, dma_bounce_page_pool_size);
 	if (!pool->range)
@@ -72,7 +73,7 @@ static int page_limits(struct iommu_domain *domain, struct dma_bounce_limits *li
 	return 0;
 }
 
-/* Allocates @size bytes or, where that is too much, half of them, and so on, near @node. */
+/* Allocates @size bytes on or near @node. If that fails, halves @size and tries again. */
 static struct page *alloc_chunk(int node, size_t *size)
 {
 	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
@@ -113,7 +114,7 @@ static void *page_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 
 static bool page_del(struct iommu_domain *domain, dma_addr_t iova, void *va, size_t size)
 {
-	/* What a device may still reach is not freed. */
+	/* Do not free memory that a device may still reach. */
 	if (iommu_unmap(domain, iova, size) != size) {
 		pr_err_ratelimited("cannot unmap the chunk at %pad\n", &iova);
 		return false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bounce memory from the kernel's own pages; see dma-bounce-pages.c.
+ * Bounce memory from the kernel's own pages. See dma-bounce-pages.c.
  */
 #ifndef _DMA_BOUNCE_PAGES_H
 #define _DMA_BOUNCE_PAGES_H
@@ -10,7 +10,7 @@
 #include <linux/sizes.h>
 #include <linux/types.h>
 
-/* Bytes of a chunk, and the most that one domain's pool may be allowed to take */
+/* Chunk size in bytes, and upper limit of the memory that one domain's pool may be set to take */
 #define DMA_BOUNCE_PAGE_CHUNK		SZ_2M
 #define DMA_BOUNCE_MAX_PAGE_POOL	SZ_1G
 

@@ -2,23 +2,23 @@
 /*
  * Pools of bounce buffers that stay mapped in the IOMMU
  *
- * Where changing a mapping is dear (each change is a request to the host, in a guest with a virtual
- * IOMMU), copying a small buffer costs less than mapping and unmapping it. Each DMA domain that
- * bounces has a pool: an allocator of slots (see dma-bounce-slots.c), a provider that maps memory
- * for it in chunks, and what is here, which decides how many chunks there are. Host-owned windows
- * of virtio-iommu and pages of the guest are the two providers.
+ * If changing a mapping is expensive, copying a small buffer costs less than mapping and unmapping
+ * it. With a virtual IOMMU, each change is a request to the host. Each DMA domain that bounces has
+ * a pool. A pool has an allocator of slots (see dma-bounce-slots.c), and a provider that maps
+ * memory in chunks. This file decides on the number of chunks. There are two providers: the host's
+ * windows of virtio-iommu, and pages of the guest.
  *
- *  - When few slots are left, a work item adds a chunk (mappings come with interrupts off, adding a
- *    chunk can sleep). A mapping that finds none all the same goes the ordinary way, and has more
- *    added. At the budget's end, chunks that nobody has used for a while are cut anew for the size
- *    in demand.
- *  - Chunks that have been idle for long are given back, unless few slots would have been left
- *    without them; so memory in use follows the DMA in flight. The last chunk of a kind and size
- *    stays longer, to serve the next burst.
- *  - When the budget is lowered below what is there, idle chunks are given back at once and others
- *    as soon as the last slot in use has come back. How pools share what one provider gives is in
- *    dma-bounce-share.c.
- *  - When the last device leaves the domain, its windows end: all chunks are dead then.
+ *  - When few slots are free, a work item adds a chunk. Mappings cannot add one, because they may
+ *    come with interrupts off, and adding a chunk can sleep. A mapping that finds no slot despite
+ *    this is made the ordinary way, and requests more chunks. When the budget is used up, chunks
+ *    that were idle for a while are cut again for the size in demand.
+ *  - Chunks that were idle for long are given back, unless few slots would have been free without
+ *    them. So the memory follows the DMA in flight. The last chunk of a kind and size stays longer,
+ *    to serve the next burst.
+ *  - When the budget is lowered below the memory in use, idle chunks are given back at once. Other
+ *    chunks are given back when their last slot returns. See dma-bounce-share.c for how pools share
+ *    the memory of one provider.
+ *  - When the last device leaves a domain, the domain's windows end, and all chunks are dead.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -37,19 +37,19 @@
 #define CREATE_TRACE_POINTS
 #include <trace/events/dma_bounce.h>
 
-/* How many places are tried for a chunk where the provider fails, before it is tried again later */
+/* Maximum number of places at which the provider may fail before the pool retries later */
 #define DMA_BOUNCE_PLACES	3
-/* How long to wait before a failed attempt to add a chunk is repeated */
+/* Time in jiffies between a failed attempt to add a chunk and the next attempt */
 #define DMA_BOUNCE_RETRY	(HZ / 4)
-/* How long a chunk must have been idle before it is given back */
+/* Default time in ms after which an idle chunk is given back */
 #define DMA_BOUNCE_IDLE_MS	10000
-/* How many times longer the last one of its kind and size is kept */
+/* The last chunk of its kind and size is kept this many times as long. */
 #define DMA_BOUNCE_KEEP_FACTOR	6
 
 static_assert(DMA_BOUNCE_MIN_CHUNK >= DMA_BOUNCE_MAX_SLOT);
 
 static DEFINE_IDA(dma_bounce_ida);
-/* Made with the first pool, which may be before initcalls that could make it */
+/* Allocated with the first pool, which may be made before any initcall of this code runs */
 static struct workqueue_struct *dma_bounce_wq;
 static DEFINE_MUTEX(dma_bounce_wq_lock);
 
@@ -60,12 +60,12 @@ static const int dma_bounce_prot[DMA_BOUNCE_KINDS] = {
 };
 
 /**
- * dma_bounce_pool_missed - a mapping found no slot
+ * dma_bounce_pool_missed - report that a mapping found no slot
  * @pool: the pool
- * @kind: what the device was to do with it
- * @class: log2 of the slot's size, less DMA_BOUNCE_MIN_SHIFT
+ * @kind: access that the device needs
+ * @class: log2 of the slot's size, minus DMA_BOUNCE_MIN_SHIFT
  *
- * Has chunks added, unless that failed just now.
+ * Requests chunks, unless an attempt to add a chunk failed less than DMA_BOUNCE_RETRY ago.
  */
 void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind kind,
 			    unsigned int class)
@@ -82,14 +82,14 @@ static void pool_notified(struct dma_bounce_slots *slots)
 	queue_work(dma_bounce_wq, &pool->work);
 }
 
-/* Chunks. All of this runs under the mutex. */
+/* Chunks. The caller of these functions holds the mutex. */
 
 static unsigned int chunks_of(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	return pool->slots.depots[kind][class].nslots / dma_bounce_per_chunk(&pool->slots, class);
 }
 
-/* Gives the memory of a chunk back; false if a device may still reach it. */
+/* Gives the memory of a chunk back. Returns false if a device may still reach the memory. */
 static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
 	if (!chunk->va)
@@ -107,12 +107,12 @@ static bool chunk_unmap(struct dma_bounce_pool *pool, struct dma_bounce_chunk *c
 }
 
 /**
- * dma_bounce_chunk_del - give back a chunk that was withdrawn, or retired and then unused
- * @pool: its pool
+ * dma_bounce_chunk_del - give back a withdrawn chunk, or a retired chunk without used slots
+ * @pool: the pool of the chunk
  * @chunk: the chunk
  *
- * If that fails it keeps its place, where nothing else may be as long as a device reaches it, until
- * it is tried again.
+ * If the provider fails, the chunk keeps its place until a later attempt succeeds. No other chunk
+ * may use the place as long as a device reaches the old chunk.
  */
 void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk *chunk)
 {
@@ -123,8 +123,9 @@ void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk 
 }
 
 /*
- * Has the provider add a chunk at a free place. A place may be one where it always fails: the next
- * is tried then, and the search starts behind it the next time.
+ * Asks the provider to add a chunk at a free place. At some places, the provider may always fail.
+ * If it fails at a place, this tries the next place, and the next search starts after the failed
+ * ones.
  */
 static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *size, int prot)
 {
@@ -148,15 +149,15 @@ static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *
 }
 
 /**
- * dma_bounce_chunk_make - have the provider add a chunk, to be published
+ * dma_bounce_chunk_make - add a chunk, which the caller publishes
  * @pool: the pool, whose mutex is held
- * @kind: what devices may do with it
- * @class: the slots that it may be cut into
- * @va: becomes its memory
- * @iova: becomes the place where devices see it
- * @size: becomes its bytes
+ * @kind: access that devices have to the chunk
+ * @class: class of the slots that the chunk may be cut into
+ * @va: set to the memory of the chunk
+ * @iova: set to the chunk's address for devices
+ * @size: set to the chunk's length in bytes
  *
- * Return: the chunk, to be given back by dma_bounce_chunk_del(), or an error pointer.
+ * Return: the chunk, or an error pointer. dma_bounce_chunk_del() gives the chunk back.
  */
 struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
 					       unsigned int class, void **va, dma_addr_t *iova,
@@ -195,7 +196,7 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 	if (IS_ERR(chunk))
 		return PTR_ERR(chunk);
 	dma_bounce_chunk_publish(&pool->slots, chunk, va, iova, size);
-	/* Mappings that found no slot meanwhile did not see this one. */
+	/* Ignore mappings that found no slot meanwhile: the new chunk may be enough for them. */
 	atomic_set(&pool->missed[kind][class], 0);
 	return 0;
 }
@@ -203,10 +204,10 @@ static int chunk_add(struct dma_bounce_pool *pool, unsigned int kind, unsigned i
 /**
  * dma_bounce_find_idle - withdraw an idle chunk
  * @pool: the pool
- * @kind: preferably one of this kind
- * @age: it has been idle for this many jiffies
+ * @kind: preferred kind
+ * @age: minimum time for which the chunk has been idle, in jiffies
  *
- * Return: a chunk, or NULL if there is none.
+ * Return: a chunk, or NULL if no chunk is idle for so long.
  */
 struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
 					      unsigned long age)
@@ -214,7 +215,7 @@ struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsi
 	struct dma_bounce_chunk *chunk;
 	unsigned long place;
 
-	/* One of the same kind needs no request: look for that first. */
+	/* Prefer a chunk of the same kind, because it need not be mapped again. */
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));)
 		if (chunk->kind == kind &&
 		    dma_bounce_chunk_withdraw(&pool->slots, chunk, age, false))
@@ -225,14 +226,14 @@ struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsi
 	return NULL;
 }
 
-/* Cuts an idle chunk anew, for slots that are in demand. */
+/* Cuts an idle chunk again, for slots that are in demand. */
 static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	struct dma_bounce_chunk *old, *chunk;
 
 	old = dma_bounce_find_idle(pool, kind, DMA_BOUNCE_IDLE);
 	if (!old) {
-		/* Slots in CPUs' caches hide idle chunks; they show next time. */
+		/* A chunk is not idle while a CPU keeps a slot of it. Find it the next time. */
 		dma_bounce_slots_flush(&pool->slots, true);
 		return -ENOMEM;
 	}
@@ -248,7 +249,7 @@ static int chunk_recycle(struct dma_bounce_pool *pool, unsigned int kind, unsign
 	return chunk_add(pool, kind, class);
 }
 
-/* Makes room for mappings that found no slot, at most doubling what there is. */
+/* Adds chunks for mappings that found no slot. At most doubles the number of chunks, plus one. */
 static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
 	unsigned int missed = atomic_xchg(&pool->missed[kind][class], 0);
@@ -266,15 +267,15 @@ static void pool_grow(struct dma_bounce_pool *pool, unsigned int kind, unsigned 
 		pool->failures++;
 		WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);
 	}
-	/* Others can help where it is not its own limit that it is at. */
+	/* If the pool is below its own limit, other pools can give up memory. */
 	if (ret == -ENOMEM && pool->backed + (1UL << pool->slots.chunk_shift) <= pool->budget)
 		pool->no_memory(pool);
 }
 
 /*
- * Adds a chunk where few slots are left, before mappings find none. For that alone nothing is taken
- * from others, the budget's last chunk is left to mappings that found none, and a failure does not
- * put off what these need.
+ * Adds a chunk if few slots are free, before mappings find no slot. Takes no memory of other sizes
+ * or pools for this. Leaves the last chunk of the budget to mappings that find no slot. A failure
+ * does not delay chunks for such mappings.
  */
 static void pool_grow_ahead(struct dma_bounce_pool *pool, unsigned int kind, unsigned int class)
 {
@@ -285,11 +286,12 @@ static void pool_grow_ahead(struct dma_bounce_pool *pool, unsigned int kind, uns
 }
 
 /**
- * dma_bounce_pool_reap - free retired chunks whose last slot has come back
+ * dma_bounce_pool_reap - free retired chunks whose last slot has returned
  * @pool: the pool
  *
- * Those that could not be freed before too. But without a device, mappings of pages wait for the
- * next one: it may be having them replayed.
+ * Retries chunks that could not be freed before. If the domain has no device, chunks of the
+ * kernel's own pages stay until the next device is attached, because the IOMMU driver may just be
+ * replaying their mappings for that device.
  */
 void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 {
@@ -305,7 +307,7 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 		if (chunk->state == DMA_BOUNCE_DRAINING) {
 			pool->ndraining--;
 			pool->drained++;
-			/* It was wanted elsewhere: this pool is not the first to take it again. */
+			/* Do not take the memory again at once: it was needed elsewhere. */
 			WRITE_ONCE(pool->retry_at, jiffies + DMA_BOUNCE_RETRY);
 		}
 		dma_bounce_chunk_del(pool, chunk);
@@ -313,9 +315,9 @@ void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_pool_set_limits - keep to what the provider says, but for what there is already
+ * dma_bounce_pool_set_limits - set new limits, without removing chunks above the new budget
  * @pool: the pool
- * @limits: what it says
+ * @limits: the provider's limits
  */
 void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_limits *limits)
 {
@@ -333,7 +335,7 @@ void dma_bounce_pool_set_limits(struct dma_bounce_pool *pool, struct dma_bounce_
 }
 
 /**
- * dma_bounce_pool_retry - there may be memory for a pool that found none
+ * dma_bounce_pool_retry - let a pool that found no memory retry at once
  * @pool: the pool
  */
 void dma_bounce_pool_retry(struct dma_bounce_pool *pool)
@@ -342,7 +344,7 @@ void dma_bounce_pool_retry(struct dma_bounce_pool *pool)
 	queue_work(dma_bounce_wq, &pool->work);
 }
 
-/* Makes the pool ready to be used: it is the first mapping that brings us here. */
+/* Makes the pool ready. This happens after the first mapping of the domain. */
 static int pool_start(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_limits limits = {};
@@ -381,7 +383,7 @@ static void pool_work(struct work_struct *work)
 	dma_bounce_pool_reap(pool);
 	if (!pool->active)
 		goto out;
-	/* Half of the memory is for what is in flight, however many CPUs there are. */
+	/* CPUs keep at most half of the memory, so that the rest is always for DMA in flight. */
 	dma_bounce_slots_limit(&pool->slots, pool->budget / 2);
 	if (time_before(jiffies, READ_ONCE(pool->retry_at)))
 		goto out;
@@ -397,12 +399,12 @@ out:
 }
 
 /**
- * dma_bounce_pool_set_idle - set how long a chunk must have been idle to be given back
+ * dma_bounce_pool_set_idle - set the time after which an idle chunk is given back
  * @pool: the pool
  * @ms: the time in milliseconds, 1 to DMA_BOUNCE_MAX_IDLE_MS
  *
- * The next look at the chunks is after this time: the one that was due by the time before may be a
- * day away.
+ * Also schedules the next check of the chunks after this time. The check that was scheduled before
+ * may be a day away.
  */
 void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms)
 {
@@ -410,7 +412,7 @@ void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms)
 	mod_delayed_work(dma_bounce_wq, &pool->idle_work, msecs_to_jiffies(ms));
 }
 
-/* Gives back chunks that have been idle for long, and goes on as long as there are any chunks. */
+/* Gives back chunks that have been idle for long. Repeats as long as the pool has chunks. */
 static void pool_idle_work(struct work_struct *work)
 {
 	struct dma_bounce_pool *pool = container_of(to_delayed_work(work), struct dma_bounce_pool,
@@ -422,7 +424,7 @@ static void pool_idle_work(struct work_struct *work)
 	mutex_lock(&pool->slots.mutex);
 	if (!pool->slots.len)
 		goto out;
-	/* After the last device has left too: what could not be given back then is tried again. */
+	/* Do this also after the last device has left, to retry chunks that could not be freed. */
 	dma_bounce_loans_reap(pool);
 	dma_bounce_pool_reap(pool);
 	if (!pool->active)
@@ -444,10 +446,10 @@ out:
 }
 
 /**
- * dma_bounce_pool_first_use - a device of the pool's domain maps something
+ * dma_bounce_pool_first_use - start a pool when a device of its domain maps memory
  * @pool: a pool that is not ready yet
- * @mask: what the device can address. A driver sets it after the domain is made, so the pool's IOVA
- *	is chosen only now.
+ * @mask: DMA mask of the device. A driver sets it after the domain was made, so the pool's IOVA is
+ *	chosen only now.
  */
 void dma_bounce_pool_first_use(struct dma_bounce_pool *pool, u64 mask)
 {
@@ -457,7 +459,7 @@ void dma_bounce_pool_first_use(struct dma_bounce_pool *pool, u64 mask)
 	queue_work(dma_bounce_wq, &pool->work);
 }
 
-/* Ends all chunks. Slots that are mapped become orphans. */
+/* Makes all chunks dead. Mapped slots become orphans. */
 static void pool_kill(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk;
@@ -470,7 +472,7 @@ static void pool_kill(struct dma_bounce_pool *pool)
 		dma_bounce_chunk_retire(&pool->slots, chunk, DMA_BOUNCE_DEAD);
 	pool->ndraining = 0;
 	dma_bounce_slots_flush(&pool->slots, true);
-	/* Whoever is copying to or from a slot finishes. */
+	/* Wait for users that copy to or from a slot. */
 	synchronize_rcu();
 	for (place = 0; (chunk = dma_bounce_next_chunk(pool, &place));) {
 		if (chunk->va && chunk_unmap(pool, chunk))
@@ -480,10 +482,10 @@ static void pool_kill(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_pool_stop - the last device is about to leave the domain
- * @pool: its pool
+ * dma_bounce_pool_stop - give all chunks back before the last device leaves the domain
+ * @pool: the pool of the domain
  *
- * Gives all chunks back. May sleep.
+ * May sleep.
  */
 void dma_bounce_pool_stop(struct dma_bounce_pool *pool)
 {
@@ -494,10 +496,10 @@ void dma_bounce_pool_stop(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_pool_resume - a device was attached to a domain that had none
- * @pool: its pool
+ * dma_bounce_pool_resume - use a pool again after a device was attached to a domain without devices
+ * @pool: the pool of the domain
  *
- * Chunks are added as mappings need them.
+ * Chunks are added when mappings need them.
  */
 void dma_bounce_pool_resume(struct dma_bounce_pool *pool)
 {
@@ -511,7 +513,7 @@ static bool make_workqueue(void)
 {
 	guard(mutex)(&dma_bounce_wq_lock);
 	if (!dma_bounce_wq)
-		/* Freezable: while the system sleeps, the IOMMU does not answer requests. */
+		/* Freezable, because the IOMMU answers no requests while the system sleeps. */
 		dma_bounce_wq = alloc_workqueue("dma_bounce", WQ_UNBOUND | WQ_FREEZABLE, 0);
 	return dma_bounce_wq;
 }
@@ -519,12 +521,12 @@ static bool make_workqueue(void)
 /**
  * dma_bounce_pool_create - make the pool of a domain
  * @domain: the domain
- * @iovad: its IOVA allocator
- * @ops: where its memory comes from
- * @dev: the first device
- * @threshold: bytes that the boot option says, or 0
+ * @iovad: IOVA allocator of the domain
+ * @ops: provider of the pool's memory
+ * @dev: first device of the domain
+ * @threshold: threshold of the boot option in bytes, or 0
  *
- * The pool takes memory and IOVA only when something is mapped.
+ * The pool takes no memory and no IOVA before the first mapping.
  *
  * Return: the pool, or NULL if there is not enough memory.
  */
@@ -570,8 +572,8 @@ err_free:
 }
 
 /**
- * dma_bounce_pool_destroy - free the pool of a domain that no device is attached to any more
- * @pool: the pool; slots that are still mapped are forgotten
+ * dma_bounce_pool_destroy - free the pool of a domain without devices
+ * @pool: the pool. Slots that are still mapped are lost.
  */
 void dma_bounce_pool_destroy(struct dma_bounce_pool *pool)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How many chunks the pool of a DMA domain has; see the comment at the top of dma-bounce-pool.c.
+ * Pool of a DMA domain: growing and shrinking. See the comment at the top of dma-bounce-pool.c.
  */
 #ifndef _DMA_BOUNCE_POOL_H
 #define _DMA_BOUNCE_POOL_H
 
 #include "dma-bounce-types.h"
 
-/* The most that idle_ms can be: a day, a multiple of which does not overflow in jiffies */
+/* Maximum of idle_ms: a day. DMA_BOUNCE_KEEP_FACTOR days still fit in jiffies. */
 #define DMA_BOUNCE_MAX_IDLE_MS	(24 * 60 * 60 * 1000)
-/* How long a chunk must have been idle before it is used otherwise */
+/* Time in jiffies for which a chunk must have been idle before it is recycled */
 #define DMA_BOUNCE_IDLE		HZ
 
 struct dma_bounce_pool *dma_bounce_pool_create(struct iommu_domain *domain,
@@ -22,7 +22,7 @@ void dma_bounce_pool_resume(struct dma_bounce_pool *pool);
 void dma_bounce_pool_retry(struct dma_bounce_pool *pool);
 void dma_bounce_pool_set_idle(struct dma_bounce_pool *pool, u32 ms);
 
-/* To be called with the mutex of @pool held */
+/* The functions from here to dma_bounce_pool_set_limits() need the mutex of @pool. */
 struct dma_bounce_chunk *dma_bounce_find_idle(struct dma_bounce_pool *pool, unsigned int kind,
 					      unsigned long age);
 struct dma_bounce_chunk *dma_bounce_chunk_make(struct dma_bounce_pool *pool, unsigned int kind,
@@ -37,15 +37,15 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
 
 /**
  * dma_bounce_pool_get - take a free slot
- * @pool: a pool that is ready, as dma_bounce_owns() or pool->slots.len tells
- * @kind: what the device may do with it
- * @size: bytes needed, at most DMA_BOUNCE_MAX_SLOT
- * @mapped: what for
+ * @pool: a pool that is ready, which dma_bounce_owns() or pool->slots.len shows
+ * @kind: access that the device needs
+ * @size: number of bytes needed, at most DMA_BOUNCE_MAX_SLOT
+ * @mapped: type of mapping that the slot is for
  *
- * The caller is in an RCU read-side critical section until it is done with the slot's memory.
+ * The caller is in an RCU read-side critical section until it no longer uses the slot's memory.
  *
- * Return: a slot whose size is the next power of two, or NULL if there is none now; then there may
- * be soon.
+ * Return: a slot whose size is the next power of two, or NULL if no slot is free. In the latter
+ * case the pool may add a chunk soon.
  */
 static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
 							  enum dma_bounce_kind kind, size_t size,
@@ -60,11 +60,11 @@ static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool
 }
 
 /**
- * dma_bounce_next_chunk - look at chunks one by one
+ * dma_bounce_next_chunk - iterate over the chunks of a pool
  * @pool: the pool, whose mutex is held
- * @place: where to look first; becomes the place behind what is returned
+ * @place: first place to look at. Set to the place after the returned chunk.
  *
- * Return: the first chunk at @place or behind it, or NULL if there is none.
+ * Return: the first chunk at @place or after it, or NULL if there is no such chunk.
  */
 static inline struct dma_bounce_chunk *dma_bounce_next_chunk(struct dma_bounce_pool *pool,
 							     unsigned long *place)

@@ -2,9 +2,9 @@
 /*
  * Bouncing block requests as a whole
  *
- * Newer kernels have no scatterlist of a request: its driver maps the pieces one by one, or links
- * them into one range of IOVA. A request that bounces takes one slot instead. Nothing of it need be
- * remembered: it has its pieces still when it is unmapped, before it is completed.
+ * In newer kernels, a block request has no scatterlist. Its driver maps the pieces one by one, or
+ * links them into one range of IOVA. A request that bounces takes one slot instead. The slot need
+ * not remember the pieces: a request is unmapped before it is completed, so it still has them.
  */
 
 #include <linux/blk-mq-dma.h>
@@ -18,8 +18,8 @@
 #include "dma-bounce-take.h"
 
 /*
- * Bytes of a request if it can be packed into one slot, with the address of its first byte;
- * otherwise 0, with the reason
+ * Returns the length of a request if it can be packed into one slot, and stores the address of its
+ * first byte in @start. Otherwise returns 0, and stores the reason in @reason.
  */
 static size_t request_packable(struct device *dev, struct request *req, size_t limit,
 			       phys_addr_t *start, enum dma_bounce_stat *reason)
@@ -30,7 +30,7 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 	size_t len = 0;
 
 	*reason = DMA_BOUNCE_FB_LAYOUT;
-	/* One segment, of which the slot's alignment says where it may lie */
+	/* The slot becomes one segment. It is aligned to its size, so it crosses no boundary. */
 	if (req->rq_flags & RQF_SPECIAL_PAYLOAD || !req->bio ||
 	    dma_get_seg_boundary(dev) < DMA_BOUNCE_MAX_SLOT - 1)
 		return 0;
@@ -45,7 +45,7 @@ static size_t request_packable(struct device *dev, struct request *req, size_t l
 		}
 		if (!len)
 			*start = bvec_phys(&bv);
-		/* Each piece follows the one before it: are its low bits the right ones then? */
+		/* Pieces are packed without gaps. Check that the piece keeps its low bits. */
 		else if (((*start + len) ^ bvec_phys(&bv)) & align)
 			return 0;
 		len += bv.bv_len;
@@ -67,11 +67,12 @@ static bool request_has_lent(struct request *req)
 }
 
 /**
- * dma_bounce_request_by_piece - whether the pieces of a request are to be mapped each by itself
+ * dma_bounce_request_by_piece - check if the pieces of a request must be mapped one by one
  * @req: the request
- * @dma_dev: its device
+ * @dma_dev: the device of the request
  *
- * Return: true if there is lent memory in it, which has its address already, or must be copied.
+ * Return: true if the request contains lent memory. Lent memory already has an address for the
+ * device, or must be copied.
  */
 bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev)
 {
@@ -82,15 +83,15 @@ bool dma_bounce_request_by_piece(struct request *req, struct device *dma_dev)
 /**
  * dma_bounce_map_request - map all data of a block request by one slot
  * @req: the request
- * @dma_dev: its device
- * @state: becomes the one range of DMA addresses that the request has then
- * @iter: becomes an iterator at the one segment that the request has then
+ * @dma_dev: the device of the request
+ * @state: set to the range of DMA addresses of the request
+ * @iter: set to the only segment of the request
  * @attrs: attributes of the mapping
  *
- * To be tried before blk_rq_dma_map_iter_start().
+ * Must be tried before blk_rq_dma_map_iter_start().
  *
- * Return: whether the request is mapped, to be unmapped by dma_bounce_unmap_request(). Otherwise
- * nothing has changed, and its parts may bounce.
+ * Return: true if the request was mapped. Then dma_bounce_unmap_request() unmaps it. If false,
+ * nothing has changed, and pieces of the request may still bounce.
  */
 bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 			    struct dma_iova_state *state, struct blk_dma_iter *iter,
@@ -135,10 +136,10 @@ bool dma_bounce_map_request(struct request *req, struct device *dma_dev,
 EXPORT_SYMBOL_GPL(dma_bounce_map_request);
 
 /**
- * dma_bounce_unmap_request - unmap all data of a block request, which is not completed yet
- * @req: the request
- * @dma_dev: its device
- * @state: what dma_bounce_map_request() made of it
+ * dma_bounce_unmap_request - unmap all data of a block request
+ * @req: the request, which is not completed yet
+ * @dma_dev: the device of the request
+ * @state: state that dma_bounce_map_request() set
  * @attrs: attributes of the unmapping
  */
 void dma_bounce_unmap_request(struct request *req, struct device *dma_dev,

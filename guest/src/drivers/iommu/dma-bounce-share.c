@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * How the pools of several domains share the memory of one provider
+ * Sharing of one provider's memory between the pools of several domains
  *
- * What a provider gives is for all domains that it serves: windows have one budget of the host, the
- * kernel's own pages one part of all memory. When there is to be less of it, idle chunks go first,
- * whosever they are, then those of whoever has most. When a pool finds no memory, others give up
- * chunks for it: what they have not used for a while, and what they have more than it does.
+ * All domains of a provider share its memory. Windows share the budget of the host, and the
+ * kernel's own pages share a part of all memory.
+ *
+ * If the budget is lowered, idle chunks of any pool are given back first, then chunks of the pool
+ * that has most chunks. If a pool finds no memory, another pool gives up a chunk that was idle for
+ * a while. If no pool has an idle chunk, the pool with most chunks gives up a chunk, if it has at
+ * least two more than the pool that needs memory.
  */
 
 #include <linux/cleanup.h>
@@ -18,14 +21,14 @@
 #include "dma-bounce-pool.h"
 #include "dma-bounce-share.h"
 
-/* How long a chunk is waited for that was asked of a pool, before it is asked for another one */
+/* Time in jiffies to wait for a chunk that a pool is draining, before another chunk is taken */
 #define DMA_BOUNCE_DRAIN	HZ
 
-/* The pools of all domains. The mutex nests outside those of the pools. */
+/* The pools of all domains. The mutex nests outside the mutexes of the pools. */
 static LIST_HEAD(pools);
 static DEFINE_MUTEX(pools_lock);
 
-/* Retires the chunk that has the fewest slots in use; false if there is none. */
+/* Retires the chunk with the fewest bytes in use. Returns false if there is no live chunk. */
 static bool retire_one(struct dma_bounce_pool *pool)
 {
 	struct dma_bounce_chunk *chunk, *best = NULL;
@@ -50,7 +53,7 @@ static bool retire_one(struct dma_bounce_pool *pool)
 	return true;
 }
 
-/* Gives back idle chunks, at most @n, that were idle for @age jiffies. Returns how many. */
+/* Gives back at most @n chunks that were idle for @age jiffies. Returns their number. */
 static unsigned int pool_give_idle(struct dma_bounce_pool *pool, unsigned int n, unsigned long age)
 {
 	struct dma_bounce_chunk *chunk;
@@ -69,7 +72,7 @@ static unsigned int pool_give_idle(struct dma_bounce_pool *pool, unsigned int n,
 	return given;
 }
 
-/* Gives back what the pool has above its own budget: idle chunks now, others when they are. */
+/* Gives back chunks above the pool's budget: idle chunks at once, others when they are idle. */
 static void pool_trim(struct dma_bounce_pool *pool)
 {
 	u64 keep = pool->budget + ((u64)pool->ndraining << pool->slots.chunk_shift);
@@ -83,7 +86,7 @@ static void pool_trim(struct dma_bounce_pool *pool)
 		excess--;
 }
 
-/* What was retired goes at once if only CPUs kept its slots. */
+/* Flushes CPUs' stacks, and frees retired chunks whose slots were only kept there. */
 static void pool_drain(struct dma_bounce_pool *pool)
 {
 	if (!pool->ndraining)
@@ -93,8 +96,8 @@ static void pool_drain(struct dma_bounce_pool *pool)
 }
 
 /*
- * Reads the provider's limits again, and keeps to those of this pool. Returns how many chunks the
- * provider wants back from all that it serves.
+ * Reads the provider's limits again, and applies them to the pool. Returns the number of chunks
+ * that the provider wants back from all its pools together.
  */
 static unsigned int read_limits(struct dma_bounce_pool *pool)
 {
@@ -110,14 +113,14 @@ static unsigned int read_limits(struct dma_bounce_pool *pool)
 	return limits.surplus;
 }
 
-/* Has a pool give back at most @n idle chunks that have been so for @age jiffies. */
+/* Like pool_give_idle(), but takes the pool's mutex */
 static unsigned int give_idle(struct dma_bounce_pool *pool, unsigned int n, unsigned long age)
 {
 	guard(mutex)(&pool->slots.mutex);
 	return pool->slots.len ? pool_give_idle(pool, n, age) : 0;
 }
 
-/* Has a pool give back a chunk as soon as it is idle; false if it has none. */
+/* Retires a chunk, which is given back when it is idle. Returns false if there is no live chunk. */
 static bool give_one(struct dma_bounce_pool *pool)
 {
 	guard(mutex)(&pool->slots.mutex);
@@ -128,8 +131,8 @@ static bool give_one(struct dma_bounce_pool *pool)
 }
 
 /*
- * How many chunks a pool could be asked for. Others are lent, on their way back already, or cannot
- * be given back.
+ * Returns the number of chunks that a pool could give up. This excludes chunks that are lent, that
+ * are draining, or that cannot be given back.
  */
 static unsigned int live_chunks(struct dma_bounce_pool *pool)
 {
@@ -145,14 +148,14 @@ static unsigned int live_chunks(struct dma_bounce_pool *pool)
 	return DIV_ROUND_UP_ULL(bytes, 1UL << pool->slots.chunk_shift);
 }
 
-/* Whether a chunk is on its way back. One whose slots are mapped for long is not waited for. */
+/* Returns true if a pool is draining a chunk that it retired less than DMA_BOUNCE_DRAIN ago. */
 static bool gives_soon(struct dma_bounce_pool *pool)
 {
 	return READ_ONCE(pool->ndraining) &&
 	       time_before(jiffies, READ_ONCE(pool->retired_at) + DMA_BOUNCE_DRAIN);
 }
 
-/* The pool of @source that has most chunks, or NULL if none has any */
+/* Returns the pool of @source with most chunks, or NULL if no pool of @source has a chunk. */
 static struct dma_bounce_pool *largest_pool(const void *source)
 {
 	struct dma_bounce_pool *pool, *largest = NULL;
@@ -164,7 +167,7 @@ static struct dma_bounce_pool *largest_pool(const void *source)
 	return largest;
 }
 
-/* Has the pools of @source give back @surplus chunks, those that are on their way included. */
+/* Takes @surplus chunks back from the pools of @source. Draining chunks count as taken back. */
 static void give_back(const void *source, unsigned int surplus)
 {
 	struct dma_bounce_pool *pool;
@@ -182,7 +185,7 @@ static void give_back(const void *source, unsigned int surplus)
 	}
 }
 
-/* Has others give up something for a pool that found no memory. */
+/* Takes a chunk of another pool for a pool without memory. Returns true if memory is free now. */
 static bool find_memory(struct dma_bounce_pool *starved)
 {
 	const void *source = READ_ONCE(starved->source);
@@ -205,7 +208,7 @@ static bool find_memory(struct dma_bounce_pool *starved)
 	if (!give_one(pool))
 		return false;
 	pool->yielded++;
-	/* Unless it was idle, it goes later: the next mapping that finds no slot tries again. */
+	/* If the chunk is in use, the next mapping that finds no slot tries again. */
 	return !READ_ONCE(pool->ndraining);
 }
 
@@ -222,7 +225,7 @@ static void share_work(struct work_struct *work)
 
 static DECLARE_WORK(dma_bounce_share_work, share_work);
 
-/* A pool, whose mutex is held, found no memory for a chunk. */
+/* Asks other pools for memory, for a pool that found none. The mutex of @pool is held. */
 static void share_starved(struct dma_bounce_pool *pool)
 {
 	WRITE_ONCE(pool->starved, true);
@@ -230,7 +233,7 @@ static void share_starved(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_share_add - a pool was made
+ * dma_bounce_share_add - add a new pool to the list of all pools
  * @pool: the pool
  */
 void dma_bounce_share_add(struct dma_bounce_pool *pool)
@@ -243,7 +246,7 @@ void dma_bounce_share_add(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_share_del - a pool is about to be destroyed
+ * dma_bounce_share_del - remove a pool from the list before it is destroyed
  * @pool: the pool
  */
 void dma_bounce_share_del(struct dma_bounce_pool *pool)
@@ -255,7 +258,7 @@ void dma_bounce_share_del(struct dma_bounce_pool *pool)
 }
 
 /**
- * dma_bounce_limits_changed - a provider's limits have changed
+ * dma_bounce_limits_changed - apply changed limits of a provider
  * @ops: the provider
  *
  * May sleep.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How the pools of several domains share the memory of one provider; see dma-bounce-share.c.
+ * Sharing of one provider's memory between the pools of several domains. See dma-bounce-share.c.
  */
 #ifndef _DMA_BOUNCE_SHARE_H
 #define _DMA_BOUNCE_SHARE_H

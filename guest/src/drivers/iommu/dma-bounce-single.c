@@ -2,10 +2,10 @@
 /*
  * Bounce buffers for one mapping each
  *
- * A device that is not trusted must not see what shares a page with the buffer that it is given, so
- * a mapping that does not fill its pages has to bounce. If the pool cannot serve it, it gets pages
- * of its own, which are mapped for it alone and zero but for the buffer's bytes. That is slow, and
- * rare: the pool grows.
+ * An untrusted device must not see other data in the pages of a buffer, so a mapping that does not
+ * fill its pages must bounce. If the pool has no slot for it, the mapping gets separate pages. They
+ * are mapped for this mapping only, and contain zeroes except for the bytes of the buffer. This is
+ * slow, but rare, because the pool grows.
  */
 
 #include <linux/gfp.h>
@@ -19,13 +19,13 @@
 #include "dma-bounce-types.h"
 
 /**
- * struct single_use - a mapping that has a buffer of its own
- * @phys:	what is mapped
- * @len:	its bytes
- * @addr:	where the device sees it
- * @va:		where its copy is
- * @order:	of the pages of the copy
- * @read_only:	the device may not write it
+ * struct single_use - a mapping with a separate bounce buffer
+ * @phys:	physical address of the mapped memory
+ * @len:	length of the mapped memory in bytes
+ * @addr:	address for the device
+ * @va:		address of the copy
+ * @order:	order of the copy's pages
+ * @read_only:	the device may not write the copy
  */
 struct single_use {
 	phys_addr_t	phys;
@@ -57,7 +57,7 @@ static void single_free(struct single_use *single)
 	kfree(single);
 }
 
-/* Has every page of the mapping lead to it, or none. */
+/* Adds an entry for each page of the mapping. If that fails, adds no entry. */
 static int single_insert(struct dma_bounce_pool *pool, struct single_use *single)
 {
 	unsigned long first = single_index(single), i, flags;
@@ -84,7 +84,7 @@ static void single_erase(struct dma_bounce_pool *pool, struct single_use *single
 	xa_unlock_irqrestore(&pool->single_use, flags);
 }
 
-/* Pages of IOVA: granules may be larger than pages. */
+/* Returns the length of the mapping's IOVA. A granule of IOVA may be larger than a page. */
 static size_t single_iova_len(struct dma_bounce_pool *pool, struct single_use *single)
 {
 	return iova_align(pool->iovad, PAGE_SIZE << single->order);
@@ -98,7 +98,7 @@ static int single_map_iova(struct dma_bounce_pool *pool, u64 mask, struct single
 	dma_addr_t iova;
 	int ret;
 
-	/* Pages larger than what is allocated would show the device what follows. */
+	/* With a granule larger than the pages, the device would see the memory after them. */
 	if (len != PAGE_SIZE << single->order)
 		return -EINVAL;
 	if (pool->domain->geometry.force_aperture)
@@ -123,7 +123,7 @@ static void single_unmap_iova(struct dma_bounce_pool *pool, struct single_use *s
 	unsigned long shift = iova_shift(pool->iovad);
 	dma_addr_t iova = single->addr & ~(dma_addr_t)iova_mask(pool->iovad);
 
-	/* Pages that a device may still reach are lost rather than given to somebody else. */
+	/* Leak pages that a device may still reach, instead of freeing them. */
 	if (WARN_ON_ONCE(iommu_unmap(pool->domain, iova, len) != len)) {
 		kfree(single);
 		return;
@@ -133,16 +133,16 @@ static void single_unmap_iova(struct dma_bounce_pool *pool, struct single_use *s
 }
 
 /**
- * dma_bounce_single_map - map a buffer by pages of its own
+ * dma_bounce_single_map - map a buffer by separate pages
  * @pool: the pool of the device's domain
- * @mask: what the device can address
- * @phys: the buffer
- * @size: its bytes
+ * @mask: DMA mask of the device
+ * @phys: address of the buffer
+ * @size: length of the buffer in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
- * Return: the address for the device, which has the buffer's offset in its page, or
- * DMA_MAPPING_ERROR if there is not enough memory.
+ * Return: the address for the device, or DMA_MAPPING_ERROR if memory or IOVA is missing. The
+ * address has the same offset in its page as the buffer.
  */
 dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_addr_t phys,
 				 size_t size, enum dma_data_direction dir, unsigned long attrs)
@@ -185,19 +185,19 @@ dma_addr_t dma_bounce_single_map(struct dma_bounce_pool *pool, u64 mask, phys_ad
 
 static struct single_use *single_find(struct dma_bounce_pool *pool, dma_addr_t addr)
 {
-	/* One that was mapped is counted: whoever has its address sees that. */
+	/* A mapping is counted before its address is returned, so its users see the count. */
 	if (!atomic_read(&pool->nsingle_use))
 		return NULL;
 	return xa_load(&pool->single_use, addr >> PAGE_SHIFT);
 }
 
 /**
- * dma_bounce_single_unmap - unmap a buffer that has pages of its own
+ * dma_bounce_single_unmap - unmap a buffer that was mapped by separate pages
  * @pool: the pool of the device's domain
- * @addr: what mapping it returned
+ * @addr: address that dma_bounce_single_map() returned
  * @attrs: attributes of the unmapping
  *
- * Return: false if @addr is no such address.
+ * Return: false if @addr does not belong to a buffer for one mapping.
  */
 bool dma_bounce_single_unmap(struct dma_bounce_pool *pool, dma_addr_t addr, unsigned long attrs)
 {
@@ -218,14 +218,14 @@ bool dma_bounce_single_unmap(struct dma_bounce_pool *pool, dma_addr_t addr, unsi
 }
 
 /**
- * dma_bounce_single_sync - synchronise part of a buffer that has pages of its own
+ * dma_bounce_single_sync - synchronise part of a buffer that was mapped by separate pages
  * @pool: the pool of the device's domain
- * @addr: where in the mapping the part starts
- * @size: its bytes
- * @dir: direction of the transfers that the call is about
- * @for_device: the device gets it; otherwise the CPU
+ * @addr: start of the part in the mapping
+ * @size: length of the part in bytes
+ * @dir: direction of the transfers that the call is for
+ * @for_device: true if the device gets the part, false if the CPU gets it
  *
- * Return: false if @addr is no such address.
+ * Return: false if @addr does not belong to a buffer for one mapping.
  */
 bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_t size,
 			    enum dma_data_direction dir, bool for_device)
@@ -244,8 +244,8 @@ bool dma_bounce_single_sync(struct dma_bounce_pool *pool, dma_addr_t addr, size_
 }
 
 /**
- * dma_bounce_single_free_all - free what is still mapped when the domain goes
- * @pool: its pool
+ * dma_bounce_single_free_all - free all buffers that are still mapped when a domain is freed
+ * @pool: the pool of the domain
  */
 void dma_bounce_single_free_all(struct dma_bounce_pool *pool)
 {

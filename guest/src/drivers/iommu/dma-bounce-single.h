@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bounce buffers for one mapping each; see dma-bounce-single.c.
+ * Bounce buffers for one mapping each. See dma-bounce-single.c.
  */
 #ifndef _DMA_BOUNCE_SINGLE_H
 #define _DMA_BOUNCE_SINGLE_H

@@ -2,25 +2,27 @@
 /*
  * An allocator of bounce buffers
  *
- * Memory comes in *chunks* (2 MiB, say), each at its place of one IOVA range, so that the owner of
- * an address is found by arithmetic. A chunk is cut into *slots* of one power-of-two size. Slot,
- * chunk and IOVA are aligned to the slot's size. There are three kinds of chunk, which the device
- * may read, write, or both.
+ * Memory comes in *chunks* of 2 MiB, for example. Each chunk has a place in one IOVA range, so that
+ * the chunk of an address is found by arithmetic. A chunk is cut into *slots* of one power-of-two
+ * size. Slot, chunk and IOVA are aligned to the slot's size. There are three kinds of chunks: the
+ * device may read the chunk, write it, or both.
  *
- * Free slots of one kind and size are in a *depot*: a list of chunks, each with a stack of its free
- * slots. In front of it every CPU has a small stack of its own, so that the common case takes no
- * shared lock and hands out the buffer that is most likely in the CPU's cache and TLB. A CPU whose
- * stack is empty or full exchanges half of it with the depot; if that is empty too, it takes a slot
- * that another CPU keeps.
+ * A *depot* holds the free slots of one kind and size: it is a list of chunks, each with a stack of
+ * its free slots. In addition, each CPU has a small stack of free slots for each kind and size. So
+ * the common case takes no shared lock, and hands out the slot that is most likely in the CPU's
+ * cache and TLB. A CPU whose stack is empty or full exchanges half of the stack with the depot. If
+ * the depot is empty, the CPU takes a slot from another CPU's stack.
  *
- * Where chunks come from, and when there are to be more or fewer of them, is the caller's business,
- * whom a depot *asks* for more when it has few slots left. A chunk that is wanted back is
- * *withdrawn* if it is idle. One that is in use is *retired*: its slots are not handed out any
- * more, and it can be removed when the last of them has come back. It can be retired because its
- * memory is gone (a virtio-iommu domain ends, and its windows with it, when the last device leaves
- * it). The slots that are mapped then are orphans: nobody touches their memory, and the chunk's
- * place in the range stays taken until the last of them is unmapped. Users of slots' memory are in
- * an RCU read-side critical section, for which to wait before memory goes.
+ * The caller supplies the chunks, and decides on their number. A depot with few free slots *asks*
+ * the caller for another chunk. To take a chunk back, the caller *withdraws* it if it is idle. If
+ * the chunk is in use, the caller *retires* it: its slots are no longer handed out, and the chunk
+ * can be removed when its last slot has returned.
+ *
+ * A chunk is also retired if its memory is lost: when the last device leaves a virtio-iommu domain,
+ * the domain's windows end. Slots that are mapped at that time become orphans: nothing touches
+ * their memory any more, and the chunk's place stays taken until the last orphan is unmapped. Users
+ * of a slot's memory are in an RCU read-side critical section. The caller waits for them before it
+ * removes the memory.
  */
 
 #ifdef __KERNEL__
@@ -48,11 +50,11 @@ static bool chunk_idle(struct dma_bounce_chunk *chunk)
 }
 
 /*
- * Depots and per-CPU caches. All of this runs with interrupts off. What few mappings need is kept
- * out of the functions that all of them run through.
+ * Depots and per-CPU caches. The functions of this section that take a lock do so with interrupts
+ * off. Code that few mappings need is not in the functions that all mappings run through.
  */
 
-/* Puts @n slots into the depot that they are of; @entries are as CPUs keep them. */
+/* Returns @n slots to their depot. @entries have the format of CPUs' caches. */
 static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
 		      const unsigned long *entries, unsigned int n)
 {
@@ -79,9 +81,11 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 }
 
 /*
- * How many free slots of @nslots are few: a part of them, but no more than all CPUs keep, and no
- * less than one takes at once, as it would take the last ones unseen. None are few where there are
- * hardly any: chunks are that small when memory is short.
+ * Returns the number of free slots at which a depot of @nslots slots is low: a part of @nslots, but
+ *  - at most the number that all CPUs keep, and
+ *  - at least the number that a CPU takes at once. Otherwise a CPU could take the last slots before
+ *    the depot asks.
+ * Returns 0 if @nslots is very small, because chunks are that small only if memory is short.
  */
 static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
 			     unsigned int nslots)
@@ -92,8 +96,9 @@ static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
 }
 
 /*
- * Notes whether a depot could do with a chunk of @n slots less: not if few were free then, or twice
- * as many, so that it does not ask for what it has just given back.
+ * Notes the time if the depot needs all its chunks: without a chunk of @n slots, at most twice the
+ * low mark would be free. The factor of two prevents that the depot soon asks for a chunk that it
+ * has just given back.
  */
 static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *depot,
 		       unsigned int class, unsigned int n)
@@ -104,7 +109,7 @@ static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *
 		depot->needed_at = jiffies;
 }
 
-/* Free slots that this CPU can have: of the depot, and of the CPUs that it asks if that has none */
+/* Counts the free slots for this CPU: in the depot, and in the CPUs that cache_steal() asks. */
 static unsigned int slots_left(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 			       unsigned int class)
 {
@@ -118,7 +123,10 @@ static unsigned int slots_left(struct dma_bounce_slots *slots, enum dma_bounce_k
 	return n;
 }
 
-/* Whether a depot of which slots were taken asks for a chunk now. If none comes, not again soon. */
+/*
+ * Returns true if a depot asks for a chunk, after slots were taken from it. If no chunk is added,
+ * the depot asks again after DMA_BOUNCE_ASK_AGAIN.
+ */
 static bool depot_asks(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 		       unsigned int class)
 {
@@ -134,7 +142,7 @@ static bool depot_asks(struct dma_bounce_slots *slots, enum dma_bounce_kind kind
 	return true;
 }
 
-/* Returns whether the owner is to be notified. */
+/* Fills a CPU's stack from the depot. Returns true if the caller must notify the owner. */
 static bool cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
 			 enum dma_bounce_kind kind, unsigned int class)
 {
@@ -160,7 +168,7 @@ static bool cache_refill(struct dma_bounce_slots *slots, struct dma_bounce_cpu *
 	return asks;
 }
 
-/* Returns the @n slots that the CPU has had for longest to the depot. */
+/* Moves the @n oldest slots of a CPU's stack to the depot. */
 static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *cpu,
 			enum dma_bounce_kind kind, unsigned int class, unsigned int n)
 {
@@ -174,7 +182,7 @@ static void cache_flush(struct dma_bounce_slots *slots, struct dma_bounce_cpu *c
 	WRITE_ONCE(cpu->n[kind][class], rest);
 }
 
-/* Counts the slots that were not touched since caches were flushed last. They are at the bottom. */
+/* Counts the slots that were not touched since the last flush. They are at the stack's bottom. */
 static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind,
 				    unsigned int class)
 {
@@ -186,11 +194,11 @@ static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_
 }
 
 /*
- * The depot is empty: take a slot that another CPU keeps. Of many CPUs only some are asked, as this
- * is what each mapping does while there is too little memory, and of those that are online, as
- * others may never have been. What a CPU keeps when it goes offline is not lost: nobody touches it,
- * so caches give it back the second time that the owner looks for idle chunks, or at once when it
- * has no memory for a chunk.
+ * Takes a slot from any CPU's stack, because the depot is empty. Asks a limited number of CPUs,
+ * because each mapping comes here while memory is too small. Asks online CPUs only, because the
+ * others may never have been online. If a CPU goes offline, its slots are not lost. They return to
+ * the depots the second time that the owner looks for idle chunks, because they are untouched, or
+ * at once if the owner has no memory for a chunk.
  */
 static struct dma_bounce_slot *
 cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
@@ -217,15 +225,15 @@ cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned 
 }
 
 /**
- * __dma_bounce_slots_get - take a slot that this CPU does not keep
- * @slots: an allocator that is open
- * @kind: what the device may do with it
- * @class: log2 of its size, less DMA_BOUNCE_MIN_SHIFT
- * @mapped: what for
+ * __dma_bounce_slots_get - take a free slot if this CPU's stack is empty
+ * @slots: an open allocator
+ * @kind: access that the device needs
+ * @class: log2 of the slot's size, minus DMA_BOUNCE_MIN_SHIFT
+ * @mapped: type of mapping that the slot is for
  *
  * See dma_bounce_slots_get().
  *
- * Return: a slot that has @mapped set, or NULL if there is none now.
+ * Return: a slot with its member mapped set, or NULL if no slot is free.
  */
 struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 					       enum dma_bounce_kind kind, unsigned int class,
@@ -250,9 +258,9 @@ struct dma_bounce_slot *__dma_bounce_slots_get(struct dma_bounce_slots *slots,
 }
 
 /**
- * __dma_bounce_slots_put - give a slot back that this CPU does not just keep
- * @slots: its allocator
- * @cpu: what this CPU keeps, which is locked
+ * __dma_bounce_slots_put - return a slot if this CPU's stack is full or the chunk is not live
+ * @slots: the allocator of the slot
+ * @cpu: cache of this CPU, which is locked
  * @slot: the slot
  *
  * See dma_bounce_slots_put().
@@ -269,7 +277,7 @@ void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cp
 		depot_put(slots, depot_of(slots, chunk), &entry, 1);
 		return;
 	}
-	/* It may have kept more than it is to keep now. */
+	/* The limit may have been lowered, so that the stack has more than @cap slots. */
 	if (n >= cap)
 		cache_flush(slots, cpu, kind, class, n - cap / 2);
 	n = cpu->n[kind][class];
@@ -278,11 +286,11 @@ void __dma_bounce_slots_put(struct dma_bounce_slots *slots, struct dma_bounce_cp
 }
 
 /**
- * dma_bounce_slots_flush - have CPUs give back the slots that they keep, those offline too
+ * dma_bounce_slots_flush - return slots of all CPUs' stacks to the depots, also of offline CPUs
  * @slots: the allocator
- * @all: all of them; otherwise those that were not touched since the last time
+ * @all: return all slots, otherwise only the slots that were not touched since the last flush
  *
- * To be called before chunks are withdrawn, as kept slots hide idle chunks.
+ * Call this before withdrawing chunks, because a chunk is not idle while a CPU keeps a slot of it.
  */
 void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 {
@@ -307,11 +315,11 @@ void dma_bounce_slots_flush(struct dma_bounce_slots *slots, bool all)
 }
 
 /**
- * dma_bounce_slots_limit - say how many slots CPUs may keep
+ * dma_bounce_slots_limit - limit the number of slots that CPUs keep
  * @slots: the allocator
- * @bytes: most that all CPUs keep together, if each has kept all kinds and sizes
+ * @bytes: maximum for all CPUs together, if each of them keeps slots of all kinds and sizes
  *
- * What they keep above that goes when they give slots back.
+ * A CPU that has more slots returns the excess to the depot when it next returns a slot.
  */
 void dma_bounce_slots_limit(struct dma_bounce_slots *slots, u64 bytes)
 {
@@ -326,7 +334,7 @@ void dma_bounce_slots_limit(struct dma_bounce_slots *slots, u64 bytes)
 	}
 }
 
-/* Chunks. All of this runs under the mutex. */
+/* Chunks. The caller of these functions holds the allocator's mutex. */
 
 static unsigned long chunk_place(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
 {
@@ -334,13 +342,13 @@ static unsigned long chunk_place(struct dma_bounce_slots *slots, struct dma_boun
 }
 
 /**
- * dma_bounce_chunk_alloc - allocate what describes a chunk
- * @kind: what devices may do with it
- * @class: log2 of the size of its slots, less DMA_BOUNCE_MIN_SHIFT
- * @size: most bytes that it will have
- * @node: NUMA node on which it is used, or NUMA_NO_NODE
+ * dma_bounce_chunk_alloc - allocate the structure of a chunk
+ * @kind: access that devices have to the chunk
+ * @class: log2 of the size of its slots, minus DMA_BOUNCE_MIN_SHIFT
+ * @size: maximum number of bytes of the chunk
+ * @node: NUMA node on which the chunk is used, or NUMA_NO_NODE
  *
- * Return: a chunk to be published or discarded, or NULL if there is not enough memory.
+ * Return: a chunk that the caller publishes or discards, or NULL if there is not enough memory.
  */
 struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsigned int class,
 						size_t size, int node)
@@ -349,7 +357,7 @@ struct dma_bounce_chunk *dma_bounce_chunk_alloc(enum dma_bounce_kind kind, unsig
 	struct dma_bounce_chunk *chunk;
 	size_t bytes;
 
-	/* The slots, then the stack of free ones */
+	/* The slots, followed by the stack of free slots */
 	bytes = size_add(struct_size(chunk, slots, nslots), array_size(nslots, sizeof(u32)));
 	chunk = kvzalloc_node(bytes, GFP_KERNEL | __GFP_NOWARN, node);
 	if (!chunk)
@@ -374,12 +382,12 @@ void dma_bounce_chunk_discard(struct dma_bounce_chunk *chunk)
 }
 
 /**
- * dma_bounce_chunk_publish - hand out the slots of a chunk, those with the lowest addresses first
+ * dma_bounce_chunk_publish - hand out the slots of a chunk, from the lowest address upwards
  * @slots: the allocator
- * @chunk: from dma_bounce_chunk_alloc()
- * @va: its memory
- * @iova: where devices see it: in the range, at the place of no other chunk but one withdrawn
- * @size: its bytes, at least one slot and no more than it was allocated for
+ * @chunk: chunk from dma_bounce_chunk_alloc()
+ * @va: memory of the chunk
+ * @iova: address for devices, in the range. Its place is free, or has a withdrawn chunk.
+ * @size: length in bytes, at least one slot and at most the size of dma_bounce_chunk_alloc()
  */
 void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			      void *va, dma_addr_t iova, size_t size)
@@ -409,10 +417,10 @@ void dma_bounce_chunk_publish(struct dma_bounce_slots *slots, struct dma_bounce_
 /**
  * dma_bounce_chunk_publish_whole - use a chunk as a whole, until it is removed
  * @slots: the allocator
- * @chunk: from dma_bounce_chunk_alloc()
- * @va: its memory
- * @iova: where devices see it: in the range, at the place of no other chunk
- * @size: its bytes
+ * @chunk: chunk from dma_bounce_chunk_alloc()
+ * @va: memory of the chunk
+ * @iova: address for devices, in the range. Its place is free.
+ * @size: length in bytes
  */
 void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 				    void *va, dma_addr_t iova, size_t size)
@@ -426,14 +434,14 @@ void dma_bounce_chunk_publish_whole(struct dma_bounce_slots *slots, struct dma_b
 }
 
 /**
- * dma_bounce_chunk_withdraw - take a chunk away if it is idle
+ * dma_bounce_chunk_withdraw - withdraw a chunk if it is idle
  * @slots: the allocator
  * @chunk: the chunk
- * @age: and has been for this many jiffies
- * @spare: and the depot could have done without it for as long
+ * @age: minimum time for which the chunk has been idle, in jiffies
+ * @spare: also require that the depot did not need the chunk for the same time
  *
- * Return: whether it was, and is not handed out any more; then it is to be removed, or another one
- * published at its place.
+ * Return: true if the chunk was withdrawn, so that its slots are no longer handed out. Then the
+ * caller removes the chunk, or publishes another chunk at its place.
  */
 bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			       unsigned long age, bool spare)
@@ -442,7 +450,7 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 	bool idle;
 
 	raw_spin_lock_irq(&depot->lock);
-	/* CPUs may have gone on for long with what they keep, and taken none. */
+	/* CPUs may have used only their own stacks, so that the last look was long ago. */
 	depot_look(slots, depot, chunk->class, chunk->nslots);
 	idle = chunk->state == DMA_BOUNCE_LIVE && chunk_idle(chunk) &&
 	       time_after_eq(jiffies, chunk->idle_since + age) &&
@@ -458,12 +466,12 @@ bool dma_bounce_chunk_withdraw(struct dma_bounce_slots *slots, struct dma_bounce
 }
 
 /**
- * dma_bounce_chunk_retire - hand out no more slots of a chunk
+ * dma_bounce_chunk_retire - stop handing out slots of a chunk
  * @slots: the allocator
  * @chunk: the chunk
- * @state: what becomes of it
+ * @state: new state of the chunk
  *
- * Does nothing to a chunk that is in this state already. Caches are to be flushed afterwards.
+ * Has no effect if the chunk already has this state. The caller must flush the caches afterwards.
  */
 void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk,
 			     enum dma_bounce_chunk_state state)
@@ -481,12 +489,12 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 }
 
 /**
- * dma_bounce_chunk_used - count slots of a chunk that are not in the depot
+ * dma_bounce_chunk_used - count the slots of a chunk that are not in the depot
  * @slots: the allocator
  * @chunk: the chunk
  *
- * Return: their number. Among them may be slots that CPUs keep, unless the chunk was retired and
- * caches were flushed since.
+ * Return: the number of slots. It includes slots that CPUs keep, unless the chunk was retired and
+ * the caches were flushed afterwards.
  */
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
 {
@@ -500,10 +508,10 @@ unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bo
 }
 
 /**
- * dma_bounce_chunk_remove - forget a chunk
+ * dma_bounce_chunk_remove - remove a chunk and free its structure
  * @slots: the allocator
- * @chunk: one that was withdrawn, or retired and then unused. If another one was published at its
- *	place, that stays.
+ * @chunk: a chunk that was withdrawn, or a retired chunk without used slots. If another chunk was
+ *	published at its place, that chunk stays.
  */
 void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk)
 {
@@ -527,13 +535,13 @@ void dma_bounce_slots_init(struct dma_bounce_slots *slots,
 }
 
 /**
- * dma_bounce_slots_open - say where the chunks of an allocator will be
+ * dma_bounce_slots_open - set the IOVA range of an allocator, and make it ready
  * @slots: the allocator
  * @base: first IOVA
- * @len: bytes, a multiple of a chunk
- * @chunk_shift: log2 of the bytes of a chunk, at least DMA_BOUNCE_MAX_SHIFT
+ * @len: length in bytes, a multiple of the chunk size
+ * @chunk_shift: log2 of the chunk size, at least DMA_BOUNCE_MAX_SHIFT
  *
- * Return: 0, -EINVAL for a range that makes no sense, or -ENOMEM.
+ * Return: 0, -EINVAL for an invalid range, or -ENOMEM.
  */
 int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 len,
 			  unsigned int chunk_shift)
@@ -548,7 +556,7 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 		return -EINVAL;
 	chunks = kvcalloc(len >> chunk_shift, sizeof(*chunks), GFP_KERNEL);
 	depots = kvcalloc(DMA_BOUNCE_KINDS, sizeof(*depots), GFP_KERNEL);
-	/* The stacks that are used most are on one page, to save translations. */
+	/* Page alignment puts the most used stacks on one page, which saves TLB entries. */
 	cpus = __alloc_percpu(sizeof(struct dma_bounce_cpu), PAGE_SIZE);
 	if (!chunks || !depots || !cpus) {
 		kvfree(chunks);
@@ -573,8 +581,8 @@ int dma_bounce_slots_open(struct dma_bounce_slots *slots, dma_addr_t base, u64 l
 }
 
 /**
- * dma_bounce_slots_close - free an allocator
- * @slots: one whose chunks are removed and that nobody uses any more
+ * dma_bounce_slots_close - free the tables of an allocator
+ * @slots: an allocator that has no chunks and is no longer used
  */
 void dma_bounce_slots_close(struct dma_bounce_slots *slots)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The allocator of bounce slots; see the comment at the top of dma-bounce-slots.c.
+ * Allocator of bounce slots. See the comment at the top of dma-bounce-slots.c.
  *
- * It needs little of the kernel, and is built in user space too, to be tested under load: what it
- * needs comes from a header that the build there includes first.
+ * The allocator uses few kernel functions, so that it can also be built and tested under load in
+ * user space. There, the build includes a header that provides these functions.
  */
 #ifndef _DMA_BOUNCE_SLOTS_H
 #define _DMA_BOUNCE_SLOTS_H
@@ -26,26 +26,26 @@
 struct request;
 struct scatterlist;
 
-/* Slots are 4 KiB to 256 KiB: 128 KiB that start in the middle of a page need the largest. */
+/* Slots are 4 KiB to 256 KiB. A buffer of 128 KiB that starts inside a page needs 256 KiB. */
 #define DMA_BOUNCE_MIN_SHIFT	12
 #define DMA_BOUNCE_CLASSES	7
 #define DMA_BOUNCE_MAX_SHIFT	(DMA_BOUNCE_MIN_SHIFT + DMA_BOUNCE_CLASSES - 1)
 #define DMA_BOUNCE_MAX_SLOT	BIT(DMA_BOUNCE_MAX_SHIFT)
 
-/* Most slots of one kind and class that a CPU keeps to itself */
+/* Maximum number of free slots of one kind and class that a CPU keeps */
 #define DMA_BOUNCE_CACHE_SLOTS	32
-/* ... and most bytes; less where many CPUs share little memory */
+/* Maximum number of bytes of these slots. The limit is lower if many CPUs share little memory. */
 #define DMA_BOUNCE_CACHE_BYTES	SZ_1M
-/* In the address of a slot that a CPU keeps: it was not touched since caches were flushed last. */
+/* Flag in the address of a slot that a CPU keeps: not touched since the last flush of caches */
 #define DMA_BOUNCE_UNTOUCHED	1UL
-/* How many CPUs are asked for a slot where the depot has none */
+/* Maximum number of CPUs that are searched for a slot if the depot is empty */
 #define DMA_BOUNCE_STEAL_CPUS	16
-/* What part of all slots are few */
+/* A depot is low if at most one in DMA_BOUNCE_LOW_PART of its slots is free. */
 #define DMA_BOUNCE_LOW_PART	8
-/* How long an owner that was asked for a chunk, and added none, is not asked again */
+/* Minimum time in jiffies between two requests for a chunk, if no chunk was added meanwhile */
 #define DMA_BOUNCE_ASK_AGAIN	(HZ / 4)
 
-/* What the device may do with a slot, as with mainline's mappings of the three directions. */
+/* Access of the device to a slot, as for mainline's mappings of the three directions */
 enum dma_bounce_kind {
 	DMA_BOUNCE_READ,
 	DMA_BOUNCE_WRITE,
@@ -55,30 +55,31 @@ enum dma_bounce_kind {
 
 enum dma_bounce_chunk_state {
 	DMA_BOUNCE_LIVE,
-	DMA_BOUNCE_WHOLE,	/* it has no slots: it is used as a whole */
-	DMA_BOUNCE_DRAINING,	/* its slots are not handed out any more */
-	DMA_BOUNCE_DEAD,	/* ... and its memory is gone: what is mapped by it is orphaned */
+	DMA_BOUNCE_WHOLE,	/* has no slots, is used as a whole */
+	DMA_BOUNCE_DRAINING,	/* slots are no longer handed out */
+	DMA_BOUNCE_DEAD,	/* ... and the memory is lost: mapped slots are orphaned */
 };
 
 enum dma_bounce_mapped {
 	DMA_BOUNCE_SINGLE,
-	DMA_BOUNCE_ENTRY,	/* a list that has one entry */
+	DMA_BOUNCE_ENTRY,	/* a list with one entry */
 	DMA_BOUNCE_LIST,
 	DMA_BOUNCE_REQUEST,
 	DMA_BOUNCE_MAPPED_TYPES,
 };
 
 /**
- * struct dma_bounce_slot - one bounce buffer, and what is mapped by it
- * @chunk:	where it is
- * @phys:	what a single mapping bounces, or that of a list of one entry
- * @sgl:	what a longer list's mapping bounces
- * @req:	whose data the mapping of a block request bounces
- * @nents:	entries of the list
+ * struct dma_bounce_slot - one bounce buffer, and the mapping that it serves
+ * @chunk:	chunk of the slot
+ * @phys:	bounced buffer of a single mapping, or of a list with one entry
+ * @sgl:	bounced list with several entries
+ * @req:	block request whose data is bounced
+ * @nents:	number of entries of the list, 0 for a single mapping
  * @mapped:	&enum dma_bounce_mapped
- * @offset:	where in the slot the mapped bytes start
- * @len:	mapped bytes; 0 if the slot is free
- * @no_copy_in:	holds older data where the device does not write
+ * @offset:	offset of the mapped bytes in the slot
+ * @len:	number of mapped bytes, 0 if the slot is free
+ * @no_copy_in:	the buffer was not copied to the slot. Bytes that the device does not write are
+ *		older data.
  */
 struct dma_bounce_slot {
 	struct dma_bounce_chunk	*chunk;
@@ -96,21 +97,22 @@ struct dma_bounce_slot {
 
 /**
  * struct dma_bounce_chunk - a piece of memory, cut into slots of one size
- * @va:		where the CPU sees it; not to be used once it is dead
- * @iova:	where devices see it
- * @size:	bytes
+ * @va:		CPU address, which must not be used once the chunk is dead
+ * @iova:	address for devices
+ * @size:	length in bytes
  * @nslots:	number of slots
  * @kind:	&enum dma_bounce_kind
- * @class:	log2 of the slot size, less DMA_BOUNCE_MIN_SHIFT
- * @state:	&enum dma_bounce_chunk_state; the depot's lock protects this and what follows
- * @node:	in the depot's list, if any slot is in the depot and @state is live
- * @nfree:	how many of the slots are in the depot
- * @idle_since:	when @nfree became @nslots, in jiffies
+ * @class:	log2 of the slot size, minus DMA_BOUNCE_MIN_SHIFT
+ * @state:	&enum dma_bounce_chunk_state. The depot's lock protects @state and the members
+ *		after it.
+ * @node:	entry in the depot's list, if any slot is in the depot and @state is live
+ * @nfree:	number of the chunk's slots that are in the depot
+ * @idle_since:	time at which @nfree became @nslots, in jiffies
  * @free:	stack of the numbers of slots in the depot
  * @rcu:	frees this structure
- * @slots:	the slots, none of which is in two cache lines
+ * @slots:	the slots. No slot spans two cache lines.
  *
- * What each mapping reads has a cache line of its own, which is seldom written.
+ * The members that each mapping reads have a separate cache line, which is rarely written.
  */
 struct dma_bounce_chunk {
 	void			*va;
@@ -131,27 +133,28 @@ struct dma_bounce_chunk {
 };
 
 struct dma_bounce_depot {
-	raw_spinlock_t		lock;	/* protects this and the free slots of its chunks */
-	struct list_head	chunks;	/* those with a slot in the depot */
+	raw_spinlock_t		lock;	/* protects the depot and the free slots of its chunks */
+	struct list_head	chunks;	/* chunks with a slot in the depot */
 	unsigned int		nslots;
 	unsigned int		nfree;
-	bool			asks;		/* for a chunk more */
-	unsigned long		ask_at;		/* when to ask again, in jiffies */
-	unsigned long		needed_at;	/* when it last could not do with one less */
+	bool			asks;		/* the depot asks for another chunk */
+	unsigned long		ask_at;		/* earliest time of the next request, in jiffies */
+	unsigned long		needed_at;	/* last time that it needed all its chunks */
 } ____cacheline_aligned_in_smp;
 
 /**
- * struct dma_bounce_cpu - the slots that a CPU keeps, and what it counts
- * @lock:	bit 0 locks all but @bytes; nests outside the depots' locks. A spinlock of a guest
- *		is unlocked by another locked operation, or by a call.
- * @n:		slots by kind and class
- * @served:	slots that were taken from here, by what for. It would cost each mapping another
- *		entry of the TLB elsewhere.
- * @bytes:	bytes copied from slots, and to slots
- * @slots:	the slots; those that are there since caches were flushed last have
- *		DMA_BOUNCE_UNTOUCHED set in their address
+ * struct dma_bounce_cpu - free slots that a CPU keeps, and counters of the CPU
+ * @lock:	bit 0 locks all members except @bytes. It nests outside the depots' locks. A bit
+ *		lock is used because in a guest, unlocking a spinlock takes a second locked
+ *		operation, or a call.
+ * @n:		number of slots by kind and class
+ * @served:	number of slots that were taken from this cache, by type of mapping. The counters
+ *		are here because elsewhere they would cost each mapping another TLB entry.
+ * @bytes:	bytes that were copied from slots (0) and to slots (1)
+ * @slots:	addresses of the slots. DMA_BOUNCE_UNTOUCHED is set in the addresses of slots that
+ *		have stayed here since the last flush of caches.
  *
- * A mapping that is not copied writes the first cache line, and reads a slot's address.
+ * A mapping without a copy writes the first cache line, and reads the address of a slot.
  */
 struct dma_bounce_cpu {
 	unsigned long		lock;
@@ -166,18 +169,19 @@ struct dma_bounce_cpu {
 static_assert(offsetof(struct dma_bounce_cpu, bytes) <= 64);
 
 /**
- * struct dma_bounce_slots - an allocator
- * @base:	first IOVA of its range; valid once @len is not 0
- * @len:	bytes of IOVA, 0 as long as there is nothing to allocate
+ * struct dma_bounce_slots - an allocator of slots
+ * @base:	first IOVA of the allocator's range, valid once @len is not 0
+ * @len:	length of the range in bytes, 0 until the allocator is open
  * @cpus:	per-CPU caches of slots
- * @chunks:	by (IOVA - @base) >> @chunk_shift
- * @depots:	free slots
+ * @chunks:	table of chunks, indexed by (IOVA - @base) >> @chunk_shift
+ * @depots:	free slots by kind and class
  * @chunk_shift: log2 of the distance of chunks
- * @cap:	how many slots of a class a CPU keeps; 0 for none
- * @notify:	called when the last slot of a chunk that is not live any more comes back, by
- *		whoever gives it back, with locks held; and when a depot asks for a chunk
- * @mutex:	serialises changes of the set of chunks: to be held by whoever calls a function
- *		that adds, takes away or looks at chunks
+ * @cap:	maximum number of slots of a class that a CPU keeps, which may be 0
+ * @notify:	called when the last slot of a chunk that is no longer live returns, and when a
+ *		depot asks for a chunk. In the first case, the CPU that returns the slot holds
+ *		locks.
+ * @mutex:	serialises changes of the set of chunks. Callers of functions that add, remove or
+ *		look at chunks hold it.
  */
 struct dma_bounce_slots {
 	dma_addr_t			base;
@@ -188,7 +192,7 @@ struct dma_bounce_slots {
 	u8				chunk_shift;
 	u8				cap[DMA_BOUNCE_CLASSES];
 	void				(*notify)(struct dma_bounce_slots *slots);
-	struct mutex			mutex;	/* serialises changes of the set of chunks */
+	struct mutex			mutex;	/* serialises changes of the chunks */
 };
 
 static inline size_t dma_bounce_class_size(unsigned int class)
@@ -196,7 +200,7 @@ static inline size_t dma_bounce_class_size(unsigned int class)
 	return 1UL << (class + DMA_BOUNCE_MIN_SHIFT);
 }
 
-/* How many slots of a class a chunk has, unless the provider gives less than was asked for */
+/* Returns the number of slots in a chunk of full size. The provider may give smaller chunks. */
 static inline unsigned int dma_bounce_per_chunk(struct dma_bounce_slots *slots, unsigned int class)
 {
 	return 1U << (slots->chunk_shift - class - DMA_BOUNCE_MIN_SHIFT);
@@ -222,7 +226,7 @@ static inline size_t dma_bounce_slot_size(struct dma_bounce_slot *slot)
 	return dma_bounce_class_size(slot->chunk->class);
 }
 
-/* Whether @addr is in the range. Whoever got such an address saw the allocator become ready. */
+/* Returns true if @addr is in the range. A user with such an address has seen @slots open. */
 static inline bool dma_bounce_slots_own(struct dma_bounce_slots *slots, dma_addr_t addr)
 {
 	u64 len = smp_load_acquire(&slots->len);	/* pairs with dma_bounce_slots_open() */
@@ -230,13 +234,13 @@ static inline bool dma_bounce_slots_own(struct dma_bounce_slots *slots, dma_addr
 	return addr - slots->base < len;
 }
 
-/* Number of places for chunks */
+/* Returns the number of places for chunks. */
 static inline unsigned long dma_bounce_slots_places(struct dma_bounce_slots *slots)
 {
 	return slots->len >> slots->chunk_shift;
 }
 
-/* The chunk at a place, or NULL */
+/* Returns the chunk at a place, or NULL. */
 static inline struct dma_bounce_chunk *dma_bounce_slots_chunk(struct dma_bounce_slots *slots,
 							      unsigned long place)
 {
@@ -271,7 +275,7 @@ void dma_bounce_chunk_retire(struct dma_bounce_slots *slots, struct dma_bounce_c
 unsigned int dma_bounce_chunk_used(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 void dma_bounce_chunk_remove(struct dma_bounce_slots *slots, struct dma_bounce_chunk *chunk);
 
-/* Interrupts are off. */
+/* Must be called with interrupts off. */
 static __always_inline void dma_bounce_cpu_lock(struct dma_bounce_cpu *cpu)
 {
 	bit_spin_lock(0, &cpu->lock);
@@ -282,13 +286,13 @@ static __always_inline void dma_bounce_cpu_unlock(struct dma_bounce_cpu *cpu)
 	__bit_spin_unlock(0, &cpu->lock);
 }
 
-/* The slot of an entry of what a CPU keeps */
+/* Returns the slot of an entry in a CPU's cache. */
 static __always_inline struct dma_bounce_slot *dma_bounce_kept_slot(unsigned long entry)
 {
 	return (struct dma_bounce_slot *)(entry & ~DMA_BOUNCE_UNTOUCHED);
 }
 
-/* Takes the slot that the CPU got back last, or returns NULL. Runs under the lock of @cpu. */
+/* Takes the slot that was last returned to @cpu, or returns NULL. Needs the lock of @cpu. */
 static __always_inline struct dma_bounce_slot *
 dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsigned int class,
 		     enum dma_bounce_mapped mapped)
@@ -299,7 +303,7 @@ dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsi
 	if (!n)
 		return NULL;
 	slot = dma_bounce_kept_slot(cpu->slots[kind][class][--n]);
-	/* The cache is about to be flushed: devices do not reach the memory any more. */
+	/* Devices no longer reach the memory of the slot. The cache is about to be flushed. */
 	if (unlikely(READ_ONCE(slot->chunk->state) == DMA_BOUNCE_DEAD))
 		return NULL;
 	WRITE_ONCE(cpu->n[kind][class], n);
@@ -310,15 +314,15 @@ dma_bounce_cache_pop(struct dma_bounce_cpu *cpu, enum dma_bounce_kind kind, unsi
 
 /**
  * dma_bounce_slots_get - take a free slot
- * @slots: an allocator that is open
- * @kind: what the device may do with it
- * @class: log2 of its size, less DMA_BOUNCE_MIN_SHIFT
- * @mapped: what for
+ * @slots: an open allocator
+ * @kind: access that the device needs
+ * @class: log2 of the slot's size, minus DMA_BOUNCE_MIN_SHIFT
+ * @mapped: type of mapping that the slot is for
  *
- * The caller is in an RCU read-side critical section until it is done with the slot's memory. Each
- * mapping runs through this: what the CPU keeps is taken without a call.
+ * The caller is in an RCU read-side critical section until it no longer uses the slot's memory.
+ * Each mapping runs through this function, so it takes a slot of the CPU's cache without a call.
  *
- * Return: a slot that has @mapped set, or NULL if there is none now.
+ * Return: a slot with its member mapped set, or NULL if no slot is free.
  */
 static __always_inline struct dma_bounce_slot *
 dma_bounce_slots_get(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
@@ -338,8 +342,8 @@ dma_bounce_slots_get(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, 
 }
 
 /**
- * dma_bounce_slots_put - give a slot back
- * @slots: its allocator
+ * dma_bounce_slots_put - return a slot
+ * @slots: the allocator of the slot
  * @slot: a slot from dma_bounce_slots_get()
  *
  * The slot's chunk may have been retired meanwhile.
@@ -369,13 +373,13 @@ static __always_inline void dma_bounce_slots_put(struct dma_bounce_slots *slots,
 }
 
 /**
- * dma_bounce_slots_find - find the slot that an address belongs to
+ * dma_bounce_slots_find - find the slot of an address
  * @slots: the allocator
  * @addr: an address for which dma_bounce_slots_own() is true
  *
  * The caller is in an RCU read-side critical section.
  *
- * Return: the slot, or NULL if there is none or nothing is mapped by it.
+ * Return: the slot, or NULL if the address has no slot or the slot serves no mapping.
  */
 static __always_inline struct dma_bounce_slot *
 dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
@@ -392,7 +396,10 @@ dma_bounce_slots_find(struct dma_bounce_slots *slots, dma_addr_t addr)
 	return &chunk->slots[number];
 }
 
-/* Whether an address for which dma_bounce_slots_own() is true is of a chunk without slots */
+/*
+ * Returns true if an address is in a chunk without slots. dma_bounce_slots_own() must be true for
+ * the address.
+ */
 static inline bool dma_bounce_slots_whole(struct dma_bounce_slots *slots, dma_addr_t addr)
 {
 	struct dma_bounce_chunk *chunk;
@@ -403,11 +410,11 @@ static inline bool dma_bounce_slots_whole(struct dma_bounce_slots *slots, dma_ad
 
 /**
  * dma_bounce_slots_cached - count the slots that CPUs keep
- * @slots: an allocator that is open
- * @kind: of this kind
- * @class: and this size
+ * @slots: an open allocator
+ * @kind: kind of the slots
+ * @class: class of the slots
  *
- * Return: their number, which may be outdated already.
+ * Return: the number of slots, which may already be outdated.
  */
 static inline unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slots,
 						   enum dma_bounce_kind kind, unsigned int class)
@@ -420,11 +427,11 @@ static inline unsigned int dma_bounce_slots_cached(struct dma_bounce_slots *slot
 }
 
 /**
- * dma_bounce_slots_served - count the slots that were ever taken
- * @slots: an allocator that is open
- * @mapped: for this
+ * dma_bounce_slots_served - count the slots that were taken so far
+ * @slots: an open allocator
+ * @mapped: type of mapping that the slots were taken for
  *
- * Return: their number, which may be outdated already.
+ * Return: the number of slots, which may already be outdated.
  */
 static inline u64 dma_bounce_slots_served(struct dma_bounce_slots *slots,
 					  enum dma_bounce_mapped mapped)
@@ -438,11 +445,11 @@ static inline u64 dma_bounce_slots_served(struct dma_bounce_slots *slots,
 }
 
 /**
- * dma_bounce_slots_bytes - count the bytes that were ever copied
- * @slots: an allocator that is open
- * @to_slot: to slots; otherwise from them
+ * dma_bounce_slots_bytes - count the bytes that were copied so far
+ * @slots: an open allocator
+ * @to_slot: count the bytes copied to slots, otherwise the bytes copied from slots
  *
- * Return: their number, which may be outdated already.
+ * Return: the number of bytes, which may already be outdated.
  */
 static inline u64 dma_bounce_slots_bytes(struct dma_bounce_slots *slots, bool to_slot)
 {

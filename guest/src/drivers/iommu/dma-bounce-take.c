@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bouncing of small DMA: why a mapping does not bounce
+ * Bouncing of small DMA: mappings that do not bounce
  *
- * This is what few mappings run through, kept out of the code of dma-bounce-take.h that all do.
+ * Few mappings run through this code, so it is not inline like the code of dma-bounce-take.h.
  */
 
 #include <linux/device.h>
@@ -22,10 +22,10 @@ static const char * const dma_bounce_reasons[DMA_BOUNCE_STATS] = {
 };
 
 /**
- * dma_bounce_fallback - count and trace that something is not bounced
+ * dma_bounce_fallback - count and trace a mapping that does not bounce
  * @pool: the pool of the device's domain
  * @dev: the device
- * @reason: why, one of DMA_BOUNCE_FB_*
+ * @reason: the reason, one of DMA_BOUNCE_FB_*
  */
 void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
 			 enum dma_bounce_stat reason)
@@ -35,11 +35,11 @@ void dma_bounce_fallback(struct dma_bounce_pool *pool, struct device *dev,
 }
 
 /**
- * dma_bounce_unusable - count and trace that a pool has no slots that a device can address
- * @pool: the pool of the device's domain, which is made ready if it was not
+ * dma_bounce_unusable - count and trace a mapping whose pool is not ready or not addressable
+ * @pool: the pool of the device's domain. If it is not ready, it is started.
  * @dev: the device
- * @len: bytes of the pool's range, 0 if it is not ready
- * @mask: what the device can address
+ * @len: length of the pool's range in bytes, 0 if the pool is not ready
+ * @mask: DMA mask of the device
  */
 void dma_bounce_unusable(struct dma_bounce_pool *pool, struct device *dev, u64 len, u64 mask)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whether a mapping may bounce, and a slot for it: what mappings of all sorts run through, inlined
- * for that
+ * Decision whether a mapping may bounce, and the slot for it. These functions are inline because
+ * mappings of all types run through them.
  */
 #ifndef _DMA_BOUNCE_TAKE_H
 #define _DMA_BOUNCE_TAKE_H
@@ -16,8 +16,9 @@
 #include "dma-bounce-types.h"
 
 /*
- * Mappings that are used without being synchronised (DMA_ATTR_SKIP_CPU_SYNC means that it is done
- * later, which reaches memory that is not ours), and what is not for the device alone
+ * Attributes of mappings that never bounce. With DMA_ATTR_SKIP_CPU_SYNC the driver synchronises
+ * later, and that may reach memory that is not part of the slot. The other attributes mark mappings
+ * that are used without being synchronised, or that are not for the device alone.
  */
 #define DMA_BOUNCE_NEVER	(DMA_ATTR_SKIP_CPU_SYNC | DMA_ATTR_PRIVILEGED | \
 				 DMA_ATTR_REQUIRE_COHERENT | DMA_ATTR_MMIO)
@@ -31,16 +32,16 @@ static inline u64 dma_bounce_mask(struct device *dev)
 	return min_not_zero(dma_get_mask(dev), dev->bus_dma_limit);
 }
 
-/* The pool that may serve mappings of a device in its DMA domain, or NULL */
+/* Returns the pool that may serve mappings of a device in its DMA domain, or NULL. */
 static inline struct dma_bounce_pool *dma_bounce_pool_in(struct device *dev)
 {
-	/* A kernel that boots after a crash attaches devices when they first map something. */
+	/* A kernel that boots after a crash attaches a device at the device's first mapping. */
 	if (!dev_is_dma_coherent(dev) || dev->iommu->attach_deferred)
 		return NULL;
 	return dma_bounce_pool_of(dev);
 }
 
-/* Whether attributes let a mapping bounce; otherwise that is counted. */
+/* Returns true if the attributes allow a mapping to bounce. Otherwise counts a fallback. */
 static inline bool dma_bounce_attrs_allow(struct dma_bounce_pool *pool, struct device *dev,
 					  unsigned long attrs)
 {
@@ -50,7 +51,7 @@ static inline bool dma_bounce_attrs_allow(struct dma_bounce_pool *pool, struct d
 	return false;
 }
 
-/* Whether the pool has slots that the device can address; otherwise the reason is counted. */
+/* Returns true if the pool has slots that the device can address. Otherwise counts the reason. */
 static __always_inline bool dma_bounce_usable(struct dma_bounce_pool *pool, struct device *dev)
 {
 	u64 len = smp_load_acquire(&pool->slots.len);	/* pairs with dma_bounce_slots_open() */
@@ -63,11 +64,11 @@ static __always_inline bool dma_bounce_usable(struct dma_bounce_pool *pool, stru
 }
 
 /**
- * dma_bounce_pool_for - the pool for a mapping of a device that is to be bounced as a whole
+ * dma_bounce_pool_for - find the pool for a mapping that should bounce as a whole
  * @dev: the device
  * @attrs: attributes of the mapping
  *
- * Return: a pool that is usable, or NULL if the mapping does not bounce.
+ * Return: a usable pool, or NULL if the mapping does not bounce.
  */
 static inline struct dma_bounce_pool *dma_bounce_pool_for(struct device *dev,
 							  unsigned long attrs)
@@ -94,19 +95,20 @@ static inline enum dma_bounce_kind dma_bounce_kind(enum dma_data_direction dir)
 
 /**
  * dma_bounce_slot_take - take a slot for a mapping
- * @pool: the pool, which is usable
+ * @pool: a usable pool
  * @dev: the device
- * @phys: what is mapped first: the address has those of its low bits that the device needs
- * @len: bytes
- * @limit: most bytes that bounce
+ * @phys: first address of the mapped memory. The device's address gets the same low bits, as far
+ *	as the device's min_align_mask requires.
+ * @len: number of bytes to map
+ * @limit: maximum number of bytes that bounce
  * @dir: direction of the transfer
- * @mapped: what the slot is for
+ * @mapped: type of mapping that the slot is for
  *
- * The slot's address itself has none of the low bits set, as it is aligned to its size. The caller
- * is in an RCU read-side critical section until it is done with the slot's memory. Inlined, as each
- * mapping runs through it.
+ * A slot is aligned to its size, so the low bits of its own address are 0. The caller is in an RCU
+ * read-side critical section until it no longer uses the slot's memory. The function is inline
+ * because each mapping runs through it.
  *
- * Return: a slot that has @offset, @len and @mapped set, or NULL with the reason counted.
+ * Return: a slot with offset, len and mapped set, or NULL. If NULL, the reason was counted.
  */
 static __always_inline struct dma_bounce_slot *
 dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev, phys_addr_t phys, size_t len,
@@ -131,13 +133,13 @@ dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev, phys_addr
 }
 
 /**
- * dma_bounce_reset_need_sync - have the sync calls of a device reach us
+ * dma_bounce_reset_need_sync - stop the elision of a device's sync calls
  * @pool: the pool of the device's domain
- * @dev: a device that has bounced; a coherent one elides them otherwise
+ * @dev: a device that has bounced. Coherent devices elide sync calls by default.
  */
 static inline void dma_bounce_reset_need_sync(struct dma_bounce_pool *pool, struct device *dev)
 {
-	/* Not dma_dev_need_sync(), by which debugging of the DMA API would hide this */
+	/* dma_dev_need_sync() does not fit here: debugging of the DMA API makes it true always. */
 	if (likely(!dev_dma_skip_sync(dev)))
 		return;
 	dma_reset_need_sync(dev);

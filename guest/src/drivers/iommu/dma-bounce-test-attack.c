@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * QEMU's edu device goes where it should not, and where it cannot
+ * Cases in which QEMU's edu device accesses memory that it should not reach, or cannot address
  *
- * The attack: while some memory is mapped for the device, it reads and writes all over its windows
- * and outside. What it must never see is a word that fills the memory around what is mapped. If a
- * drive of the same guest is filled with that word, the device looks for the drive's data too.
+ * In the attack, some memory is mapped for the device. The device reads and writes at many places
+ * in its windows and outside. A secret word fills the memory around the mapped bytes, and the
+ * device must never see it. If a drive of the same guest is filled with the same word, the device
+ * also looks for the drive's data.
  */
 
 #define pr_fmt(fmt) "dma-bounce-test: " fmt
@@ -19,17 +20,17 @@
 #include "dma-bounce-test-attack.h"
 #include "dma-bounce-test-edu.h"
 
-/* Most of the buffer: some versions of QEMU take a transfer of all of it for one beyond its end. */
+/* Less than the whole buffer, which some versions of QEMU take for a transfer beyond its end */
 #define TRANSFER	2048
 #define MAX_TARGETS	60
 
-/* What the device is not to see, again and again */
+/* Secret word that the device must not see */
 static const char secret[8] __nonstring = "CaromSec";
 
 /**
- * struct targets - where the device goes
+ * struct targets - addresses that the device accesses
  * @addr:	DMA addresses
- * @n:		how many
+ * @n:		number of addresses
  */
 struct targets {
 	dma_addr_t	addr[MAX_TARGETS];
@@ -38,12 +39,12 @@ struct targets {
 
 static void add_target(struct targets *targets, struct edu *edu, dma_addr_t addr)
 {
-	/* But not where it is to go: what it has seen is fetched from there. */
+	/* Leave out the page of edu->seen, through which the device's buffer is fetched. */
 	if (targets->n < MAX_TARGETS && addr >> PAGE_SHIFT != edu->seen_dma >> PAGE_SHIFT)
 		targets->addr[targets->n++] = addr;
 }
 
-/* Chunks of whatever domain, the neighbourhood of what is mapped, memory as the CPU counts it */
+/* Chooses places of chunks, addresses near the mappings, and CPU addresses of memory. */
 static void choose_targets(struct targets *targets, struct edu *edu, dma_addr_t out, dma_addr_t in)
 {
 	static const unsigned int offsets[] = { 0, SZ_64K + 100, SZ_1M, SZ_2M - TRANSFER };
@@ -76,7 +77,7 @@ static void choose_targets(struct targets *targets, struct edu *edu, dma_addr_t 
 	add_target(targets, edu, SZ_4G);
 }
 
-/* Whether the device has got hold of the word */
+/* Returns true if the device has seen the secret word. */
 static bool seen_secret(struct edu *edu)
 {
 	unsigned int i;
@@ -97,7 +98,7 @@ static int attack_reads(struct edu *edu, struct targets *targets)
 		if (ret)
 			return ret;
 		if (seen_secret(edu)) {
-			pr_err("the device sees what it was not given at %pad\n",
+			pr_err("the device sees memory that is not mapped for it at %pad\n",
 			       &targets->addr[i]);
 			return -EIO;
 		}
@@ -105,7 +106,7 @@ static int attack_reads(struct edu *edu, struct targets *targets)
 	return 0;
 }
 
-/* Leaves 0xff wherever the device may write. */
+/* Writes 0xff to all places at which the device may write. */
 static int attack_writes(struct edu *edu, struct targets *targets, dma_addr_t in)
 {
 	unsigned int i;
@@ -134,7 +135,7 @@ static int attack_cases(struct edu *edu, struct targets *targets, dma_addr_t out
 	int ret;
 
 	choose_targets(targets, edu, out, in);
-	/* What it may see, it sees: the attack works. */
+	/* The device sees mapped memory, so the attack can work. */
 	ret = edu_reads(edu, out, TRANSFER);
 	if (ret)
 		return ret;
@@ -143,7 +144,7 @@ static int attack_cases(struct edu *edu, struct targets *targets, dma_addr_t out
 	ret = attack_reads(edu, targets) ?: attack_writes(edu, targets, in);
 	if (ret)
 		return ret;
-	/* Nothing that the CPU has changed yet, though what is mapped to be read was written to. */
+	/* No write has changed the CPU's memory, not even writes to memory mapped for reading. */
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
 	ret = edu_reads(edu, out, TRANSFER);
@@ -155,11 +156,11 @@ static int attack_cases(struct edu *edu, struct targets *targets, dma_addr_t out
 }
 
 /**
- * edu_test_attack - have the device go all over its windows and outside
+ * edu_test_attack - let the device access places all over its windows and outside
  * @edu: the device
  *
- * Return: 0 if it saw nothing but what it was given, and changed nothing but what was mapped for
- * it; otherwise a negative error.
+ * Return: 0 if the device saw and changed only memory that was mapped for it, otherwise a negative
+ * error.
  */
 int edu_test_attack(struct edu *edu)
 {
@@ -191,7 +192,7 @@ int edu_test_attack(struct edu *edu)
 	memset(edu->expect + 20480, 0xff, TRANSFER);
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
-	/* What it wrote elsewhere ends up in no later mapping. */
+	/* The bytes that the device wrote elsewhere do not appear in a later mapping. */
 	in = edu_map(edu, 30000, TRANSFER, DMA_FROM_DEVICE, 0);
 	edu_unmap(edu, in, TRANSFER, DMA_FROM_DEVICE, 0);
 	if (FAILS(edu_area_as_expected(edu)))
@@ -223,11 +224,11 @@ static int narrow_case(struct edu *edu, u64 mask, enum dma_data_direction dir)
 }
 
 /**
- * edu_test_narrow - a device that cannot address the windows
+ * edu_test_narrow - check a device that cannot address the windows
  * @edu: the device
- * @mask: what it can address
+ * @mask: DMA mask of the device
  *
- * Return: 0 if its DMA went right, and was not bounced.
+ * Return: 0 if the device's DMA was correct and did not bounce.
  */
 int edu_test_narrow(struct edu *edu, u64 mask)
 {

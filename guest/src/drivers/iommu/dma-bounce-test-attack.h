@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A device that goes where it should not; see dma-bounce-test-attack.c.
+ * Cases in which the device accesses memory that it should not reach. See dma-bounce-test-attack.c.
  */
 #ifndef _DMA_BOUNCE_TEST_ATTACK_H
 #define _DMA_BOUNCE_TEST_ATTACK_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the cases of the test with QEMU's edu device have it do: reading and writing memory by DMA
+ * Functions for the test cases with QEMU's edu device, which reads and writes memory by DMA
  *
  * Registers: QEMU's docs/specs/edu.rst.
  */
@@ -24,11 +24,11 @@
 #define EDU_BUFFER	0x40000
 
 /**
- * edu_report_if - tell what has failed
- * @failed: whether it has
- * @func: where
- * @line: where
- * @cond: what should have been true
+ * edu_report_if - report a failed check
+ * @failed: true if the check failed
+ * @func: function of the check
+ * @line: line of the check
+ * @cond: condition that should be true
  *
  * Return: @failed.
  */
@@ -40,14 +40,14 @@ bool edu_report_if(bool failed, const char *func, int line, const char *cond)
 }
 
 /**
- * edu_transfer - have the device copy between memory and its buffer
+ * edu_transfer - copy between memory and the device's buffer, by DMA
  * @edu: the device
  * @addr: DMA address
- * @offset: where in its buffer
- * @len: bytes
- * @to_ram: to @addr; otherwise from there
+ * @offset: offset in the device's buffer
+ * @len: number of bytes
+ * @to_ram: true to copy to @addr, false to copy from @addr
  *
- * Return: 0 when it is done, whether or not the IOMMU let it, or a negative error.
+ * Return: 0 when the transfer has ended, even if the IOMMU blocked it, or a negative error.
  */
 int edu_transfer(struct edu *edu, dma_addr_t addr, unsigned int offset, unsigned int len,
 		 bool to_ram)
@@ -65,10 +65,10 @@ int edu_transfer(struct edu *edu, dma_addr_t addr, unsigned int offset, unsigned
 }
 
 /**
- * edu_reads - have the device read, and fetch what it has read into @seen
+ * edu_reads - read memory by DMA, and fetch the bytes into the member seen
  * @edu: the device
  * @addr: DMA address
- * @len: bytes
+ * @len: number of bytes
  *
  * Return: 0 or a negative error.
  */
@@ -84,11 +84,11 @@ int edu_reads(struct edu *edu, dma_addr_t addr, unsigned int len)
 }
 
 /**
- * edu_writes - have the device write, a different pattern each time
+ * edu_writes - write memory by DMA, with a different pattern each time
  * @edu: the device
  * @addr: DMA address
- * @len: bytes
- * @copy: gets them too
+ * @len: number of bytes
+ * @copy: buffer for a copy of the bytes
  *
  * Return: 0 or a negative error.
  */
@@ -108,7 +108,7 @@ int edu_writes(struct edu *edu, dma_addr_t addr, unsigned int len, u8 *copy)
 }
 
 /**
- * edu_fill - fill the memory that is mapped, with something else each time
+ * edu_fill - fill the memory to map, with a different pattern each time
  * @edu: the device
  */
 void edu_fill(struct edu *edu)
@@ -122,10 +122,10 @@ void edu_fill(struct edu *edu)
 }
 
 /**
- * edu_area_as_expected - compare all of that memory with what it should hold
+ * edu_area_as_expected - compare all of that memory with its expected contents
  * @edu: the device
  *
- * Return: whether it is the same.
+ * Return: true if they are equal.
  */
 bool edu_area_as_expected(struct edu *edu)
 {
@@ -133,10 +133,10 @@ bool edu_area_as_expected(struct edu *edu)
 }
 
 /**
- * edu_map - map some of that memory
+ * edu_map - map part of that memory
  * @edu: the device
- * @offset: where it starts
- * @len: bytes
+ * @offset: start of the part
+ * @len: length of the part in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the mapping
  *
@@ -149,10 +149,10 @@ dma_addr_t edu_map(struct edu *edu, unsigned int offset, size_t len, enum dma_da
 }
 
 /**
- * edu_unmap - the opposite of edu_map()
+ * edu_unmap - unmap what edu_map() mapped
  * @edu: the device
- * @addr: what it returned
- * @len: bytes
+ * @addr: result of edu_map()
+ * @len: length of the part in bytes
  * @dir: direction of the transfer
  * @attrs: attributes of the unmapping
  */
@@ -163,14 +163,14 @@ void edu_unmap(struct edu *edu, dma_addr_t addr, size_t len, enum dma_data_direc
 }
 
 /**
- * edu_bounced_soon - map until it bounces
+ * edu_bounced_soon - repeat a mapping until it bounces
  * @edu: the device
- * @len: bytes
+ * @len: length of the mapping in bytes
  * @dir: direction of the transfer
  *
- * The first mappings make the pool, and each size its first chunk.
+ * The first mappings make the pool ready, and add the first chunk of their size.
  *
- * Return: 0, or -EIO if it never does.
+ * Return: 0, or -EIO if the mapping never bounces.
  */
 int edu_bounced_soon(struct edu *edu, size_t len, enum dma_data_direction dir)
 {
@@ -188,6 +188,6 @@ int edu_bounced_soon(struct edu *edu, size_t len, enum dma_data_direction dir)
 			return 0;
 		msleep(50);
 	}
-	pr_err("%zu bytes do not get bounced\n", len);
+	pr_err("mappings of %zu bytes do not bounce\n", len);
 	return -EIO;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * QEMU's edu device as a witness of DMA, and memory that is mapped for it
+ * QEMU's edu device, which shows what DMA reads and writes, and memory to map for it
  */
 #ifndef _DMA_BOUNCE_TEST_EDU_H
 #define _DMA_BOUNCE_TEST_EDU_H
@@ -12,23 +12,23 @@
 
 #include "dma-bounce-types.h"
 
-/* Bytes of the device's own buffer, and of the memory that is mapped */
+/* Size in bytes of the device's own buffer, and of the memory to map */
 #define EDU_BUFFER_SIZE	4096
 #define AREA_SIZE	SZ_64K
-/* Pieces of the list: far apart, but each goes on in its page where the one before it stopped */
+/* Pieces of the list. Each starts at the page offset at which the piece before it ends. */
 #define PIECES		4
 
 /**
- * struct edu - the device, and memory
+ * struct edu - the device, and its memory
  * @dev:	the device
- * @pool:	the pool of its domain
- * @regs:	its registers
- * @area:	memory that is mapped
- * @expect:	what it should hold
- * @seen:	coherent memory: what the device has in its buffer
- * @seen_dma:	where the device sees that
+ * @pool:	the pool of the device's domain
+ * @regs:	registers of the device
+ * @area:	memory to map
+ * @expect:	expected contents of @area
+ * @seen:	coherent memory for the contents of the device's buffer
+ * @seen_dma:	DMA address of @seen
  * @sgl:	the list
- * @seed:	of what the area is filled with
+ * @seed:	seed of the patterns
  */
 struct edu {
 	struct device		*dev;
@@ -42,7 +42,7 @@ struct edu {
 	u8			seed;
 };
 
-/* Whether @cond is false, which is reported. */
+/* True if @cond is false. Then also reports the condition. */
 #define FAILS(cond) edu_report_if(!(cond), __func__, __LINE__, #cond)
 
 bool edu_report_if(bool failed, const char *func, int line, const char *cond);

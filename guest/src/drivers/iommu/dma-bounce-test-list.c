@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Checks every byte of bounced scatter-gather lists, with QEMU's edu device
+ * Test of every byte of bounced scatter-gather lists, with QEMU's edu device
  */
 
 #define pr_fmt(fmt) "dma-bounce-test: " fmt
@@ -30,7 +30,7 @@ static unsigned int init_list(struct edu *edu)
 	return len;
 }
 
-/* Copies between a flat buffer and what the list describes of @area. */
+/* Copies between a flat buffer and the pieces of @area that the list describes. */
 static void list_copy(u8 *area, u8 *flat, bool to_flat)
 {
 	unsigned int i;
@@ -44,7 +44,7 @@ static void list_copy(u8 *area, u8 *flat, bool to_flat)
 }
 
 /**
- * edu_test_list - a list in one slot
+ * edu_test_list - check a list in one slot
  * @edu: the device
  *
  * Return: 0, or a negative error if anything was wrong.
@@ -65,7 +65,7 @@ int edu_test_list(struct edu *edu)
 	list_copy(edu->area, flat, true);
 	if (ret || memcmp(flat, edu->seen, len))
 		goto out_unmap;
-	/* Back by a sync of the first two pieces, then by one of all */
+	/* A sync copies the first two pieces back. Then a sync copies all pieces back. */
 	ret = edu_writes(edu, sg_dma_address(edu->sgl), len, flat);
 	if (ret)
 		goto out_unmap;
@@ -76,7 +76,7 @@ int edu_test_list(struct edu *edu)
 	list_copy(edu->expect, flat, false);
 	dma_sync_sg_for_cpu(edu->dev, edu->sgl, PIECES, DMA_BIDIRECTIONAL);
 	ret = edu_area_as_expected(edu) ? ret : -EIO;
-	/* A single sync in the middle of a list, across two pieces */
+	/* Synchronise by address a part in the middle of the list, which spans two pieces. */
 	memset(edu->area + pieces[1].offset, 0x5a, pieces[1].len);
 	dma_sync_single_for_device(edu->dev, sg_dma_address(edu->sgl) + 100,
 				   pieces[0].len, DMA_BIDIRECTIONAL);
@@ -92,7 +92,7 @@ out:
 }
 
 /**
- * edu_test_max_segment - the segments of a list obey max_seg_size
+ * edu_test_max_segment - check that the segments of a list obey max_seg_size
  * @edu: the device
  *
  * Return: 0, or a negative error if anything was wrong.
@@ -118,7 +118,7 @@ int edu_test_max_segment(struct edu *edu)
 	dma_set_max_seg_size(edu->dev, max);
 	if (ret)
 		return ret;
-	/* 700; 1024; 512 and 333 */
+	/* Segments of 700, 1024, and 512 + 333 bytes */
 	if (FAILS(n == 3 && sum == len))
 		return -EIO;
 	if (FAILS(!memcmp(edu->seen, edu->area + pieces[0].offset, pieces[0].len)))
@@ -140,7 +140,7 @@ static bool list_bounces(struct edu *edu)
 	       offset_in_page(addr) == edu->sgl->offset;
 }
 
-/* The low bits that the device needs are kept; a list that cannot keep them is mapped. */
+/* Addresses keep the low bits that the device needs. A list that cannot keep them is mapped. */
 static int min_align_cases(struct edu *edu)
 {
 	dma_addr_t addr;
@@ -172,7 +172,7 @@ static int min_align_cases(struct edu *edu)
 }
 
 /**
- * edu_test_min_align - addresses keep the low bits that the device needs
+ * edu_test_min_align - check that addresses keep the low bits that the device needs
  * @edu: the device
  *
  * Return: 0, or a negative error if anything was wrong.
@@ -188,11 +188,11 @@ int edu_test_min_align(struct edu *edu)
 }
 
 /**
- * edu_test_stale_list - a list that was bounced is mapped again, not bounced
+ * edu_test_stale_list - check a list that bounced before and is now mapped without bouncing
  * @edu: the device
  *
- * What its entries still hold of the first time must not be taken for a mapping, or the new owner
- * of the slot would suffer.
+ * The entries still contain the old address. The address must not be taken for a mapping, because
+ * the slot has a new owner.
  *
  * Return: 0, or a negative error if anything was wrong.
  */
@@ -209,7 +209,7 @@ int edu_test_stale_list(struct edu *edu)
 		return -EIO;
 	stale = sg_dma_address(edu->sgl);
 	sg_init_one(&owner, edu->area + 40000, 2569);
-	/* The slot that this CPU used last is the one that it uses next. */
+	/* A CPU hands out the slot that was last returned to it. */
 	get_cpu();
 	dma_unmap_sg(edu->dev, edu->sgl, PIECES, DMA_TO_DEVICE);
 	ret = dma_map_sg(edu->dev, &owner, 1, DMA_TO_DEVICE);

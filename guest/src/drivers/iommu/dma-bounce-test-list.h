@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Cases of lists; see dma-bounce-test-list.c.
+ * Cases with lists. See dma-bounce-test-list.c.
  */
 #ifndef _DMA_BOUNCE_TEST_LIST_H
 #define _DMA_BOUNCE_TEST_LIST_H

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Checks every byte of bounced DMA, with QEMU's edu device
+ * Test of every byte of bounced DMA, with QEMU's edu device
  *
- * The device copies between memory and a buffer of its own, which makes it a witness of what a
- * device sees and does: each case maps memory, has the device read or write part of it, and looks
- * at all bytes afterwards, also at those that nobody should have touched. Bind it by name
- * (driver_override); probing fails if a case fails. The device takes 0.1 s for a transfer.
+ * The device copies between memory and its own buffer, so its buffer shows what a device sees. Each
+ * case maps memory, lets the device read or write part of it, and checks all bytes afterwards, also
+ * the bytes that must not change. Bind the driver by driver_override. Probing fails if a case
+ * fails. The device takes 0.1 s for a transfer.
  */
 
 #define pr_fmt(fmt) "dma-bounce-test: " fmt
@@ -23,10 +23,10 @@
 
 static unsigned int mask_bits = 32;
 module_param(mask_bits, uint, 0444);
-MODULE_PARM_DESC(mask_bits, "Address bits that the device has; with fewer than 32 it is expected not to bounce");
+MODULE_PARM_DESC(mask_bits, "Address bits of the device. With fewer than 32, it must not bounce");
 static bool leave;
 module_param(leave, bool, 0444);
-MODULE_PARM_DESC(leave, "Only test a page that stays mapped when the driver is unbound");
+MODULE_PARM_DESC(leave, "Test only a page that stays mapped after the driver is unbound");
 
 static int test_to_device(struct edu *edu)
 {
@@ -50,7 +50,7 @@ static int test_to_device(struct edu *edu)
 	return 0;
 }
 
-/* Bytes that the device does not write come back as they were, not as an earlier user's. */
+/* Bytes that the device does not write come back unchanged, and not with an earlier user's data. */
 static int test_partial_write(struct edu *edu)
 {
 	dma_addr_t addr;
@@ -77,7 +77,7 @@ static int test_partial_write(struct edu *edu)
 	return 0;
 }
 
-/* Without copy-in: nothing comes back, or all if unmap vouches for it. */
+/* Without a copy at map, all bytes are copied back if unmap says so, otherwise none. */
 static int test_no_copy_in(struct edu *edu)
 {
 	const unsigned long attrs = DMA_ATTR_BOUNCE_NO_COPY_IN;
@@ -104,7 +104,7 @@ static int test_no_copy_in(struct edu *edu)
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
 
-	/* The attribute means nothing where the device reads. */
+	/* The attribute has no effect if the device reads. */
 	addr = edu_map(edu, 300, 256, DMA_BIDIRECTIONAL, attrs);
 	ret = edu_reads(edu, addr, 256);
 	if (ret)
@@ -117,7 +117,7 @@ static int test_no_copy_in(struct edu *edu)
 	return 0;
 }
 
-/* Parts are synchronised, and nothing but them. */
+/* A sync call copies its part, and nothing else. */
 static int test_sync_single(struct edu *edu)
 {
 	u8 other[128];
@@ -131,7 +131,7 @@ static int test_sync_single(struct edu *edu)
 	ret = edu_writes(edu, addr + 64, 128, edu->expect + 1064);
 	if (ret)
 		return ret;
-	/* Only half of it */
+	/* Synchronise only half of the written bytes. */
 	memcpy(other, edu->expect + 1128, 64);
 	memcpy(edu->expect + 1128, edu->area + 1128, 64);
 	dma_sync_single_range_for_cpu(edu->dev, addr, 64, 64, DMA_BIDIRECTIONAL);
@@ -142,7 +142,7 @@ static int test_sync_single(struct edu *edu)
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
 
-	/* The CPU changes two places and gives one of them to the device. */
+	/* The CPU changes two places, and synchronises one of them for the device. */
 	memset(edu->area + 1500, 0x11, 32);
 	memset(edu->area + 1600, 0x22, 32);
 	dma_sync_single_range_for_device(edu->dev, addr, 500, 32, DMA_BIDIRECTIONAL);
@@ -160,7 +160,7 @@ static int test_sync_single(struct edu *edu)
 	if (FAILS(edu_area_as_expected(edu)))
 		return -EIO;
 
-	/* Unmapping can leave the copying out. */
+	/* Unmapping with DMA_ATTR_SKIP_CPU_SYNC copies nothing. */
 	addr = edu_map(edu, 1000, 2000, DMA_FROM_DEVICE, 0);
 	ret = edu_writes(edu, addr, 64, other);
 	if (ret)
@@ -171,7 +171,7 @@ static int test_sync_single(struct edu *edu)
 	return 0;
 }
 
-/* What must not be bounced is not. */
+/* Mappings with these attributes do not bounce. */
 static int test_not_bounced(struct edu *edu)
 {
 	static const unsigned long attrs[] = {
@@ -193,7 +193,7 @@ static int test_not_bounced(struct edu *edu)
 	return 0;
 }
 
-/* The domain loses its memory while something is mapped: that is not touched any more. */
+/* If the domain loses its memory, a mapped buffer is no longer copied to or from. */
 static int test_orphan(struct edu *edu)
 {
 	struct iommu_domain *domain = edu->pool->domain;
@@ -216,7 +216,7 @@ static int test_orphan(struct edu *edu)
 	edu_unmap(edu, other, 4096, DMA_FROM_DEVICE, 0);
 	dma_sync_single_for_cpu(edu->dev, addr, 4096, DMA_FROM_DEVICE);
 	dma_bounce_start(domain);
-	/* New memory goes elsewhere as long as the orphan has its address. */
+	/* New chunks use other places as long as the orphan exists. */
 	ret = edu_bounced_soon(edu, 4096, DMA_FROM_DEVICE);
 	if (ret)
 		return ret;
@@ -230,7 +230,7 @@ static int test_orphan(struct edu *edu)
 	return test_partial_write(edu);
 }
 
-/* Each piece of a list that does not fill its pages has a slot, in which there is nothing else. */
+/* Each piece of a list that does not fill its pages has a separate slot without other data. */
 static int untrusted_list(struct edu *edu)
 {
 	static const struct { unsigned int offset, len; } pieces[] = {
@@ -264,7 +264,7 @@ static int untrusted_list(struct edu *edu)
 	return ret;
 }
 
-/* Pieces are not put together to one range of IOVA, where the pool could not serve them. */
+/* Returns true if pieces get no common range of IOVA, in which the pool could not serve them. */
 static bool untrusted_by_piece(struct edu *edu)
 {
 #ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST
@@ -279,7 +279,7 @@ static bool untrusted_by_piece(struct edu *edu)
 #endif
 }
 
-/* A device that is not trusted bounces whatever its switch says, and sees only its bytes. */
+/* An untrusted device bounces whatever its mode in sysfs is, and sees only the mapped bytes. */
 static int untrusted_cases(struct edu *edu)
 {
 	dma_addr_t addr;
@@ -301,7 +301,7 @@ static int untrusted_cases(struct edu *edu)
 		return -EIO;
 	if (FAILS(!memchr_inv(edu->seen + 1000, 0, 2048 - 1000)))
 		return -EIO;
-	/* What fills its pages is mapped: there is nothing else to see. */
+	/* A buffer that fills its pages is mapped, because the pages contain no other data. */
 	addr = edu_map(edu, 0, 4096, DMA_TO_DEVICE, 0);
 	bounced = dma_bounce_owns(edu->pool, addr);
 	edu_unmap(edu, addr, 4096, DMA_TO_DEVICE, 0);
@@ -330,8 +330,8 @@ static int test_untrusted(struct edu *edu)
 }
 
 /*
- * The device reads and writes a page that was mapped when the driver was bound for the first time,
- * and never unmapped, whatever has become of its domain since then.
+ * The device reads and writes a page that was mapped when the driver was first bound, and that was
+ * never unmapped. This must work whatever happened to the domain since then.
  */
 static int test_left_mapped(struct edu *edu)
 {
@@ -343,7 +343,7 @@ static int test_left_mapped(struct edu *edu)
 		page = (u8 *)__get_free_page(GFP_KERNEL);
 		if (!page)
 			return -ENOMEM;
-		/* Not by the pool, which loses its memory when the device leaves the domain */
+		/* Do not use the pool: it loses its memory when the device leaves the domain. */
 		addr = dma_map_single_attrs(edu->dev, page, PAGE_SIZE, DMA_BIDIRECTIONAL,
 					    DMA_ATTR_SKIP_CPU_SYNC);
 	}
@@ -427,7 +427,7 @@ static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return run_tests(edu);
 }
 
-/* No table of devices: driver_override alone binds it. */
+/* The driver has no device table, because only driver_override binds it. */
 static struct pci_driver edu_driver = {
 	.name		= "dma-bounce-test",
 	.probe		= edu_probe,

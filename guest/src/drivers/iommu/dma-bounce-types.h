@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The pool of a DMA domain, what it counts, and where a device has it: what all parts of bouncing
- * small DMA look at. What is done with a pool is in the parts' own headers.
+ * Shared types of DMA bouncing: the pool of a DMA domain, its counters, and the lookup of a
+ * device's pool. The functions that work on a pool are in the headers of their own parts.
  */
 #ifndef _DMA_BOUNCE_TYPES_H
 #define _DMA_BOUNCE_TYPES_H
@@ -23,9 +23,10 @@ struct iova;
 struct iova_domain;
 
 /**
- * struct dma_bounce_loan_ops - what is done about memory that applications have of a pool
- * @reap:	Takes back what nobody uses any more. The pool's mutex is held.
- * @stop:	Takes back everything. The pool's mutex is held, but while it waits for somebody.
+ * struct dma_bounce_loan_ops - operations on memory that a pool has lent to applications
+ * @reap:	Takes back memory that is no longer used. The pool's mutex is held.
+ * @stop:	Takes back all lent memory. The pool's mutex is held, except while @stop waits for
+ *		users of the memory.
  */
 struct dma_bounce_loan_ops {
 	void (*reap)(struct dma_bounce_pool *pool);
@@ -35,18 +36,18 @@ struct dma_bounce_loan_ops {
 enum dma_bounce_stat {
 	DMA_BOUNCE_BYTES_IN,		/* copied from buffers to slots */
 	DMA_BOUNCE_BYTES_OUT,		/* copied from slots to buffers */
-	DMA_BOUNCE_UNWRITTEN,		/* not copied back, as not known to be written */
+	DMA_BOUNCE_UNWRITTEN,		/* not copied back: the driver reported no full write */
 	DMA_BOUNCE_LENT,		/* buffers in lent memory, which are not copied */
-	DMA_BOUNCE_SINGLE_USE,		/* served by a buffer of their own, as they must bounce */
-	DMA_BOUNCE_SYNCS,		/* sync calls for something bounced */
+	DMA_BOUNCE_SINGLE_USE,		/* must bounce, and got a buffer for one mapping */
+	DMA_BOUNCE_SYNCS,		/* sync calls for bounced mappings */
 	DMA_BOUNCE_ELISION_LOST,	/* times that a device began to need sync calls */
 	DMA_BOUNCE_FB_STARTING,		/* not bounced: the pool is not ready yet */
 	DMA_BOUNCE_FB_FULL,		/* ... no slot free */
 	DMA_BOUNCE_FB_SIZE,		/* ... larger than the threshold or the largest slot */
-	DMA_BOUNCE_FB_LAYOUT,		/* ... list cannot be packed as the device wants it */
+	DMA_BOUNCE_FB_LAYOUT,		/* ... list cannot be packed as the device needs it */
 	DMA_BOUNCE_FB_MASK,		/* ... device cannot address the pool */
 	DMA_BOUNCE_FB_ATTRS,		/* ... attributes forbid it */
-	DMA_BOUNCE_FB_MEMORY,		/* ... peer-to-peer or otherwise no memory to copy */
+	DMA_BOUNCE_FB_MEMORY,		/* ... peer-to-peer or other memory that has no copy */
 	DMA_BOUNCE_STATS,
 };
 
@@ -55,58 +56,59 @@ struct dma_bounce_stats {
 };
 
 /**
- * struct dma_bounce_pool - the bounce memory of one DMA domain
- * @threshold:	size in bytes up to which mappings are bounced
- * @stats:	per-CPU counters; how many mappings bounced, and the bytes that were copied to and
- *		from slots, are counted with @slots
- * @slots:	its slots; the mutex in it also protects everything from @active on
- * @domain:	the domain
- * @iovad:	its IOVA allocator
- * @ops:	the provider of memory
- * @list:	in the list of all pools
- * @dir:	in debugfs
- * @name:	the first device of the domain, for messages
+ * struct dma_bounce_pool - bounce memory of one DMA domain
+ * @threshold:	maximum size in bytes of a mapping that bounces
+ * @stats:	per-CPU counters. @slots counts the mappings that bounced, and the bytes that were
+ *		copied to and from slots.
+ * @slots:	slots of the pool. Their mutex also protects all members from @active on.
+ * @domain:	DMA domain of the pool
+ * @iovad:	IOVA allocator of the domain
+ * @ops:	provider of memory
+ * @list:	entry in the list of all pools
+ * @dir:	directory in debugfs
+ * @name:	first device of the domain, for messages
  * @id:		number of the pool, for debugfs
  * @node:	NUMA node of the first device
- * @mask:	what the device that mapped first can address; 0 before that
- * @threshold_option: what the boot option says of @threshold, 0 if nothing
- * @calibrated:	@threshold as measured, 0 if it was not
- * @missed:	mappings that found no slot since the work looked last, or a chunk was added
- * @single_use:	buffers for one mapping each, by the numbers of their pages
- * @nsingle_use: how many
+ * @mask:	DMA mask of the device that mapped first, 0 before the first mapping
+ * @threshold_option: @threshold as set by the boot option, 0 if the option does not set it
+ * @calibrated:	measured threshold, 0 if it was not measured
+ * @missed:	mappings that found no slot since @work last looked, or since a chunk was added
+ * @single_use:	buffers for one mapping each, indexed by the page numbers of their IOVA
+ * @nsingle_use: number of entries in @single_use
  * @work:	adds and removes chunks
  * @idle_work:	gives idle chunks back
- * @range:	IOVA taken for chunks of the kernel's own pages; goes with @iovad
- * @source:	what its memory comes out of, which other pools may share; NULL before it is known
- * @no_memory:	called with the mutex held when there is no memory within the pool's own limit
- * @starved:	it found no memory since the others were asked for some
- * @retry_at:	do not try to add chunks before, in jiffies
- * @idle_ms:	how long a chunk must have been idle to be given back; the last of its kind and
- *		size is kept DMA_BOUNCE_KEEP_FACTOR times as long
+ * @range:	IOVA range for chunks of the kernel's own pages. It is freed with @iovad.
+ * @source:	memory budget that the pool draws on and may share with other pools, NULL before it
+ *		is known
+ * @no_memory:	called with the mutex held if there is no memory within the pool's own limit
+ * @starved:	the pool found no memory since other pools were last asked for some
+ * @retry_at:	earliest time of the next attempt to add chunks, in jiffies
+ * @idle_ms:	time in ms after which an idle chunk is given back. The last chunk of its kind and
+ *		size is kept DMA_BOUNCE_KEEP_FACTOR times as long.
  * @active:	devices are attached
- * @budget:	most bytes of chunks
+ * @budget:	maximum number of bytes of all chunks
  * @backed:	bytes of chunks that have memory
- * @nchunks:	number of them
- * @ndraining:	how many of them are to be given back when the last slot comes back
- * @retired_at:	when the last one of those was chosen, in jiffies
- * @first_place: where to look first for a place for the next chunk
- * @peak:	most bytes that ever were backed
- * @adds:	chunks ever added
- * @dels:	chunks ever given back or lost
- * @ahead:	chunks added before a mapping found no slot
- * @failures:	failed attempts to add a chunk for mappings that found none
- * @stuck:	failed attempts to give one back
- * @recycled:	chunks cut anew for another size
- * @shrunk:	chunks given back because they were idle
- * @drained:	chunks given back, when they had become idle, because the budget was lowered
- * @yielded:	chunks given up, at once or when they are idle, for another domain
- * @region:	where memory that can be lent is
- * @loan_ops:	what is done about loans, once there may be some
- * @loans:	what applications have
- * @lent:	bytes of chunks that they have
- * @orphaned:	slots that were mapped when their chunk went away
+ * @nchunks:	number of chunks that have memory
+ * @ndraining:	number of chunks that are given back when their last slot returns
+ * @retired_at:	time at which a chunk was last selected for draining, in jiffies
+ * @first_place: first place to try for the next chunk
+ * @peak:	maximum of @backed so far
+ * @adds:	chunks that were added
+ * @dels:	chunks that were given back or lost
+ * @ahead:	chunks that were added before a mapping found no slot
+ * @failures:	failed attempts to add a chunk for mappings that found no slot
+ * @stuck:	failed attempts to give a chunk back
+ * @recycled:	chunks that were cut again for another size
+ * @shrunk:	chunks that were given back because they were idle
+ * @drained:	chunks that were retired and given back when their last slot returned
+ * @yielded:	chunks that were given up for another domain, at once or when they became idle
+ * @region:	memory that can be lent
+ * @loan_ops:	operations on loans, NULL as long as there cannot be any
+ * @loans:	list of the loans to applications
+ * @lent:	bytes of chunks that are lent
+ * @orphaned:	slots that were mapped when their chunk lost its memory
  *
- * What each mapping reads is in the first cache line.
+ * The members that each mapping reads are in the first cache line.
  */
 struct dma_bounce_pool {
 	size_t				threshold;
@@ -169,27 +171,27 @@ static inline bool dma_bounce_untrusted(struct device *dev)
 	return dev->iommu->bounce.untrusted;
 }
 
-/* The pool of a device's DMA domain, or NULL */
+/* Returns the pool of a device's DMA domain, or NULL. */
 static inline struct dma_bounce_pool *dma_bounce_pool_of(struct device *dev)
 {
 	return READ_ONCE(dev->iommu->bounce.pool);
 }
 
-/* Size in bytes up to which mappings of a device bounce */
+/* Returns the maximum size in bytes of a device's mappings that bounce. */
 static inline size_t dma_bounce_threshold(struct dma_bounce_pool *pool, struct device *dev)
 {
 	return READ_ONCE(dev->iommu->bounce.threshold) ?: READ_ONCE(pool->threshold);
 }
 
-/* Class of the smallest slots that have @size bytes, at most DMA_BOUNCE_MAX_SLOT */
+/* Returns the class of the smallest slots that hold @size bytes, at most DMA_BOUNCE_MAX_SLOT. */
 static inline unsigned int dma_bounce_class(size_t size)
 {
 	return max(order_base_2(size), DMA_BOUNCE_MIN_SHIFT) - DMA_BOUNCE_MIN_SHIFT;
 }
 
 /*
- * Whether a sync call has to copy, as far as its direction tells: towards a device that reads, or
- * back from one that writes
+ * Returns true if the direction of a sync call requires a copy: to a device that reads, or from a
+ * device that writes.
  */
 static inline bool dma_bounce_sync_copies(enum dma_data_direction dir, bool for_device)
 {

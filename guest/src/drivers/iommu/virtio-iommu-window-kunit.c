@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * KUnit tests of bounce windows of virtio-iommu, with a device that is made of software
+ * KUnit tests of bounce windows of virtio-iommu, with a software device
  */
 
 #include <kunit/test.h>
@@ -19,15 +19,15 @@
 /**
  * struct window_test - the device, and the windows that the driver sees
  * @window:	the windows
- * @vdev:	for messages
+ * @vdev:	virtio device for messages
  * @domain:	a domain of the device
- * @shown:	bits for @window
- * @iova:	of the chunk at each place of the region, 0 if there is none
- * @last:	place that was freed last, which is taken first
- * @slow:	the driver is kept from going on when the device has taken a chunk back
- * @deleted:	the device has
+ * @shown:	bitmap for @window
+ * @iova:	IOVA of the chunk at each place of the region, 0 without a chunk
+ * @last:	place that was freed last, which the device reuses first
+ * @slow:	the device delays its answer after it has taken a chunk back
+ * @deleted:	completed when the device has taken a chunk back
  * @del_work:	gives the first chunk back
- * @ret:	what that said
+ * @ret:	result of @del_work
  */
 static struct window_test {
 	struct viommu_window	window;
@@ -106,7 +106,7 @@ static int window_init(struct kunit *test)
 	memset(&w, 0, sizeof(w));
 	device_initialize(&w.vdev.dev);
 	w.domain.ops = &domain_ops;
-	/* Nobody looks at the memory. */
+	/* The test does not access the memory, so the address may be invalid. */
 	w.window = (struct viommu_window) {
 		.vdev		= &w.vdev,
 		.send		= answer,
@@ -124,7 +124,7 @@ static int window_init(struct kunit *test)
 	return 0;
 }
 
-/* A chunk comes to a place after the device has freed it, before the driver hears of that. */
+/* The device reuses the place of a removed chunk before the driver gets the answer. */
 static void reused_place_test(struct kunit *test)
 {
 	size_t size = CHUNK;
@@ -143,7 +143,7 @@ static void reused_place_test(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, bitmap_weight(w.shown, CHUNKS), 1);
 }
 
-/* Windows lie where the feature says that was offered, and nowhere else. */
+/* Windows must be on the side of 4 GiB that the offered feature says. */
 static void side_test(struct kunit *test)
 {
 	KUNIT_EXPECT_TRUE(test, viommu_window_iova_fits(false, IOVA, U32_MAX));
@@ -154,7 +154,7 @@ static void side_test(struct kunit *test)
 	KUNIT_EXPECT_FALSE(test, viommu_window_iova_fits(true, SZ_4G, U64_MAX));
 }
 
-/* A chunk above 4 GiB is asked for and given back by its whole address. */
+/* Requests for a chunk above 4 GiB contain its full address. */
 static void high_test(struct kunit *test)
 {
 	dma_addr_t iova = 0x7fe0000000UL;

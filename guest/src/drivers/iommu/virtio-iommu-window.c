@@ -2,10 +2,10 @@
 /*
  * Bounce windows of virtio-iommu
  *
- * A device with VIRTIO_IOMMU_F_BOUNCE_WINDOW backs chunks of memory on request, maps them for a
- * domain's endpoints, and shows them in a shared memory region. Here that memory becomes a provider
- * for the pools of small bounced DMA. Nothing that the device answers is taken on trust: a chunk
- * must lie in the region, where no other chunk is.
+ * A device with VIRTIO_IOMMU_F_BOUNCE_WINDOW backs chunks of memory on request, maps them for the
+ * endpoints of a domain, and shows them in a shared memory region. This file makes that memory a
+ * provider for bounce pools. It checks all answers of the device: a chunk must be in the region, at
+ * a place without another chunk.
  */
 
 #define pr_fmt(fmt) "virtio_iommu: " fmt
@@ -30,13 +30,13 @@
 
 #include "virtio-iommu-window.h"
 
-/* Fit in the spare request of virtio-iommu.c, so that no chunk is kept for want of memory */
+/* Requests must fit in the spare request of virtio-iommu.c, which serves if memory is short. */
 static_assert(sizeof(struct virtio_iommu_req_window_add) <= sizeof(struct virtio_iommu_req_map));
 static_assert(sizeof(struct virtio_iommu_req_window_del) <= sizeof(struct virtio_iommu_req_map));
 
 /*
- * Windows are only worth having if their memory is cached. On x86 that is not for the page tables
- * alone to say, and what is asked for may silently become something else.
+ * Windows are only useful if their memory is cached. On x86, PAT and MTRRs decide on caching in
+ * addition to the page tables, and may silently change the requested memory type.
  */
 #ifdef CONFIG_X86
 
@@ -45,7 +45,7 @@ static bool can_be_cached(void)
 	return pat_enabled();
 }
 
-/* Whether the page tables say write-back, which is what they get only if PAT and MTRRs agree */
+/* Returns true if the page tables have write-back, which they get only if PAT and MTRRs agree. */
 static bool mapped_write_back(void *region, u64 len, u64 step)
 {
 	unsigned int level;
@@ -57,7 +57,7 @@ static bool mapped_write_back(void *region, u64 len, u64 step)
 		pte = lookup_address((unsigned long)region + offset, &level);
 		if (!pte)
 			return false;
-		/* Entry 0 of the PAT is write-back; so any of the bits means something else. */
+		/* Entry 0 of the PAT is write-back. Each of these bits selects another entry. */
 		uncached = _PAGE_PWT | _PAGE_PCD;
 		uncached |= level == PG_LEVEL_4K ? _PAGE_PAT : _PAGE_PAT_LARGE;
 		if (pte_flags(*pte) & uncached)
@@ -87,10 +87,13 @@ static bool has_windows(struct virtio_device *vdev)
 }
 
 /**
- * viommu_window_validate - decide whether to accept the feature
+ * viommu_window_validate - clear the features for windows if windows cannot be used
  * @vdev: a device whose features are being negotiated
  *
- * Return: 0; the features are cleared if windows are not wanted.
+ * Windows are not used if bouncing is not allowed, if their memory cannot be cached, or if the
+ * device has no shared memory region for them.
+ *
+ * Return: 0
  */
 int viommu_window_validate(struct virtio_device *vdev)
 {
@@ -130,10 +133,12 @@ static void config_work(struct work_struct *work)
 }
 
 /**
- * viommu_window_config_changed - the device's configuration has changed
- * @window: the windows, or NULL; may be called in interrupt context
+ * viommu_window_config_changed - handle a change of the device's configuration
+ * @window: the windows, or NULL
  *
- * Return: whether there are windows, which look after it.
+ * May be called in interrupt context.
+ *
+ * Return: true if @window is not NULL. Then a work item reads the new configuration.
  */
 bool viommu_window_config_changed(struct viommu_window *window)
 {
@@ -144,7 +149,7 @@ bool viommu_window_config_changed(struct viommu_window *window)
 }
 EXPORT_SYMBOL_GPL(viommu_window_config_changed);
 
-/* Reads the constant part of the configuration; false if it makes no sense. */
+/* Reads the constant part of the configuration. Returns false if it is invalid. */
 static bool read_geometry(struct viommu_window *window)
 {
 	struct virtio_device *vdev = window->vdev;
@@ -196,9 +201,9 @@ static int map_region(struct viommu_window *window)
 /**
  * viommu_window_probe - set up the windows of a device
  * @vdev: the device
- * @send: how to send a request
- * @viommu: passed to @send
- * @ops: the provider that will call us
+ * @send: sends a request
+ * @viommu: argument of @send
+ * @ops: provider that uses the windows
  *
  * Return: the windows, or NULL if the device has none or they cannot be used.
  */
@@ -235,8 +240,8 @@ struct viommu_window *viommu_window_probe(struct virtio_device *vdev, viommu_win
 EXPORT_SYMBOL_GPL(viommu_window_probe);
 
 /**
- * viommu_window_remove - the device goes away
- * @window: its windows, or NULL. No configuration change is notified any more.
+ * viommu_window_remove - stop the work of the windows before their device is removed
+ * @window: the windows, or NULL. The device no longer notifies of configuration changes.
  */
 void viommu_window_remove(struct viommu_window *window)
 {
@@ -245,7 +250,7 @@ void viommu_window_remove(struct viommu_window *window)
 }
 EXPORT_SYMBOL_GPL(viommu_window_remove);
 
-/* The windows of a domain's device, and the number by which the device knows the domain */
+/* Returns the windows of a domain's device. Stores the device's number of the domain in @id. */
 static struct viommu_window *window_of(struct iommu_domain *domain, u32 *id)
 {
 	const struct dma_bounce_ops *ops = domain->ops->bounce_ops;
@@ -254,9 +259,9 @@ static struct viommu_window *window_of(struct iommu_domain *domain, u32 *id)
 }
 
 /**
- * viommu_window_limits - what the windows allow a domain
+ * viommu_window_limits - get the limits of a domain
  * @domain: the domain
- * @limits: where to tell it
+ * @limits: set to the limits
  *
  * Return: 0, or -ENODEV without windows.
  */
@@ -297,7 +302,7 @@ static int send_del(struct viommu_window *window, u32 domain, dma_addr_t iova)
 	return window->send(window->viommu, &req, sizeof(req));
 }
 
-/* Marks a chunk of the region as in use, if there is one at @offset that is not. */
+/* Marks the chunk at @offset as in use. Returns false if @offset is invalid or already in use. */
 static bool claim_shown(struct viommu_window *window, u64 offset)
 {
 	if (!IS_ALIGNED(offset, window->chunk_size) || offset >= window->region_len ||
@@ -308,14 +313,15 @@ static bool claim_shown(struct viommu_window *window, u64 offset)
 }
 
 /**
- * viommu_window_add - have a chunk backed and mapped
- * @domain: a domain that has windows. The device knows none without endpoints.
- * @iova: where, a multiple of the chunk size in the aperture
- * @size: the chunk size, which stays
+ * viommu_window_add - ask the device to back and map a chunk
+ * @domain: a domain with windows. The device knows only domains that have endpoints.
+ * @iova: address of the chunk, a multiple of the chunk size in the aperture
+ * @size: the chunk size, which is not changed
  * @prot: IOMMU_READ, IOMMU_WRITE or both
  *
- * Return: where the chunk is, or an error pointer; -ENOMEM if the budget is used up. After another
- * error the device may have a chunk at @iova that we do not: it refuses the next one there.
+ * Return: the CPU's address of the chunk, or an error pointer. The error is -ENOMEM if the budget
+ * is used up. After other errors, the device may still have a chunk at @iova. Then it refuses the
+ * next chunk there.
  */
 void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size, int prot)
 {
@@ -324,7 +330,7 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 		.flags		= cpu_to_le32((prot & IOMMU_READ ? VIRTIO_IOMMU_MAP_F_READ : 0) |
 					      (prot & IOMMU_WRITE ? VIRTIO_IOMMU_MAP_F_WRITE : 0)),
 		.iova		= cpu_to_le64(iova),
-		/* What stays if the device does not write the reply that it should */
+		/* This value stays if the device fails to write its reply. */
 		.shm_offset	= cpu_to_le64(U64_MAX),
 		.tail.status	= VIRTIO_IOMMU_S_IOERR,
 	};
@@ -335,7 +341,7 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 
 	window = window_of(domain, &id);
 	req.domain = cpu_to_le32(id);
-	/* The device may reuse a place before we hear that it is free. */
+	/* The device may reuse a place before its answer says that the place is free. */
 	guard(mutex)(&window->lock);
 	ret = window->send(window->viommu, &req, sizeof(req));
 	if (ret)
@@ -353,9 +359,9 @@ EXPORT_SYMBOL_GPL(viommu_window_add);
 
 /**
  * viommu_window_del - give a chunk back
- * @domain: its domain. If that has lost its last endpoint, the chunk is gone already.
- * @iova: the chunk
- * @va: what viommu_window_add() returned for it
+ * @domain: domain of the chunk. If the last endpoint has left it, the chunk no longer exists.
+ * @iova: address of the chunk
+ * @va: result of viommu_window_add() for the chunk
  * @size: the chunk size
  *
  * Return: false if the device still has the chunk.
@@ -370,7 +376,7 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 	guard(mutex)(&window->lock);
 	ret = send_del(window, id, iova);
 	if (ret && ret != -ENOENT) {
-		/* The device still has the chunk: its place in the region stays taken. */
+		/* The device still has the chunk, so its place in the region stays taken. */
 		dev_err_ratelimited(&window->vdev->dev, "cannot give back the chunk at %pad: %d\n",
 				    &iova, ret);
 		return false;
@@ -396,7 +402,7 @@ static int make_pages(struct viommu_window *window)
 	pages->range.start = window->region_addr;
 	pages->range.end = window->region_addr + window->region_len - 1;
 	pages->nr_range = 1;
-	/* Whoever has many pages of a chunk is to hold one thing, not each of them. */
+	/* Use large folios: a user of many pages of a chunk then holds one folio. */
 	folio = min_t(u64, window->chunk_size, PMD_SIZE);
 	if (IS_ALIGNED(window->region_addr | window->region_len, folio))
 		pages->vmemmap_shift = ilog2(folio) - PAGE_SHIFT;
@@ -410,11 +416,11 @@ static int make_pages(struct viommu_window *window)
 }
 
 /**
- * viommu_window_lend - make pages of the windows' memory
- * @domain: a domain that has windows
- * @region: where to tell where it is
+ * viommu_window_lend - make pages for the windows' memory
+ * @domain: a domain with windows
+ * @region: set to the memory region
  *
- * Return: 0, or an error, as where the kernel cannot have pages of it.
+ * Return: 0, or an error, for example if the kernel cannot make pages for the memory.
  */
 int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *region)
 {
@@ -425,7 +431,7 @@ int viommu_window_lend(struct iommu_domain *domain, struct dma_bounce_region *re
 	window = window_of(domain, &id);
 	if (!window)
 		return -ENODEV;
-	/* The caller has one at a time. */
+	/* The caller serialises these calls. */
 	if (!window->pages) {
 		ret = make_pages(window);
 		if (ret)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bounce windows of virtio-iommu: what virtio-iommu.c needs of them.
+ * Bounce windows of virtio-iommu: interface for virtio-iommu.c.
  */
 #ifndef _VIRTIO_IOMMU_WINDOW_H
 #define _VIRTIO_IOMMU_WINDOW_H
@@ -21,25 +21,25 @@ struct viommu_window;
 typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t len);
 
 /**
- * struct viommu_window - the windows of one virtio-iommu device
+ * struct viommu_window - windows of one virtio-iommu device
  * @vdev:	the device
- * @send:	how to send a request
- * @viommu:	what to send it with
- * @ops:	the provider that we are the back of
- * @region:	the shared memory region, mapped
- * @region_addr: where it is for the CPU
- * @region_len:	its bytes
- * @pages:	its pages, once an application may have some of it
+ * @send:	sends a request
+ * @viommu:	argument of @send
+ * @ops:	provider that uses these windows
+ * @region:	kernel virtual address of the shared memory region
+ * @region_addr: CPU physical address of the region
+ * @region_len:	length of the region in bytes
+ * @pages:	pages of the region, NULL until memory can be lent
  * @iova_start:	first IOVA of the aperture
- * @iova_len:	its bytes
- * @chunk_size:	bytes
- * @lock:	protects the members after it. Held while a chunk comes or goes too: the device
- *		gives the place of the last one that went to the next one that comes.
- * @budget:	bytes that the device backs over all domains
- * @threshold:	size up to which it advises to bounce, or 0
- * @shown:	chunks of the region that are in use
- * @nshown:	how many
- * @config_work: reads the configuration after it changed
+ * @iova_len:	length of the aperture in bytes
+ * @chunk_size:	chunk size in bytes
+ * @lock:	protects the members after it. Also held while a chunk is added or removed, because
+ *		the device may give the place of a removed chunk to the next chunk.
+ * @budget:	maximum number of bytes that the device backs over all domains
+ * @threshold:	maximum size in bytes that the device advises to bounce, or 0
+ * @shown:	bitmap of the region's chunks that are in use
+ * @nshown:	number of chunks in use
+ * @config_work: reads the configuration after a change
  */
 struct viommu_window {
 	struct virtio_device		*vdev;
@@ -53,7 +53,7 @@ struct viommu_window {
 	u64				iova_start;
 	u64				iova_len;
 	u64				chunk_size;
-	struct mutex			lock;	/* protects what follows */
+	struct mutex			lock;	/* protects the members below */
 	u64				budget;
 	u32				threshold;
 	unsigned long			*shown;
@@ -62,10 +62,10 @@ struct viommu_window {
 };
 
 /**
- * struct viommu_window_provider - windows as bounce memory
- * @ops:	VIOMMU_WINDOW_OPS; what the domains' operations point to
- * @find:	Returns the windows of a domain's device, NULL if it has none, and puts the number
- *		by which the device knows the domain in @id.
+ * struct viommu_window_provider - provider of windows as bounce memory
+ * @ops:	VIOMMU_WINDOW_OPS. The domains' operations point to this member.
+ * @find:	Returns the windows of a domain's device, or NULL if the device has no windows.
+ *		Stores the device's number of the domain in @id.
  */
 struct viommu_window_provider {
 	struct dma_bounce_ops	ops;
@@ -80,16 +80,16 @@ struct viommu_window_provider {
 	.lend	= viommu_window_lend,		\
 }
 
-/* Bytes at the end of a request that the device writes, besides what the tail takes */
+/* Returns the number of bytes that the device writes before the tail of a request. */
 static inline size_t viommu_window_reply_len(u8 type)
 {
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
-/* Whether windows are on the side of 4 GiB that their feature says */
+/* Returns true if the windows are below 4 GiB, or above with the feature for high windows. */
 static inline bool viommu_window_iova_fits(bool high, u64 start, u64 last)
 {
-	/* Nothing that counts bytes may overflow. */
+	/* The upper limit prevents overflows of byte counts. */
 	return high ? start > U32_MAX && last < S64_MAX : last <= U32_MAX;
 }
 

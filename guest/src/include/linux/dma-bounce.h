@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Bouncing of small DMA through memory that stays mapped in the IOMMU: what device drivers and
- * IOMMU drivers see of it.
+ * Bouncing of small DMA through memory that stays mapped in the IOMMU: interface for device
+ * drivers and IOMMU drivers.
  */
 #ifndef _LINUX_DMA_BOUNCE_H
 #define _LINUX_DMA_BOUNCE_H
@@ -16,17 +16,17 @@ struct dma_iova_state;
 struct iommu_domain;
 struct request;
 
-/* Bytes of the smallest chunk that a provider may add */
+/* Minimum size in bytes of a chunk that a provider adds */
 #define DMA_BOUNCE_MIN_CHUNK	SZ_256K
 
 /**
- * struct dma_bounce_device - what is known of one device behind an IOMMU
- * @pool:	of its DMA domain, or NULL
- * @threshold:	size in bytes up to which its mappings are bounced, 0 for the domain's
- * @opt_in:	its driver has called dma_bounce_opt_in()
- * @choice:	what sysfs says: enum dma_bounce_switch
- * @files:	it has files in sysfs
- * @untrusted:	its bus does not trust it; that does not change
+ * struct dma_bounce_device - bounce state of one device behind an IOMMU
+ * @pool:	pool of the device's DMA domain, or NULL
+ * @threshold:	maximum size in bytes of a mapping that bounces, 0 for the domain's threshold
+ * @opt_in:	the device's driver has called dma_bounce_opt_in()
+ * @choice:	mode that sysfs sets: enum dma_bounce_switch
+ * @files:	the device has files in sysfs
+ * @untrusted:	the platform marks the device as untrusted. This does not change.
  */
 struct dma_bounce_device {
 	struct dma_bounce_pool	*pool;
@@ -38,15 +38,16 @@ struct dma_bounce_device {
 };
 
 /**
- * struct dma_bounce_limits - what a provider of bounce memory allows a domain
+ * struct dma_bounce_limits - limits that a provider of bounce memory sets for a domain
  * @iova:	first IOVA of the range in which chunks are mapped, a multiple of @chunk_size
- * @len:	length of that range in bytes, a multiple of @chunk_size
- * @chunk_size:	bytes from one chunk to the next, a power of two of at least DMA_BOUNCE_MIN_CHUNK
- * @budget:	most bytes of memory that the domain's chunks may have together
- * @threshold:	size in bytes up to which bouncing is worthwhile; 0 if the provider cannot tell
- * @source:	what the memory comes out of: domains that have the same share one amount; NULL for
- *		a domain that shares with none
- * @surplus:	number of chunks that the provider wants back, from all domains of @source together
+ * @len:	length of the range in bytes, a multiple of @chunk_size
+ * @chunk_size:	distance of chunks in bytes, a power of two of at least DMA_BOUNCE_MIN_CHUNK
+ * @budget:	maximum number of bytes of all chunks of the domain
+ * @threshold:	maximum size in bytes of a mapping that is worth bouncing, 0 if the provider does
+ *		not know it
+ * @source:	identifies the memory budget that the domain draws on. Domains with the same @source
+ *		share one budget. NULL for a domain that shares with no other domain.
+ * @surplus:	number of chunks that the provider wants back from all domains of @source together
  */
 struct dma_bounce_limits {
 	dma_addr_t	iova;
@@ -58,14 +59,14 @@ struct dma_bounce_limits {
 	unsigned int	surplus;
 };
 
-/* The owner of pages that a provider makes of its memory */
+/* Owner of the pages that a provider makes for its memory */
 #define DMA_BOUNCE_LEND_OWNER	((void *)&dma_bounce_lend_owner)
 
 /**
- * struct dma_bounce_region - where the memory of all chunks of a provider is
- * @phys:	its start for the CPU
- * @va:		where it is mapped
- * @len:	its bytes; 0 as long as it has no pages
+ * struct dma_bounce_region - memory region that contains all chunks of a provider
+ * @phys:	CPU physical address of the region
+ * @va:		kernel virtual address of the region
+ * @len:	length in bytes, 0 as long as the region has no pages
  */
 struct dma_bounce_region {
 	phys_addr_t	phys;
@@ -75,22 +76,22 @@ struct dma_bounce_region {
 
 /**
  * struct dma_bounce_ops - a provider of memory that stays mapped in the IOMMU
- * @name:	for statistics and messages
- * @limits:	Tells the limits of a domain. They can change, except iova, len and chunk_size.
+ * @name:	name of the provider for statistics and messages
+ * @limits:	Fills in the limits of a domain. They can change, except iova, len and chunk_size.
  *		Returns 0, or a negative error if the provider does not serve this domain.
- * @add:	Maps a chunk of zeroed memory at the given IOVA. Its size is the chunk size, and
- *		may be set to a lower power of two down to DMA_BOUNCE_MIN_CHUNK. The protection is
- *		IOMMU_READ, IOMMU_WRITE or both. Returns where the CPU sees the chunk, or an error
- *		pointer, which is -ENOMEM if there is no memory left.
- * @del:	Unmaps what @add mapped and gives its memory back. Neither the CPU nor a device
- *		uses it any more. Does not fail for want of memory, as it is called to free some.
- *		Returns false if devices may still reach it, because the IOMMU refuses: then it is
- *		kept, and it may be tried again.
- * @lend:	Makes pages of the provider's memory, if it has none yet, so that applications may
- *		have some of it, and tells where it is. Returns 0 or a negative error. NULL if
- *		that cannot be done.
+ * @add:	Maps a chunk of zeroed memory at the given IOVA. On entry, the size is the chunk
+ *		size. @add may lower it to a smaller power of two of at least DMA_BOUNCE_MIN_CHUNK.
+ *		The protection is IOMMU_READ, IOMMU_WRITE or both. Returns the CPU's address of the
+ *		chunk, or an error pointer. The error is -ENOMEM if there is no memory left.
+ * @del:	Unmaps a chunk that @add mapped, and gives its memory back. Neither the CPU nor a
+ *		device uses the chunk any more. Must not fail for lack of memory, because the pool
+ *		calls it to free memory. Returns false if the IOMMU refuses, so that devices may
+ *		still reach the chunk. Then the chunk is kept, and the caller may retry.
+ * @lend:	Makes pages for the provider's memory, if it has none yet, so that applications can
+ *		use it, and fills in the memory's region. Returns 0 or a negative error. NULL if the
+ *		provider cannot lend memory.
  *
- * All may sleep. Calls of @add and @del for one domain are serialised.
+ * All operations may sleep. Calls of @add and @del for one domain are serialised.
  */
 struct dma_bounce_ops {
 	const char *name;

@@ -33,7 +33,7 @@ DECLARE_EVENT_CLASS(dma_bounce_slot,
 		  __entry->len, __entry->nents, __entry->copy)
 );
 
-/* A mapping was served by a slot; nents is 0 for a single one. */
+/* A slot serves a mapping. nents is 0 for a single mapping. */
 DEFINE_EVENT(dma_bounce_slot, dma_bounce_map,
 	TP_PROTO(struct device *dev, dma_addr_t addr, unsigned int len, unsigned int nents,
 		 bool copy),
@@ -44,7 +44,7 @@ DEFINE_EVENT(dma_bounce_slot, dma_bounce_unmap,
 		 bool copy),
 	TP_ARGS(dev, addr, len, nents, copy));
 
-/* A sync call for part of a slot: which way, and whether that copied anything */
+/* A sync call for part of a slot, with its direction, and copy=1 if bytes were copied */
 TRACE_EVENT(dma_bounce_sync,
 	TP_PROTO(struct device *dev, dma_addr_t addr, unsigned int len, bool for_device,
 		 bool copy),
@@ -67,7 +67,7 @@ TRACE_EVENT(dma_bounce_sync,
 		  __entry->len, __entry->for_device ? "device" : "cpu", __entry->copy)
 );
 
-/* Something was not bounced; the reason is the name of the counter in debugfs. */
+/* A mapping did not bounce. The reason is the name of a counter in debugfs. */
 TRACE_EVENT(dma_bounce_fallback,
 	TP_PROTO(struct device *dev, const char *reason),
 	TP_ARGS(dev, reason),
@@ -82,7 +82,7 @@ TRACE_EVENT(dma_bounce_fallback,
 	TP_printk("%s %s", __get_str(device), __get_str(reason))
 );
 
-/* A chunk was added to the pool that is named by its first device, or given back. */
+/* A chunk was added to a pool, or given back. The name of the pool is that of its first device. */
 TRACE_EVENT(dma_bounce_chunk,
 	TP_PROTO(const char *pool, dma_addr_t iova, size_t size, unsigned int kind, bool add),
 	TP_ARGS(pool, iova, size, kind, add),

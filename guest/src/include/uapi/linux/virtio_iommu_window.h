@@ -9,23 +9,23 @@
 #include <linux/types.h>
 #include <linux/virtio_iommu.h>
 
-/* Feature bits, of which a device offers one: windows below 4 GiB, and windows above */
+/* Feature bits for windows below 4 GiB, and for windows above. A device offers one of them. */
 #define VIRTIO_IOMMU_F_BOUNCE_WINDOW		23
 #define VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH	24
 
-/* Number of the shared memory region in which chunks appear */
+/* Number of the shared memory region that shows the chunks */
 #define VIRTIO_IOMMU_WINDOW_SHMID		0
 
 struct virtio_iommu_window_config {
 	struct virtio_iommu_config		standard;
-	/* First and last IOVA of the windows, the same in every domain */
+	/* First and last IOVA of the windows, identical in all domains */
 	__le64					window_iova_start;
 	__le64					window_iova_end;
-	/* Bytes, a power of two */
+	/* Chunk size in bytes, a power of two */
 	__le64					window_chunk_size;
-	/* Bytes that the device backs over all domains; can change */
+	/* Maximum number of bytes that the device backs over all domains. Can change. */
 	__le64					window_budget;
-	/* Bytes up to which copying is advised, 0 if the device does not know; can change */
+	/* Maximum size that the device advises to copy, 0 if it does not know. Can change. */
 	__le32					bounce_threshold;
 	__le32					reserved;
 };
@@ -34,7 +34,7 @@ struct virtio_iommu_window_config {
 #define VIRTIO_IOMMU_T_WINDOW_ADD		0x40
 #define VIRTIO_IOMMU_T_WINDOW_DEL		0x41
 
-/* Back one chunk and map it at @iova */
+/* Request to back one chunk and map it at @iova */
 struct virtio_iommu_req_window_add {
 	struct virtio_iommu_req_head		head;
 	__le32					domain;
@@ -42,12 +42,12 @@ struct virtio_iommu_req_window_add {
 	__le32					flags;
 	__le64					iova;
 	__u8					reserved[8];
-	/* Written by the device: where the chunk is in the region; all ones on failure */
+	/* Written by the device: offset of the chunk in the region, all ones on failure */
 	__le64					shm_offset;
 	struct virtio_iommu_req_tail		tail;
 } __attribute__((packed));
 
-/* Unmap the chunk at @iova and give it back */
+/* Request to unmap the chunk at @iova and give it back */
 struct virtio_iommu_req_window_del {
 	struct virtio_iommu_req_head		head;
 	__le32					domain;
