@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What mapping and unmapping take, in counts
+ * Cost of mapping and unmapping, in counts
  *
- * Each call stands between two instructions that do nothing, by which the emulator's plug-in
- * (tests/integration/plugin/counts.c) counts what is executed and touched between them. Any PCI
- * device will do, as nothing is transferred. Bind it by name (driver_override).
+ * Each call is between two marks, which are no-operations. The emulator's plug-in
+ * (tests/integration/plugin/counts.c) counts the instructions and memory accesses between them. Any
+ * PCI device will do, because nothing is transferred. Bind the driver by driver_override.
  */
 
 #define pr_fmt(fmt) "dma-map-counts: " fmt
@@ -21,16 +21,16 @@
 
 #include "mark.h"
 
-/* How often each call is counted. */
+/* Number of counted calls of each kind */
 #define COUNTED	1000
 
-/* How often the device may map before what it bounces through is there, 20 ms each. */
+/* Number of rounds of 20 ms in which the device maps, so that the pool has chunks */
 #define ATTEMPTS	100
 
-/* The list has as many pages. */
+/* Number of pages in the list */
 #define PIECES	4
 
-/* As NVMe says it of its reads, with kernels that know of it. */
+/* Attributes of NVMe's reads, if the kernel has them */
 #ifdef DMA_ATTR_BOUNCE_NO_COPY_IN
 #define MAP_ATTRS	DMA_ATTR_BOUNCE_NO_COPY_IN
 #define UNMAP_ATTRS	DMA_ATTR_BOUNCE_ALL_WRITTEN
@@ -47,7 +47,7 @@ struct bench {
 
 enum call { NOTHING, PAGE_TO, PAGE_FROM, SG_TO, SG_FROM, CALLS };
 
-/* The mark that ends the mapping of a call; what ends its unmapping is the next one. */
+/* Mark that ends the map call of a kind. The next number ends the unmap call. */
 #define MARK_OF(call)	(MARK_END + 2 * (call))
 
 static enum dma_data_direction direction(enum call call)
@@ -55,7 +55,7 @@ static enum dma_data_direction direction(enum call call)
 	return call == PAGE_TO || call == SG_TO ? DMA_TO_DEVICE : DMA_FROM_DEVICE;
 }
 
-/* The compiler is to know the call, so that nothing is executed but it. */
+/* Inlined with a constant @call, so that only the call is executed between the marks. */
 static __always_inline int count(struct bench *bench, const enum call call)
 {
 	const unsigned long map = direction(call) == DMA_FROM_DEVICE ? MAP_ATTRS : 0;
@@ -93,7 +93,7 @@ static __always_inline int count(struct bench *bench, const enum call call)
 	return 0;
 }
 
-/* Maps until what it bounces through is there: the first mappings find none, and have it made. */
+/* Maps for some time: the first mappings find no slots, and the pool adds chunks for them. */
 static void warm_up(struct bench *bench)
 {
 	unsigned int i, n;
@@ -156,12 +156,12 @@ static int bench_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return run(bench);
 }
 
-/* No table of devices: driver_override alone binds it. */
+/* The driver has no device table, because only driver_override binds it. */
 static struct pci_driver bench_driver = {
 	.name		= "dma-map-counts",
 	.probe		= bench_probe,
 };
 module_pci_driver(bench_driver);
 
-MODULE_DESCRIPTION("Counts of what mapping for DMA takes");
+MODULE_DESCRIPTION("Counts of the cost of mapping for DMA");
 MODULE_LICENSE("GPL");

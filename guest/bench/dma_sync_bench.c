@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What dma_sync_*() takes for a mapping that is not bounced
+ * Cost of dma_sync_*() for a mapping that does not bounce
  *
- * Each call stands between two instructions that do nothing, by which the emulator's plug-in
- * (tests/integration/plugin/counts.c) counts what is executed between them; and it is timed.
- * Any PCI device will do, as nothing is transferred. Bind it by name (driver_override).
+ * Each call is between two marks, which are no-operations. The emulator's plug-in
+ * (tests/integration/plugin/counts.c) counts the instructions between them. Then calls are timed.
+ * Any PCI device will do, because nothing is transferred. Bind the driver by driver_override.
  */
 
 #define pr_fmt(fmt) "dma-sync-bench: " fmt
@@ -18,11 +18,11 @@
 
 #include "mark.h"
 
-/* How often each call is counted, and how often it is timed. */
+/* Number of counted calls of each kind, and number of timed calls */
 #define COUNTED	1000
 #define TIMED	200000
 
-/* A packet, and a list of as many pieces as a large one may have. */
+/* Bytes of a packet, and number of pieces in the list of a large packet */
 #define BYTES	1500
 #define PIECES	4
 
@@ -59,7 +59,7 @@ static __always_inline void sync(struct bench *bench, enum call call)
 	}
 }
 
-/* The compiler is to know the call, so that nothing is executed but it. */
+/* Inlined with a constant @call, so that only the call is executed between the marks. */
 static __always_inline void measure(struct bench *bench, const char *device, const int end,
 				    const enum call call)
 {
@@ -110,7 +110,7 @@ static int run(struct bench *bench)
 	if (!dev->dma_skip_sync)
 		pr_info("CAROM-SYNC-LOST 1\n");
 	measure_all(bench, "never-bounced", MARK_END);
-	/* As the first mapping of a device leaves it that is bounced, by swiotlb or by a pool. */
+	/* The first bounced mapping of a device has this effect, by swiotlb or by a pool. */
 	dev->dma_skip_sync = false;
 	measure_all(bench, "has-bounced", MARK_END + CALLS);
 	mark(MARK_REPORT);
@@ -141,7 +141,7 @@ static int bench_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return run(bench);
 }
 
-/* No table of devices: driver_override alone binds it. */
+/* The driver has no device table, because only driver_override binds it. */
 static struct pci_driver bench_driver = {
 	.name		= "dma-sync-bench",
 	.probe		= bench_probe,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * How the allocator of bounce slots scales: threads that take and give back slots, each on a CPU of
- * its own, with a few slots in flight. Prints for 1, 2, 4, 8 and 16 threads the operations (a slot
- * taken and given back) a second, and those for each thread that had a core to run on.
+ * Benchmark of how the allocator of bounce slots scales. Threads take and return slots, each on its
+ * own CPU, with a few slots in flight. For 1, 2, 4, 8 and 16 threads, prints the operations a
+ * second (a slot taken and returned), and the operations for each thread that had a core to run on.
  */
 
 #include "shim.h"
@@ -99,7 +99,7 @@ int main(void)
 		chunk = dma_bounce_chunk_alloc(DMA_BOUNCE_RW, 0, 1UL << CHUNK_SHIFT, NUMA_NO_NODE);
 		if (!chunk)
 			return 1;
-		/* Nobody looks into the slots here. */
+		/* The benchmark does not access the memory of slots. */
 		dma_bounce_chunk_publish(&slots, chunk, NULL, BASE + ((dma_addr_t)i << CHUNK_SHIFT),
 					 1UL << CHUNK_SHIFT);
 	}

@@ -9,7 +9,7 @@ __thread unsigned int shim_cpu;
 u64 shim_online = 0xffff;
 unsigned long shim_jiffies;
 
-/* Odd while the thread is in a critical section; each in a cache line of its own */
+/* The count is odd while the thread is in a critical section. Each has its own cache line. */
 static struct {
 	unsigned long count;
 } __attribute__((aligned(64))) sections[MAX_THREADS];
@@ -30,7 +30,7 @@ void rcu_read_lock(void)
 {
 	unsigned long *count = my_section();
 
-	/* Sequentially consistent: what is read inside is not read before others see the section. */
+	/* Sequentially consistent: other threads see the section before its first read. */
 	__atomic_exchange_n(count, READ_ONCE(*count) + 1, __ATOMIC_SEQ_CST);
 }
 
@@ -47,7 +47,7 @@ void synchronize_rcu(void)
 	unsigned int i;
 
 	for (i = 0; i < MAX_THREADS; i++) {
-		/* A read that also orders the caller's earlier writes before it */
+		/* This read is ordered after the caller's earlier writes. */
 		seen = __atomic_fetch_add(&sections[i].count, 0, __ATOMIC_SEQ_CST);
 		while (seen & 1 && __atomic_load_n(&sections[i].count, __ATOMIC_ACQUIRE) == seen)
 			sched_yield();

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What dma-bounce-slots.c needs of the kernel, in user space.
+ * Kernel functions for dma-bounce-slots.c, in user space
  *
- * A "CPU" is a number that each thread chooses (shim_cpu), so that threads can share one and move
- * between them. All that orders memory is made of C11 atomics, which ThreadSanitizer understands;
- * nothing here orders more than its namesake in the kernel does.
+ * A "CPU" is a number that each thread chooses (shim_cpu), so that threads can share a CPU and move
+ * between CPUs. All functions that order memory use C11 atomics, which ThreadSanitizer understands.
+ * No function orders more than the kernel's function of the same name.
  */
 #ifndef SHIM_H
 #define SHIM_H
@@ -64,7 +64,7 @@ typedef uint64_t phys_addr_t;
 #define kvcalloc(n, size, gfp)	shim_zalloc((n) * (size))
 #define kvfree(p)		free(p)
 
-/* As aligned as large allocations of the kernel are */
+/* Aligned as large allocations of the kernel are */
 static inline void *shim_zalloc(size_t size)
 {
 	size_t rounded = (size + 63) / 64 * 64;
@@ -116,7 +116,7 @@ static inline void list_del_init(struct list_head *node)
 #define list_first_entry_or_null(head, type, member) \
 	(list_empty(head) ? NULL : container_of((head)->next, type, member))
 
-/* Locks. A holder may lose its CPU here, so waiting threads give theirs up. */
+/* Locks. A holder can be preempted here, so waiting threads yield. */
 typedef struct {
 	bool held;
 } raw_spinlock_t;
@@ -164,7 +164,7 @@ struct mutex {
 #define mutex_unlock(m)		pthread_mutex_unlock(&(m)->lock)
 #define lockdep_is_held(m)	true
 
-/* CPUs, of which those are online that have a bit set in shim_online */
+/* CPUs. A CPU is online if its bit is set in shim_online. */
 #define SHIM_CPUS		64
 
 extern __thread unsigned int shim_cpu;
@@ -182,7 +182,7 @@ extern u64 shim_online;
 #define per_cpu_ptr(p, i)		(&(p)[i])
 #define raw_cpu_ptr(p)			(&(p)[shim_cpu])
 
-/* Time, which the test makes pass */
+/* Time, which the test advances */
 extern unsigned long shim_jiffies;
 
 #define HZ			100

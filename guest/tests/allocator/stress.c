@@ -2,11 +2,11 @@
 /*
  * Random load on the allocator of bounce slots, in user space
  *
- * Threads take slots, write to them, look whether what they wrote is still there, and give them
- * back, on CPUs that they change all the time. Meanwhile another thread adds chunks, takes idle ones
- * away, cuts them anew, retires those in use, and frees their memory. Whatever must hold is checked
- * at every step: no page is in two slots, addresses lead to their slots, memory that is gone is not
- * touched (which AddressSanitizer sees), nothing is lost at the end. Exit status 1 if it does not.
+ * Threads take slots, write to them, check the written bytes, and return the slots. They change
+ * their CPUs all the time. Meanwhile another thread adds chunks, withdraws idle chunks, cuts them
+ * again, retires chunks in use, and frees their memory. Each step checks that no page is in two
+ * slots, that addresses lead to their slots, and that freed memory is not touched (by
+ * AddressSanitizer). At the end, no slot may be lost. The exit status is 1 if a check fails.
  *
  * Usage: stress SECONDS [SEED]
  */
@@ -33,7 +33,7 @@ static struct dma_bounce_slots slots;
 static bool stop;
 static pthread_barrier_t barrier;
 static unsigned long long seed;
-/* Who has each page of the range: 0 for nobody, otherwise a thread's number */
+/* Owner of each page of the range: a thread's number, or 0 */
 static u32 owners[PLACES * CHUNK / PAGE];
 static unsigned long notified, asked, gets, misses, adds, withdrawals, drains, deaths, orphans, recycled;
 
@@ -151,17 +151,17 @@ static void *user(void *arg)
 	rcu_read_unlock();
 	pthread_barrier_wait(&barrier);
 	while (!READ_ONCE(stop)) {
-		/* Two threads at a time share a CPU now and then. */
+		/* From time to time, two threads share a CPU. */
 		if (next_random(&state) % 8 == 0)
 			shim_cpu = next_random(&state) % THREADS;
-		/* Mostly few at a time, so that slots come back to the depot */
+		/* Mostly hold few slots, so that slots return to the depot. */
 		depth = next_random(&state) % 16 ? 4 : HELD;
 		i = next_random(&state) % depth;
 		if (held[i].slot)
 			give(me, &held[i], &state);
 		else
 			take(me, &held[i], &state);
-		/* An address that may be anything leads nowhere or to a slot, but to no harm. */
+		/* A lookup of any address must be safe, whether or not it finds a slot. */
 		rcu_read_lock();
 		dma_bounce_slots_find(&slots, BASE + next_random(&state) % (PLACES * CHUNK));
 		rcu_read_unlock();
@@ -182,7 +182,7 @@ static void free_memory(struct dma_bounce_chunk *chunk)
 
 static void add_chunk(unsigned int kind, unsigned int class, unsigned long long *state)
 {
-	/* A provider may give less than was asked for. */
+	/* A provider may give smaller chunks than requested. */
 	size_t size = next_random(state) % 4 ? CHUNK : DMA_BOUNCE_MAX_SLOT;
 	struct dma_bounce_chunk *chunk;
 	unsigned long place;
@@ -195,7 +195,7 @@ static void add_chunk(unsigned int kind, unsigned int class, unsigned long long 
 		return;
 	chunk = dma_bounce_chunk_alloc(kind, class, CHUNK, NUMA_NO_NODE);
 	CHECK(chunk);
-	/* CPUs keep much, little, or nothing of the larger sizes. */
+	/* Vary the limit of CPUs' stacks. A low limit means no slots of the larger sizes. */
 	if (next_random(state) % 8 == 0)
 		dma_bounce_slots_limit(&slots, next_random(state) % 2 ? UINT64_MAX :
 				       next_random(state) % (256ULL * SZ_1M));
@@ -247,7 +247,7 @@ static void reap(void)
 	}
 }
 
-/* The memory of all chunks goes away, whoever uses it. */
+/* Frees the memory of all chunks, even if their slots are in use. */
 static void kill_all(void)
 {
 	struct dma_bounce_chunk *chunk;
@@ -271,7 +271,7 @@ static void kill_all(void)
 	deaths++;
 }
 
-/* Adds a chunk where a depot asks for one; false if none does. */
+/* Adds a chunk for a depot that asks for one. Returns false if no depot asks. */
 static bool answer(unsigned long long *state)
 {
 	unsigned int kind, class;
@@ -324,7 +324,7 @@ static void manage(unsigned long long *state)
 	mutex_unlock(&slots.mutex);
 }
 
-/* With all slots given back, every chunk is whole and the depots' sums agree. */
+/* After all slots were returned, no chunk has used slots, and the depots' sums are right. */
 static void check_nothing_lost(void)
 {
 	unsigned int kind, class, sum[DMA_BOUNCE_KINDS][DMA_BOUNCE_CLASSES] = {};
@@ -393,7 +393,7 @@ int main(int argc, char **argv)
 	check_nothing_lost();
 	printf("seed %llu: %lu slots taken, %lu misses; chunks: %lu added (%lu as depots asked), %lu withdrawn, %lu cut anew, %lu drained; %lu times all died, %lu orphans\n",
 	       seed, gets, misses, adds, asked, withdrawals, recycled, drains, deaths, orphans);
-	/* A run that did not meet the cases proves nothing of them. */
+	/* The run must have met each case. */
 	CHECK(gets && misses && withdrawals && recycled && drains && deaths && orphans && notified &&
 	      asked);
 	kill_all();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the allocator of bounce slots does on CPUs that come and go, and when a depot asks for a
- * chunk: one step after the other, in user space. Exit status 1 if it is not what is expected.
+ * Step-by-step tests of the allocator of bounce slots, in user space: requests of depots for
+ * chunks, and CPUs that go offline. The exit status is 1 if a check fails.
  */
 
 #include "shim.h"
@@ -15,7 +15,7 @@
 #define PLACES		8
 #define BASE		0xc0000000UL
 #define MANY		512
-/* The largest slots, of which a chunk has 8, and the smallest, of which it has 512 */
+/* Classes of the largest slots (8 in a chunk) and the smallest slots (512 in a chunk) */
 #define LARGE		(DMA_BOUNCE_CLASSES - 1)
 #define SMALL		0
 
@@ -102,7 +102,7 @@ static bool *asks(unsigned int class)
 	return &slots.depots[DMA_BOUNCE_RW][class].asks;
 }
 
-/* Of one chunk with few slots: when a CPU takes the last ones, again only after a while. */
+/* With one chunk of few slots, the depot asks when a CPU takes the last ones, and later again. */
 static void few_slots_test(void)
 {
 	begin(1);
@@ -120,7 +120,7 @@ static void few_slots_test(void)
 	CHECK(!get(LARGE));
 	CHECK(!get(LARGE));
 	CHECK(notified == 2);
-	/* With one more it is content, and asks anew as soon as that is nearly used up. */
+	/* With another chunk the depot stops asking, until that chunk is nearly used up, too. */
 	add(1, LARGE, CHUNK);
 	CHECK(!*asks(LARGE));
 	take_to(LARGE, 14);
@@ -131,7 +131,7 @@ static void few_slots_test(void)
 	end();
 }
 
-/* Of one with many: as many as the CPU keeps at most are few. */
+/* With one chunk of many slots, the depot asks when as many are left as a CPU may keep. */
 static void many_slots_test(void)
 {
 	begin(1);
@@ -144,7 +144,7 @@ static void many_slots_test(void)
 	end();
 }
 
-/* A chunk of hardly any slots is what the provider gives when memory is short. */
+/* A depot with very few slots does not ask: such small chunks mean that memory is short. */
 static void small_chunk_test(void)
 {
 	begin(1);
@@ -155,7 +155,7 @@ static void small_chunk_test(void)
 	end();
 }
 
-/* What another CPU keeps is not used up. */
+/* Slots that another CPU keeps count as free. */
 static void kept_slots_test(void)
 {
 	begin(3);
@@ -165,7 +165,7 @@ static void kept_slots_test(void)
 	give_to(0);
 	shim_cpu = 0;
 	take_to(SMALL, 448);
-	/* 32 are in the depot, or the CPU has them. */
+	/* 32 slots are in the depot or in this CPU's stack. */
 	CHECK(!notified);
 	take_to(SMALL, 449);
 	CHECK(notified == 1);
@@ -173,7 +173,7 @@ static void kept_slots_test(void)
 	end();
 }
 
-/* An idle chunk is kept as long as there would be few slots without it, if that is asked for. */
+/* With @spare set, an idle chunk is kept as long as few slots would be free without it. */
 static void spare_chunk_test(void)
 {
 	struct dma_bounce_chunk *first, *second;
@@ -193,7 +193,7 @@ static void spare_chunk_test(void)
 	shim_jiffies += 1;
 	CHECK(dma_bounce_chunk_withdraw(&slots, second, 10, true));
 	dma_bounce_chunk_remove(&slots, second);
-	/* For somebody in need it is given up. */
+	/* Without @spare, the chunk is given up. */
 	second = add(1, LARGE, CHUNK);
 	take_to(LARGE, 6);
 	dma_bounce_slots_flush(&slots, true);
@@ -205,7 +205,7 @@ static void spare_chunk_test(void)
 	end();
 }
 
-/* CPUs that are asked for a slot are online; the others' slots come back when they are flushed. */
+/* Only online CPUs are asked for a slot. Slots of offline CPUs return by flushing. */
 static void offline_test(void)
 {
 	begin(1ULL << 40 | 1);
@@ -214,7 +214,7 @@ static void offline_test(void)
 	shim_cpu = 40;
 	give_to(7);
 	shim_cpu = 0;
-	/* It is far from CPU 0, with nobody between them. */
+	/* CPU 40 is found although no CPU between it and CPU 0 is online. */
 	take_to(LARGE, 8);
 	shim_cpu = 40;
 	give_to(7);
