@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * kexec-load [-p] KERNEL INITRD CMDLINE: loads the kernel that `kexec-load -e` starts, or with -p the one that a panic
- * starts. `kexec-load -e` starts it at once, as `kexec -e` does: drivers are shut down, no file system is unmounted.
- * Exit status 0 if the kernel is loaded.
+ * kexec-load [-p] KERNEL INITRD CMDLINE: loads the kernel that `kexec-load -e` starts. With -p, loads the kernel that a
+ * panic starts. The exit status is 0 if the kernel was loaded.
+ *
+ * kexec-load -e: starts the loaded kernel at once, like `kexec -e`. Drivers are shut down, file systems are not unmounted.
  */
 #include <fcntl.h>
 #include <linux/kexec.h>
@@ -42,7 +43,7 @@ int main(int argc, char **argv)
 	initrd = open(argv[2], O_RDONLY);
 	if (initrd < 0)
 		return fail(argv[2]);
-	/* The length counts the zero at the end. */
+	/* The length includes the zero at the end. */
 	if (syscall(SYS_kexec_file_load, kernel, initrd, strlen(argv[3]) + 1, argv[3], flags))
 		return fail("kexec_file_load");
 	return 0;

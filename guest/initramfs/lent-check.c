@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * lent-check FILE DEVICE: checks what fio does not of memory that the IOMMU layer lends for a drive: FILE
- * (/dev/iommu_bounce/ADDRESS) is mapped, and direct I/O of DEVICE done from and to it, also across chunks
- * and together with memory of the program's own. Overwrites 4 MiB at the start of DEVICE. Prints a line for
- * each case. Exit status 0 if all are right.
+ * lent-check FILE DEVICE: checks memory that the IOMMU layer lends for a drive, in cases that fio does not
+ * cover. Maps FILE (/dev/iommu_bounce/ADDRESS), and does direct I/O of DEVICE with it, also across chunks and
+ * together with the program's own memory. Overwrites 4 MiB at the start of DEVICE. Prints a line for each
+ * case. The exit status is 0 if all cases are right.
  *
- * lent-check FILE: maps FILE and touches it until it is taken away. Exit status 0 at SIGBUS.
+ * lent-check FILE: maps FILE and touches it until the memory is taken away. The exit status is 0 at SIGBUS.
  *
- * lent-check FILE -: opens FILE, and maps it when it has read a line: the device has another pool then, of
- * which nobody has opened the file. Prints a line. Exit status 0 if that is refused.
+ * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. By then, the device has another
+ * pool, for which FILE was not opened. Prints a line. The exit status is 0 if the mapping is refused.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,7 +40,7 @@ static unsigned char at(size_t i)
 	return seed * 77 + i * 7 + (i >> 8);
 }
 
-/* Something else for each case. */
+/* Fills a buffer with a different pattern for each case. */
 static void fill(unsigned char *buffer, size_t len)
 {
 	seed++;
@@ -99,7 +99,7 @@ static void transfers(int fd)
 	      is_zero(lent, 512) && is_zero(lent + 1536, PAGE));
 }
 
-/* One request of pieces of both kinds, of @len bytes each, the first of which is lent or not */
+/* Makes one request with pieces of @len bytes, alternately lent and own. @first is 0 if the first piece is lent. */
 static void mixed(int fd, size_t len, int first, const char *what)
 {
 	struct iovec to[PIECES];
@@ -117,7 +117,7 @@ static void mixed(int fd, size_t len, int first, const char *what)
 	check(what, good && is_filled(own, PIECES * len) && is_filled(lent, PIECES * len));
 }
 
-/* Memory that is unmapped while the drive reads to it goes back when that has ended, not before. */
+/* Memory that is unmapped during a read is given back only after the read has ended. */
 static void unmapped_in_flight(int fd, int file)
 {
 	unsigned char *buffer = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

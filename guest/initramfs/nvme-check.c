@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * nvme-check DEVICE BAD: checks what a bounced NVMe drive leaves in buffers besides what it read, where
- * fio does not look: after reads that fail, and after passthrough commands that write less than they were
- * given. DEVICE has a place BAD, in bytes, of which each read fails. Overwrites 8 KiB at its start. Prints
- * a line for each case. Exit status 0 if all buffers are right.
+ * nvme-check DEVICE BAD: checks all bytes of buffers of a bounced NVMe drive in cases that fio does not cover:
+ * after failed reads, and after passthrough commands that write less than their buffer. Each read of the byte
+ * offset BAD of DEVICE must fail. Overwrites 8 KiB at the start of DEVICE. Prints a line for each case. The exit
+ * status is 0 if all buffers are right.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,7 +24,7 @@ enum { PAGE = 4096, PAGES = 16, SIZE = PAGES * PAGE, OPCODE_WRITE = 1, OPCODE_RE
 static unsigned char *buffer, expect[SIZE], block[2 * PAGE];
 static int failures;
 
-/* Something else for each case. */
+/* Fills the buffer with a different pattern for each case. */
 static void fill(void)
 {
 	static unsigned int seed;
@@ -34,7 +34,7 @@ static void fill(void)
 		buffer[i] = expect[i] = seed + i * 7 + (i >> 8);
 }
 
-/* The result of a case, and whether all bytes are what they should be. */
+/* Reports the result of a case, after comparing all bytes with their expected values. */
 static void check(const char *what, int good)
 {
 	unsigned int i = 0;
@@ -51,7 +51,7 @@ static void check(const char *what, int good)
 		printf("nvme-check: %s: right\n", what);
 }
 
-/* A command by passthrough, with its data in the buffer: an NVMe status, or -1. */
+/* Sends a passthrough command with its data in the buffer. Returns an NVMe status, or -1. */
 static int passthrough(int fd, unsigned int opcode, uint64_t lba, unsigned int len)
 {
 	struct nvme_passthru_cmd command = {
@@ -67,7 +67,7 @@ static int passthrough(int fd, unsigned int opcode, uint64_t lba, unsigned int l
 	return ioctl(fd, NVME_IOCTL_IO_CMD, &command);
 }
 
-/* 512 bytes of a log page (the drive's health) into a buffer of a page. */
+/* Reads 512 bytes of a log page (the drive's health) into a buffer of a page. */
 static int short_log(int fd)
 {
 	struct nvme_passthru_cmd command = {
@@ -81,7 +81,7 @@ static int short_log(int fd)
 	return ioctl(fd, NVME_IOCTL_ADMIN_CMD, &command);
 }
 
-/* The drive says that the medium is bad there. */
+/* True if a read failed because of a medium error. */
 static int failed(ssize_t read)
 {
 	return read < 0 && (errno == ENODATA || errno == EIO);
@@ -89,7 +89,7 @@ static int failed(ssize_t read)
 
 static void reads_that_fail(int fd, off_t bad)
 {
-	/* Every second page of the buffer: a request of as many pieces */
+	/* Every second page of the buffer, so that the request has one piece for each page */
 	struct iovec pieces[PAGES / 2];
 
 	for (int i = 0; i < PAGES / 2; i++)
@@ -126,7 +126,7 @@ static void reads_of_less(int fd)
 
 	fill();
 	status = short_log(fd);
-	/* What the drive tells is its business, but not that it told too much. */
+	/* The contents of the log page do not matter, but the drive must not write more than 512 bytes. */
 	memcpy(expect, buffer, 512);
 	check("log page shorter than its buffer", status == 0);
 }
