@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * kexec-load [-p] KERNEL INITRD CMDLINE: loads the kernel that `kexec-load -e` starts. With -p, loads the kernel that a
- * panic starts. The exit status is 0 if the kernel was loaded.
+ * kexec-load [-p] KERNEL INITRD CMDLINE: loads the kernel that `kexec-load -e` starts. With -p,
+ * loads the kernel that a panic starts. The exit status is 0 if the kernel was loaded.
  *
- * kexec-load -e: starts the loaded kernel at once, like `kexec -e`. Drivers are shut down, file systems are not unmounted.
+ * kexec-load -e: starts the loaded kernel at once, like `kexec -e`. Drivers are shut down, file
+ * systems are not unmounted.
  */
 #include <fcntl.h>
 #include <linux/kexec.h>

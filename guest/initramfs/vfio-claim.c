@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * vfio-claim GROUP [SECONDS]: adds an IOMMU group to a VFIO container, and releases it after SECONDS. This
- * moves the group's devices out of their DMA domain and back. The exit status is 0 on success.
+ * vfio-claim GROUP [SECONDS]: adds an IOMMU group to a VFIO container, and releases it after
+ * SECONDS. This moves the group's devices out of their DMA domain and back. The exit status is 0 on
+ * success.
  */
 #include <fcntl.h>
 #include <linux/vfio.h>

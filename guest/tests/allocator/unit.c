@@ -102,7 +102,7 @@ static bool *asks(unsigned int class)
 	return &slots.depots[DMA_BOUNCE_RW][class].asks;
 }
 
-/* With one chunk of few slots, the depot asks when a CPU takes the last ones, and later again. */
+/* With one chunk of few slots, the depot asks when a CPU takes the last ones, then later again. */
 static void few_slots_test(void)
 {
 	begin(1);

@@ -110,9 +110,9 @@ static bool maps_for_long(struct device *dev)
  * dma_bounce_opt_in - allow small DMA of a device to bounce
  * @dev: the device, which is being probed
  *
- * A driver may call this if it keeps the DMA API's rules on the ownership of buffers: it unmaps or
- * synchronises each streaming mapping before the CPU looks at the buffer. The opt-in ends when the
- * driver is unbound. Has no effect for display controllers.
+ * A driver may call this if it keeps the DMA API's rules on the ownership of buffers. It must unmap
+ * or synchronise each streaming mapping before the CPU looks at the buffer. The opt-in ends when
+ * the driver is unbound. Has no effect for display controllers.
  */
 void dma_bounce_opt_in(struct device *dev)
 {

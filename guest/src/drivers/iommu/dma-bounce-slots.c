@@ -81,10 +81,9 @@ static void depot_put(struct dma_bounce_slots *slots, struct dma_bounce_depot *d
 }
 
 /*
- * Returns the number of free slots at which a depot of @nslots slots is low: a part of @nslots, but
- *  - at most the number that all CPUs keep, and
- *  - at least the number that a CPU takes at once. Otherwise a CPU could take the last slots before
- *    the depot asks.
+ * Returns the number of free slots at which a depot of @nslots slots is low. It is a part of
+ * @nslots, but at most the number that all CPUs keep. It is at least the number that a CPU takes at
+ * once. Otherwise a CPU could take the last slots before the depot asks.
  * Returns 0 if @nslots is very small, because chunks are that small only if memory is short.
  */
 static unsigned int low_mark(struct dma_bounce_slots *slots, unsigned int class,
@@ -196,9 +195,9 @@ static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_
 /*
  * Takes a slot from any CPU's stack, because the depot is empty. Asks a limited number of CPUs,
  * because each mapping comes here while memory is too small. Asks online CPUs only, because the
- * others may never have been online. If a CPU goes offline, its slots are not lost. They return to
- * the depots the second time that the owner looks for idle chunks, because they are untouched, or
- * at once if the owner has no memory for a chunk.
+ * others may never have been online. If a CPU goes offline, its slots are not lost. As untouched
+ * slots, they return to the depots the second time that the owner looks for idle chunks. They
+ * return at once if the owner has no memory for a chunk.
  */
 static struct dma_bounce_slot *
 cache_steal(struct dma_bounce_slots *slots, enum dma_bounce_kind kind, unsigned int class,
