@@ -67,7 +67,7 @@ static const char *const names[WHATS] = {"instructions", "locked", "lines", "pag
 static const unsigned char before[] = {0x0f, 0x1f, 0x84, 0x00};
 static const unsigned char behind[] = {'R', 'A', 'C'};
 
-/* Numbers of the lines or pages that were touched */
+/* Lines or pages that were touched, by their numbers. */
 struct places {
     uint64_t length;
     uint64_t of[MOST_PLACES];
