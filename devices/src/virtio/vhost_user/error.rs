@@ -11,7 +11,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// No server accepts a connection at the socket.
-    #[error("cannot connect to the vhost-user server: {source}; start the server first, and give carom access to its socket")]
+    #[error(
+        "cannot connect to the vhost-user server: {source}; start the server first, and give carom access to its socket"
+    )]
     NoServer {
         /// Path of the socket.
         path: PathBuf,

@@ -54,7 +54,8 @@ fn device(options: &Options) -> Result<Device> {
         return image.map(Device::Disk).with_context(|| format!("cannot open {}", path.display()));
     }
     let tap = File::from(rustix::io::dup(rustix::stdio::stdin())?);
-    fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK).context("cannot make the tap interface on standard input non-blocking")?;
+    fcntl_setfl(&tap, OFlags::RDWR | OFlags::NONBLOCK)
+        .context("cannot make the tap interface on standard input non-blocking")?;
     Ok(Device::Card(Card::new(tap)))
 }
 
