@@ -125,12 +125,12 @@ pub struct Cli {
     /// File for crash reports: path=FILE or fd=NUMBER. FILE alone is a path. Reports are appended. An empty file is removed at exit
     #[arg(long, value_name = "path=FILE|fd=N")]
     crash_report: Option<FileOrFd<CrashReportOption>>,
-    /// Inherited descriptor to use instead of opening its file: /dev/kvm, /dev/iommu, a VFIO device (/dev/vfio/devices/vfioN), or
-    /// a disk with the path /dev/fd/N: fd=N. Can be given several times
+    /// Inherited descriptor, used instead of opening its file: fd=N. The file is /dev/kvm, /dev/iommu, a VFIO device
+    /// (/dev/vfio/devices/vfioN), or a disk with the path /dev/fd/N. Can be given several times
     #[arg(long, value_name = "fd=N", num_args = 1.., action = ArgAction::Append)]
     inherit: Vec<InheritedFd>,
-    /// Action if a thread makes a system call that its filter does not allow: end the program (true), have the kernel log it
-    /// (log), fail the call (errno), or filter nothing (false)
+    /// Action if the filter of a thread does not allow a system call: end the program (true), log the call (log), or fail the call
+    /// (errno). With false there are no filters
     #[arg(long, value_name = "true|false|log|errno", default_value = "true")]
     seccomp: Seccomp,
     /// Restrict the program with Landlock to the files of the VM. With --restore, or if API clients create VMs, the VMs may use only

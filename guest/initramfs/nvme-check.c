@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * nvme-check DEVICE BAD: checks all bytes of buffers of a bounced NVMe drive in cases that fio does
- * not cover: after failed reads, and after passthrough commands that write less than their buffer.
+ * nvme-check DEVICE BAD: checks all bytes of buffers of a bounced NVMe drive. It covers cases that fio
+ * does not: failed reads, and passthrough commands that write less than their buffer.
  * Each read of the byte offset BAD of DEVICE must fail. Overwrites 8 KiB at the start of DEVICE.
  * Prints a line for each case. The exit status is 0 if all buffers are right.
  */

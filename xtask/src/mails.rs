@@ -4,8 +4,8 @@
 //! A mail is a patch of `guest/patches/N` together with the files of `guest/src` that `guest/patches/files` assigns to it.
 //! `guest/src` contains these files as they are after the last patch.
 //!
-//! If a patch changes a file that an earlier mail added, this change is a diff in `guest/patches/later`: one for all series, and
-//! one for the series that its name contains. Building the series first reverts all these diffs, and then applies each diff with
+//! If a patch changes a file that an earlier mail added, this change is a diff in `guest/patches/later`. A diff is for all series, or
+//! only for the series in its name. Building the series first reverts all these diffs, and then applies each diff with
 //! its patch.
 //!
 //! `guest/patches/parts` names the mails with which parts begin.

@@ -148,11 +148,11 @@ fn sources(document: &Value) -> Vec<Source> {
         .collect()
 }
 
-/// Splits a help text into the text before the parts, and the parts.
+/// Splits a help text into its sentences without the parts, and the parts.
 fn split(help: &str) -> (String, Vec<Part>) {
     let text = help.split(" [default:").next().unwrap_or(help);
     let mut parts: Vec<Part> = Vec::new();
-    let mut first = None;
+    let (mut first, mut end) = (None, text.len());
     let bytes = text.as_bytes();
     let mut at = 0;
     while at < bytes.len() {
@@ -171,10 +171,15 @@ fn split(help: &str) -> (String, Vec<Part>) {
         first.get_or_insert(value_at - key.len() - 1);
         if !parts.iter().any(|part| part.key == key) {
             parts.push(Part { key, values: values.to_owned() });
+            end = at;
         }
     }
     let before = first.map_or(text, |first| text[..first].trim_end_matches(['[', ',', ' ']));
-    (before.trim_end_matches(':').to_owned(), parts)
+    let before = before.trim_end_matches(':');
+    // A fragment after the parts is about one of them, whose row describes it.
+    let after = text[end..].trim_start_matches([']', '.', ' ']);
+    let is_sentence = !before.is_empty() && after.starts_with(char::is_uppercase);
+    (if is_sentence { format!("{before}. {after}") } else { before.to_owned() }, parts)
 }
 
 /// Returns the value at the start of `text`: up to a delimiter outside of brackets, or up to another key.
@@ -245,16 +250,7 @@ fn table_row(key: &str, values: &str, default: &str, meaning: &str) -> String {
     let values = values.split('|').map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", ");
     let values = if values == "``" { String::new() } else { values };
     let meaning = meaning.replace('\n', " ").replace('|', "\\|");
-    format!("| `{key}` | {values} | {default} | {} |\n", links_as_code(&meaning))
-}
-
-/// Replaces links of Rust's documentation by the names that they have.
-fn links_as_code(text: &str) -> String {
-    let mut out = text.replace("[`Self::", "`").replace("[`", "`").replace("`]", "`");
-    for of in ["ConsoleMode::", "ImageType::"] {
-        out = out.replace(of, "");
-    }
-    out
+    format!("| `{key}` | {values} | {default} | {meaning} |\n")
 }
 
 fn section(page: &mut String, argument: &Arg, sources: &[Source], document: &Value) {
@@ -365,7 +361,8 @@ fn help_splits_into_text_and_parts() {
         [part("size", "SIZE"), part("shared", "on|off"), part("affinity", "[VCPU@[CPU,CPU],…]"), part("max", "N")]
     );
 
-    let (text, parts) = split("Socket: [tap=NAME|fd=N|fd=[N,N]][,vhost_user=on|off,socket=FILE]; several may be given");
-    assert_eq!(text, "Socket");
+    let (text, parts) =
+        split("Socket: [tap=NAME|fd=N|fd=[N,N]][,vhost_user=on|off,socket=FILE]. Can be given several times");
+    assert_eq!(text, "Socket. Can be given several times");
     assert_eq!(parts, [part("tap", "NAME"), part("fd", "N"), part("vhost_user", "on|off"), part("socket", "FILE")]);
 }

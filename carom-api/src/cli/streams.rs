@@ -17,7 +17,7 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush())
 }
 
-/// Writes a line to standard error with one call. If nobody reads standard error, the line is dropped.
+/// Writes a line to standard error with one call. If standard error has no reader, the line is dropped.
 pub fn complain(program: &str, text: &str) {
     // The failure cannot be reported anywhere else.
     let _ = io::stderr().write_all(format!("{program}: {text}\n").as_bytes());

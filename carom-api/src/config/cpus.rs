@@ -90,8 +90,10 @@ impl CpusConfig {
     /// Checks all fields.
     ///
     /// # Errors
-    /// A number of vCPUs is out of range, the topology is not one package of cores, an affinity is wrong, or the address width is
-    /// out of range or too small for the RAM.
+    /// - A number of vCPUs is out of range.
+    /// - The topology is not one package of cores.
+    /// - An affinity is wrong.
+    /// - The address width is out of range, or too small for the RAM.
     pub fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let Self { boot_vcpus: boot, max_vcpus: max, .. } = *self;
         ensure((1..=MAX_VCPUS).contains(&boot), Self::BOOT, || format!("{boot} is not between 1 and {MAX_VCPUS}"))?;

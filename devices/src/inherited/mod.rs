@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Descriptors that the process inherited when it was started. The process uses them instead of opening, creating or connecting to the
-//! same objects: KVM, IOMMUFD, VFIO devices, tap interfaces, and files and sockets named by a path `/dev/fd/N`.
+//! Descriptors that the process inherited when it was started: of KVM, IOMMUFD, VFIO devices, tap interfaces, files and sockets. The
+//! process uses them instead of opening the same objects. A path `/dev/fd/N` names an inherited file or socket.
 //!
 //! The kind of a device's descriptor follows from its device number (`st_rdev`) and sysfs. The path by which it was opened does not
 //! matter.

@@ -7,7 +7,7 @@
 //! * A *backed* chunk is mapped at its place.
 //! * When a chunk is *released*, the scratch chunk is mapped over its place. All released places share this one scratch chunk. The file of
 //!   the released chunk and its memory are dropped. So a newly backed chunk contains no old data.
-//! * A *parked* chunk is zeroed, and its place shows the scratch chunk too. But its file stays, because a device has it mapped. The same
+//! * A *parked* chunk is zeroed, and its place shows the scratch chunk too. But its file stays, because the mapping of the device stays. The same
 //!   endpoint gets the chunk back. A chunk whose file another process has (a vfio-user or vhost-user server) is never parked.
 //!
 //! Each place has its own memory slot, through which the guest sees it. The slot is created when the place is first backed. It normally

@@ -96,8 +96,8 @@ impl Engine {
     }
 
     /// Releases one parked chunk, so that a request that failed for lack of memory can be retried. Returns `false` if no chunk is
-    /// parked, or if a range of the domain is stuck before or after the release: the range may overlap the range that the request
-    /// maps.
+    /// parked. Also returns `false` if a range of the domain is stuck before or after the release, because the request may map an
+    /// overlapping range.
     pub(super) fn make_room(&mut self, domain: DomainId) -> bool {
         !self.is_domain_stuck(domain) && self.evict_one() && !self.is_domain_stuck(domain)
     }

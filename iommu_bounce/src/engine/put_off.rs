@@ -3,9 +3,9 @@
 //! Postponed bypass. While `bypass` is 1, endpoints that a DETACH or a device reset leaves unattached can access all RAM, and the
 //! host takes long to map all RAM.
 //!
-//! A driver could cause this again and again while all other threads wait for the engine. So the mapping of RAM is postponed in
-//! three cases: when the batch has used up its time, when a thread waits, and, except for a reset, during the cooldown after a
-//! slow mapping. Until then, the endpoint has no access, as on a host that refuses to map RAM. Address spaces whose memory the
+//! A driver could cause this again and again while all other threads wait for the engine. So the mapping of RAM is postponed
+//! when the batch has used up its time, or when a thread waits. After a slow mapping there is a cooldown, in which the mapping is
+//! postponed too, except for a reset. Until then, the endpoint has no access, as on a host that refuses to map RAM. Address spaces whose memory the
 //! host kernel does not pin are never postponed, because mapping them takes no time.
 
 use std::time::{Duration, Instant};

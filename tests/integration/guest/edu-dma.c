@@ -10,14 +10,14 @@
  * strtoull(3). Addresses are bus addresses of the device. Commands transfer, fill and count only the first half of a page:
  * QEMU up to 8.0 takes a transfer of the device's whole buffer for one beyond its end, and aborts.
  *
- *   use N                  uses the Nth device from now on, 0 or 1
- *   map ADDRESS r|w|rw     maps a new page there (vfio only): "ok" or the error
+ *   use N                  selects device N, 0 or 1, for later commands
+ *   map ADDRESS r|w|rw     maps a new page at ADDRESS (vfio only), and prints "ok" or the error
  *   unmap ADDRESS          unmaps a page that `map` mapped
- *   fill ADDRESS BYTE      fills that page, by the CPU
- *   count ADDRESS BYTE     prints the number of that page's bytes that are BYTE
- *   victim ADDRESS BYTE    fills the page of RAM at this guest-physical address and makes it the victim. The page must be
- *                          reserved from the kernel (memmap=64K$ADDRESS), and is not mapped for any device
- *   victim-count BYTE      prints the number of the victim's bytes that are BYTE
+ *   fill ADDRESS BYTE      fills the page at ADDRESS with BYTE, by the CPU
+ *   count ADDRESS BYTE     prints how many bytes of the page at ADDRESS are BYTE
+ *   victim ADDRESS BYTE    maps the page of RAM at this GPA for the CPU, and fills the page. No device has the page mapped.
+ *                          The kernel must not use the page (memmap=64K$ADDRESS)
+ *   victim-count BYTE      prints how many bytes of the victim page are BYTE
  *   load ADDRESS           DMA from ADDRESS (a number, or `victim`) to the device's buffer
  *   store ADDRESS          DMA from the device's buffer to ADDRESS (a number, or `victim`)
  *

@@ -7,7 +7,7 @@
  * Sends back all data that arrives at port 1024, on any number of connections, until the other side stops sending. Repeatedly
  * connects to port 5000 of the host, sends some MiB, shuts down its sending side, and reads a checksum of the data. It prints
  *
- *   CAROM-VSOCK cid           the program listens. cid is the device's, or 4294967295 if there is no device yet
+ *   CAROM-VSOCK cid           the program listens; cid is 4294967295 without a device
  *   CAROM-LOST why            a connection to port 1024 failed
  *   CAROM-CALLED n            the nth answer of port 5000 was right
  *   CAROM-CALL-WRONG what     an answer of port 5000 was wrong

@@ -11,14 +11,14 @@
  * WHAT is
  *
  *     instructions    executed instructions
- *     locked          those of them that lock memory
+ *     locked          executed instructions that lock memory
  *     lines           cache lines of 64 bytes that were read or written
  *     pages           pages of 4 KiB that were read or written
- *     executed        instructions of all CPUs: one count
+ *     executed        executed instructions of all CPUs, one count
  *
  * Lines and pages of the stack are not counted. The first memory access of a section must be to the stack, which it identifies.
  *
- * Whether a count includes the marks is the same for all counts. Subtract the counts of an empty section. Interrupts of an
+ * All counts include the same part of the marks. So subtract the counts of an empty section. Interrupts of an
  * emulated CPU within a section count too, so use the median.
  *
  *     -plugin counts.so,out=FILE

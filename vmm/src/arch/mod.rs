@@ -2,8 +2,12 @@
 
 //! Code for one processor architecture. The rest of the VMM uses only this module, and names no architecture.
 //!
-//! An architecture provides its address map ([`layout`]), the boot contents of the guest ([`boot`], [`acpi`], [`smbios`]), the state of
-//! its vCPUs ([`registers`], [`cpuid`]) and interrupt controllers ([`irqchip`]), and the devices that are not on a bus ([`board`]).
+//! An architecture provides:
+//!
+//! - its address map ([`layout`])
+//! - the boot contents of the guest ([`boot`], [`acpi`], [`smbios`])
+//! - the state of its vCPUs ([`registers`], [`cpuid`]) and interrupt controllers ([`irqchip`])
+//! - the devices that are not on a bus ([`board`])
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("Carom runs on x86-64 only");

@@ -212,7 +212,7 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
-    // SAFETY: The range is the new mapping's own, so nobody has a reference to its bytes. It stays mapped until `mapping`
+    // SAFETY: The range is the new mapping's own, so there is no reference to its bytes. It stays mapped until `mapping`
     // is dropped.
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");

@@ -185,7 +185,7 @@ impl PartBus {
     }
 
     /// Removes RAM from all parts, after adding the RAM failed and it was withdrawn. In the meantime, a part may use the RAM even if
-    /// [`add_ram`](Self::add_ram) did not reach it: a driver may have started a device with it, or mapped it behind the virtio-iommu.
+    /// [`add_ram`](Self::add_ram) did not reach that part: a driver may have started a device with the RAM, or mapped it.
     /// Returns `false` if the host keeps a mapping of the RAM: then the pages must stay.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
@@ -250,8 +250,8 @@ impl PartBus {
         }
     }
 
-    /// Returns a slot for a part, with or without a virtio-iommu in the VM: the slot that the configuration assigns to it, or a free slot
-    /// that is not in `wanted`.
+    /// Returns the slot that the configuration assigns to a part, or otherwise a free slot that is not in `wanted`. The free slots depend
+    /// on whether the VM has a virtio-iommu.
     fn free_address(
         &self,
         part: &dyn KindConfig,

@@ -4,8 +4,8 @@
 //!
 //! Each file here builds the parts of one kind from their configuration, which `carom-api` defines; [`BUILDERS`] lists them. [`bus`]
 //! puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`]. Pause and resume,
-//! reset, and saved state belong to the function on the bus ([`PciDevice`]), because devices that are not parts have them too: the
-//! host bridge, pvpanic and the watchdog.
+//! reset, and saved state belong to the function on the bus ([`PciDevice`]). The host bridge, pvpanic and the watchdog have them too, and
+//! are not parts.
 
 mod balloon;
 mod block;

@@ -17,7 +17,7 @@ pub(crate) fn elf(code: &[u8]) -> Vec<u8> {
     let note_len = note.len() as u64;
 
     let mut image = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    // ET_EXEC, EM_X86_64, version; entry, offset of program headers, no section headers; flags; sizes and numbers.
+    // ET_EXEC, EM_X86_64, version. Then the entry, the offset of program headers, no section headers, flags, sizes and numbers.
     image.extend([2, 0, 62, 0, 1, 0, 0, 0]);
     [entry, 64, 0].iter().for_each(|word| image.extend(word.to_le_bytes()));
     image.extend([0; 4]);

@@ -30,8 +30,8 @@ verified --verify_only
 echo 0 >tracing_on
 "#;
 
-/// Job that prints the time in µs and the copied bytes of each interrupt of the drive's I/O queues, and then the numbers of
-/// buffers copied in interrupts, in softirqs and elsewhere.
+/// Job that prints the time in µs and the copied bytes of each interrupt of the drive's I/O queues. Then it prints how many buffers
+/// were copied in interrupts, in softirqs and elsewhere.
 ///
 /// A line of the trace is `COMM-PID [CPU] FLAGS TIME: EVENT: …`. The third flag is the kernel's context: `h` for an interrupt,
 /// `H` for an interrupt during a softirq, `s` for a softirq.

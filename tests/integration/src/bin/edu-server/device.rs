@@ -56,7 +56,7 @@ impl Edu {
     pub(crate) fn new(mask: u64) -> Self {
         let mut config = [0; CONFIG_SIZE];
         let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        // Vendor and device; status: has capabilities; revision and class: other; head of the capability list; interrupt pin.
+        // Vendor and device, status (with a capability list), revision and class (other). Then the head of the list, and the interrupt pin.
         set(0x00, &[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0, 0x10, 0, 0xff, 0]);
         set(0x34, &[0x40]);
         set(0x3d, &[1]);

@@ -54,8 +54,8 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
     image
 }
 
-/// Returns an ELF image like EDK2's: 64-bit for a 32-bit machine, with one segment of `size` bytes from 1 MiB on, and a note of type
-/// `note` with the PVH entry point.
+/// Returns an ELF image like EDK2's, 64-bit for a 32-bit machine. The image has one segment of `size` bytes from 1 MiB on. Its note of
+/// type `note` has the PVH entry point.
 fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
     elf_of(size, note, entry, &[Segment { offset: 0, address: HIGH_RAM_START, file_len: size, len: size }])
 }
