@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::guest_cycles::has_two_cpus;
+use crate::guest_cycles::two_cpus;
 
 /// Length of the disk's image, which the guest reads completely.
 const IMAGE: usize = 32 << 20;
@@ -17,7 +17,7 @@ pub(crate) fn disk(dir: &Path, more: &str) -> String {
     let image = dir.join("image");
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
-    let affinity = if has_two_cpus() { ",queue_affinity=[0@[1]]" } else { "" };
+    let affinity = two_cpus().map_or(String::new(), |[_, cpu]| format!(",queue_affinity=[0@[{cpu}]]"));
     // A read-only disk's lock can be shared between processes: older builds released it late.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use carom_integration::measure::statistics::{interval, median};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::c_guest;
 
@@ -67,9 +68,11 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
     }
 }
 
-/// True if the benchmark may keep the vCPU on the first CPU, and a device's thread on the second one.
-pub(crate) fn has_two_cpus() -> bool {
-    thread::available_parallelism().is_ok_and(|number| number.get() > 1)
+/// Returns the first two CPUs on which this process may run, for the vCPU and for a device's thread. `None` if there is one CPU only.
+pub(crate) fn two_cpus() -> Option<[usize; 2]> {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    Some([cpus.next()?, cpus.next()?])
 }
 
 /// `carom` process, which is killed when this value is dropped.
@@ -108,8 +111,8 @@ fn run(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> Optio
         .args(["--serial", &format!("file={}", serial.display())])
         .args(arguments)
         .stdin(Stdio::null());
-    if has_two_cpus() {
-        command.args(["--cpus", "boot=1,affinity=[0@[0]]"]);
+    if let Some([cpu, _]) = two_cpus() {
+        command.args(["--cpus", &format!("boot=1,affinity=[0@[{cpu}]]")]);
     }
     let mut carom = Carom(command.spawn().unwrap());
     let start = Instant::now();

@@ -84,6 +84,15 @@ static inline void say(uint8_t c)
 	outb(SERIAL, c);
 }
 
+/* Prints a number as eight hexadecimal digits. */
+static inline void say_hex(uint32_t v)
+{
+	int shift;
+
+	for (shift = 28; shift >= 0; shift -= 4)
+		say("0123456789abcdef"[v >> shift & 15]);
+}
+
 /* Takes a byte that the test sent. Returns 0 if no byte has arrived. */
 static inline int heard(void)
 {
@@ -114,6 +123,16 @@ static inline void pci_write(uint32_t slot, uint32_t at, uint32_t v)
 	outl(PCI_ADDRESS, 0x80000000u | slot << 11 | (at & 0xfc));
 	outl(PCI_DATA, v);
 	unlock(&pci_lock);
+}
+
+/* Returns the slot of the first device with this vendor and device ID, or 32 if there is none. */
+static inline uint32_t slot_of(uint32_t id)
+{
+	uint32_t slot = 1;
+
+	while (slot < 32 && pci_read(slot, 0) != id)
+		slot++;
+	return slot;
 }
 
 /*

@@ -86,23 +86,6 @@ static void read_blocks(uint32_t notify, uint32_t depth)
 	}
 }
 
-static void say_hex(uint32_t v)
-{
-	int shift;
-
-	for (shift = 28; shift >= 0; shift -= 4)
-		say("0123456789abcdef"[v >> shift & 15]);
-}
-
-static uint32_t slot_of(uint32_t id)
-{
-	uint32_t slot = 1;
-
-	while (slot < 32 && pci_read(slot, 0) != id)
-		slot++;
-	return slot;
-}
-
 /* Sends the request at REQUEST for domain 1, with this type, and waits for the answer. The request has `len` bytes, its tail `tail`. */
 static void request_of(uint32_t common, uint32_t type, uint32_t len, uint32_t tail)
 {

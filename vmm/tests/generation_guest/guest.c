@@ -20,7 +20,7 @@ static void look(void)
 	APIC[0xb0 / 4] = 0;
 }
 
-static void say_hex(uint8_t v)
+static void say_byte(uint8_t v)
 {
 	say("0123456789abcdef"[v >> 4]);
 	say("0123456789abcdef"[v & 15]);
@@ -46,9 +46,9 @@ void guest(uint32_t cpu, const uint32_t *info)
 		/* `interrupt` leaves interrupts masked. */
 		__asm__ volatile("sti");
 		for (i = 0; i < sizeof(id); i++)
-			say_hex(id[i]);
+			say_byte(id[i]);
 		say(' ');
-		say_hex(count);
+		say_byte(count);
 		say('\n');
 		wait(23);
 	}

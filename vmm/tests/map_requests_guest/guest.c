@@ -123,23 +123,6 @@ static void map_and_unmap(uint32_t pages)
 	check();
 }
 
-static void say_hex(uint32_t v)
-{
-	int shift;
-
-	for (shift = 28; shift >= 0; shift -= 4)
-		say("0123456789abcdef"[v >> shift & 15]);
-}
-
-static uint32_t slot_of(uint32_t id)
-{
-	uint32_t slot = 1;
-
-	while (slot < 32 && pci_read(slot, 0) != id)
-		slot++;
-	return slot;
-}
-
 void guest(uint32_t cpu, const uint32_t *info)
 {
 	static const uint32_t counts[] = { 1, MOST };
