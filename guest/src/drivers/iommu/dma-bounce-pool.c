@@ -290,8 +290,8 @@ static void pool_grow_ahead(struct dma_bounce_pool *pool, unsigned int kind, uns
  * @pool: the pool
  *
  * Retries chunks that could not be freed before. If the domain has no device, chunks of the
- * kernel's own pages stay until the next device is attached. The IOMMU driver may just be replaying
- * their mappings for that device.
+ * kernel's own pages stay until the next device is attached, because the IOMMU driver may just be
+ * replaying their mappings for that device.
  */
 void dma_bounce_pool_reap(struct dma_bounce_pool *pool)
 {

@@ -131,8 +131,8 @@ static bool give_one(struct dma_bounce_pool *pool)
 }
 
 /*
- * Returns the number of chunks that a pool could give up. Lent and draining chunks do not count, nor
- * do chunks that cannot be given back.
+ * Returns the number of chunks that a pool could give up. This excludes chunks that are lent, that
+ * are draining, or that cannot be given back.
  */
 static unsigned int live_chunks(struct dma_bounce_pool *pool)
 {
