@@ -53,36 +53,36 @@ pub struct Cli {
     /// Kernel command line
     #[arg(long, value_name = "TEXT", default_value = "", requires = PAYLOAD, conflicts_with = "firmware")]
     cmdline: String,
-    /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES][,max_phys_bits=46][,nested=on|off]
+    /// CPUs: boot=N[,max=N][,topology=THREADS:CORES:DIES:PACKAGES] [,max_phys_bits=46][,nested=on|off]
     /// [,affinity=[VCPU@[CPU,CPU-CPU],…]]. affinity names the host CPUs that each vCPU may run on [default: boot=1]
     #[arg(long, value_name = "boot=N", requires = PAYLOAD)]
     cpus: Option<CpusConfig>,
-    /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,prefault=on|off][,reserve=on|off]
-    /// [,mergeable=on|off][,hotplug_size=SIZE] [default: size=512M]
+    /// RAM: size=SIZE[,shared=on|off][,thp=on|off][,hugepages=on|off] [,hugepage_size=2M|1G][,prefault=on|off]
+    /// [,reserve=on|off][,mergeable=on|off][,hotplug_size=SIZE] [default: size=512M]
     #[arg(long, value_name = "size=SIZE,…", requires = PAYLOAD)]
     memory: Option<MemoryConfig>,
-    /// Memory zone: id=NAME,size=SIZE[,file=PATH][,shared=on|off][,hugepages=on|off][,hugepage_size=2M|1G][,host_numa_node=N]
+    /// Memory zone: id=NAME,size=SIZE[,file=PATH][,shared=on|off][,hugepages=on|off] [,hugepage_size=2M|1G][,host_numa_node=N]
     /// [,prefault=on|off][,reserve=on|off][,mergeable=on|off]. All RAM then consists of zones, and --memory must have size=0. Can be given several times
     #[arg(long, value_name = "id=NAME,size=SIZE,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     memory_zone: Vec<MemoryZoneConfig>,
-    /// NUMA node of the guest, made of memory zones: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST][,distances=[NODE@DISTANCE,…]]
+    /// NUMA node of the guest, made of memory zones: guest_numa_id=N[,cpus=LIST][,memory_zones=LIST] [,distances=[NODE@DISTANCE,…]]
     /// [,pci_segments=LIST]. Can be given several times
     #[arg(long, value_name = "guest_numa_id=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     numa: Vec<NumaConfig>,
     #[command(flatten)]
     parts: PartArguments,
-    /// Platform: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N][,iommu_segments=LIST][,iommu_address_width=BITS]
-    /// [,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID][,oem_strings=[TEXT,TEXT]] and other SMBIOS strings.
+    /// Platform: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N] [,iommu_segments=LIST][,iommu_address_width=BITS]
+    /// [,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID] [,oem_strings=[TEXT,TEXT]] and other SMBIOS strings.
     /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while they come fast.
     /// iommu_address_width limits the addresses that the virtio-iommu translates. vmgenid adds a VM Generation ID [default: iommufd=off,iommu_poll=auto]
     #[arg(long, value_name = "iommufd=on|off,…", requires = PAYLOAD)]
     platform: Option<PlatformConfig>,
     /// Share of the BAR address space for one PCI segment (see --platform num_pci_segments):
-    /// pci_segment=N[,mmio32_aperture_weight=N][,mmio64_aperture_weight=N]. Can be given several times
+    /// pci_segment=N[,mmio32_aperture_weight=N] [,mmio64_aperture_weight=N]. Can be given several times
     #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     pci_segment: Vec<PciSegmentConfig>,
     /// Rate limit shared by all disks that name it (rate_limit_group): id=NAME[,bw_size=BYTES,bw_refill_time=MS]
-    /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS][,ops_one_time_burst=N]. Can be given several times
+    /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS] [,ops_one_time_burst=N]. Can be given several times
     #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     rate_limit_group: Vec<RateLimitGroupConfig>,
     /// First serial port: off, null, tty, pty, file=PATH or socket=PATH [default: tty, or null under the name cloud-hypervisor]

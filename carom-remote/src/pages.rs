@@ -56,4 +56,18 @@ mod tests {
             assert!(text.starts_with(".ie") && text.contains(word), "{page}: {text}");
         }
     }
+
+    /// man breaks lines only at spaces. On a terminal of 80 columns, a description has 66.
+    #[test]
+    fn words_of_man_pages_fit_into_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        man_pages(dir.path()).unwrap();
+        for page in std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
+            let text =
+                std::fs::read_to_string(&page).unwrap().replace("\\fB", "").replace("\\fR", "").replace('\\', "");
+            for word in text.split_whitespace() {
+                assert!(word.chars().count() <= 66, "{}: {word}", page.display());
+            }
+        }
+    }
 }

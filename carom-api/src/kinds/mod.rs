@@ -190,7 +190,7 @@ impl Kind {
 
     fn with_keys(&self, help: &str, keys: &str) -> String {
         let of_all = if self.takes_slot { "[,pci_segment=N][,pci_device_id=N][,id=NAME]" } else { "" };
-        format!("{help}: {keys}{of_all}")
+        format!("{help}: {}", with_breaks(&format!("{keys}{of_all}")))
     }
 
     /// Parses the value of the option.
@@ -212,6 +212,23 @@ impl Kind {
         part.check_id().map_err(|error| error.explain(Terms::Json))?;
         Ok(part)
     }
+}
+
+/// Inserts spaces before optional keys, so that man pages and terminals of 80 columns can break the lines.
+fn with_breaks(keys: &str) -> String {
+    const MAX_COLUMNS: usize = 64;
+    let (mut text, mut columns) = (String::new(), 0);
+    for (number, key) in keys.split("[,").enumerate() {
+        let key = if number > 0 { format!("[,{key}") } else { key.into() };
+        let width = key.chars().count();
+        if columns > 0 && columns + width > MAX_COLUMNS {
+            text.push(' ');
+            columns = 0;
+        }
+        text.push_str(&key);
+        columns += width;
+    }
+    text
 }
 
 /// Methods that the configurations of all kinds have in common.
