@@ -22,7 +22,7 @@ pub(super) enum Direction {
 /// Adds the buffers of a chain to `buffers`. Returns the total length of the added buffers.
 ///
 /// # Errors
-/// The rule that the chain breaks.
+/// The chain breaks a rule. The error is the text of this rule.
 pub(super) fn collect(
     chain: Chain<&DmaView<'_>>,
     queue_size: u16,

@@ -46,7 +46,7 @@ pub trait Carrier: Send + Sync {
     /// Sets the offloads that the guest accepts.
     ///
     /// # Errors
-    /// The host rejects them.
+    /// The host rejects the offloads.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
     /// Makes the host use the first `pairs` pairs of queues.
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Control queue: the driver sets the number of pairs that it uses (virtio 1.4, section 5.1.6.5).
+//! Control queue. With a command in this queue, the driver sets the number of queue pairs that it uses (virtio 1.4, section 5.1.6.5).
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(in crate::virtio) trait Pairs: Send + Sync {
     /// Makes the backend use the first `pairs` pairs of queues.
     ///
     /// # Errors
-    /// The reason why the number of used pairs stays unchanged.
+    /// The backend rejects the number. The number of used pairs does not change.
     fn set_pairs(&self, pairs: u16) -> io::Result<()>;
 }
 
@@ -140,7 +140,7 @@ impl Control {
         }
         if let Err(error) = self.host.set_pairs(pairs) {
             if self.throttle.pass() {
-                warn!("{}: the host interface rejected the use of {pairs} pairs of queues: {error}", self.host.id());
+                warn!("{}: the network backend rejected the use of {pairs} pairs of queues: {error}", self.host.id());
             }
             return CTRL_ERR;
         }

@@ -42,7 +42,7 @@ pub struct NetTraits {
     /// True if either side may send large UDP packets that are segmented later. Requires `csum`.
     pub uso: bool,
     /// True if a large packet may be spread over several small receive buffers. Without this feature, a driver that accepts large packets
-    /// must make each receive buffer large enough for the largest one (section 5.1.6.3.1).
+    /// must make each receive buffer large enough for the largest packet (section 5.1.6.3.1).
     pub merges: bool,
 }
 
@@ -161,10 +161,10 @@ impl VirtioDevice for VirtioNet {
         let NetState { mac, mtu, pairs } = state.payload(STATE.0, STATE.1)?;
         let rule = |field, rule| Err(StateError::rule(field, rule));
         if mac != self.traits.mac {
-            return rule("mac", "the saved MAC address is not the one in the configuration".to_string());
+            return rule("mac", "the saved MAC address differs from the configured MAC address".to_string());
         }
         if mtu != self.traits.mtu {
-            return rule("mtu", format!("the saved MTU is {mtu}, but the present interface has {}", self.traits.mtu));
+            return rule("mtu", format!("the saved MTU is {mtu}, but the host interface has MTU {}", self.traits.mtu));
         }
         if !(1..=self.traits.pairs).contains(&pairs) {
             return rule("pairs", format!("{pairs} is not in the range 1 to {}", self.traits.pairs));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
+//! Fuzzing of a queue: a driver whose rings, descriptors and buffers contain the fuzzer's bytes. Tests replay findings with the same code.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::byte_driver::{ByteDriver, Layout};
 use crate::worker::{Orders, Task};
 
-/// A host interface that is a socket.
+/// Socket in place of a host interface.
 struct Socket(File);
 
 impl Carrier for Socket {

@@ -57,7 +57,7 @@ impl Link {
     /// Takes a packet of `bytes` bytes from the budget of `limiter`.
     ///
     /// # Errors
-    /// The time that the packet has to wait.
+    /// The budget is too small now. The error is the time that the packet has to wait.
     pub(super) fn pass(&self, limiter: Option<&RateLimiter>, bytes: usize) -> Result<(), Duration> {
         let passed = limiter.map_or(Ok(()), |limiter| limiter.pass(bytes as u64, Instant::now()));
         passed.inspect_err(|_| count(&self.counts.rate_waits, 1))

@@ -62,7 +62,7 @@ pub struct NetParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a network device: the PCI function, and the device for reading its counters.
+/// Creates a network device. Returns its PCI function, and the device itself so that the caller can read its counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -29,7 +29,7 @@ pub(super) struct Pair {
     failed: bool,
 }
 
-/// Returns true if a queue is a receive queue. It is the first queue of each pair (virtio 1.4, section 5.1.2).
+/// Returns true if a queue is a receive queue. The receive queue is the first queue of each pair (virtio 1.4, section 5.1.2).
 fn receives(queue: u16) -> bool {
     queue.is_multiple_of(2)
 }

@@ -40,12 +40,13 @@ pub(super) struct Receive {
     len: usize,
     /// True if the rate limit has let the current packet pass.
     passed: bool,
-    /// Buffers for the current packet, and the chains that contain them.
+    /// Buffers for the current packet.
     buffers: Buffers,
+    /// Head of each chain with these buffers, and the number of bytes for the chain.
     used: Vec<(u16, u32)>,
     /// Index of the available ring at the last check.
     seen: Wrapping<u16>,
-    /// Remaining delay: of the rate limit, or after a failed read from the host interface.
+    /// Remaining delay, because of the rate limit or after a failed read from the host interface.
     rest: Rest,
     throttle: Throttle,
 }
@@ -124,7 +125,7 @@ impl Receive {
         Ok(turn)
     }
 
-    /// Asks the driver for a notification when it adds buffers. Returns true if the driver has added buffers since the last check.
+    /// Asks the driver to notify the device of new buffers. Returns true if the driver has added buffers since the last check.
     fn has_room_now(&mut self) -> Result<bool, DeviceError> {
         let before = self.seen;
         ask_for_notifications(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
@@ -143,7 +144,7 @@ impl Receive {
     fn step(&mut self) -> Result<Step, Failure> {
         self.look()?;
         if self.len == 0 {
-            // While the driver has no room, packets wait in the host interface, and the host drops what exceeds its queue.
+            // While the driver has no room, packets wait in the queue of the host interface. If this queue is full, the host drops packets.
             if self.seen == Wrapping(self.queue.next_avail()) {
                 return Ok(Step::NoRoom);
             }
@@ -168,7 +169,7 @@ impl Receive {
         Ok(given)
     }
 
-    /// Writes the current packet to as many buffers as it needs. Drops the packet if it can never fit.
+    /// Writes the current packet to the driver's buffers. Drops the packet if it can never fit.
     fn give(&mut self) -> Result<Step, DeviceError> {
         let (ring, rule) = (ring_error(self.index), broken(self.index));
         let memory = &self.driver.memory.view();
@@ -180,7 +181,7 @@ impl Receive {
         while room < self.len {
             let Some(chain) = self.queue.next_chain(memory).map_err(&ring)? else {
                 self.queue.put_back(self.queue.next_avail().wrapping_sub(first));
-                // If the queue is already full of the driver's buffers, the driver cannot add more.
+                // If the queue is already full of the driver's buffers, the driver cannot add more. So the packet can never fit.
                 let all = self.used.len() >= usize::from(size);
                 return Ok(if all { self.lose() } else { Step::NoRoom });
             };
@@ -192,7 +193,7 @@ impl Receive {
                 return Ok(self.lose());
             }
             let part = bytes.min(self.len - room);
-            // `part` is at most the length of the packet.
+            // The conversion cannot fail, because `part` is at most the length of the packet.
             self.used.push((head, u32::try_from(part).map_err(|_| rule("a buffer is too long"))?));
             room += part;
             if self.used.len() > usize::from(size) {

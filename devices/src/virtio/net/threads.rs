@@ -32,10 +32,11 @@ pub(super) fn threads(
     most: u16,
     pairs: Arc<AtomicU16>,
 ) -> io::Result<QueueWorker<Work>> {
-    // An index after all pairs is always the control queue, whatever features the driver accepted.
+    // The queue after the last pair is always a control queue, regardless of the features that the driver accepted.
     let is_last = move |index| index == 2 * most;
     let is_control = move |index, driver: &Driver| is_last(index) || index == control_queue(driver.features, most);
-    // If the index of the control queue lies within the pairs, the queue has its own thread, which serves no queue of a pair.
+    // If the driver accepted CTRL_VQ without MQ, the control queue has index 2, which may lie within the pairs. The control queue then has a
+    // thread of its own, apart from the thread of this pair.
     let is_moved = move |index, driver: &_| !is_last(index) && is_control(index, driver);
     QueueWorker::several(queues, 2, is_moved, move |driver, index, queue, _| {
         let id = &link.id;

@@ -103,7 +103,7 @@ impl Transmit {
             }
             (head, read(memory, &self.buffers, &mut self.packet).map_err(broken(self.index))?, whole)
         };
-        // The memory view was dropped, so a slow write to the host blocks no change of the mappings.
+        // The memory view is already dropped. So a slow write to the host does not block changes of the mappings.
         let counts = &self.link.counts;
         if whole > bytes || bytes < HEADER_BYTES + MIN_FRAME {
             count(&counts.tx_dropped, 1);

@@ -40,7 +40,8 @@ impl Rest {
     }
 }
 
-/// Ends a turn. If the driver wants an interrupt, notifies it of the buffers of queue `index` that were used since `since`.
+/// Ends a turn of queue `index`. Interrupts the driver if it wants an interrupt for the buffers that were used since the used index was
+/// `since`.
 pub(super) fn notify_driver(queue: &DeviceQueue, driver: &Driver, index: u16, since: u16) -> Result<(), DeviceError> {
     if wants_interrupt(queue, &driver.memory.view(), since).map_err(ring_error(index))? {
         driver.interrupt.queue_used(index);

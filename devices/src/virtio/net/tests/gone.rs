@@ -36,7 +36,7 @@ fn vanished_interface_ends_reads_and_drops_guest_packets() {
         harness.send(&frame(100));
         harness.wait_used(TRANSMIT, count);
     }
-    // Longer than the delay before the host interface is read again after a failure.
+    // Wait longer than the delay between a failed read from the host interface and the next read.
     thread::sleep(Duration::from_millis(1500));
     let counters = harness.device.counters();
     assert_eq!((counters.host_errors, counters.tx_dropped, counters.tx_frames), (1, 200, 0));

@@ -72,7 +72,7 @@ fn queue_pair_count_is_validated_and_passed_to_the_host() {
 }
 
 #[test]
-fn control_queue_without_mq_is_the_third() {
+fn control_queue_without_mq_has_index_2() {
     for pairs in [2, 3] {
         let mut harness = Harness::new(pairs, false);
         harness.set_up(MAC | CTRL_VQ, 0..3);
@@ -93,7 +93,7 @@ fn control_queue_without_mq_is_the_third() {
         assert_eq!(other.device.queue_state(2), Some(served));
         harness.function.resume();
         assert_eq!(control(&mut harness, 2, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
-        // A reset makes the queue's state disappear.
+        // A reset deletes the queue's state.
         harness.write(20, &[0]);
         assert_eq!(harness.device.queue_state(2), None);
     }

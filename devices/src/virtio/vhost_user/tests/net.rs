@@ -40,7 +40,7 @@ fn use_pairs(device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) 
     use_pairs_by(4, device, ram, number, pairs)
 }
 
-/// Sends the command on queue `index`.
+/// Does the same as [`use_pairs`], with queue `index` as the control queue.
 fn use_pairs_by(index: u16, device: &VhostUserDevice, ram: &Arc<Ram>, number: u16, pairs: u16) -> u8 {
     let [descriptors, available, used, command, answer] = CONTROL;
     ram.write_slice(&[&[4, 0], &pairs.to_le_bytes()[..]].concat(), GuestAddress(command)).unwrap();
@@ -86,7 +86,7 @@ fn control_queue_enables_and_disables_queue_pairs() {
 }
 
 #[test]
-fn control_queue_without_mq_is_the_third() {
+fn control_queue_without_mq_has_index_2() {
     const MQ_FEATURE: u64 = 1 << 22;
     let server = Server::start(Manner::default());
     let device = connect(&server, card(2)).unwrap();
