@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Stops DMA and interrupts of a device while it may not use the bus.
+//! Stops DMA and interrupts of a device while the device may not use the bus.
 //!
-//! The driver forbids bus use by the bus master bit of the command register, or by a power state other than D0. The gate then pauses the
-//! device's queues. Its MSI-X messages stay pending, because a message is a write to memory too. When the driver allows bus use again,
-//! the gate resumes the queues and sends the pending messages. A pause of the whole VM is a second, independent reason to pause the
-//! queues.
+//! The driver forbids bus use if it clears the bus master bit of the command register, or selects a power state other than D0. The gate
+//! then pauses the device's queues. The device's MSI-X messages stay pending, because a message is a write to memory too. When the driver
+//! allows bus use again, the gate resumes the queues and sends the pending messages. A pause of the whole VM is a second, independent
+//! reason to pause the queues.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ impl BusGate {
     /// Opens or closes the gate according to the registers. `may_use_bus` reads the registers while the gate is locked, so the last of
     /// several concurrent writes takes effect.
     ///
-    /// When this function returns with a closed gate, the device has no I/O in flight and sends no more DMA or messages.
+    /// When this function returns with a closed gate, the device has no I/O in flight. It starts no more DMA and sends no more messages.
     pub(super) fn follow(
         &self,
         device: &dyn VirtioDevice,
@@ -71,7 +71,8 @@ impl BusGate {
         }
         set(device, stood_still, reasons.stands_still());
         if !open {
-            // This follows the pause: interrupts for I/O that completed during the pause are still sent.
+            // Block the messages only after `set` has paused the device: I/O that completes while the device pauses must still send its
+            // interrupts.
             interrupts.with_msix(|msix| msix.set_on_bus(false));
         }
     }

@@ -115,8 +115,8 @@ pub(super) struct CommonConfig {
 }
 
 impl CommonConfig {
-    /// Returns the registers of a device that offers `features` in addition to those of the transport. `translated` is true if the device
-    /// is behind an IOMMU. Its driver must then accept `ACCESS_PLATFORM`.
+    /// Returns the registers of a device that offers `features` in addition to the transport's features. `translated` is true if the device
+    /// is behind an IOMMU. The driver must then accept `ACCESS_PLATFORM`.
     pub(super) fn new(features: u64, translated: bool, queue_sizes: &[u16]) -> Self {
         let needed = VERSION_1 | if translated { ACCESS_PLATFORM } else { 0 };
         Self {
@@ -177,7 +177,7 @@ impl CommonConfig {
         }
         if accepted && !self.features_fit(state.driver_features) {
             let rule = format!(
-                "{:#x} do not fit the features that the device offers ({:#x})",
+                "the saved features {:#x} lack a required feature, or the device does not offer all of them (it offers {:#x})",
                 state.driver_features, self.offered
             );
             return Err(StateError::rule("driver_features", rule));
@@ -240,7 +240,7 @@ impl CommonConfig {
     }
 
     /// Returns the queues as the driver has set them up. The inner `None` is a queue that is not enabled. The outer `None` means that the
-    /// rings of some queue are misaligned or not in the device's memory.
+    /// rings of at least one queue are misaligned or not in the device's memory.
     pub(super) fn build_queues(&self, memory: &DmaView<'_>) -> Option<Vec<Option<Queue>>> {
         self.queues.iter().map(|setup| self.build_queue(setup, memory)).collect()
     }
@@ -257,7 +257,7 @@ impl CommonConfig {
         queue.try_set_used_ring_address(used).ok()?;
         queue.set_event_idx(self.driver_features & EVENT_IDX != 0);
         queue.set_ready(true);
-        // virtio-queue takes an available ring at address 0 for a queue that was never set up.
+        // virtio-queue treats a queue whose available ring is at address 0 as never set up.
         (setup.rings[1] != 0 && queue.is_valid(memory)).then_some(Some(queue))
     }
 

@@ -30,7 +30,7 @@ struct Place {
 }
 
 impl QueueDoorbells {
-    /// Returns the doorbells. They are not connected yet. Without `platform` they never are.
+    /// Returns the doorbells. They are not connected yet. Without `platform`, [`Self::update`] never connects them.
     pub(super) fn new(platform: Option<Arc<dyn Doorbells>>) -> Self {
         Self { platform, place: Mutex::default() }
     }

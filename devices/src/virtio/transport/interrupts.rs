@@ -173,7 +173,7 @@ impl Interrupts {
         }
     }
 
-    /// Returns the eventfd of the vector of `queue`. It works even while the vector is masked: the interrupt stays pending then. Returns
+    /// Returns the eventfd of the vector of `queue`. If the vector is masked, a write to the eventfd makes the interrupt pending. Returns
     /// `None` if MSI-X is off, or if the vector has no eventfd.
     pub(super) fn queue_event(&self, queue: u16) -> Option<EventFd> {
         let msix = lock(&self.msix);

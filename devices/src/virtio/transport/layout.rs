@@ -8,17 +8,18 @@ use crate::virtio::SharedRegion;
 
 /// BAR with the structures and the MSI-X table.
 pub(super) const STRUCTURES_BAR: u8 = 0;
-/// I/O port BAR for notifications. The hypervisor gets the address and value of a port write with the VM exit. For a write to memory, it
-/// must walk page tables and decode the instruction first.
+/// I/O port BAR for notifications. For a port write, the VM exit tells the hypervisor the address and the value. For a write to memory,
+/// the hypervisor must first walk page tables and decode the instruction.
 pub(super) const NOTIFY_BAR: u8 = 1;
 /// BAR with only the shared memory region. It is a 64-bit BAR, so it uses BAR register 3 too.
 pub(super) const SHARED_BAR: u8 = 2;
-/// Size of [`STRUCTURES_BAR`]: eight pages. Each structure has its own page, so that each could be trapped alone.
+/// Size of [`STRUCTURES_BAR`]: eight pages. Each structure has its own page, so that a hypervisor can trap the structures separately.
 pub(super) const STRUCTURES_SIZE: u64 = 0x8000;
 
 /// Offset of the common configuration in the BAR.
 pub(super) const COMMON: u64 = 0x0000;
-/// Size of the common configuration in bytes. It ends before `queue_notify_data`, whose feature is not offered.
+/// Size of the common configuration in bytes. The structure ends before `queue_notify_data`, because the device does not offer the feature
+/// for this field.
 pub(super) const COMMON_SIZE: usize = 56;
 /// Offset of the ISR status in the BAR. The status is 1 byte.
 pub(super) const ISR: u64 = 0x1000;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! State of a device towards its driver, in one number that changes without a lock.
+//! Activation and failure of a device, in one atomic number.
 //!
-//! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a failing
-//! thread must not wait for this lock. Instead it changes the number, and each read of the registers includes the number. A failure
-//! counts only for the driver with which it was found. A late failure does not affect the next driver.
+//! A device reports failures on its own threads. A reset waits for these threads while it holds the lock on the registers. So a thread
+//! that reports a failure must not wait for this lock. Instead, the thread changes the number without a lock, and each read of the
+//! registers checks the number. A failure counts only for the driver that the device served at that time. So a late report of a failure
+//! does not affect the next driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ const FAILED: u64 = 1 << 1;
 /// Position of the driver's number, above the other bits.
 const NUMBER_SHIFT: u32 = 2;
 
-/// Number with an atomic compare-and-exchange. Tests use loom's type instead.
+/// Number with an atomic compare-and-exchange. Tests use loom's type in place of `AtomicU64`.
 pub(super) trait Word {
     /// Reads the number.
     fn load(&self) -> u64;
@@ -37,7 +38,7 @@ impl Word for AtomicU64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DriverNumber(u64);
 
-/// Number of the current driver, with two flags: the device was activated for this driver, and the device has failed since.
+/// Number of the current driver, with two flags: the device was activated for this driver, and the device has failed with this driver.
 #[derive(Default)]
 pub(super) struct Life<W = AtomicU64>(W);
 
@@ -63,12 +64,12 @@ impl<W: Word> Life<W> {
         self.change(|now| Some(now | LIVE));
     }
 
-    /// Marks the device as failed for `driver`. Returns false if this driver is gone, or if the device had failed already.
+    /// Marks the device as failed for `driver`. Returns false if a reset has ended this driver, or if the device had failed already.
     pub(super) fn fail(&self, driver: DriverNumber) -> bool {
         self.change(|now| (now >> NUMBER_SHIFT == driver.0 && now & FAILED == 0).then_some(now | FAILED))
     }
 
-    /// Ends the service for the current driver. Failures that are found later with this driver have no effect.
+    /// Ends the service for the current driver. Failures that are reported later for this driver have no effect.
     pub(super) fn stop(&self) {
         self.change(|now| Some(((now >> NUMBER_SHIFT) + 1) << NUMBER_SHIFT));
     }
@@ -141,8 +142,8 @@ mod tests {
         changed: Condvar,
     }
 
-    /// Runs three threads. A worker fails. A vCPU resets the device: it stops the worker and waits for its end. The control thread pauses
-    /// the worker. loom reports a thread that waits for ever as a failure.
+    /// Runs three threads. A worker fails. A vCPU thread resets the device: it stops the worker and waits until the worker has ended. The
+    /// control thread pauses the worker. loom reports a thread that waits for ever as a failure.
     #[test]
     #[cfg_attr(careful, ignore = "with AddressSanitizer loom takes more than ten minutes for all orders of events")]
     fn reset_failure_and_pause_do_not_wait_for_each_other() {

@@ -30,7 +30,7 @@ use crate::state::{DeviceState, StateError};
 use crate::sync::lock;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, Interrupt, LastRequests, VirtioDevice};
 
-/// Error while a virtio device is put on PCI.
+/// Error of the creation of a virtio PCI device.
 #[derive(Debug, Error)]
 pub enum TransportError {
     /// The device has more queues than the transport supports.
@@ -78,8 +78,8 @@ impl State {
         }
     }
 
-    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). Does not lock the registers: a reset holds this
-    /// lock while it waits for the device's threads.
+    /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function, so it
+    /// must not lock the registers: a reset holds this lock while it waits for the threads (deadlock).
     fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
         if !self.life.fail(driver) {
             return;
@@ -137,7 +137,7 @@ pub struct VirtioPciParams {
     pub memory: DeviceMemory,
     /// Allocator of interrupt vectors: one for each queue and one for configuration changes.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Connects the doorbells of queues. `None` if each notification exits to the VMM.
+    /// Platform interface that connects the doorbells of queues. `None` if each notification exits to the VMM.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
@@ -160,7 +160,7 @@ pub struct VirtioPciDevice {
 }
 
 impl VirtioPciDevice {
-    /// Puts a device on PCI.
+    /// Creates the PCI function of a device.
     ///
     /// # Errors
     /// The device does not fit the transport, or the platform cannot allocate the vectors.
@@ -207,8 +207,8 @@ impl VirtioPciDevice {
         Arc::new(DriverLine { state: self.state.clone(), driver: self.state.life.driver() })
     }
 
-    /// Handles a write at `place` of a notification structure. The address gives the queue's number. The written value only repeats the
-    /// number.
+    /// Handles a write at offset `place` of a notification structure. The offset determines the queue. The written value only repeats the
+    /// queue's number.
     fn notify_at(&self, place: u64) {
         if let Ok(queue) = u16::try_from(place / u64::from(NOTIFY_MULTIPLIER)) {
             self.notify(queue);
@@ -442,7 +442,7 @@ impl PciDevice for VirtioPciDevice {
     }
 
     fn read_bar(&self, index: u8, offset: u64, data: &mut [u8]) {
-        // The notification BAR, and those parts of the shared region that have no memory, read as zero.
+        // The notification BAR reads as zero. So do the parts of the shared region that no memory backs.
         if index == STRUCTURES_BAR { self.read_structures(offset, data) } else { data.fill(0) }
     }
 
@@ -503,7 +503,8 @@ impl PciDevice for VirtioPciDevice {
         }
         self.device.activate(self.driver(&common, driver));
         self.device.restore(&state.device)?;
-        // This must follow the restore: the device's mappings are part of its state, or of the IOMMU's state.
+        // Build the queues after the device is restored. Their rings are checked against the device's mappings, and these mappings are part
+        // of the state of the device or the IOMMU.
         let unusable = || StateError::rule("common.queues", "rings are misaligned or not in the device's memory");
         let mut queues = self.build_queues(&common).ok_or_else(unusable)?;
         for (queue, setup) in queues.iter_mut().zip(&state.common.queues) {
@@ -516,7 +517,7 @@ impl PciDevice for VirtioPciDevice {
                 _ => {
                     return Err(StateError::rule(
                         "common.queues",
-                        "must have `served` for each enabled queue if the driver is ready",
+                        "if the driver is ready, each enabled queue must have `served`, and no other queue may have it",
                     ));
                 }
             }

@@ -174,7 +174,7 @@ fn function_has_ids_and_bars_of_a_modern_virtio_device() {
 #[test]
 fn capabilities_point_to_the_structures() {
     let harness = Harness::new();
-    // The first notification capability names the I/O ports.
+    // The first notification capability (2) describes the I/O port BAR.
     for (kind, bar, offset, len) in [(1, 0, COMMON, 56), (2, 1, 0, 8), (3, 0, ISR, 1), (4, 0, DEVICE, 8)] {
         let at = harness.virtio_capability(kind).unwrap();
         assert_eq!(harness.config_byte(at + 4), bar, "BAR of structure {kind}");
@@ -234,7 +234,7 @@ fn accepted_features_cannot_change_any_more() {
 }
 
 #[test]
-fn queue_registers_keep_what_is_legal() {
+fn queue_registers_accept_only_legal_values() {
     let harness = Harness::new();
     assert_eq!(harness.word(COMMON + 18), 2);
     harness.write(COMMON + 22, &1u16.to_le_bytes());
@@ -257,7 +257,7 @@ fn queue_registers_keep_what_is_legal() {
 }
 
 #[test]
-fn enabled_queue_is_locked() {
+fn enabled_queue_keeps_its_size_and_rings() {
     let harness = Harness::new();
     harness.negotiate();
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);

@@ -110,8 +110,8 @@ fn notification_of_a_missing_queue_is_ignored() {
     harness.negotiate();
     harness.set_queue(0, 16, [0x1000, 0x2000, 0x3000]);
     harness.set_status(15);
-    // The device has two queues, and the driver has enabled only the first. The transport passes on notifications of both. The device
-    // itself must ignore a notification of a queue that is not enabled.
+    // The device has two queues, and the driver has enabled only the first queue. The transport passes on notifications of both queues. The
+    // device itself must ignore a notification of a queue that is not enabled.
     for (offset, data) in [(4, &[1, 0][..]), (8, &[2, 0]), (0x7c, &[31, 0]), (0xffc, &[0xff, 0xff])] {
         harness.write(NOTIFY + offset, data);
         assert_eq!(harness.status() & NEEDS_RESET, 0);
