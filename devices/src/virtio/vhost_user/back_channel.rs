@@ -66,8 +66,8 @@ impl BackChannel {
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 
-    /// Returns the number of bytes to read for the current message: the header, and then the whole message. Returns `None` if the message
-    /// is unknown.
+    /// Returns the number of bytes to read for the current message: first the size of a header, then the size of the whole message. Returns
+    /// `None` if the message is unknown.
     fn len(&self) -> Option<usize> {
         if self.filled < HEADER {
             return Some(HEADER);
@@ -108,8 +108,8 @@ impl BackChannel {
         }
     }
 
-    /// Replies whether the request was done, if the server wants a reply. Returns false if the reply cannot be sent, for example because
-    /// the server does not read replies.
+    /// Replies to the last request, if the server wants a reply. `done` is true if the request succeeded. Returns false if the reply cannot
+    /// be sent, for example because the server does not read replies.
     pub(super) fn answer(&mut self, done: bool) -> bool {
         let Some(request) = self.unanswered.take() else { return true };
         let mut answer = [request, REPLY, 8].map(u32::to_le_bytes).concat();

@@ -107,7 +107,7 @@ pub(super) struct Connection {
     peer: Peer,
     /// Common budget of all servers of the device.
     budget: Arc<Mutex<Budget>>,
-    /// Reason why the server is gone, if it is.
+    /// Reason why the server is gone. `None` if it is not gone.
     gone: Option<String>,
     /// True if the server closed the connection.
     left: bool,
@@ -180,7 +180,7 @@ impl Connection {
         ServerError::Gone(self.gone.get_or_insert(reason).clone())
     }
 
-    /// Returns the reason why the server is gone, or `None` if it is not.
+    /// Returns the reason why the server is gone, or `None` if it is not gone.
     pub(super) fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
     }
@@ -201,7 +201,7 @@ impl Connection {
         self.short("GET_FEATURES", |server| server.get_features())
     }
 
-    /// Negotiates those protocol features of `wanted` that the server supports. Returns the result.
+    /// Negotiates those protocol features of `wanted` that the server supports. Returns the negotiated features.
     pub(super) fn agree(
         &mut self,
         wanted: VhostUserProtocolFeatures,
@@ -240,7 +240,7 @@ impl Connection {
         self.short("SET_CONFIG", |server| server.set_config(offset, VhostUserConfigFlags::empty(), value))
     }
 
-    /// Sends the server its end of the channel for its own requests.
+    /// Sends the server one end of the channel on which the server sends requests.
     pub(super) fn set_back_channel(&mut self, end: &impl AsRawFd) -> Result<(), ServerError> {
         self.short("SET_BACKEND_REQ_FD", |server| server.set_backend_request_fd(end))
     }
@@ -315,7 +315,7 @@ impl Connection {
         self.short("GET_INFLIGHT_FD", |server| server.get_inflight_fd(&wanted))
     }
 
-    /// Sends the server the file for requests in flight, which it or a previous server created.
+    /// Sends the server the file for requests in flight. This server or a previous server created the file.
     pub(super) fn set_inflight(&mut self, inflight: &VhostUserInflight, file: &File) -> Result<(), ServerError> {
         self.short("SET_INFLIGHT_FD", |server| server.set_inflight_fd(inflight, file.as_raw_fd()))
     }

@@ -30,7 +30,7 @@ impl Pairs for Server {
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        // This sends a request for each queue. All of them share the time limit of one operation.
+        // The session sends a request for each queue. All these requests share the time limit of one operation.
         let _operation = Operation::begin();
         self.shared.session_first().set_pairs(pairs).map_err(io::Error::other)
     }

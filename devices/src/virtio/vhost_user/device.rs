@@ -26,7 +26,7 @@ use crate::virtio::device::read_bytes;
 use crate::virtio::{DeviceError, DeviceProperties, Driver, QueueState, VirtioDevice};
 
 /// Error text for a save or restore.
-const NO_STATE: &str = "its vhost-user server has it; remove the device first";
+const NO_STATE: &str = "the state is in the vhost-user server; remove the device first";
 
 /// Front end of a vhost-user device.
 pub struct VhostUserDevice {
@@ -159,7 +159,7 @@ impl VirtioDevice for VhostUserDevice {
     }
 
     fn pause(&self) {
-        // The control queue comes first, so that no command of the driver is half done.
+        // Pause the control queue first, so that no command of the driver is half done.
         self.control.iter().for_each(ControlQueue::pause);
         self.shared.session_first().pause();
     }

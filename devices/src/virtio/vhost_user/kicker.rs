@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Notifications (kicks) from this process to the server. They are rare, because the host kernel writes the driver's notifications.
+//! Notifications (kicks) from this process to the server. They are rare, because KVM usually writes the eventfd for a driver's notification.
 //!
 //! A server can fill the counter of an eventfd and clear `O_NONBLOCK`, which is a flag of the shared open file. A write then blocks. So a
 //! separate thread writes, and no other thread waits for it. In the worst case this thread blocks until the process ends.
@@ -64,7 +64,7 @@ impl Shared {
             };
             state.wanted[queue] = false;
             drop(state);
-            // The write fails if the counter is full. The server has been notified then.
+            // The write fails if the counter is full. In this case, the server was already notified.
             let _ = self.events[queue].kick.write(1);
             state = lock(&self.state);
         }

@@ -21,7 +21,7 @@ use crate::local_socket::connect_now;
 use crate::patience::{Budget, Operation};
 use crate::sync::lock;
 
-/// Maximum time until a server that is just starting listens.
+/// Maximum time to wait until a starting server listens at its socket.
 const START_TIME: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);

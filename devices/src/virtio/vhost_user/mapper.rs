@@ -26,7 +26,7 @@ use crate::patience::Operation;
 use crate::shown::ShownMemory;
 use crate::windows::WindowMemory;
 
-/// Mapper that fills the table of translations.
+/// Mapper that fills the device's table of mappings.
 ///
 /// When an UNMAP has succeeded, the server has no translation of the range any more. If the server does not confirm this in time, the UNMAP
 /// and the device fail.
@@ -51,9 +51,9 @@ impl VhostUserMapper {
     /// Sends the server a window chunk.
     fn give_chunk(&self, index: u32, len: u64) -> Result<(), MapError> {
         let windows = self.table.windows().ok_or(MapError::NoResources)?;
-        // A server maps each region for reads and writes. The translation has the permissions, as for RAM.
+        // A server maps each region for reads and writes. The translation limits the permissions, as for RAM.
         let file = windows.hand_out(index, Permissions::READ | Permissions::WRITE)?;
-        // Without a file, the driver works without this chunk.
+        // If the windows hand out no file for this chunk, the driver works without the chunk.
         let file = file.ok_or(MapError::NoResources)?;
         let region = RegionName::Chunk(index);
         self.shared.session_first().add_region(region, len, FilePart::whole(file.into())).map_err(|error| match error {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! vhost-user: virtio devices that another host process, the *server*, serves (QEMU's `docs/interop/vhost-user.rst`). The server can access
-//! all guest RAM. The front end does not trust the server otherwise: the server must not be able to harm the Carom process.
+//! all guest RAM. Apart from this, the front end does not trust the server: the server must not be able to harm the Carom process.
 //!
 //! Carom is the front end: it implements the PCI function. When a driver is ready, the front end sends the contents of the registers to
 //! the server. From then on, notifications and interrupts bypass the front end: KVM writes the eventfds that notify the server, and reads
@@ -67,7 +67,7 @@ use crate::sandbox::{Call, ThreadRole, calls};
 const SOCKET_PAIRS: &[Call] = &[calls::unix_stream(libc::SYS_socketpair)];
 
 /// Role of the threads of a device:
-/// * The watcher waits for events of the server. After a loss it connects to the next server and sends it the device's state.
+/// * The watcher waits for events of the server. After a loss, the watcher connects to the next server and sends the device's state.
 /// * The control queue's thread sends the number of queue pairs that a driver uses.
 /// * The time limit's thread closes a connection whose server takes too long.
 /// * The kicker's thread notifies the server.
@@ -81,13 +81,13 @@ pub struct VhostUserParams {
     pub socket: PathBuf,
     /// Description of the device.
     pub model: Model,
-    /// Guest RAM, backed by shareable files. The server gets all of it.
+    /// Guest RAM, backed by shareable files. The server gets all RAM.
     pub ram: Arc<Ram>,
     /// Mappings of the same RAM, if the device is behind the virtio-iommu.
     pub table: Option<Arc<DmaTable>>,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,
-    /// Connects the doorbells of queues.
+    /// Platform interface that connects the doorbells of queues.
     pub doorbells: Option<Arc<dyn Doorbells>>,
     /// Observer that is notified when the device is activated, fails or is reset.
     pub observer: Option<Arc<dyn DeviceObserver>>,
@@ -99,17 +99,17 @@ pub struct VhostUser {
     pub function: Arc<VirtioPciDevice>,
     /// Device, for adding RAM and reading counters.
     pub device: Arc<VhostUserDevice>,
-    /// Mapper that fills the device's table of mappings, if it has one.
+    /// Mapper that fills the device's table of mappings. `None` if the device is not behind the virtio-iommu.
     pub mapper: Option<VhostUserMapper>,
 }
 
-/// Error while a vhost-user device is created.
+/// Error of the creation of a vhost-user device.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
     /// The server is unusable.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The device cannot be put on PCI.
+    /// The PCI function cannot be created.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

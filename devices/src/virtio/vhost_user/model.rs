@@ -15,7 +15,7 @@ pub(super) enum ConfigSource {
     Server {
         /// Size of the configuration in bytes.
         len: usize,
-        /// Values that replace those of the server: offset and bytes.
+        /// Values that replace the server's values: offset and bytes.
         over: Vec<(usize, Vec<u8>)>,
         /// Bytes that the driver may write.
         writable: Range<usize>,

@@ -118,7 +118,7 @@ impl Offer {
     }
 }
 
-/// Reads the device configuration from the server, and replaces the front end's own fields.
+/// Reads the device configuration from the server. Overwrites the fields for which the front end has its own values.
 pub(super) fn read_config(connection: &mut Connection, model: &Model) -> Result<Vec<u8>, ServerError> {
     let mut config = connection.config(model.config_len())?;
     if let ConfigSource::Server { over, .. } = &model.config {

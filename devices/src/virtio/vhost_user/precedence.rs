@@ -3,8 +3,8 @@
 //! Precedence of threads that wait for the same lock.
 //!
 //! A server may send an endless stream of requests, for translations or because its configuration has changed. Each request takes the
-//! session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the thread that
-//! serves the server lets such threads go first.
+//! session's lock for a moment. A thread that needs the lock for an UNMAP or a pause could lose the race every time. So the watcher thread,
+//! which serves the server's requests, lets such threads go first.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -138,7 +138,7 @@ impl Session {
         self.queues.get(usize::from(index))?.as_ref().map(|queue| queue.state)
     }
 
-    /// Drops the driver, and resets the server if it supports this. The caller has stopped all queues.
+    /// Drops the driver. If the server supports `RESET_DEVICE`, resets the server's device. The caller has stopped all queues.
     pub(super) fn reset(&mut self) {
         if self.driver.take().is_some()
             && let Some(link) = self.link.as_mut().filter(|link| link.offer.has(Protocol::RESET_DEVICE))
@@ -234,7 +234,7 @@ impl Session {
         self.note(taken);
     }
 
-    /// Sends the server the translation for an access. Returns false if the server did not get one.
+    /// Sends the server the translation for an access. Returns false if the server did not get a translation.
     pub(super) fn translate(&mut self, iova: u64, access: Permissions) -> bool {
         let (Some(translation), Some(link)) = (&mut self.translation, &mut self.link) else { return false };
         // Without a driver, the server has nothing to access.

@@ -16,8 +16,8 @@ use crate::dma::{Backing, DmaTable};
 
 /// First address of window chunks in the server's memory table. It is above all guest-physical addresses (52 bits).
 const CHUNKS: u64 = 1 << 56;
-/// First address of device memory in the server's memory table. It is above all chunks. The address in this process is added: 47 bits, or
-/// 56 bits with five levels of page tables.
+/// First address of device memory in the server's memory table. It is above all chunks. The address of the memory in this process is added
+/// to it. Such an address has 47 bits, or 56 bits with five levels of page tables.
 const DEVICES: u64 = 1 << 57;
 /// Maximum number of denied accesses that are reported to a driver.
 const REPORTS: usize = 64;
@@ -50,7 +50,7 @@ pub(super) struct FilePart {
 }
 
 impl FilePart {
-    /// Returns a whole file.
+    /// Returns the part that starts at offset 0 of `file`.
     pub(super) fn whole(file: File) -> Self {
         Self { file, offset: 0 }
     }
@@ -121,12 +121,12 @@ impl Translation {
         }
     }
 
-    /// Forgets the reports, because the next driver needs its own.
+    /// Forgets the reports, because the next driver must get its own reports.
     pub(super) fn reset(&mut self) {
         self.reported.clear();
     }
 
-    /// Asks the server to drop its translations in this range within `time`. Does nothing if the server has none.
+    /// Asks the server to drop its translations in this range within `time`. Does nothing if the server has no translation in this range.
     pub(super) fn forget(
         &mut self,
         connection: &mut Connection,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Thread that detects the loss of a server, connects to the next one, and serves the requests of the server.
+//! Thread that detects the loss of a server, connects to the next server, and serves the server's requests.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -35,7 +35,7 @@ const LOOK_LATER: Duration = Duration::from_secs(5);
 /// State that the thread and the device share.
 pub(super) struct Shared {
     session: Mutex<Session>,
-    /// Lets the VMM's threads lock the session before the thread that serves the server.
+    /// Precedence for the session's lock: the VMM's threads go before the watcher thread.
     precedence: Precedence,
     /// Device configuration.
     pub(super) config: Mutex<Vec<u8>>,
@@ -73,7 +73,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread. It watches the server on `socket`. After a loss it connects to the next server at `address`.
+    /// Starts the thread. The thread watches the server on `socket`. After a loss, it connects to the next server at `address`.
     pub(super) fn spawn(
         shared: Arc<Shared>,
         address: Address,
@@ -150,13 +150,13 @@ impl Watch {
         self.next_look = Instant::now() + pause;
     }
 
-    /// True if it is time to connect to a server. A lost server can still write eventfds and so wake this thread. The time check ensures
-    /// that this causes no earlier attempt.
+    /// True if it is time to connect to a server. A lost server can still write eventfds and so wake this thread. Because of the time
+    /// check, such a wake-up causes no earlier attempt.
     fn is_to_look(&self) -> bool {
         self.socket.is_none() && Instant::now() >= self.next_look
     }
 
-    /// Waits for an event. Returns false if the host kernel cannot wait.
+    /// Waits for an event. Returns false if `poll` fails.
     fn wait(&self) -> bool {
         let events = self.events.iter().map(|events| event_fd::borrow(&events.call));
         let mut files: Vec<_> = events.collect();
@@ -194,7 +194,7 @@ impl Watch {
                 (self.socket, self.back_channel) = (Some(socket), back_channel);
                 let config = link.offer.config.clone();
                 let changed = std::mem::replace(&mut *lock(&self.shared.config), config.clone()) != config;
-                // All these requests share the time limit of one operation. So no thread waits longer than this for the session.
+                // All these requests share the time limit of one operation. So no thread waits longer than this limit for the session.
                 let _operation = Operation::begin();
                 let mut session = self.shared.session_last();
                 session.adopt(link);

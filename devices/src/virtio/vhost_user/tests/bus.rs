@@ -15,7 +15,7 @@ use crate::virtio::byte_driver::set_up;
 use crate::virtio::test_support::{FakeDoorbells, FakeMsi, set_bus_master};
 use crate::virtio::{VirtioDevice, VirtioPciDevice, VirtioPciParams};
 
-/// Puts a device on PCI, and initializes it as a driver with two queues does.
+/// Creates the PCI function of a device, and initializes the device as a driver with two queues does.
 fn started(device: Arc<VhostUserDevice>) -> VirtioPciDevice {
     let features = device.features();
     let params = VirtioPciParams {

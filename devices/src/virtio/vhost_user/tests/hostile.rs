@@ -149,7 +149,7 @@ fn server_flooding_config_changes_does_not_hold_up_pauses() {
         waited += before.filter(|request| **request == GET_CONFIG).count();
         device.resume();
     }
-    // These do not include the request that is in flight when a pause begins.
+    // `waited` does not include the request that is in flight when a pause begins.
     assert!(waited <= 16, "{waited} more answers were waited for at 8 pauses");
 }
 

@@ -326,7 +326,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let times = if matches!(vice, Vice::Silent) { TIMES } else { Times::default() };
         let mut card = Card::with_times(Manner { vices: [(IOTLB_MSG, vice)].into(), ..manner() }, times);
         card.map(IOVA, 0x8000, 0x1000, READ_WRITE);
-        // The update wants no answer, so this is true even though the server misbehaves at the update.
+        // The update wants no answer. So the front end reports success, although the server misbehaves at the update.
         assert!(card.ask(IOVA, 1, 1));
         let begin = Instant::now();
         let outcome = card.mapper.unmap(IOVA, 0x1000);
@@ -367,7 +367,7 @@ fn server_flooding_misses_does_not_hold_up_unmaps() {
     flood.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     let flooding = std::thread::spawn(move || {
         let asked = message(0x1000, 1, 1).repeat(1000);
-        // The loop ends when the front end closes the channel, because the server does not read its answers.
+        // The server does not read the answers. So the front end closes the channel, and the loop ends.
         while flood.write_all(&asked).is_ok() {}
     });
     for number in 0..200 {

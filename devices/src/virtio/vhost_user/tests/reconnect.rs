@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the loss of a server, and of the connection to the next one.
+//! Tests of the loss of a server, and of the connection to the next server.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

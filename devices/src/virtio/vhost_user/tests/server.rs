@@ -168,7 +168,7 @@ impl Server {
         self.log.ended.load(Ordering::SeqCst)
     }
 
-    /// Lets the server read no message after the next one, until the current connection is closed.
+    /// Makes the server stop reading after the next message, until the current connection is closed.
     pub(super) fn stop_reading(&self) {
         self.log.sleeps.store(true, Ordering::SeqCst);
     }

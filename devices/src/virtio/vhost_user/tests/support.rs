@@ -73,7 +73,7 @@ pub(super) fn wait(what: impl Fn() -> bool) {
     }
 }
 
-/// Returns RAM with `regions` regions. Each is backed by its own file, and there is a gap after each.
+/// Returns RAM with `regions` regions. Each region is backed by its own file, and a gap follows each region.
 pub(super) fn ram(regions: u64) -> Arc<Ram> {
     let region = |number: u64| {
         let file = tempfile::tempfile().unwrap();
