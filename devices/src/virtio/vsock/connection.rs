@@ -18,11 +18,11 @@ pub(super) const MOST_DATA: usize = 64 << 10;
 /// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// A host client wants to connect. The request to the guest is still to be sent.
+    /// A host client wants to connect. The device has not sent the request to the guest yet.
     ToAsk,
-    /// The request was sent to the guest.
+    /// The device has sent the request to the guest.
     Asked,
-    /// The guest has requested the connection. The response is still to be sent.
+    /// The guest has requested the connection. The device has not sent the response yet.
     ToAnswer,
     /// The connection is established.
     Open,
@@ -33,7 +33,7 @@ enum Stage {
 pub(super) enum Fate {
     /// Keep the connection.
     Goes,
-    /// Remove the connection. The guest knows that it has ended.
+    /// Remove the connection. The guest knows that the connection has ended.
     Ends,
     /// Remove the connection, and send the guest a reset.
     Reset,
@@ -49,18 +49,19 @@ pub(super) struct Connection {
     credit: Credit,
     /// Bytes from the guest that the socket has not accepted yet, at most [`BUF_ALLOC`].
     kept: VecDeque<u8>,
-    /// True if the socket may have data or an end of stream.
+    /// True if the socket may have unread data or an unread end of stream.
     readable: bool,
     /// True if the socket may accept data.
     writable: bool,
-    /// True if both directions of the socket are closed (`EPOLLHUP`), or it has failed.
+    /// True if both directions of the socket are closed (`EPOLLHUP`), or if the socket has failed.
     hung_up: bool,
     /// True if the host's side has ended its stream, and all of its data was sent to the guest.
     ended: bool,
     /// True if the host's side accepts no more data.
     deaf: bool,
-    /// Directions that the guest has shut down, and directions that were shut down on the socket.
+    /// Directions that the guest has shut down.
     guest_shut: u32,
+    /// Directions that the device has shut down on the socket.
     socket_shut: u32,
     /// Directions that this side has announced to the guest as shut down.
     told_shut: u32,
@@ -121,8 +122,8 @@ impl Connection {
         }
     }
 
-    /// Handles a packet of the guest. `data` is the packet's data, or empty if the packet has more than [`BUF_ALLOC`] bytes. `host_port` is
-    /// the port that a host client is told when the guest accepts its connection.
+    /// Handles a packet of the guest. `data` is the packet's data, or empty if the packet has more than [`BUF_ALLOC`] bytes. When the guest
+    /// accepts a host client's connection, the client gets `host_port` in the line `OK <port>`.
     pub(super) fn receive(&mut self, header: &Header, data: &[u8], host_port: u32) -> Fate {
         self.credit.hear(header);
         self.asked_room &= self.credit.left() == 0;
@@ -148,7 +149,7 @@ impl Connection {
     fn open(&mut self, host_port: u32) -> Fate {
         self.stage = Stage::Open;
         let line = format!("OK {host_port}\n");
-        // Nothing was sent on the socket before. It has room for the line unless the client is gone.
+        // Nothing was sent on the socket before. So the socket has room for the line, unless the client is gone.
         if self.send(line.as_bytes()) == line.len() { Fate::Goes } else { Fate::Reset }
     }
 
@@ -304,7 +305,7 @@ impl Connection {
         if shut & !self.told_shut != 0 {
             self.told_shut = shut;
             if shut == shutdown::BOTH {
-                // Only the guest's answer is still to come.
+                // From here on, the connection only waits for the guest's answer.
                 self.socket = None;
                 self.credit.count_forwarded(self.kept.len());
                 self.kept = VecDeque::new();

@@ -13,14 +13,17 @@ const BUF_ALLOC_32: u32 = 128 << 10;
 /// Credit of both sides of a connection. All byte counts are modulo 2^32.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
-    /// Size of the guest's buffer, and number of bytes that have left the buffer.
+    /// Size of the guest's buffer.
     guest_alloc: u32,
+    /// Bytes that have left the guest's buffer.
     guest_forwarded: Wrapping<u32>,
     /// Bytes sent to the guest.
     sent: Wrapping<u32>,
-    /// Counts of bytes from the guest: received, accepted by the host's side, and the accepted count that was last sent to the guest.
+    /// Bytes received from the guest.
     received: Wrapping<u32>,
+    /// Bytes from the guest that the host's side has accepted.
     forwarded: Wrapping<u32>,
+    /// Value of `forwarded` that was last sent to the guest.
     told: Wrapping<u32>,
 }
 
@@ -34,7 +37,7 @@ impl Credit {
     /// Returns the free bytes of the guest's buffer.
     pub(super) fn left(&self) -> usize {
         let under_way = (self.sent - self.guest_forwarded).0;
-        // The cast is lossless on 64-bit hosts, and Carom runs only on those.
+        // The cast is lossless, because Carom runs only on 64-bit hosts.
         self.guest_alloc.saturating_sub(under_way) as usize
     }
 
@@ -51,8 +54,8 @@ impl Credit {
         self.forwarded += u32::try_from(bytes).unwrap_or(BUF_ALLOC_32);
     }
 
-    /// Returns true if the guest should get a credit update before it runs out of credit: when half of the buffer is used up and enough
-    /// bytes have been accepted.
+    /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the host's side has accepted enough
+    /// bytes. So the guest gets new credit before it runs out of credit.
     pub(super) fn is_worth_telling(&self) -> bool {
         let (taken_up, news) = ((self.received - self.told).0, (self.forwarded - self.told).0);
         let drained = self.forwarded == self.received;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
+//! Fuzzing of the device: a driver whose rings, descriptors and packets contain the fuzzer's bytes. Tests replay findings with the same
+//! code.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;

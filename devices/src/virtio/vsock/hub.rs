@@ -4,7 +4,7 @@
 //!
 //! An edge-triggered epoll watches the sockets and reports each change once. The connection remembers the change until its socket would
 //! block. Therefore no behaviour of either side can make the thread loop without progress. Connections with data for the guest wait in
-//! `turns`, each at most once. Each sends one packet per turn.
+//! `turns`. Each connection is in `turns` at most once, and sends one packet per turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -118,8 +118,8 @@ impl Hub {
     }
 
     /// Chooses a random first port for host clients, so that a restored guest does not see the port of an old connection again. The guest
-    /// may keep the state of an old connection for some seconds after the reset event. It would take a request from the same port as part of
-    /// that connection.
+    /// may keep the state of an old connection for some seconds after the reset event. The guest would then treat a request from the same
+    /// port as a packet of the old connection.
     pub(super) fn forget_ports(&mut self) {
         let chance = u32::try_from(RandomState::new().hash_one(0) >> 34).unwrap_or_default();
         self.next_port = FIRST_PORT + chance;
@@ -209,7 +209,7 @@ impl Hub {
         }
     }
 
-    /// Reads the first line of a client. `ended`: the client sends no more.
+    /// Reads the first line of a client. `ended` is true if the client sends no more data.
     fn greet(&mut self, number: u32, ended: bool) {
         let Some(client) = self.clients.get(&number) else { return };
         let port = match greeting(client, ended) {

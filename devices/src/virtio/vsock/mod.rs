@@ -2,9 +2,9 @@
 
 //! virtio-vsock: stream sockets between guest and host (virtio 1.4, section 5.10). On the host they are Unix sockets.
 //!
-//! A host program connects to the device's socket and sends `CONNECT <port>`. It is then connected to that port of the guest. A guest
-//! program that connects to a port of CID 2 is connected to the socket `<socket>_<port>`. The host needs no kernel module and no privilege,
-//! and guests cannot reach each other.
+//! A host program connects to the device's socket and sends `CONNECT <port>`. The device then connects the program to this port of the
+//! guest. If a guest program connects to a port of CID 2, the device connects the program to the host socket `<socket>_<port>`. The host
+//! needs no kernel module and no privilege, and guests cannot reach each other.
 //!
 //! `device` is the interface to the transport. One thread runs `traffic`: it reads and writes packets (`packet`) and passes them to the
 //! `hub`. The hub has the connections (`connection`), with `credit` for flow control and `unix` for the host's side. The host kernel copies
@@ -46,7 +46,7 @@ pub struct VsockParams {
     pub cid: u32,
     /// Socket that host programs connect to.
     pub listener: Listener,
-    /// Maximum connections. Each uses a file descriptor. [`MOST_CONNECTIONS`] is the upper bound.
+    /// Maximum connections. Each connection uses a file descriptor. [`MOST_CONNECTIONS`] is the upper bound.
     pub connections: usize,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
@@ -58,7 +58,7 @@ pub struct VsockParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a vsock device: the PCI function, and the device for reading its counters.
+/// Creates a vsock device. Returns its PCI function, and the device itself so that the caller can read its counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

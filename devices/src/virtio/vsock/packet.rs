@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Packets in the guest's memory (virtio 1.4, section 5.10.6). The driver may split a packet into any buffers.
+//! Packets in the guest's memory (virtio 1.4, section 5.10.6). The driver may split a packet into buffers of any number and size.
 //!
 //! The crate `virtio-vsock` only supports packets with one buffer, or with a header and one data buffer. It also requires each buffer to be
 //! contiguous in host memory. A driver with zero-copy transmission (Linux 6.7 and later) sends many buffers. Behind the virtio-iommu, a
@@ -89,10 +89,10 @@ impl Buffers {
     /// Stores the buffers of `chain`. Returns their total length in bytes.
     ///
     /// # Errors
-    /// The rule that the chain breaks:
+    /// The chain breaks a rule. The error is the text of this rule:
     /// - A link points outside the table or the links form a loop.
     /// - The chain is longer than its queue.
-    /// - A buffer is device-readable although `writable` is true, or device-writable although it is false.
+    /// - A buffer is device-readable although `writable` is true, or device-writable although `writable` is false.
     pub(super) fn gather(
         &mut self,
         chain: Chain<&DmaView<'_>>,

@@ -27,9 +27,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Creates a socket at `path`, and replaces a stale one. An inherited socket is used instead if `path` names one
+    /// Creates a socket at `path`, and replaces a stale socket. If `path` names an inherited socket, uses this socket instead
     /// ([`inherited::listener`](crate::inherited::listener)). The sockets of host programs have the listener's path, followed by `_` and a
-    /// port. An inherited socket needs an absolute path for that.
+    /// port. So the guest can reach these sockets through an inherited socket only if its path is absolute.
     ///
     /// # Errors
     /// The errors of [`ListeningSocket::for_part`].
@@ -94,8 +94,8 @@ pub(super) enum Greeting {
     Wrong,
 }
 
-/// Reads the first line of a client. Leaves all further bytes in the socket, because they are for the guest. `ended`: the client sends no
-/// more.
+/// Reads the first line of a client. Leaves all further bytes in the socket, because they are for the guest. `ended` is true if the client
+/// sends no more data.
 pub(super) fn greeting(client: &OwnedFd, ended: bool) -> Greeting {
     let mut line = [0; MOST_LINE];
     let seen = match recv(client, &mut line, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
         fs::remove_file(&path).unwrap();
-        // First a socket that a killed process has left, then the socket of a running process.
+        // The socket of a running process is an error. A stale socket, whose process has ended, is replaced.
         let other = UnixListener::bind(&path).unwrap();
         assert_eq!(
             Listener::bind(&path).err().unwrap().to_string(),

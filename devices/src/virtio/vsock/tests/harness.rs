@@ -21,8 +21,9 @@ const BUFFERS: u64 = 0x2_0000;
 const BUFFERS_SIZE: u64 = 0x2_0000;
 /// Bytes of buffers per chain.
 const BUFFER: u64 = 0x8000;
-/// Maximum chains in a queue, and descriptors per chain.
+/// Maximum chains in a queue.
 pub(super) const CHAINS: u16 = 4;
+/// Maximum descriptors in a chain.
 const EACH: u16 = 4;
 
 const RINGS: Rings = Rings { first: [0x1000, 0x2000, 0x3000], stride: 0x3000, size: CHAINS * EACH };
@@ -50,7 +51,7 @@ impl Harness {
             observer: Some(platform.witness.clone()),
         };
         let mut harness = platform.drive(create(params).unwrap(), RINGS, Host { dir, seen: [0; 3] });
-        // Page by page, so that the device never sees two pages as one range.
+        // Map each page separately, so that the device never sees two pages as one range.
         harness.map_pages((0..RAM as u64).step_by(0x1000));
         harness
     }
@@ -145,7 +146,7 @@ impl Harness {
     }
 
     /// Waits until the device has handled all earlier events of the host and the guest. Sends two packets that the device does not answer.
-    /// When the device has read the second packet, its pass with the first one is complete.
+    /// When the device has read the second packet, it has completed its pass with the first packet.
     pub(super) fn looked(&mut self) {
         (0..2).for_each(|_| self.say(Ports { guest: 1, host: 1 }, op::RST));
     }

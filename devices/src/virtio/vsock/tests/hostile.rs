@@ -190,7 +190,7 @@ fn client_that_leaves_early_is_reset_on_the_guest() {
     assert_eq!((reset.src_port, reset.dst_port), (request.src_port, 4));
 }
 
-/// Next action of a side.
+/// Action of the guest or of a host program.
 #[derive(Clone, Debug)]
 enum Act {
     Packet { op: u16, port: u32, host: u32, len: u32, flags: u32, fwd_cnt: u32, kind: u16 },
