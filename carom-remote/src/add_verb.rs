@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Verbs that add devices, one for each kind that can be hot-plugged. They are generated from the kinds' registry.
+//! Verbs that add devices, one for each kind that can be hot-plugged. The verbs are generated from the registry of kinds.
 
 use carom_api::ConfigError;
 use carom_api::kinds::{Add, KINDS, Kind, PartConfig};
@@ -20,7 +20,7 @@ fn verbs() -> impl Iterator<Item = (&'static Kind, &'static Add)> {
     KINDS.iter().filter_map(|kind| Some((*kind, kind.add.as_ref()?)))
 }
 
-/// Parses a device. Rejects numbers of descriptors: they have no meaning in the VMM, which another process started.
+/// Parses a device. Rejects numbers of file descriptors: the VMM is another process, so the numbers have no meaning there.
 fn parse(kind: &'static Kind, text: &str) -> Result<PartConfig, ConfigError> {
     let part = kind.parse(text)?;
     if part.inherited().is_empty() {

@@ -70,7 +70,7 @@ pub(crate) enum Verb {
     PowerButton,
     /// Raise an NMI on every vCPU
     Nmi,
-    /// Change vCPUs and RAM, now if the guest runs, or for the next boot
+    /// Change vCPUs and RAM: at once if the guest runs, otherwise for the next boot
     #[command(arg_required_else_help = true)]
     Resize {
         /// Number of vCPUs
@@ -136,7 +136,7 @@ pub(crate) enum Verb {
     },
 }
 
-/// Parses the socket: in the format of `carom`, or as a plain path.
+/// Parses the socket option: `path=FILE` as for `carom`, or a plain path.
 fn parse_socket(text: &str) -> Result<PathBuf, String> {
     if !text.starts_with("path=") {
         return if text.is_empty() { Err("the path is empty".into()) } else { Ok(text.into()) };
@@ -161,7 +161,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(format!("{seconds} s is not in 0.1 to 3600"))
+        Err(format!("{seconds} s is not in the range 0.1 to 3600"))
     }
 }
 

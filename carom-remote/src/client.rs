@@ -17,13 +17,13 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// Maximum wait for an answer. Booting a VM may pin a lot of memory.
+/// Maximum wait for an answer. The wait is long, because booting a VM may pin a lot of memory.
 const ANSWER_TIME: Duration = Duration::from_secs(300);
 
 /// Error of a call, as one line for the user.
 #[derive(Debug, Error)]
 pub(crate) enum CallError {
-    /// The socket cannot be connected to.
+    /// The client cannot connect to the socket.
     #[error("--api-socket {}: {source}; check that carom runs with this --api-socket and that you may connect", path.display())]
     Connect {
         /// Path of the socket.
@@ -59,7 +59,7 @@ impl Client {
     /// Creates a client of the VMM that serves `socket`.
     ///
     /// # Errors
-    /// The process cannot have more descriptors.
+    /// The process has no free file descriptor.
     pub(crate) fn new(socket: &Path) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         Ok(Self { socket: socket.to_path_buf(), runtime })
@@ -98,7 +98,7 @@ impl Client {
                 .map_err(|source| CallError::Connect { path: self.socket.clone(), source })?;
             timeout(ANSWER_TIME, exchange(stream, method, name, body))
                 .await
-                .map_err(|_| no_answer(format!("no answer for {} s", ANSWER_TIME.as_secs())))?
+                .map_err(|_| no_answer(format!("no answer within {} s", ANSWER_TIME.as_secs())))?
                 .map_err(|error| no_answer(error.to_string()))
                 .and_then(|(status, body)| match status {
                     200..300 => Ok(body),
@@ -126,7 +126,8 @@ async fn exchange(
     let response = sender.send_request(request).await?;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await?.to_bytes();
-    // Closes the connection: the server limits connections, and the reader of the output may be slow.
+    // Close the connection before the output is written: the server limits the number of connections, and the reader of the output may be
+    // slow.
     drop(sender);
     let _ = connection.await;
     Ok((status, body))
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_at_the_socket_is_said_so() {
+    fn failed_connection_names_the_socket_option() {
         let dir = tempfile::tempdir().unwrap();
         let error = Client::new(&dir.path().join("none")).unwrap().get("vmm.ping").unwrap_err();
         assert!(error.to_string().starts_with("--api-socket /"), "{error}");

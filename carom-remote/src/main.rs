@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The `carom-remote` program. Its exit status is 0 if the VMM did as asked, 1 if it did not, and 2 for a user error.
+//! The `carom-remote` program. Its exit status is 0 on success, 1 on failure, and 2 for an invalid command line.
 
 mod add_verb;
 mod cli;
@@ -47,7 +47,7 @@ impl RemoteError {
 
 /// Name of the program.
 const NAME: &str = "carom-remote";
-/// Exit status for a user error.
+/// Exit status for an invalid command line.
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Err(error) if !error.use_stderr() => return streams::inform(NAME, &error.to_string()),
         // Without a verb, clap's error is the whole help text.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // If the text cannot be written, the exit status still reports the user error.
+            // If the text cannot be written, the exit status still reports the error.
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             return ExitCode::from(MISTAKE);
         }
@@ -138,7 +138,7 @@ fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
     Ok(bytes)
 }
 
-/// Validates a configuration, and rejects unknown fields: a server ignores them, because clients may be newer than the
+/// Validates a configuration, and rejects unknown fields. The server would ignore unknown fields, because clients may be newer than the
 /// server.
 fn checked(config: Vec<u8>) -> Result<Vec<u8>, RemoteError> {
     let read = carom_api::body::parse_config::<VmConfig>(&config, Unknown::Refused);
@@ -149,7 +149,7 @@ fn show(text: &[u8]) -> Result<(), RemoteError> {
     streams::print(text).map_err(RemoteError::io("cannot write to standard output"))
 }
 
-/// Prints an answer in readable form, if there is one.
+/// Prints an answer as indented JSON. Prints nothing if the answer is empty, and the unchanged answer if it is not JSON.
 fn show_json(answer: &[u8]) -> Result<(), RemoteError> {
     if answer.is_empty() {
         return Ok(());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of error messages, which are one line that names the mistake, and of the exit status.
+//! Tests of error messages and the exit status. An error message is one line that names the mistake.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -63,7 +63,7 @@ fn help_names_every_verb_of_the_documentation() {
     }
 }
 
-/// Returns the exit status with these streams.
+/// Runs the program with these streams. Returns its exit status.
 fn status(arguments: &[&str], stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Option<i32> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     command.args(arguments).env_remove("CAROM_API_SOCKET").stdout(stdout).stderr(stderr).status().unwrap().code()
@@ -109,7 +109,7 @@ fn stopped_reader_blocks_neither_connection_nor_signal() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_carom-remote"));
     let mut client = command.arg("--api-socket").arg(&socket).arg("openapi").stdout(Stdio::piped()).spawn().unwrap();
     let (mut stream, _) = server.accept().unwrap();
-    // Limit that ends a hanging test.
+    // With this time limit, the test fails instead of hanging.
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
@@ -117,7 +117,7 @@ fn stopped_reader_blocks_neither_connection_nor_signal() {
         stream.read_exact(&mut byte).unwrap();
         request.extend(byte);
     }
-    // More bytes than fit in a pipe.
+    // The body has more bytes than fit in a pipe.
     let body = "x".repeat(1 << 20);
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection stays open");

@@ -67,7 +67,7 @@ impl History {
         self.rates(name).last().unwrap_or(0)
     }
 
-    /// Returns this growth between successive samples, the newest last.
+    /// Returns the growth per second of a counter of the virtio-iommu, between each two successive samples. The newest value is last.
     pub(crate) fn rates(&self, name: &str) -> impl DoubleEndedIterator<Item = u64> {
         self.rates_of(IOMMU, name).map(|rate| rate.unwrap_or(0))
     }
@@ -77,7 +77,7 @@ impl History {
         self.rates_of(device, name).last().flatten()
     }
 
-    /// Returns the rates of a counter. A counter that fell belongs to another VM or another domain, and counts as 0.
+    /// Returns the rates of a counter. If a counter fell between two samples, it belongs to another VM or another domain. Its rate is then 0.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_the_newest_looks_are_kept() {
+    fn only_the_newest_samples_are_kept() {
         let mut history = History::default();
         (0..500).for_each(|maps| history.add(running(Instant::now(), maps)));
         assert_eq!(history.0.len(), KEPT);

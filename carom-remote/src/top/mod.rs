@@ -18,7 +18,7 @@ use look::{History, Look};
 /// Maximum time between the two samples of `--once`, from which the rates are computed.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Shows the view until `q`, Escape or Ctrl-C. With `once`, prints it once.
+/// Shows the view until the user presses `q`, Escape or Ctrl-C. With `once`, prints the view once as text.
 pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(), RemoteError> {
     let mut history = History::default();
     history.add(look(client)?);
@@ -73,7 +73,7 @@ fn look(client: &Client) -> Result<Look, CallError> {
         return Ok(Look::new(Instant::now(), found, VmCounters::default()));
     }
     match unless_refused(client.get_as("vm.counters"), 404) {
-        // The guest may have ended since. Otherwise the VMM has failed.
+        // The guest may have ended since the first request. Otherwise the VMM has failed.
         Err(error @ CallError::Refused { status: 500, .. }) => {
             let found = info(client)?;
             if is_booted(found.as_ref()) {
@@ -89,7 +89,7 @@ fn info(client: &Client) -> Result<Option<VmInfo>, CallError> {
     unless_refused(client.get_as("vm.info"), 404)
 }
 
-/// True if the VM has counters: if it is booted.
+/// True if the VM is booted. Only a booted VM has counters.
 fn is_booted(info: Option<&VmInfo>) -> bool {
     info.is_some_and(|info| matches!(info.state, VmState::Running | VmState::Paused))
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn view_ends_by_q_escape_and_interrupt_only() {
+    fn view_ends_only_on_q_escape_or_ctrl_c() {
         let key = |code, modifiers| is_end(&Event::Key(KeyEvent::new(code, modifiers)));
         assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(key(KeyCode::Esc, KeyModifiers::NONE));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_that_ends_meanwhile_is_shown_as_it_is_then() {
+    fn vm_that_ends_during_a_sample_is_shown_in_its_new_state() {
         let running = told(VmState::Running);
         let look = look_at(&[(200, &running), FAILED, (200, &told(VmState::Created))]).unwrap();
         assert_eq!(look.info.unwrap().state, VmState::Created);

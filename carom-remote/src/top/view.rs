@@ -64,7 +64,7 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // The only device of its kind may have no ID; then it has the kind's.
+        // The only device of its kind may have no ID of its own. It then has the kind's ID.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_and_text_tell_rates_memory_and_windows() {
+    fn screen_and_text_show_rates_memory_and_windows() {
         for shown in [screen(&history(), 140, 30), text(&history())] {
             let words = ["Running", "250", "6.0 MiB of 64.0 MiB", "64.0 KiB", "2.0 GiB"];
             for word in
