@@ -45,7 +45,7 @@ pub(super) fn collect(
     Ok(bytes)
 }
 
-/// Copies the content of `buffers` into `data`, up to the end of the shorter one. Returns the number of copied bytes.
+/// Copies as much of the content of `buffers` as fits into `data`. Returns the number of copied bytes.
 ///
 /// # Errors
 /// A buffer is outside the memory that the device can access.

@@ -21,8 +21,8 @@ use crate::worker::{Orders, Task, Wait};
 /// Size of the control queue. A driver sends one command at a time.
 pub(in crate::virtio) const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. A driver that
-/// does not accept MQ knows only one pair (virtio 1.4, section 5.1.2).
+/// Returns the index of the control queue, on a device with `pairs` pairs of queues. The control queue follows the last pair. If a driver
+/// accepts CTRL_VQ without MQ, it knows only one pair, and the index is 2 (virtio 1.4, section 5.1.2).
 pub(in crate::virtio) fn control_queue(features: u64, pairs: u16) -> u16 {
     if features & (CTRL_VQ | MQ) == CTRL_VQ { 2 } else { 2 * pairs }
 }

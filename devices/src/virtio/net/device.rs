@@ -164,7 +164,13 @@ impl VirtioDevice for VirtioNet {
             return rule("mac", "the saved MAC address differs from the configured MAC address".to_string());
         }
         if mtu != self.traits.mtu {
-            return rule("mtu", format!("the saved MTU is {mtu}, but the host interface has MTU {}", self.traits.mtu));
+            return rule(
+                "mtu",
+                format!(
+                    "the saved MTU is {mtu}, but the host interface has MTU {}; set the interface's MTU to {mtu}",
+                    self.traits.mtu
+                ),
+            );
         }
         if !(1..=self.traits.pairs).contains(&pairs) {
             return rule("pairs", format!("{pairs} is not in the range 1 to {}", self.traits.pairs));

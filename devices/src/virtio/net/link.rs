@@ -40,7 +40,7 @@ impl Link {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Logs a failure of the host interface. A deleted interface is logged once, other failures as often as `throttle` allows.
+    /// Logs a failure of the host interface. Logs a deleted interface once, and other failures as often as `throttle` allows.
     pub(super) fn complain(&self, throttle: &Throttle, what: &str, error: &io::Error) {
         if error.raw_os_error() == Some(libc::EBADFD) {
             if !self.gone.swap(true, Ordering::Relaxed) {

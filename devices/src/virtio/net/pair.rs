@@ -2,7 +2,7 @@
 
 //! Task of the thread that serves a pair of queues.
 //!
-//! One thread serves both queues of a pair. Most received packets answer transmitted ones, and the host kernel often creates the answer
+//! One thread serves both queues of a pair. Most received packets answer transmitted packets, and the host kernel often creates the answer
 //! while it accepts the transmitted packet. A separate receive thread would be woken for each packet, in the middle of the transmit
 //! thread's work. The single thread finds all answers when it has finished transmitting.
 
@@ -75,7 +75,7 @@ impl Pair {
         self.receive.is_none() && self.transmit.is_none()
     }
 
-    /// Serves the queues in turns, until neither has more to do.
+    /// Serves the queues in turns, until both queues are idle or the thread gets an order.
     fn serve(&mut self, orders: &Orders) -> Result<Wait, DeviceError> {
         loop {
             let (mut wait, mut more) = (Wait::Doorbell, false);

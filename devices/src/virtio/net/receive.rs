@@ -25,7 +25,7 @@ use crate::worker::{Orders, Wait};
 
 /// Maximum packets of a turn. The driver is notified at the end of each turn.
 const MOST: u32 = 64;
-/// Delay before the next read after a read from the host interface failed.
+/// Delay between a failed read from the host interface and the next read.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Receive queue.
@@ -42,7 +42,7 @@ pub(super) struct Receive {
     passed: bool,
     /// Buffers for the current packet.
     buffers: Buffers,
-    /// Head of each chain with these buffers, and the number of bytes for the chain.
+    /// Chains that contain these buffers: head, and number of bytes to write.
     used: Vec<(u16, u32)>,
     /// Index of the available ring at the last check.
     seen: Wrapping<u16>,
@@ -92,7 +92,7 @@ impl Receive {
         self.link.file(self.index).as_fd()
     }
 
-    /// Gives waiting packets to the driver: at most [`MOST`], and as many as the driver has room for.
+    /// Gives waiting packets to the driver, at most [`MOST`]. Stops earlier if the driver has no room for another packet.
     pub(super) fn turn(&mut self, orders: &Orders) -> Result<Turn, DeviceError> {
         if let Some(left) = self.rest.left() {
             return Ok(Turn::Wait(Wait::Time(left)));

@@ -15,7 +15,7 @@ fn limits(size: u64, refill_time: Duration) -> Option<RateLimits> {
 
 #[test]
 fn rate_limits_are_per_direction_and_delay_without_loss() {
-    // A budget of 1000 bytes, refilled with 100 bytes per 10 ms.
+    // The budget is 1000 bytes. It refills with 100 bytes per 10 ms.
     let mut harness = Harness::limited(1, false, limits(1000, Duration::from_millis(100)));
     harness.start(true);
     for index in 0..8 {
@@ -27,7 +27,7 @@ fn rate_limits_are_per_direction_and_delay_without_loss() {
         harness.give(0, &frame(1000));
     }
     harness.wait_used(RECEIVE, 4);
-    // The fourth packet passes only after the budget has recovered from the first three.
+    // The fourth packet passes only after the budget has recovered from the first three packets.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert!(harness.bytes(BUFFERS + 0x1800 + 12, 1000) == frame(1000));
     // The other direction still has its full budget.
