@@ -305,8 +305,8 @@ impl CommonConfig {
         if starts { Action::Start } else { Action::None }
     }
 
-    /// True if a driver that accepts `accepted` may start. It may accept only offered features. It must not be a legacy driver, and must
-    /// use the IOMMU if the device is behind one.
+    /// True if a driver that accepts `accepted` may start. It may accept only offered features. It must accept `VERSION_1`, and also
+    /// `ACCESS_PLATFORM` if the device is behind an IOMMU.
     fn features_fit(&self, accepted: u64) -> bool {
         accepted & !self.offered == 0 && accepted & self.needed == self.needed
     }

@@ -185,7 +185,7 @@ impl Interrupts {
     pub(super) fn config_changed(&self, notify: bool) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         if notify && self.running.load(Ordering::Acquire) {
-            // The bit is set for every kind of interrupt, including MSI-X (virtio 1.3, section 4.1.4.5.1).
+            // The bit must be set even if MSI-X is on (virtio 1.3, section 4.1.4.5.1).
             self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
             self.raise(self.config_vector(), ISR_CONFIG);
         }
