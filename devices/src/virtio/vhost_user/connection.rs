@@ -36,7 +36,8 @@ const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// Budget: total time for which all servers of a device may block threads. It is a fraction (numerator, denominator) of the time limit for
 /// draining, and refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor for the free part of an answer: the first 1/`FREE` of an operation's time limit is not charged to the budget.
+/// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. For
+/// a longer answer, only the time above this limit is charged.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.
@@ -359,7 +360,7 @@ impl Connection {
     /// Stops a queue. Returns the index of the next element of its available ring. When this function returns, no element is half served.
     pub(super) fn stop_queue(&mut self, index: u16) -> Result<u16, ServerError> {
         let next = self.call("GET_VRING_BASE", self.times.drain, |server| server.get_vring_base(index.into()))?;
-        u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next}")))
+        u16::try_from(next).map_err(|_| self.give_up(format!("answers GET_VRING_BASE with {next} (maximum 65535)")))
     }
 }
 

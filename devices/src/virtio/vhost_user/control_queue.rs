@@ -49,7 +49,7 @@ pub(super) struct ControlQueue {
     /// Number of queue pairs of the device.
     most: u16,
     server: Arc<Server>,
-    /// Doorbell of the queue after all pairs.
+    /// Doorbell of the queue after the last pair.
     doorbell: EventFd,
     /// Number of queue pairs that the driver uses.
     pairs: Arc<AtomicU16>,
@@ -74,7 +74,7 @@ impl ControlQueue {
         index == control_queue(driver_features, self.most)
     }
 
-    /// Returns the doorbell if `index` is the number after all pairs.
+    /// Returns the doorbell if queue `index` follows the last pair.
     pub(super) fn doorbell(&self, index: u16) -> Option<&EventFd> {
         (index == 2 * self.most).then_some(&self.doorbell)
     }

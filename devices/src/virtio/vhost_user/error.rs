@@ -40,7 +40,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Returns the error text without "the vhost-user server", for use after a subject.
+    /// Returns the error text without its subject "the vhost-user server".
     pub(super) fn reason(&self) -> String {
         let text = self.to_string();
         text.strip_prefix("the vhost-user server ").map_or(text.clone(), str::to_string)

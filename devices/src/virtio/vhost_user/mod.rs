@@ -10,7 +10,7 @@
 //! * `connection` sends requests. Each request has a time limit ([`time_limit`]).
 //! * `offer` describes the capabilities of a server.
 //! * `session` connects the driver and the server.
-//! * `watcher` is a thread that notices a lost server and connects to the next one.
+//! * `watcher` is a thread that notices the loss of a server and connects to the next server.
 //! * `fs`, `block` and `net` describe the device types. The front end itself serves the control queue of a network card
 //!   (`control_queue`).
 //!

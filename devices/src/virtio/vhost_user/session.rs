@@ -40,7 +40,7 @@ pub(super) struct Link {
 /// Queue that the driver has set up.
 struct ActiveQueue {
     rings: Rings,
-    /// Position at the last stop.
+    /// Position in the rings at the last stop.
     state: QueueState,
     /// True if the server serves the queue.
     runs: bool,
@@ -369,7 +369,7 @@ impl Session {
             return;
         }
         if !fits {
-            self.fail("offers fewer features than the previous server");
+            self.fail("lacks features of the previous server that the driver uses");
             return;
         }
         let prepared = self.prepare().and_then(|()| if self.paused { Ok(()) } else { self.run() });

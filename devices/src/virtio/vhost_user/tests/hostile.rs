@@ -115,7 +115,7 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
 
 #[test]
 fn server_slow_at_every_request_is_limited_per_operation() {
-    // Each of sixteen requests takes more than 60 ms. The limit for each, and for all together, is 200 ms.
+    // Each of sixteen requests takes more than 60 ms. All requests together have the same limit as each request: 200 ms.
     let all =
         [SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::from_millis(3)))).into();
@@ -190,7 +190,7 @@ fn impossible_ring_position_ends_the_connection() {
         Running::briefly(Manner { base: 0x1_0000, ..Manner::default() }, fs(), 1);
     device.pause();
     wait(|| device.counters().server_losses == 1);
-    assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536"]);
+    assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536 (maximum 65535)"]);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn server_without_protocol_features_works() {
     assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
     let told = Told::with_events(2);
     start(&device, &ram(1), &told, 1);
-    // The server acknowledges nothing. The answer to GET_VRING_BASE shows that it has received all earlier requests.
+    // The server does not acknowledge requests. Its answer to GET_VRING_BASE shows that it has received all earlier requests.
     device.pause();
     let asked = server.requests();
     assert!(!asked.contains(&SET_VRING_ENABLE) && asked.last() == Some(&GET_VRING_BASE), "{asked:?}");

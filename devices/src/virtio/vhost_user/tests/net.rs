@@ -150,7 +150,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
 #[test]
 fn net_card_continues_from_its_used_index_on_reconnect() {
     let Running { server, device, ram, told } = Running::new(Manner::default(), card(1), 2);
-    // The server has used seven buffers, and still has two.
+    // The server has used seven buffers, and still holds two buffers.
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();

@@ -109,7 +109,7 @@ fn next_server_with_fewer_features_fails_the_disk() {
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
     wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server offers fewer features than the previous server"]);
+    assert_eq!(told.failures(), ["the vhost-user server lacks features of the previous server that the driver uses"]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
 
 #[test]
 fn successive_slow_servers_share_one_connection_time_budget() {
-    // Each answer takes more than 60 ms. Of these, 4 ms are free. The budget for all answers is 450 ms.
+    // Each answer takes more than 60 ms, and the first 4 ms of each answer are free. The budget for all answers is 450 ms.
     let slow = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_MAX_MEM_SLOTS];
     let manner = at(&slow, &Vice::Dribble(Duration::from_millis(3)));
     let server = Server::start(manner.clone());
