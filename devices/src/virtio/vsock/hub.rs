@@ -26,7 +26,7 @@ use crate::throttle::Throttle;
 
 /// Maximum connections, even if the process may open more file descriptors.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// Maximum clients that have not sent their first line. When more clients connect, the oldest ones are closed.
+/// Maximum clients that have not sent their first line. When more clients connect, the hub closes the oldest clients.
 pub const MOST_CLIENTS: usize = 128;
 /// Maximum resets that wait for buffers of the guest, equal to the queue size. At this limit, the device accepts no further packets and
 /// clients.

@@ -36,7 +36,7 @@ enum Step {
 pub(super) struct Traffic {
     pub(super) hub: Hub,
     /// True if the guest must be notified that its connections were lost. No client is accepted before the notification, because the guest
-    /// could mistake the client's connection for a lost one.
+    /// could mistake the client's connection for a lost connection.
     reset_due: bool,
     buffers: Buffers,
     /// Data of a packet.
