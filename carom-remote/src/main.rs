@@ -51,8 +51,7 @@ const NAME: &str = "carom-remote";
 const MISTAKE: u8 = 2;
 
 fn main() -> ExitCode {
-    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. If the handler cannot be set, the signal ends the
-    // program as before.
+    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. If the handler cannot be set, such a write ends the program by SIGXFSZ.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -105,7 +105,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns the sample of a running VM with a drive behind the IOMMU, and windows.
+    /// Returns the sample of a running VM that has windows, and a drive behind the IOMMU.
     pub(crate) fn running(at: Instant, maps: u64) -> Look {
         let info = json!({
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},

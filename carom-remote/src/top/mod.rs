@@ -15,7 +15,7 @@ use crate::RemoteError;
 use crate::client::{CallError, Client};
 use look::{History, Look};
 
-/// Maximum time between the two samples of `--once`, from which the rates are computed.
+/// Maximum time between the two samples of `--once`. The rates are computed from these samples.
 const FIRST: Duration = Duration::from_millis(500);
 
 /// Shows the view until the user presses `q`, Escape or Ctrl-C. With `once`, prints the view once as text.
@@ -27,8 +27,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
         history.add(look(client)?);
         return crate::show(view::text(&history).as_bytes());
     }
-    // Raw mode is tried first, because a terminal that cannot be set up is an error to report and must not cause a
-    // panic.
+    // Try raw mode first: if the terminal cannot be set up, the program must report an error and must not panic.
     enable_raw_mode()
         .and_then(|()| disable_raw_mode())
         .map_err(RemoteError::io("top needs a terminal (use --once without one)"))?;
