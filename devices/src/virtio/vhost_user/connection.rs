@@ -36,8 +36,8 @@ const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// Budget: total time for which all servers of a device may block threads. It is a fraction (numerator, denominator) of the time limit for
 /// draining, and refills slowly.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. For
-/// a longer answer, only the time above this limit is charged.
+/// Divisor for the free time of an answer. If an answer takes at most 1/`FREE` of an operation's time limit, the budget is not charged. If
+/// it takes longer, only the additional time is charged.
 const FREE: u32 = 50;
 
 /// `VHOST_USER_IOTLB_MSG`.

@@ -29,7 +29,7 @@ pub struct Listener {
 impl Listener {
     /// Creates a socket at `path`, and replaces a stale socket. If `path` names an inherited socket, uses this socket instead
     /// ([`inherited::listener`](crate::inherited::listener)). The sockets of host programs have the listener's path, followed by `_` and a
-    /// port. So the guest can reach these sockets through an inherited socket only if its path is absolute.
+    /// port. If the listener is an inherited socket without an absolute path, the guest cannot connect to host programs.
     ///
     /// # Errors
     /// The errors of [`ListeningSocket::for_part`].
