@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of an emulated device's memory access behind the virtio-iommu, with few and with many mappings, compared with a
-//! device that is not behind it.
+//! Cost of a memory access by an emulated device behind the virtio-iommu, with few and with many mappings. For comparison, the benchmark
+//! also measures a device that is not behind the IOMMU.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ fn mapped(mappings: u64) -> DeviceMemory {
     DeviceMemory::mapped(Arc::new(table))
 }
 
-/// Reads 64 bytes at one position after another, each in another mapping.
+/// Advances `next` to another mapping, and reads 64 bytes there.
 fn read(memory: &DeviceMemory, next: &mut u64, mappings: u64, stride: u64) {
     // This step visits all mappings, in an order that is neither ascending nor descending.
     *next = (*next + 611_953) % mappings;
     let mut bytes = [0; 64];
-    memory.view().read_slice(&mut bytes, GuestAddress(*next * stride)).expect("it is mapped");
+    memory.view().read_slice(&mut bytes, GuestAddress(*next * stride)).expect("the range is mapped");
     std::hint::black_box(bytes);
 }
 

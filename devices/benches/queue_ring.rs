@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to a queue. Chains of two buffers are taken, walked and given back, with the ring and
-//! without it, in turns within one measurement.
+//! Cost of recording the last requests to a queue. The benchmark takes, walks and returns chains of two buffers. Turns with and without the
+//! ring alternate within one measurement.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ fn with_and_without(criterion: &mut Criterion) {
                         }
                     }
                 }
-                // The median excludes time that other programs take on the host. It is scaled to the requested number of rounds.
+                // The median excludes time that other programs take on the host. The median is scaled to the requested number of rounds.
                 took.sort_unstable();
                 took[took.len() / 2].mul_f64(rounds as f64 / f64::from(TURN))
             });

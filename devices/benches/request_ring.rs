@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Cost of recording the last requests to the virtio-iommu. Pairs of MAP and UNMAP run in the
-//! engine, on a host that does nothing, with the ring and without it, in turns within one
-//! measurement.
+//! Cost of recording the last requests to the virtio-iommu. Pairs of MAP and UNMAP run in the engine, with a mapper that does nothing.
+//! Turns with and without the ring alternate within one measurement.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +24,8 @@ struct Pairs {
 impl Pairs {
     fn new() -> Self {
         let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));
-        let mut engine = Engine::new(EngineConfig::default(), ram, None).expect("it is valid");
-        engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
+        let mut engine = Engine::new(EngineConfig::default(), ram, None).expect("the configuration is valid");
+        engine.add_endpoint(1, Box::new(NullMapper)).expect("the endpoint is new");
         engine.accept_features(u64::MAX);
         let start = 1 << 32;
         let mut pairs = Self {

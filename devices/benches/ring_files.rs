@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPU time of io_uring reads of 4 KiB from the page cache, for a file that is registered with the ring and for an unregistered one. Both
-//! variants run in turns within one measurement. At the end, the benchmark prints how much slower the unregistered file is.
+//! CPU time of io_uring reads of 4 KiB from the page cache, for a file that is registered with the ring and for an unregistered file. Turns
+//! of both variants alternate within one measurement. At the end, the benchmark prints how much slower the unregistered file is.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -98,7 +98,8 @@ fn reads(criterion: &mut Criterion) {
                         slower.push(both[0].div_duration_f64(both[1]));
                         took.push(both[measured]);
                     }
-                    // The median excludes time that other programs take on the host. It is scaled to the requested number of rounds.
+                    // The median excludes time that other programs take on the host. The median is scaled to the requested number of
+                    // rounds.
                     middle(&mut took).mul_f64(rounds as f64 / TURN as f64)
                 });
             });
