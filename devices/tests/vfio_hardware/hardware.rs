@@ -19,7 +19,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub(crate) const PAGE: u64 = 4096;
 
 pub(crate) fn sysfs(variable: &str) -> PathBuf {
-    let name = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no device"));
+    let name = std::env::var(variable)
+        .unwrap_or_else(|_| panic!("set {variable} to the address of a PCI device, as scripts/rig does"));
     Path::new("/sys/bus/pci/devices").join(name)
 }
 
@@ -105,7 +106,7 @@ pub(crate) fn open_by(host: &Arc<HostIommu>, variable: &str) -> Device {
     open_with(host, variable, platform.clone(), platform)
 }
 
-/// Opens a device whose BARs are shown in these slots.
+/// Opens a device that registers its BARs with `slots`.
 pub(crate) fn open_with(
     host: &Arc<HostIommu>,
     variable: &str,
@@ -119,7 +120,7 @@ pub(crate) fn open_with(
 }
 
 impl Device {
-    /// Returns the mapper of the device's address space. `endpoint` is the device's number in it.
+    /// Returns the mapper of the device's address space. `endpoint` is the device's number in this address space.
     pub(crate) fn mapper(&self, endpoint: u32, memory: impl Any + Send) -> VfioMapper {
         self.host.mapper(self.space.clone(), endpoint, &self.device, memory).unwrap()
     }
@@ -191,7 +192,7 @@ impl Edu {
     pub(crate) fn wait(&self) {
         let end = Instant::now() + Duration::from_secs(60);
         while self.0.register(0x98) & 1 != 0 {
-            assert!(Instant::now() < end, "edu does not finish");
+            assert!(Instant::now() < end, "the edu device did not finish a copy within 60 s");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

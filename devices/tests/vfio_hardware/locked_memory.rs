@@ -14,7 +14,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::hardware::*;
 
-/// Lowers the limit on locked memory, and removes this thread's right to exceed it, until this is dropped.
+/// Lowered limit on locked memory. This thread also loses its right to exceed the limit. Dropping this value restores the limit and the
+/// right.
 struct LockedMemoryLimit {
     limit: Rlimit,
     capabilities: CapabilitySets,
@@ -52,7 +53,7 @@ fn map_over_locked_memory_limit_fails_and_keeps_the_others() {
         let third = map(&mut mapper, &memory, 0x20_0000, 2, both);
         assert!(matches!(third, Err(MapError::NoResources)), "{third:?}");
     }
-    // The mappings work, and the rejected one does not.
+    // The accepted mappings work, and the rejected mapping does not exist.
     edu.copy(0x10_0000, true);
     edu.copy(0x10_1000, false);
     edu.copy(0x20_0000, false);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VFIO passthrough with real devices: an NVMe drive, and QEMU's `edu`, whose DMA engine the tests
-//! control.
+//! VFIO passthrough with real devices: an NVMe drive, and two `edu` devices of QEMU, whose DMA engines the tests control.
 //!
-//! The tests need devices bound to vfio-pci. `CAROM_NVME` and `CAROM_EDU` name these devices, as in the
-//! rig: `scripts/rig -- <this test's executable> --test-threads=1`, built with the feature `rig`.
+//! The tests need devices bound to vfio-pci. `CAROM_NVME`, `CAROM_EDU` and `CAROM_EDU2` name these devices. The rig sets these variables:
+//! `scripts/rig -- <this test's executable> --test-threads=1`, built with the feature `rig`.
 //!
 //! With `CAROM_IOMMUFD=on`, the tests use IOMMUFD instead of groups and containers. This needs a kernel
 //! with IOMMUFD: `scripts/rig --kernel iommufd`.

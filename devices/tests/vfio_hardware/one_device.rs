@@ -24,7 +24,7 @@ fn nvme_identity_and_registers_are_visible() {
     nvme.device.assign_bar(0, 0x40_0000_0000);
     nvme.command(regs::COMMAND_MEMORY);
     assert_eq!(nvme.device.bar_address(0), Some(0x40_0000_0000));
-    // Version register, by an access that traps, and by the memory slot.
+    // Read the version register by an access that traps, and through the memory slot.
     let version = nvme.register(8);
     assert!((0x1_0000..0x3_0000).contains(&version), "NVMe version {version:#x}");
     nvme.device.bar_moved(0, 0x40_0000_0000).unwrap();
@@ -35,7 +35,7 @@ fn nvme_identity_and_registers_are_visible() {
     // SAFETY: The device keeps the range mapped. Reads of this register have no side effects.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
     assert_eq!(seen, version);
-    // The guest turns decoding off. The slot stays, and accesses to it must not fault.
+    // The guest turns decoding off. The slot stays, and accesses to the slot must not fault.
     nvme.command(0);
     // SAFETY: As above.
     let seen = unsafe { std::ptr::read_volatile((host.address + 8) as *const u32) };
@@ -108,7 +108,7 @@ fn intx_fires_once_until_served_and_never_while_masked() {
 
     edu.0.set_register(RAISE, 1);
     wait_for(&raise);
-    assert!(asks() && quiet(), "the host masks it until it is served");
+    assert!(asks() && quiet(), "the host masks INTx until the guest has served the interrupt");
     // The device still asserts INTx.
     served.write(1).unwrap();
     wait_for(&raise);
@@ -118,7 +118,7 @@ fn intx_fires_once_until_served_and_never_while_masked() {
 
     edu.0.command(regs::COMMAND_MEMORY | regs::COMMAND_INTX_DISABLE);
     edu.0.set_register(RAISE, 1);
-    assert!(asks() && quiet(), "the guest has masked it");
+    assert!(asks() && quiet(), "the guest has masked INTx");
     edu.0.command(regs::COMMAND_MEMORY);
     wait_for(&raise);
 
@@ -164,7 +164,7 @@ fn dma_is_limited_to_mappings_and_their_permissions() {
     edu.copy(0x10_0000, true);
     edu.copy(0x10_1000, false);
     assert_eq!(page(&memory, 1), [2; 2048], "written although only READ is allowed");
-    // An IOVA that was never mapped, and one that was unmapped.
+    // The device cannot write to an IOVA that was never mapped, or that was unmapped.
     edu.copy(0x10_3000, false);
     assert_eq!(page(&memory, 3), [4; 2048]);
     mapper.unmap(0x10_2000, PAGE).unwrap();

@@ -18,7 +18,7 @@ use crate::hardware::*;
 
 const STEPS: usize = 25;
 
-/// Number of RAM pages: first those that mappings use, then some that no device may ever access.
+/// Number of RAM pages. Mappings use the first [`MAPPED_PAGES`] pages. No device may ever access the other pages.
 const PAGES: u8 = 12;
 const MAPPED_PAGES: u8 = 8;
 const PLACES: u8 = 4;
@@ -44,7 +44,7 @@ enum Step {
     Unplug(usize),
 }
 
-/// Transfer that is in progress during the step.
+/// Transfer that both devices make at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
     /// From an IOVA into the device.
@@ -80,7 +80,7 @@ fn transfers() -> impl Strategy<Value = [(Transfer, [u8; 2]); 2]> {
 /// Page and permissions of the mapping at each place.
 type Mappings = BTreeMap<u8, (u8, u32)>;
 
-/// Pages that a transfer may have accessed. It contains `None` if the transfer may have accessed no page.
+/// Pages that a transfer may have accessed. The set contains `None` if the transfer may have accessed no page.
 type Reached = BTreeSet<Option<u8>>;
 
 /// Memory that each device may access.
@@ -99,8 +99,8 @@ impl Model {
         }
     }
 
-    /// Returns the page that an endpoint accesses at a place, or `None` if it accesses none. A write-only mapping may also be read,
-    /// because not every IOMMU supports write-only mappings (virtio 1.3, 5.13.6.5.2).
+    /// Returns the pages that an endpoint may access at a place. A write-only mapping may also be read, because not every IOMMU supports
+    /// write-only mappings (virtio 1.3, section 5.13.6.5.2).
     fn reached(&self, endpoint: usize, place: u8, transfer: Transfer) -> Reached {
         let mapped = self.of[endpoint].and_then(|domain| self.domains[&domain].get(&place));
         match (mapped, transfer) {

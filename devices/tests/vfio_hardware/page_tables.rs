@@ -24,7 +24,7 @@ fn available() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Returns the available memory once it is stable. The tables of a closed device are freed some time later.
+/// Returns the available memory once it is stable. The kernel frees the tables of a closed device some time later.
 fn settled() -> u64 {
     let mut last = available();
     for _ in 0..50 {
@@ -44,8 +44,8 @@ fn send(engine: &mut Engine, request: &[u8]) -> u8 {
     reply[0]
 }
 
-/// Maps and unmaps one page at the start of each place, as a guest can. Returns the host memory that this takes, in bytes, and the number
-/// of refused requests.
+/// Maps and unmaps one page at the start of each of `places` ranges of [`PLACE`] bytes, as a guest can. Returns the host memory that this
+/// takes, in bytes, and the number of refused requests.
 fn walk(places: u64, max_table_pages: u64) -> (u64, u64) {
     let edu = Edu::open();
     let ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]));
@@ -78,7 +78,7 @@ fn table_page_limit_bounds_host_memory_of_sparse_mappings() {
     println!("{PLACES} places, 2800 pages of tables: {} KiB taken, {refused} refused", taken >> 10);
     assert!(taken < 16 * MIB, "{taken} bytes");
     assert!(refused > PLACES - 2800, "{refused} refused");
-    // The comparison shows that the limit has this effect: without it, fewer places take more memory.
+    // This comparison shows that the limit has an effect. Without the limit, fewer places take more memory.
     const FEWER: u64 = 20_000;
     let (taken, refused) = walk(FEWER, u64::MAX);
     println!("{FEWER} places, no limit: {} KiB taken, {refused} refused", taken >> 10);

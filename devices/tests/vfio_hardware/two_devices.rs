@@ -14,8 +14,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::hardware::*;
 
-/// Two edu devices behind an engine. As soon as domain n (1 or 2) has an endpoint, it maps page n - 1, which holds the byte
-/// n, at `SOURCE`, and page n + 1 at `TARGET`.
+/// Two edu devices behind an engine. [`map`](Self::map) maps two pages in domain n (1 or 2): page n - 1 at `SOURCE`, and page n + 1 at
+/// `TARGET`. Page n - 1 holds the byte n.
 struct Pair {
     edus: [Edu; 2],
     engine: Engine,
@@ -67,7 +67,7 @@ impl Pair {
         }
     }
 
-    /// Returns the byte that `endpoint` copies from `SOURCE` to `TARGET`, and the domain whose page gets it.
+    /// Returns the byte that `endpoint` copies from `SOURCE` to `TARGET`, and the domain whose page receives the byte.
     fn carried(&self, endpoint: u32) -> Option<(u8, u32)> {
         self.fill(2, 0);
         self.fill(3, 0);
@@ -125,7 +125,7 @@ fn device_reaches_peer_registers_only_while_guest_sees_them() {
     assert_eq!(status(&test_utils::attach(1, 1)), 0);
     assert_eq!(status(&test_utils::map(1, 0x10_0000, 0x10_0fff, 0, 1)), 0);
     if by_iommufd() {
-        // IOMMUFD maps no device memory, so `--platform iommufd=on` does not offer it.
+        // IOMMUFD cannot map device memory, so Carom does not offer such mappings with `--platform iommufd=on`.
         assert_eq!(status(&map_registers(BAR)), Status::DevErr as u8);
         return;
     }
@@ -178,7 +178,7 @@ fn endpoints_join_and_leave_domains_in_any_order() {
     pair.assert_in([Some(1), None]);
     pair.attach(2, 1);
     pair.assert_in([Some(1), Some(1)]);
-    // First the endpoint leaves whose address space the domain has used.
+    // Endpoint 1 leaves first. The domain has used the address space of endpoint 1.
     pair.detach(1, 1);
     pair.assert_in([None, Some(1)]);
     pair.attach(1, 2);
