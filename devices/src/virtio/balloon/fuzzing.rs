@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::worker::Task;
 /// byte selects the options of the driver and the page size.
 ///
 /// # Panics
-/// The device returned pages that no request named, or the counters do not add up.
+/// The device returned more memory to the host than the requests named, or a counter is wrong.
 pub fn run(bytes: &[u8]) {
     let (first, bytes) = split_choice(bytes);
     let guest = ByteDriver::new(Layout::queues(0x4_0000, 0x2000));

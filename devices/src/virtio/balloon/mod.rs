@@ -36,7 +36,7 @@ pub struct BalloonParams {
     pub deflate_on_oom: bool,
     /// True if the driver may report free pages.
     pub free_page_reporting: bool,
-    /// Returns pages to the host.
+    /// Component that returns pages to the host.
     pub reclaim: Arc<Reclaim>,
     /// Guest memory that the device can access. The queues contain guest-physical addresses, so this is all RAM.
     pub memory: DeviceMemory,
@@ -48,7 +48,7 @@ pub struct BalloonParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-balloon device: the PCI function, and the device for resizing and for reading its counters.
+/// Creates a virtio-balloon device. Returns its PCI function, and the device itself, which resizes the balloon and has the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -25,7 +25,7 @@ const BATCH: usize = 16;
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
 /// Maximum bytes of free pages that are returned per request. A device may ignore reported pages.
 const MOST_REPORTED: usize = 1 << 30;
-/// Page numbers that are processed together. Linux sends as many in one request.
+/// Page numbers that are processed together. Linux sends at most this many page numbers in one request.
 const PIECE: usize = 256;
 
 /// Task of the thread that serves the queues.
@@ -40,7 +40,7 @@ impl Traffic {
         Self { reclaim, counts, numbers: Vec::with_capacity(PIECE) }
     }
 
-    /// Serves a request. Returns false if there is none.
+    /// Serves a request. Returns false if there is no request.
     fn step(&mut self, queues: &mut QueueTable, index: u16) -> Result<bool, DeviceError> {
         let (ring, broken) = (ring_error(index), broken(index));
         let Some((driver, queue)) = queues.get(index) else { return Ok(false) };
@@ -52,7 +52,7 @@ impl Traffic {
         let buffers = walk(chain, size);
         let served = if queue::REPORTING.contains(&index) {
             if driver.features & feature::REPORTING == 0 {
-                return Err(broken("the driver reports free pages, but did not accept that feature"));
+                return Err(broken("the driver reports free pages, but has not accepted VIRTIO_BALLOON_F_REPORTING"));
             }
             pages.report(buffers)
         } else {
