@@ -29,7 +29,7 @@ pub(super) struct Disk {
     pub(super) mode: IoMode,
     /// Rate limit. Several disks can share a limiter.
     pub(super) limiter: Option<Arc<RateLimiter>>,
-    /// Host CPUs for each queue's thread, by queue. Threads of other queues run on any CPU.
+    /// Host CPUs for each queue's thread, by queue. If a queue has no entry, its thread runs on any CPU.
     pub(super) affinity: BTreeMap<u16, HostCpus>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Creates the owner for queue `index`. `doorbell` wakes the queue's thread.
+    /// Creates the owner for `queue`. `doorbell` wakes the queue's thread.
     pub(super) fn new(queue: u16, interrupt: Arc<dyn Interrupt>, doorbell: EventFd) -> Self {
         Self { queue, interrupt, doorbell, unwanted: Mutex::default(), any: AtomicBool::new(false) }
     }
@@ -63,7 +63,7 @@ impl IoOwner for Owner {
     fn cancel(&self, number: u64) {
         lock(&self.unwanted).push(number);
         self.any.store(true, Ordering::Release);
-        // The write fails only if the counter of the eventfd is full; then the thread is woken anyway.
+        // The write fails only if the eventfd's counter is full. A full counter wakes the thread too.
         let _ = self.doorbell.write(1);
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -39,7 +39,7 @@ pub fn run(bytes: &[u8]) {
     let content = file.try_clone().expect("a file descriptor is free");
     let mode = if is(1) { IoMode::Async } else { IoMode::Plain };
     let image = Image::made_up(file, IMAGE, if is(2) { 512 } else { 1 }, is(3));
-    // A small limit that refills soon, so that requests are held back for a short time only.
+    // The bucket is small and refills soon, so requests wait only for a short time.
     let bucket = BucketParams { size: 4096, one_time_burst: 0, refill_time: Duration::from_millis(1) };
     let limits = RateLimits { bandwidth: Some(bucket), ops: None };
     let disk = Disk {
@@ -62,10 +62,10 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(content.metadata().expect("the file is open").len(), IMAGE, "no request changes the image's size");
 }
 
-/// Opens a qcow2 image made from `bytes`, and runs operations on the image. The image is either rejected or works.
+/// Opens a qcow2 image made from `bytes`, and runs operations on the image. Carom must either reject the image or end every operation.
 ///
-/// The first byte is the number of bytes that encode operations. If the number is odd, the image is opened read-only. Then come the
-/// operations, 4 bytes each: position (2 bytes), kind and length. The rest is the image.
+/// The first byte is the number of bytes that encode operations. If the number is odd, the image is opened read-only. The operations
+/// follow, 4 bytes each: position (2 bytes), kind and length. The rest is the image.
 pub fn image(bytes: &[u8]) {
     opens(bytes);
 }
@@ -96,7 +96,7 @@ pub(super) fn opens(bytes: &[u8]) -> bool {
             4 if !read_only => Op::Allocate { mode: libc::FALLOC_FL_ZERO_RANGE, offset: place, len: bytes },
             _ => Op::Sync,
         };
-        // SAFETY: The buffer lives through the call, and nothing else accesses it.
+        // SAFETY: The buffer stays allocated during the call, and nothing else accesses it.
         unsafe { plain.run(0, &op) };
         assert!(plain.next_ended().is_some(), "a plain operation has ended when `run` returns");
     }

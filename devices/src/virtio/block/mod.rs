@@ -61,7 +61,7 @@ pub struct BlockParams {
     pub mode: IoMode,
     /// Rate limit. Several disks can share a limiter.
     pub limiter: Option<Arc<RateLimiter>>,
-    /// Host CPUs for each queue's thread, by queue. Threads of other queues run on any CPU.
+    /// Host CPUs for each queue's thread, by queue. If a queue has no entry, its thread runs on any CPU.
     pub affinity: BTreeMap<u16, HostCpus>,
     /// Guest memory that the device can access.
     pub memory: DeviceMemory,
@@ -73,7 +73,7 @@ pub struct BlockParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a disk: the PCI function, and the device for reading its counters.
+/// Creates a disk. Returns its PCI function, and the device itself, which has the counters and changes its size.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -14,6 +14,6 @@ pub(super) const STATE: (&str, u32) = ("block", 1);
 pub(super) struct BlockState {
     /// Size of the disk, in sectors of 512 bytes.
     pub(super) sectors: u64,
-    /// Block size in bytes: requests must be multiples of it.
+    /// Block size in bytes. The offset and length of each request must be multiples of the block size.
     pub(super) block_size: u32,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Backing files. If a qcow2 image names a backing file, it takes the data that it does not have from there. Backing files are read-only and
-//! can be shared.
+//! Backing files. A qcow2 image can name a backing file. Data that the image does not contain is read from the backing file. Backing files
+//! are read-only and can be shared.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ pub(super) struct Backing {
     pub(super) lock: ImageLock,
 }
 
-/// Returns the path of the backing file `name` that the image at `path` names.
+/// Returns the path of the backing file `name` of the image at `path`. A relative `name` is relative to the image's directory.
 pub(super) fn path(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Opens and locks a backing file. `format` is the format that the image which names the backing file states for it.
+/// Opens and locks a backing file. `format` is the format of the backing file, as stated in the image that names the file.
 ///
 /// # Errors
 /// The reason why the file cannot be used.
@@ -33,7 +33,7 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
         Some("qcow2") => true,
         // Do not guess the format: a guest could make its raw image look like a qcow2 image that names any file of the host.
         None => return Err(ImageError::Malformed(
-            "the image that names it does not state its format; set it with qemu-img rebase -u -b FILE -F FORMAT IMAGE"
+            "the image does not state the format of this file; set the format with qemu-img rebase -u -b FILE -F FORMAT IMAGE"
                 .into(),
         )),
         Some(other) => {
@@ -45,7 +45,7 @@ pub(super) fn open(path: &Path, format: Option<&str>, direct: bool) -> Result<Ba
     let (file, _) = host_file::open(path, true)?;
     let lock = ImageLock::take(&file, true, None)?;
     if is_qcow2 {
-        // Read the header before `set_flags`: direct I/O would need aligned buffers.
+        // Check the header before `set_flags` turns on direct I/O. The check then works whatever alignment direct I/O needs.
         super::qcow2_header::check(&file, false)?;
     }
     host_file::set_flags(&file, direct)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Images: host files and block devices that contain a disk. A raw image has the disk's bytes. Other formats encode them.
+//! Images: host files and block devices that contain a disk. A raw image has the disk's bytes. Other formats encode these bytes.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,8 @@ const FILE_BLOCK: u32 = 4096;
 /// Format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// The format is not specified. The file's bytes are the disk's bytes. An image that looks like one of another format is rejected.
+    /// The format is not specified. The file's bytes are the disk's bytes. An image that starts like an image of another format is
+    /// rejected.
     #[default]
     Unknown,
     /// The file's bytes are the disk's bytes, even if they look like another format.
@@ -39,17 +40,17 @@ pub enum ImageFormat {
 /// Options for opening an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// The image is not written. Other read-only users can share it.
+    /// True if the image is not written. Other read-only users can then share the image.
     pub read_only: bool,
-    /// Bypass the host's page cache (`O_DIRECT`).
+    /// True to bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
     /// Format of the image.
     pub format: ImageFormat,
-    /// Allow backing files.
+    /// True to allow backing files.
     pub backing_files: bool,
-    /// Lock all bytes that the image can ever have, not only its present bytes.
+    /// True to lock all bytes that the image can ever have, not only its present bytes.
     pub lock_all: bool,
-    /// Reserve disk space for the whole raw image. Guest discards then return no space.
+    /// True to reserve disk space for the whole raw image. Guest discards then return no space to the host.
     pub allocated: bool,
 }
 
@@ -60,23 +61,23 @@ pub struct Image {
     /// qcow2 content of the file. `None` if the file's bytes are the disk's bytes.
     qcow2: Option<Qcow2Image>,
     bytes: AtomicU64,
-    /// Reason why the image keeps its size, if there is one.
+    /// Reason why Carom cannot change the size of the image. `None` if it can.
     kept: Option<&'static str>,
     device: bool,
     /// True if all bytes that the image can ever have are locked.
     lock_all: bool,
     /// True if the image keeps its disk space.
     allocated: bool,
-    /// Block size: requests must be multiples of it.
+    /// Block size in bytes. The offset and length of each request must be multiples of the block size.
     block: u32,
-    /// Physical block size: requests should be multiples of it.
+    /// Physical block size in bytes. The offset and length of each request should be multiples of this size.
     physical: u32,
     /// Alignment that a buffer's address must have, so that the kernel can use the buffer directly.
     memory: usize,
     /// True if the file is in the host's memory.
     in_memory: bool,
     read_only: bool,
-    /// Dropped after all fields that read and write the image. `None` for an image from `made_up`.
+    /// Lock of the image. It is dropped after all fields that read and write the image. `None` for an image from `made_up`.
     lock: Option<ImageLock>,
 }
 
@@ -201,8 +202,9 @@ impl Image {
         self.bytes() / SECTOR
     }
 
-    /// Changes the size of the disk and its file. The size of a block device or a read-only image must have been changed by others before.
-    /// No write may be under way: a write beyond the new end would make the file grow again.
+    /// Changes the size of the disk and its file. Carom cannot change the size of a block device or of a read-only image. Such a size must
+    /// have been changed outside Carom before this call. No write may be under way, because a write beyond the new end would make the file
+    /// grow again.
     ///
     /// # Errors
     /// The reason why the size stays unchanged.
@@ -248,17 +250,18 @@ impl Image {
         Ok(())
     }
 
-    /// Returns the block size in bytes. Requests must be multiples of it.
+    /// Returns the block size in bytes. The offset and length of each request must be multiples of the block size.
     pub fn block(&self) -> u32 {
         self.block
     }
 
-    /// Returns the physical block size in bytes, which the host writes at once. Requests should be multiples of it.
+    /// Returns the physical block size in bytes. The host writes a physical block as a whole, so requests should consist of whole physical
+    /// blocks.
     pub(in crate::virtio::block) fn physical_block(&self) -> u32 {
         self.physical
     }
 
-    /// Returns the discard granularity in bytes. Discards should be multiples of it.
+    /// Returns the discard granularity in bytes. Discards should be multiples of this granularity.
     pub(in crate::virtio::block) fn discard_block(&self) -> u32 {
         self.qcow2.as_ref().map_or(self.block, Qcow2Image::cluster).max(self.block)
     }
@@ -276,7 +279,7 @@ impl Image {
         !self.device && self.memory == 1
     }
 
-    /// Returns true if reads copy from the host's memory. io_uring hands such reads to a kernel thread anyway.
+    /// Returns true if reads copy from the host's memory. io_uring would hand such reads to a kernel thread.
     pub(in crate::virtio::block) fn is_in_memory(&self) -> bool {
         self.in_memory && self.memory == 1
     }
@@ -313,8 +316,8 @@ impl Image {
     }
 }
 
-/// Returns the name of the format whose magic bytes the image starts with. Carom only rejects such an image. It never guesses a format: a
-/// guest could write the magic bytes to its disk and make Carom read other files of the host.
+/// Returns the name of the format whose magic bytes the image starts with. Carom uses this name only to reject the image. Carom never
+/// guesses a format, because a guest could write the magic bytes to its disk and make Carom read other files of the host.
 fn other_format(file: &File) -> io::Result<Option<&'static str>> {
     const BEGINNINGS: [(&[u8], &str); 4] =
         [(b"QFI\xfb", "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")];

@@ -19,7 +19,7 @@ pub enum ImageError {
     /// This process has already locked the image, for another disk or as a backing file.
     #[error("is already used by this VM, by another disk or as a backing file; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
     Used {
-        /// True if it was opened read-only.
+        /// True if this open was read-only.
         read_only: bool,
     },
     /// The host's block device is read-only.
@@ -28,7 +28,7 @@ pub enum ImageError {
     /// Another process has locked the image.
     #[error("is in use: another process has locked it; {}", if *.read_only { "to share it, open it read-only everywhere" } else { "a writable image can have only one user" })]
     Locked {
-        /// True if it was to be opened read-only.
+        /// True if this open was read-only.
         read_only: bool,
     },
     /// Writes of a process that has ended are still under way.

@@ -26,8 +26,8 @@ const TMPFS: FsWord = 0x0102_1994;
 
 /// Opens a file or a block device. Also returns true if the path names a block device.
 ///
-/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). The process reopens the
-/// descriptor's file if it can, so that it does not share flags and locks with its parent.
+/// If the process has inherited a descriptor for the path, that descriptor is used ([`inherited::file`]). If possible, the process reopens
+/// the descriptor's file, so that the process shares no flags and locks with its parent.
 ///
 /// # Errors
 /// The path names neither a file nor a block device, or the host rejects the operation.
@@ -49,7 +49,8 @@ pub(super) fn open(path: &Path, read_only: bool) -> Result<(File, bool), ImageEr
     Ok((file, kind.is_block_device()))
 }
 
-/// Clears `O_NONBLOCK`, and sets `O_DIRECT` if `direct`. Without `O_NONBLOCK`, reads and writes wait instead of failing.
+/// Clears `O_NONBLOCK`. Sets `O_DIRECT` if `direct` is true, and clears it otherwise. Without `O_NONBLOCK`, reads and writes wait instead
+/// of failing.
 ///
 /// # Errors
 /// The file system does not support direct I/O.

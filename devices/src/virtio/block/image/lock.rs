@@ -126,7 +126,7 @@ impl Drop for ImageLock {
         if !self.is_closed_within(LAST_CLOSE) {
             log::debug!("the kernel still has an image open after the image's last request has ended");
         }
-        // The parent process may share the description. Then the lock stays until it is released explicitly.
+        // Release the lock explicitly: the parent process may share the description, and would then keep the lock.
         if let Err(error) = set(self.file.as_fd(), libc::F_UNLCK, 0, 0) {
             log::debug!("cannot release the lock of an image: {error}");
         }
@@ -143,7 +143,7 @@ pub(super) fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<File> 
     Ok(open(path, access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).map(File::from)?)
 }
 
-/// Returns a byte that no other reader uses as its mark. A reader in another PID namespace may use the same byte.
+/// Returns a byte that no other reader in this PID namespace uses as its mark. A reader in another PID namespace may use the same byte.
 fn reader_mark() -> i64 {
     let number = READERS.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     MARKS + 1 + (i64::from(std::process::id()) << 24 | number)

@@ -19,7 +19,7 @@ pub(in crate::virtio::block) enum Op {
         /// Offset in the image.
         offset: u64,
     },
-    /// Deallocates space or sets it to zero, by `fallocate`.
+    /// Deallocates a range or sets it to zero, with `fallocate`.
     Allocate {
         /// `FALLOC_FL_*`.
         mode: i32,

@@ -40,7 +40,7 @@ const MOST_IMAGES: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainOptions {
     pub(super) writable: bool,
-    /// Allow backing files.
+    /// True to allow backing files.
     pub(super) backing_files: bool,
     pub(super) direct: bool,
 }
@@ -93,7 +93,7 @@ impl Qcow2Image {
     /// Changes the size of the disk.
     ///
     /// # Errors
-    /// The host cannot do it, or the image's version does not support it.
+    /// The host cannot resize the image, or the image's version does not support a resize.
     pub(super) fn resize(&self, bytes: u64) -> io::Result<()> {
         // The backing file may be longer. Its bytes beyond the old size must not become visible.
         let fill = if self.backed { PreallocateMode::Zero } else { PreallocateMode::None };
@@ -177,7 +177,7 @@ impl Qcow2Image {
             error!(
                 "a qcow2 image has inconsistent tables: all further requests to it fail; check it with qemu-img check"
             );
-            // Dropping it would write its cached tables.
+            // Dropping `access` would write its cached tables.
             std::mem::forget(access);
         }
         given_up()
@@ -222,8 +222,9 @@ unsafe fn readable<'b>(buffers: Buffers) -> IoVector<'b> {
     vector
 }
 
-/// Opens the image in `file`, whose header was checked, and its backing files, at most [`MOST_IMAGES`] in all. `chain` has the identities
-/// of the images that were opened before. Adds the locks of the backing files to `locks`. Also returns true if the image has a backing file.
+/// Opens the image in `file` and its backing files. The image's header has been checked. The chain has at most [`MOST_IMAGES`] images.
+/// `chain` contains the identities of the images that were opened before. Adds the locks of the backing files to `locks`. Also returns true
+/// if the image has a backing file.
 fn open_chain(
     file: &File,
     l1: Arc<Mutex<L1Table>>,

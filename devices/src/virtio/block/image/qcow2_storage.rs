@@ -36,8 +36,8 @@ impl L1Table {
         Self { place, ..Self::default() }
     }
 
-    /// Returns the overlap of the table with the `len` bytes from `offset` on: as a range within the table, and as a range within those
-    /// bytes.
+    /// Returns the overlap of the table with the `len` bytes that start at `offset`. The first range is relative to the start of the table.
+    /// The second range is relative to `offset`.
     fn part(&self, offset: u64, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let end = offset.checked_add(len as u64)?;
         let (from, to) = (offset.max(self.place.start), end.min(self.place.end));
@@ -198,7 +198,7 @@ mod tests {
             file.read_exact_at(&mut bytes, 0).unwrap();
             bytes
         };
-        // Before the table, across its start, across its end, and within the table.
+        // The writes are before the table, across its start, across its end, and within the table.
         for (offset, len, value) in [(0, 100, 2), (1000, 100, 3), (2000, 100, 4), (1500, 8, 5)] {
             ordered.write(&vec![value; len], offset).unwrap();
         }

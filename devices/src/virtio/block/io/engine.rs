@@ -47,11 +47,11 @@ impl Engine {
         Self { ring, plain: Plain::new(image) }
     }
 
-    /// Starts an operation. Its end is reported with `number`. The kernel may start the operation only at [`Self::submit`].
+    /// Starts an operation. Its end is reported with `number`. The kernel may delay the operation until [`Self::submit`].
     ///
-    /// `are_few`: few operations are started now, and none is under way. Then a write to the page cache, or a read from a tmpfs, runs
-    /// immediately. io_uring would hand such an operation to a kernel thread (Linux, `io_uring/rw.c`). That thread also runs one operation
-    /// after the other, and it must be woken first.
+    /// `are_few` is true if few operations are started now and no operation is under way. In this case, a write to the page cache, or a
+    /// read from a tmpfs, runs immediately in this thread. io_uring would hand such an operation to a kernel thread (Linux,
+    /// `io_uring/rw.c`). The kernel thread also runs one operation after the other, and it must be woken first.
     ///
     /// # Safety
     /// The buffers and their list must stay valid until [`Self::next_ended`] has returned the operation's end. Until then nothing may hold
@@ -88,14 +88,15 @@ impl Engine {
         self.plain.has_ended() || self.ring.as_mut().is_some_and(|ring| ring.has_ended())
     }
 
-    /// Asks the kernel to cancel an operation that is under way. Its end is reported like any other.
+    /// Asks the kernel to cancel an operation that is under way. The end of a cancelled operation is reported like the end of any other
+    /// operation.
     pub(in crate::virtio::block) fn cancel(&mut self, number: u64) {
         if let Some(ring) = &mut self.ring {
             ring.cancel(number);
         }
     }
 
-    /// Returns true if an operation was started that the kernel has not accepted yet.
+    /// Returns true if the kernel has not accepted all started operations yet.
     pub(in crate::virtio::block) fn has_unsubmitted(&mut self) -> bool {
         self.ring.as_mut().is_some_and(|ring| ring.has_unsubmitted())
     }
@@ -121,7 +122,7 @@ mod tests {
     const LEN: usize = 512;
     const OFFSET: u64 = 512;
 
-    /// Returns true if a read or a write of the image has ended as soon as it was started. Returns `None` if the host does not allow
+    /// Returns true if a read or a write of the image has ended when [`Engine::begin`] returns. Returns `None` if the host does not allow
     /// io_uring.
     fn is_done_at_once(file: File, is_write: bool, are_few: bool, alignment: usize) -> Option<bool> {
         file.write_all_at(&[3; 4096], 0).unwrap();

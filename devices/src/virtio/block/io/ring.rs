@@ -18,8 +18,8 @@ use crate::virtio::block::image::op::{Buffers, Ended, Op};
 /// Number of a cancel operation. Its own completion is ignored.
 const CANCEL: u64 = u64::MAX;
 
-/// Operations that a ring allows. All others fail. This restriction matters because all threads can write to a ring's queues, which are in
-/// shared memory, and system call filters do not see the content of these queues.
+/// Operations that a ring allows. All other operations fail. The restriction is needed because all threads can write to a ring's queues,
+/// which are in shared memory. System call filters do not see the content of these queues.
 const NEEDED: [u8; 7] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -37,7 +37,7 @@ pub(in crate::virtio::block) const KERNEL_AGAIN: Duration = Duration::from_milli
 pub(super) struct Ring {
     ring: IoUring,
     image: Arc<Image>,
-    /// Number of operations whose end was not returned yet.
+    /// Number of operations whose completion was not read yet.
     under_way: usize,
     /// Completions that were read to make room for others. The queue has capacity for all operations.
     reaped: VecDeque<Ended>,
@@ -142,7 +142,7 @@ impl Ring {
         !self.reaped.is_empty() || !self.ring.completion().is_empty()
     }
 
-    /// Returns true if an operation was started that the kernel has not accepted yet.
+    /// Returns true if the kernel has not accepted all started operations yet.
     pub(super) fn has_unsubmitted(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }

@@ -14,7 +14,7 @@ pub(super) trait Kernel {
     fn enter(&mut self, wanted: usize) -> io::Result<usize>;
     /// Returns true if a completion can be read.
     fn has_ended(&mut self) -> bool;
-    /// Reads the completions, which makes room in the completion queue. Returns false if there were none.
+    /// Reads the completions, which makes room in the completion queue. Returns false if there were no completions.
     fn reap(&mut self) -> bool;
     /// Sleeps for a moment.
     fn rest(&mut self);
@@ -26,8 +26,8 @@ fn is_for_later(error: &io::Error) -> bool {
 }
 
 /// Submits the entries of the submission queue, and waits for `wanted` completions. Operations that the kernel does not accept now stay in
-/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment: such a caller
-/// calls again at once.
+/// the queue. If the kernel accepts no operations and the caller waits for completions, this function sleeps for a moment, because such a
+/// caller calls again at once.
 ///
 /// # Errors
 /// The kernel accepts no more operations.
@@ -68,11 +68,11 @@ pub(super) fn make_room(kernel: &mut impl Kernel) {
 mod tests {
     use super::*;
 
-    /// Fails [`Kernel::enter`] with these errors, last one first, then accepts one operation.
+    /// Kernel whose [`Kernel::enter`] fails with each of `errors`, from the last to the first. Later calls accept one operation each.
     #[derive(Default)]
     struct Fake {
         errors: Vec<i32>,
-        /// Completions in the completion queue. While there are any, the kernel has no room.
+        /// Number of completions in the completion queue. Unless this number is 0, the kernel accepts no operations.
         ended: usize,
         calls: usize,
         reaped: usize,

@@ -3,12 +3,12 @@
 //! Interrupt coalescing: how many answers the thread collects before it notifies the driver.
 //!
 //! A driver with many requests under way adds further requests without waiting for answers. Each interrupt in between costs an exit. If the
-//! device sleeps meanwhile, each notification by the driver costs an exit too. Therefore the thread looks for further requests before it
+//! device sleeps meanwhile, each notification by the driver costs an exit too. Therefore the thread polls for further requests before it
 //! notifies the driver of finished requests.
 //!
-//! The thread collects answers up to a target. The target is the number of answers that earlier turns reached before no more requests
-//! arrived. A driver that waits for its answers adds no requests, so its target becomes small and the driver is notified at once. The thread
-//! sometimes tries a larger target, but less and less often while the additional requests do not arrive.
+//! The thread collects answers up to a target. The target is the number of answers that earlier turns collected before requests stopped
+//! arriving. A driver that waits for its answers adds no requests, so its target becomes small and the driver is notified at once. The
+//! thread sometimes tries a larger target, but less and less often as long as the additional requests do not arrive.
 
 use std::time::Duration;
 
@@ -27,16 +27,16 @@ const LATE: u32 = 4096;
 /// Maximum turns before the next trial, once a turn has had more answers than expected.
 const AT_A_SIGN: u32 = 64;
 
-/// Number of answers to collect before a notification, and time to look for each further request.
+/// Number of answers to collect before a notification, and time to poll for each further request.
 #[derive(Debug)]
 pub(super) struct Coalescing {
     /// Number of answers to collect.
     answers: u32,
-    /// True if `answers` was just raised as a trial, and it is not known yet whether that many answers arrive.
+    /// True if `answers` was just raised as a trial, and the result of the trial is not known yet.
     is_trial: bool,
-    /// Turns until more answers are tried.
+    /// Turns until the next trial of more answers.
     left: u32,
-    /// Turns between two trials. A failed trial doubles it.
+    /// Turns between two trials. A failed trial doubles this number.
     pause: u32,
     gap: Gap,
 }
@@ -48,8 +48,8 @@ impl Default for Coalescing {
 }
 
 impl Coalescing {
-    /// Returns the time to look for requests, when `answers` are collected and there is nothing to do. Zero means: notify the driver at
-    /// once.
+    /// Returns the time to poll for requests when `answers` answers are collected and no request is pending. If the time is zero, the
+    /// caller must notify the driver at once.
     pub(super) fn begin(&mut self, answers: u32) -> Duration {
         if answers >= self.answers {
             if answers > self.answers {
@@ -79,7 +79,7 @@ impl Coalescing {
         self.gap.came(time);
     }
 
-    /// Records that no request arrived within the time that [`Self::begin`] returned, with `answers` collected.
+    /// Records that no request arrived within the time that [`Self::begin`] returned. The thread has collected `answers` answers.
     pub(super) fn missed(&mut self, answers: u32) {
         if self.is_trial {
             self.pause = LATE.min(self.pause * 2);

@@ -13,7 +13,7 @@ use crate::virtio::block::counters::Counts;
 use crate::virtio::block::image::op::Op;
 use crate::virtio::block::spec::status;
 
-/// Maximum times that an operation is restarted after the host kernel interrupted it.
+/// Maximum number of restarts of a request's operations after the host kernel interrupted them.
 const MOST_RETRIES: u32 = 16;
 
 /// Work of a request, before the final sync.
@@ -34,7 +34,7 @@ enum Sync {
     UnderWay,
 }
 
-/// Request under way. It stays at its address, together with the memory that its operations use, until the kernel is done.
+/// Request under way. The request, and the memory that its operations use, must not move until the kernel has finished the operations.
 pub(super) struct Flight {
     head: u16,
     status: GuestAddress,
@@ -61,7 +61,7 @@ pub(super) struct Answer {
 }
 
 impl Flight {
-    /// Creates a request. If `syncs`, the request ends only when its writes are durable.
+    /// Creates a request. If `syncs` is true, the request ends only when its writes are durable.
     pub(super) fn new(head: u16, status: GuestAddress, bytes: usize, work: Work, syncs: bool) -> Self {
         let sync = if syncs { Sync::Wanted } else { Sync::None };
         Self { head, status, bytes, work, sync, number: None, cancelled: false, retries: 0 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Time between requests, measured while the thread looks for them.
+//! Time between requests, measured while the thread polls for them.
 
 use std::time::Duration;
 
-/// Maximum time that the thread looks for requests. KVM polls for the same time before a vCPU sleeps (Linux, `halt_poll_ns`).
+/// Maximum time that the thread polls for requests. KVM polls for the same time before a vCPU sleeps (Linux, `halt_poll_ns`).
 pub(super) const MOST: Duration = Duration::from_micros(200);
 
 /// Average time until the next request. Zero until the first request has arrived.
@@ -12,7 +12,7 @@ pub(super) const MOST: Duration = Duration::from_micros(200);
 pub(super) struct Gap(pub(super) Duration);
 
 impl Gap {
-    /// Returns the time to look for the next request.
+    /// Returns the time to poll for the next request.
     pub(super) fn patience(&self) -> Duration {
         if self.0.is_zero() { MOST } else { MOST.min(self.0 * 2) }
     }

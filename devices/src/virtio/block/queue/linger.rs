@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Polling: how long a queue's thread keeps looking for requests before it sleeps.
+//! Polling: how long a queue's thread polls for requests before it sleeps.
 //!
-//! A driver that receives its answers quickly soon adds the next requests. If these arrive while the thread is still looking, neither side
-//! has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread looks for as long as requests
-//! usually take to arrive. If most requests take longer than polling is worth, the thread does not look at all.
+//! A driver that receives its answers quickly soon adds the next requests. If these requests arrive while the thread is still polling,
+//! neither side has to wake the other. This saves an exit of the guest and a switch between threads. Therefore the thread polls for as long
+//! as requests usually take to arrive. If most requests take too long, the thread does not poll at all.
 //!
-//! A sleeping thread cannot measure when a request arrived, only when it was woken. Therefore the thread sometimes tries polling again.
+//! A sleeping thread can measure only when it was woken, not when a request arrived. Therefore the thread sometimes tries polling again.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,16 @@ use super::trial::Trial;
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     trial: Trial,
-    /// Time between requests that arrive while the thread looks.
+    /// Time between requests that arrive while the thread polls.
     gap: Gap,
-    /// Time that the thread looks in this turn.
+    /// Time that the thread polls in this turn.
     patience: Duration,
     /// Start of the time without work.
     idle_since: Option<Instant>,
 }
 
 impl Linger {
-    /// Returns the time to look for requests from `now` on, when there is nothing to do. Zero means: sleep at once.
+    /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep at once.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
         // Keep the first start: the thread may have been woken for something else meanwhile.
         self.idle_since.get_or_insert(now);

@@ -5,7 +5,8 @@
 //! A vCPU that notifies the device of the first of many requests wakes the thread. If the host's scheduler finds no idle CPU, the thread
 //! preempts the vCPU, serves the single request, and sleeps. This costs two thread switches, an exit and an interrupt per request. Without
 //! preemption, the driver first adds all its requests, and the thread serves them together. Therefore the thread uses the batch policy
-//! while many requests arrive at a time. While few arrive, the driver waits for each of them, so the thread must run at once.
+//! (`SCHED_BATCH`) while many requests arrive at a time. While few requests arrive at a time, the driver waits for each request, so the
+//! thread must run at once.
 //!
 //! A preempting thread never sees many requests at a time. Therefore the thread sometimes tries the batch policy.
 

@@ -17,7 +17,7 @@ use crate::virtio::block::disk::{Disk, Owner};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 
-/// Maximum bytes of a request. Drivers make no larger requests unless configured to. A pause waits for the whole request.
+/// Maximum bytes of a request. By default, drivers do not make larger requests. A pause waits for the whole request.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Result of preparing a request.
@@ -28,7 +28,7 @@ pub(super) enum Prepared {
     UnderWay(Flight),
 }
 
-/// Validates `request` and chooses its operations. If `durable`, the request ends only when its writes are durable.
+/// Validates `request` and chooses its operations. If `durable` is true, the request ends only when its writes are durable.
 pub(super) fn prepare(
     request: Request,
     disk: &Disk,

@@ -40,7 +40,8 @@ use crate::worker::{Orders, Task, Wait};
 const BATCH: usize = 16;
 /// Maximum number of requests at a time that counts as few.
 const FEW: usize = 4;
-/// Maximum total bytes of the requests under way, because a pause waits for all of them. A single request may be larger.
+/// Maximum total bytes of the requests under way. The limit keeps pauses short, because a pause waits for all these requests. A single
+/// request may be larger.
 const MOST_BYTES: u64 = 128 << 20;
 /// Number of queue checks between two reads of the clock.
 const LOOKS: u32 = 16;
@@ -56,7 +57,7 @@ pub(in crate::virtio::block) struct Requests {
     disk: Arc<Disk>,
     /// I/O engine. It has a ring once the thread has started.
     engine: Engine,
-    /// Requests under way. The index of a request is the number of its operations.
+    /// Requests under way. The engine identifies the operations of a request by this index.
     flights: Vec<Option<Flight>>,
     /// Weight of each request in bytes, and the total weight.
     weights: Vec<u64>,
@@ -67,18 +68,18 @@ pub(in crate::virtio::block) struct Requests {
     free: Vec<usize>,
     /// Number of requests under way that write.
     writes: usize,
-    /// Requests that were read from the queue and start next, and answers to return next. Both keep their capacity.
+    /// Requests that were read from the queue and start next, and answers to return next. Both vectors keep their capacity.
     read: Vec<Request>,
     answers: Vec<Answer>,
     owner: Arc<Owner>,
-    /// True if each write must be durable when it completes, because the driver does not accept flushes.
+    /// True if each write must be durable when it completes, because the driver has not accepted the flush feature.
     durable: bool,
     /// Time that the rate limit delays the next request.
     held: Option<Duration>,
     linger: Linger,
     coalescing: Coalescing,
     preemption: Preemption,
-    /// Number of answers that the driver was not notified of, and the time of the first of them.
+    /// Number of answers that the driver was not notified of, and the time of the first such answer.
     untold: u32,
     untold_since: Option<Instant>,
     failed: bool,
@@ -133,8 +134,8 @@ impl Requests {
         self.is_full || self.free.is_empty()
     }
 
-    /// Starts all requests in the queue, and answers those that are complete. Asks the driver for notifications only when the queue is
-    /// empty.
+    /// Starts all requests in the queue, and answers the requests that are complete. Asks the driver for notifications only when the queue
+    /// is empty.
     fn serve(&mut self, orders: &Orders) -> Result<(), DeviceError> {
         let outstanding = outstanding(&self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))?;
         self.preemption.woken(outstanding);
@@ -158,7 +159,7 @@ impl Requests {
                 self.submit()?;
                 self.give_back()?;
             } else if self.held.is_some() || self.has_no_room() || !(self.came_soon(orders)? || self.more_came()?) {
-                // The thread is woken by the rate limit's timer, or when a request ends and makes room.
+                // The thread now sleeps. The doorbell, the rate limit's timer, or the end of a request wakes it.
                 break;
             }
         }
@@ -166,8 +167,8 @@ impl Requests {
         self.submit()
     }
 
-    /// Notifies the driver of answers. If `more` requests are about to start, the notification is postponed, unless answers have already
-    /// waited too long.
+    /// Notifies the driver of answers. If `more` is true, further requests are about to start. The notification is then postponed, unless
+    /// answers have already waited too long.
     fn tell(&mut self, more: bool) -> Result<(), DeviceError> {
         let Some(since) = self.untold_since else { return Ok(()) };
         if more && !self.is_untold_long(since.elapsed()) {
@@ -204,8 +205,8 @@ impl Requests {
         time >= LONGEST_UNTOLD.max(self.coalescing.longest())
     }
 
-    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. Then this thread does not poll, because the
-    /// kernel thread may need this CPU, and it wakes this thread anyway.
+    /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. In this case, this thread does not poll:
+    /// the kernel thread may need this CPU, and wakes this thread at the end of the copy anyway.
     fn is_copied_to(&self) -> bool {
         self.writes > 0 && self.disk.image.is_cached()
     }
@@ -220,8 +221,8 @@ impl Requests {
         self.look(orders, start, patience)
     }
 
-    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if there are any. The driver is not asked
-    /// for notifications.
+    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if it has found any. Does not ask the
+    /// driver for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
         while start.elapsed() < patience && !orders.call() {
@@ -293,7 +294,8 @@ impl Requests {
         self.read = read;
     }
 
-    /// Starts a request. If it is already complete, returns its answer. `are_few`: few requests start now, and none is under way.
+    /// Starts a request. If it is already complete, returns its answer. `are_few` is true if few requests start now and no request is under
+    /// way.
     fn start(&mut self, request: Request, are_few: bool) -> Option<Answer> {
         let (head, place, weight) = (request.head, request.status, request.weight());
         match prepare(request, &self.disk, &self.driver.memory, &self.owner, self.durable) {
@@ -319,8 +321,8 @@ impl Requests {
         let flight = self.flights.get_mut(number)?.as_mut()?;
         match outcome.and_then(|()| flight.next(&self.driver.memory)) {
             Ok(Some(op)) => {
-                // SAFETY: The memory that the operation uses belongs to the request, and the request stays until the operation's end was
-                // returned: `Drop` waits for that too.
+                // SAFETY: The memory that the operation uses belongs to the request, and the request is kept until the operation's end is
+                // returned. `Drop` also waits for that end.
                 unsafe { self.engine.begin(number as u64, &op, are_few) };
                 None
             }

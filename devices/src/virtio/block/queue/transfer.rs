@@ -51,7 +51,7 @@ enum Memory {
     Lent {
         /// Keeps the memory mapped.
         io: HostIo,
-        /// All buffers. Those before `next` are done.
+        /// All buffers. The buffers before index `next` are done.
         buffers: SmallVec<[IoBuffer; 2]>,
         next: usize,
     },
@@ -70,8 +70,8 @@ pub(in crate::virtio::block) struct Transfer {
 }
 
 impl Transfer {
-    /// Creates a transfer between `parts` and the image from `offset` on. Also returns the number that `owner` gets to cancel the transfer,
-    /// if the device's memory is translated.
+    /// Creates a transfer between `parts` and the image from `offset` on. If the device's memory is translated, also returns the number
+    /// that `owner` uses to cancel the transfer.
     pub(in crate::virtio::block) fn new(
         writes: bool,
         offset: u64,

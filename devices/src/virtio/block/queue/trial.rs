@@ -14,7 +14,7 @@ const LATE: u16 = 4096;
 /// Maximum chances before the next trial, once there is a sign that the measure may help now.
 const AT_A_SIGN: u16 = 256;
 
-/// Trial of a measure, see the module.
+/// Trial of a measure. The module documentation describes it.
 #[derive(Debug)]
 pub(super) struct Trial {
     is_on: bool,
@@ -51,7 +51,7 @@ impl Trial {
         }
     }
 
-    /// Records a chance without the measure. `sign` is true if the measure may help now.
+    /// Records a chance without the measure. `sign` is true if there is a sign that the measure may help now.
     pub(super) fn passed(&mut self, sign: bool) {
         self.left = self.left.min(if sign { AT_A_SIGN } else { LATE }) - 1;
         if self.left == 0 {

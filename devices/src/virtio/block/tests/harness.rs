@@ -82,7 +82,7 @@ impl Harness {
         harness
     }
 
-    /// Creates the same disk without a driver. The image reports `bytes` as its size.
+    /// Creates a disk like [`new`](Self::new), but without a driver. The image reports `bytes` as its size.
     pub(super) fn silent(kind: Kind, content: File, bytes: u64) -> Self {
         let image = Image::made_up(content.try_clone().unwrap(), bytes, kind.memory, kind.read_only);
         Self::of_image(kind, image, content)
@@ -122,7 +122,7 @@ impl Harness {
 
     pub(super) fn map_all(&mut self) {
         self.map(0, DATA, Permissions::READ | Permissions::WRITE);
-        // Page by page, as the guest's driver does.
+        // Map page by page, as the guest's driver does.
         self.map_pages((DATA..RAM as u64).step_by(0x1000));
     }
 

@@ -137,7 +137,8 @@ fn malformed_chain_fails_the_device_until_reset() {
     };
     type Chain = fn(u64) -> Vec<(u64, u32, u16)>;
     let chains: [Chain; 9] = [
-        // No status, no header, half a header, header outside memory, status outside memory, empty or wrapping status buffer.
+        // The chains have no status, no header, half a header, a header outside memory, a status outside memory, or an empty or wrapping
+        // status buffer.
         |at| vec![(at, 16, 0)],
         |at| vec![(at, 16, WRITE)],
         |at| vec![(at, 15, NEXT), (at + 0x1000, 513, WRITE)],
@@ -145,7 +146,7 @@ fn malformed_chain_fails_the_device_until_reset() {
         |at| vec![(at, 16, NEXT), (1 << 40, 1, WRITE)],
         |at| vec![(at, 16, NEXT), (at, 0, WRITE)],
         |at| vec![(at, 16, NEXT), (u64::MAX, 2, WRITE)],
-        // Buffers out of order, and a chain without a status.
+        // The buffers are out of order, or the chain has no status.
         |at| vec![(at, 16, NEXT), (at + 0x1000, 512, NEXT | WRITE), (at, 16, NEXT), (at + 0x2000, 1, WRITE)],
         |at| (0..64).map(|_| (at, 1, NEXT)).collect(),
     ];

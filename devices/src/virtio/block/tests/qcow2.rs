@@ -165,7 +165,7 @@ fn run(path: &Path, mut model: Vec<u8>, behind: bool, steps: &[Step]) -> Result<
                 may_be = flushed(&model);
             }
             Step::Crash => {
-                // The copy has only what is in the file, nothing that is cached in memory.
+                // The copy contains only the bytes of the file, and no data that this process caches in memory.
                 let copy = path.with_extension("crashed");
                 fs::copy(path, &copy).unwrap();
                 // QEMU does not open a locked backing file.
@@ -290,7 +290,7 @@ fn backing_file_must_be_allowed_and_have_a_format() {
     let format = bytes.windows(8).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3]).unwrap();
     bytes[format..format + 4].copy_from_slice(&[0, 0, 0x12, 0x34]);
     fs::write(path("silent"), &bytes).unwrap();
-    assert!(refused("silent", WRITTEN).contains("raw.img: the image that names it does not state its format"));
+    assert!(refused("silent", WRITTEN).contains("raw.img: the image does not state the format of this file"));
     create(&path("vmdk"), 1 << 20, 4096, Some(("raw.img", "vmdk")));
     assert!(refused("vmdk", WRITTEN).contains("its format 'vmdk' is not supported"));
     create(&path("none"), 1 << 20, 4096, Some(("nothing.img", "raw")));
@@ -335,7 +335,7 @@ fn saved_disk_restores_from_its_image_in_another_process() {
     assert_eq!(old.call(request::OUT, 8, &[(DATA, 4096)]), status::OK);
     old.function.pause();
     let state = old.function.save().unwrap();
-    // Simulates that the process is killed now.
+    // The copy simulates that the process is killed now.
     let copy = dir.path().join("copy.qcow2");
     fs::copy(&path, &copy).unwrap();
     let mut new = Harness::of_image(RING, Image::open(&copy, WRITTEN).unwrap(), file(&[]));
@@ -381,7 +381,7 @@ fn failed_host_write_fails_only_its_request() {
     assert_sound(&path);
 }
 
-/// `imago` would search for room for the missing block until the stack overflows.
+/// `imago` would search for space for the missing block until the stack overflows.
 #[test]
 fn image_without_first_refcount_block_is_only_readable() {
     let dir = tempfile::tempdir().unwrap();
@@ -396,7 +396,7 @@ fn image_without_first_refcount_block_is_only_readable() {
     assert_eq!(content(&mut disk(&path, READ), SECTORS), vec![0; BYTES]);
 }
 
-/// Each image's name says what is wrong with it.
+/// The file name of each image states the image's defect.
 #[test]
 fn corpus_images_do_no_harm_and_valid_ones_work() {
     let corpus = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/qcow2"));
