@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host's side of a console. The device and its thread share it.
+//! The host's side of a console. The device and its thread share this state.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -50,7 +50,7 @@ impl Incoming {
 pub(super) struct Ends {
     pub(super) incoming: Mutex<Incoming>,
     pub(super) output: Mutex<Box<dyn Write + Send>>,
-    /// Bytes of the next request that are already printed. It is not 0 if a pause interrupted the request.
+    /// Number of bytes of the next request that are already printed. The number is not 0 if a pause interrupted the request.
     pub(super) printed: AtomicUsize,
     pub(super) counts: Counts,
 }

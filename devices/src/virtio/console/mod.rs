@@ -2,8 +2,8 @@
 
 //! virtio-console: a terminal for the guest with a single port (virtio 1.3, section 5.3).
 //!
-//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `ends` is shared by the device and its
-//! thread. `traffic` is the task of the thread that serves the queues, and `state` is the saved state.
+//! [`spec`] has the specification's constants, and `device` is the interface to the transport. `ends` is the host's side of the console,
+//! which the device and its thread share. `traffic` is the task of the thread that serves the queues, and `state` is the saved state.
 
 mod counters;
 mod device;
@@ -44,7 +44,7 @@ pub struct ConsoleParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-console device: the PCI function, and the device for adding input and reading counters.
+/// Creates a virtio-console device. Returns its PCI function, and the device itself, which accepts input and has the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.

@@ -56,8 +56,8 @@ impl Traffic {
         driver.interrupt.config_changed(true);
     }
 
-    /// Prints the next request. Returns false if there is no request, or if an order interrupted it. An interrupted request stays in the
-    /// queue.
+    /// Prints the next request. Returns false if there is no request, or if an order to the thread interrupted the request. An interrupted
+    /// request stays in the queue.
     fn print(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<bool, DeviceError> {
         const INDEX: u16 = queue::TX;
         let Some((driver, queue)) = queues.get(INDEX) else { return Ok(false) };
@@ -80,7 +80,7 @@ impl Traffic {
         Ok(whole)
     }
 
-    /// Prints the buffers, except the part that was printed already. Returns false if an order came before the end.
+    /// Prints the buffers, except the part that was printed already. Returns false if an order to the thread arrived before the end.
     ///
     /// # Errors
     /// A buffer is outside the memory that the device can access.
@@ -96,12 +96,12 @@ impl Traffic {
                 }
                 let piece = &mut scratch[..PIECE.min(len - done)];
                 let address = address.checked_add(done as u64).ok_or(OUTSIDE)?;
-                // The memory view ends here, so that an UNMAP does not wait for the output.
+                // The view of the memory is dropped after this read, so that an UNMAP does not wait for the output.
                 driver.memory.view().read_slice(piece, address).map_err(|_| OUTSIDE)?;
                 if let Err(error) = lock(&self.ends.output).write_all(piece)
                     && self.throttle.pass()
                 {
-                    warn!("virtio-console: cannot write the guest's output, so it is lost: {error}");
+                    warn!("virtio-console: cannot write the guest's output, so the output is lost: {error}");
                 }
                 done += piece.len();
                 self.ends.printed.fetch_add(piece.len(), Ordering::Relaxed);
