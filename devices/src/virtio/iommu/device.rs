@@ -169,17 +169,17 @@ impl VirtioDevice for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// Returns the stalls: times for which requests waited because the polling thread had no CPU.
+    /// Returns the stalls: waits of requests because the polling thread had no CPU.
     pub(super) fn poll_stalls(&self) -> Histogram {
         self.queues.stalls()
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock for some microseconds.
+    /// Returns the stalls, or `None` if another thread holds the lock for more than some microseconds.
     pub(super) fn poll_stalls_soon(&self) -> Option<Histogram> {
         self.queues.stalls_soon()
     }
 
-    /// Delivers pending faults to the driver, as long as it has added buffers for them.
+    /// Delivers pending faults to the driver, as long as the driver has added buffers for them.
     pub(super) fn hand_over_faults(&self) {
         self.queues.hand_over_faults();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Driver of the whole device that follows a byte string, for fuzzing and for replaying the results of a fuzzer.
+//! Driver whose steps are encoded in input bytes, for fuzzing the whole device and for replaying fuzzer findings.
 
 use std::io;
 use std::sync::Arc;
@@ -204,7 +204,7 @@ impl Machine {
 /// Runs a device with the steps in `data`. Each step is one byte for its kind, two bytes for a length or an argument, and its data.
 ///
 /// # Panics
-/// When the device breaks a promise to its host.
+/// The device exceeds its window memory, or keeps a mapping or window memory after the last driver.
 pub fn device(data: &[u8]) {
     let mut machine = Machine::new();
     machine.start(ALL);
@@ -222,7 +222,7 @@ pub fn device(data: &[u8]) {
     assert_eq!(machine.handle.counters().window_bytes, 0);
 }
 
-/// Restores a saved state from `data`. Whether the device accepts or rejects the state, it must work for the next driver.
+/// Restores a saved state from `data`. The device may accept or reject the state. In both cases, the device must work for the next driver.
 ///
 /// # Panics
 /// The device does not work for the next driver, a restored state changes when it is saved and restored again, or the device exceeds its
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::virtio::test_support::spoil;
 
-    /// Returns the state of a device that has served a driver: it has a mapping, two window chunks and a pending fault.
+    /// Returns the state of a device that has served a driver. The device has a mapping, two window chunks and a pending fault.
     fn lived() -> DeviceState {
         let mut machine = Machine::new();
         machine.start(ALL);

@@ -26,7 +26,7 @@ pub struct IommuStatus {
     pub counters: Counters,
     /// Maximum window memory of all domains together, in bytes.
     pub budget: u64,
-    /// Advice to the driver: it should bounce DMA of at most this size in bytes. 0 leaves the choice to the driver.
+    /// Maximum size in bytes of DMA that the driver should bounce. The value is only advice. 0 leaves the choice to the driver.
     pub threshold: u32,
     /// Maximum number of bytes of guest RAM that may be mapped. `None` means no limit.
     pub max_mapped_bytes: Option<u64>,
@@ -36,7 +36,7 @@ pub struct IommuStatus {
     pub held_window_bytes: u64,
     /// Windows of all domains.
     pub windows: Vec<DomainWindow>,
-    /// Stalls: times for which the polling thread had no CPU while requests came. Each is the maximum time for which a request waited.
+    /// Stalls: waits of requests because the polling thread had no CPU. Each value is the maximum time that the request may have waited.
     pub poll_stalls: Histogram,
 }
 
@@ -69,8 +69,8 @@ impl IommuHandle {
         lock(&self.engine).add_endpoint(id, mapper)
     }
 
-    /// Interrupts long requests from now on if `wanted` is true, or stops this if it is false. The VMM interrupts requests while a thread
-    /// waits for vCPUs or for the device. The device serves interrupted requests after its resume.
+    /// If `wanted` is true, interrupts long requests from now on. If `wanted` is false, no longer interrupts them. The VMM interrupts
+    /// requests while a thread waits for vCPUs or for the device. The device serves interrupted requests after its resume.
     pub fn interrupt(&self, wanted: bool) {
         self.interruption.want(wanted);
     }
@@ -80,18 +80,18 @@ impl IommuHandle {
         self.device.allow_polling(allowed);
     }
 
-    /// Adds RAM: maps it for all endpoints in bypass mode.
+    /// Maps added RAM for all endpoints in bypass mode.
     ///
     /// # Errors
-    /// The host cannot map the RAM for one of these endpoints. Then it is mapped for none.
+    /// The host cannot map the RAM for one of these endpoints. The RAM is then mapped for no endpoint.
     pub fn add_ram(&self, region: &RamRegion) -> Result<(), ConfigError> {
         lock(&self.engine).add_ram(region.start_addr().0, region.len())
     }
 
     /// Unmaps RAM for all endpoints. Call this after the addition of the RAM has failed and the RAM was withdrawn from the guest. A driver
-    /// may have mapped it meanwhile.
+    /// may have mapped the RAM meanwhile.
     ///
-    /// Returns false if the host keeps part of it mapped. The caller must then keep the pages.
+    /// Returns false if the host keeps part of the RAM mapped. The caller must then keep the pages.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         lock(&self.engine).take_ram(region.start_addr().0, region.len())

@@ -52,7 +52,7 @@ pub struct WindowRegion {
 pub struct RingFeatures {
     /// `INDIRECT_DESC`: a request may use an indirect descriptor table.
     pub indirect_desc: bool,
-    /// `EVENT_IDX`: driver and device name the next element for which they want a notification.
+    /// `EVENT_IDX`: driver and device name the next element that needs a notification.
     pub event_idx: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct IommuParams {
     /// True if a thread polls for requests when they come fast. The thread needs a host CPU in addition to those that run vCPUs. It stops
     /// polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
-    /// Slots in which the guest sees device memory, if other devices may access device memory.
+    /// Memory slots with guest-visible device memory, if other devices may access this memory.
     pub devices: Option<Arc<ShownMemory>>,
     /// True if the host can map registers of devices for other devices. The device then offers `MMIO`.
     pub mmio: bool,
@@ -93,7 +93,7 @@ pub enum IommuError {
     /// The host cannot start the polling thread.
     #[error("virtio-iommu: cannot start its polling thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// The device cannot be put on PCI.
+    /// The PCI function of the device cannot be created.
     #[error("virtio-iommu: {0}")]
     Transport(#[from] TransportError),
 }

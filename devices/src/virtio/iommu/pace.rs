@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Measures how fast requests come and how long the device takes for each. These two decide whether polling pays.
+//! Measures the time between requests, and the time that the device needs for a request. The ratio of these times decides whether polling
+//! pays.
 
 use std::time::{Duration, Instant};
 
 /// Number of notifications for each measurement.
 const SAMPLE: u32 = 16;
-/// Patience as a multiple of the duration of one request: the maximum time to poll for the next request. So the thread polls only while
-/// requests themselves take at least 1/32 of a CPU.
+/// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while the requests
+/// themselves take at least 1/32 of the time of a CPU.
 const PATIENCE: u32 = 32;
-/// Bounds of the patience: the shortest time that checks of the clock can measure, and the longest time to poll in vain.
+/// Bounds of the time to poll for the next request: the shortest time that checks of the clock can measure, and the longest time to poll in
+/// vain.
 const LEAST: Duration = Duration::from_micros(50);
 const MOST: Duration = Duration::from_millis(5);
 
@@ -22,14 +24,14 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns a measurement for polled requests. It starts with the patience that was measured before.
+    /// Returns a measurement for polled requests. The measurement starts with `patience`, the polling time that was measured before.
     pub(super) fn polled(patience: Duration) -> Self {
         Self { count: 0, since: Some(Instant::now()), patience }
     }
 
-    /// Calls `serve`, which serves the requests of one notification or of one check of the ring, and returns its result. The second value
-    /// is true if polling pays: the last [`SAMPLE`] calls were on average less than [`Pace::patience`] apart. The second value is `None` if
-    /// the call made no measurement.
+    /// Calls `serve`, which serves the requests of one notification or of one check of the ring. The first value is the result of `serve`.
+    /// The second value is `None` if the call made no measurement. Otherwise the second value is true if polling pays: the last [`SAMPLE`]
+    /// calls were on average less than [`Pace::patience`] apart.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {
@@ -41,8 +43,8 @@ impl Pace {
         (result, Some(pays))
     }
 
-    /// Records a notification that came at `start` and took `service`. It is the [`SAMPLE`]th after the last recorded one. Returns true if
-    /// polling pays.
+    /// Records a notification that came at `start` and took `service`. This notification is the [`SAMPLE`]th after the last recorded
+    /// notification. Returns true if polling pays.
     fn sample(&mut self, start: Instant, service: Duration) -> bool {
         self.count = 0;
         self.patience = (service * PATIENCE).clamp(LEAST, MOST);

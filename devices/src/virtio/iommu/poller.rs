@@ -2,16 +2,17 @@
 
 //! Thread that polls guest memory for requests, so that a driver with many requests needs no VM exit for each.
 //!
-//! Each notification of a request costs an exit of the vCPU. Where exits are expensive, this costs far more than the request itself. So
+//! Each notification of a request costs an exit of the vCPU. Where exits are expensive, the exit costs far more than the request itself. So
 //! when requests come fast, this thread takes over. It suppresses notifications (virtio 1.3, section 2.7.7), watches the available ring,
 //! and serves requests while the driver spins for the answer *in* the guest.
 //!
-//! The thread keeps measuring. It stops polling and asks for notifications again if polling is forbidden, or in these cases:
+//! The thread keeps measuring. It stops polling and asks for notifications again in each of these cases:
+//! * Polling is forbidden.
 //! * No request came for 32 times the duration of one request (within fixed bounds).
 //! * Serving requests takes less than 1/32 of the time.
 //!
 //! The holder of the lock owns the queue. The thread watches the ring without the lock. If a notification is in flight when the thread
-//! takes over, the vCPU serves it.
+//! takes over, the vCPU that sent it serves the queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,13 +42,13 @@ struct Shared {
     /// True if polling is allowed, because a host CPU is free for the thread.
     allowed: AtomicBool,
     wanted: AtomicBool,
-    /// True if requests wait for which no notification will come.
+    /// True if requests are pending and the driver will send no notification for them.
     asked: AtomicBool,
     stop: AtomicBool,
 }
 
 impl Poller {
-    /// Starts the thread for `queues`. It sleeps at first. If `allowed` is true, it may take over the request queue.
+    /// Starts the thread for `queues`. The thread sleeps at first. If `allowed` is true, the thread may take over the request queue.
     ///
     /// # Errors
     /// The host cannot start a thread.
@@ -81,7 +82,7 @@ impl Poller {
         }
     }
 
-    /// Allows or forbids polling. If forbidden, the thread stops polling as soon as no request waits.
+    /// Allows or forbids polling. If polling is forbidden, the thread stops polling as soon as no request is pending.
     pub(super) fn allow(&self, allowed: bool) {
         self.shared.allowed.store(allowed, Ordering::Release);
     }
@@ -118,7 +119,7 @@ impl Shared {
         }
     }
 
-    /// Polls and serves requests until polling no longer pays, the driver is gone, or the device is dropped.
+    /// Polls and serves requests until polling is forbidden or no longer pays, the driver is gone, or the device is dropped.
     fn poll(&self, queues: &Queues, mut watch: Watch) {
         let mut idle = Idle { served: true, since: None };
         let mut pace = Pace::polled(watch.patience());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues of a running driver, with the engine. vCPUs and the polling thread share both.
+//! Queues of a running driver, with the engine. vCPUs and the polling thread share the queues and the engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,7 +21,8 @@ use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
 
 /// State of a running driver.
 struct Active {
-    /// Number that changes whenever polling must end: with each driver, at a stop of the request queue, and at a pause while polled.
+    /// Number that changes whenever polling must end: for each new driver, at each stop of the request queue, and at each pause of a polled
+    /// queue.
     number: u64,
     memory: Arc<Ram>,
     requests: Option<RequestQueue>,
@@ -51,17 +52,17 @@ pub(super) struct Queues {
     drivers: AtomicU64,
     /// True if no thread may access the rings. Changed only while `active` is locked.
     paused: AtomicBool,
-    /// Stalls: times for which requests waited because the polling thread had no CPU.
+    /// Stalls: waits of requests because the polling thread had no CPU.
     stalls: Mutex<Histogram>,
 }
 
-/// Place where the polling thread looks for requests, without a lock.
+/// View of the available ring, for the polling thread. It shows new requests without a lock.
 pub(super) struct Watch {
     number: u64,
     memory: Arc<Ram>,
     interrupt: Arc<dyn Interrupt>,
     index: GuestAddress,
-    /// Index of the available ring up to which all requests have been served.
+    /// Index in the available ring of the next request to serve.
     next: u16,
     patience: Duration,
     /// Times of the last batch of requests.
@@ -114,7 +115,7 @@ impl Queues {
         *lock(&self.stalls)
     }
 
-    /// Returns the stalls, or `None` if another thread holds the lock for some microseconds.
+    /// Returns the stalls, or `None` if another thread holds the lock for more than some microseconds.
     pub(super) fn stalls_soon(&self) -> Option<Histogram> {
         lock_soon(&self.stalls).map(|stalls| *stalls)
     }
@@ -174,8 +175,8 @@ impl Queues {
 
     /// Stops polling and serving until [`Self::resume`]. When this function returns, no thread accesses the rings any more.
     ///
-    /// If the queue is polled, this function first serves the requests that the driver has already added, up to an interrupted one. vCPUs
-    /// may still run and add more requests. Those wait.
+    /// If the queue is polled, this function first serves the requests that the driver has already added. It ends early at an interrupted
+    /// request. vCPUs may still run and add more requests, which wait for the resume.
     pub(super) fn pause(&self) {
         let mut active = lock(&self.active);
         self.paused.store(true, Ordering::Relaxed);
@@ -190,8 +191,8 @@ impl Queues {
         }
     }
 
-    /// Allows serving again, and delivers faults that were reported meanwhile. Returns true if requests wait for which no further
-    /// notification will come: they were interrupted, or the driver added them during the pause.
+    /// Allows serving again, and delivers faults that were reported meanwhile. Returns true if requests are pending and the driver will
+    /// send no further notification for them. Such requests were interrupted, or the driver added them during the pause.
     pub(super) fn resume(&self) -> bool {
         let mut active = lock(&self.active);
         self.paused.store(false, Ordering::Relaxed);
@@ -199,7 +200,7 @@ impl Queues {
             active.deliver_waiting(&mut lock(&self.engine));
         }
         let requests = active.as_ref().and_then(|active| Some((active.requests.as_ref()?, &active.memory)));
-        // A broken ring counts as one with requests: serving it reports the failure to the driver.
+        // A broken ring counts as a ring with requests, because serving the ring reports the failure to the driver.
         requests.is_some_and(|(requests, memory)| requests.has_requests(memory).unwrap_or(true))
     }
 
@@ -221,7 +222,7 @@ impl Queues {
         served.map(|()| pays == Some(true))
     }
 
-    /// Delivers pending faults to the driver, as long as it has added buffers for them.
+    /// Delivers pending faults to the driver, as long as the driver has added buffers for them.
     pub(super) fn hand_over_faults(&self) {
         let mut active = lock(&self.active);
         if let Some(active) = active.as_mut().filter(|_| !self.is_paused()) {
@@ -291,8 +292,8 @@ fn lock_or_wait<T>(mutex: &Mutex<T>) -> (MutexGuard<'_, T>, bool) {
 }
 
 impl Active {
-    /// Serves a queue after a notification, or after polling has found requests. Delivers faults if `queue` is the event queue, or if any
-    /// are pending afterwards, because a request can cause a fault.
+    /// Serves a queue after a notification, or after polling has found requests. Then delivers faults if `queue` is the event queue, or if
+    /// faults are pending, because a request can cause a fault.
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {

@@ -62,9 +62,9 @@ impl RequestQueue {
 
     /// Serves the requests in the queue. Returns true if the driver wants an interrupt.
     ///
-    /// One call serves at most as many requests as the queue holds. This includes all that were present at the notification. So a vCPU
-    /// that keeps adding requests cannot keep another vCPU in this function. Later requests have their own notification, or the polling
-    /// thread finds them: it asks for notifications again only when the queue is empty.
+    /// One call serves at most as many requests as the queue holds. This includes all requests that were present at the notification. So a
+    /// vCPU that keeps adding requests cannot keep another vCPU in this function. Later requests have their own notification, or the
+    /// polling thread finds them. The polling thread asks for notifications again only when the queue is empty.
     pub(super) fn serve(&mut self, memory: &Ram, engine: &mut Engine) -> Result<bool, DeviceError> {
         let memory = &NearMemory::new(memory);
         if !self.suppressed {
@@ -98,14 +98,14 @@ impl RequestQueue {
         QueueState::of(&self.queue)
     }
 
-    /// Suppresses notifications by a flag (virtio 1.3, section 2.7.7). With `EVENT_IDX`, just stops asking for them.
+    /// Suppresses notifications by a flag (virtio 1.3, section 2.7.7). With `EVENT_IDX`, stops asking for notifications instead.
     pub(super) fn suppress_notifications(&mut self, memory: &Ram) -> Result<(), DeviceError> {
         self.suppressed = true;
         self.queue.disable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
     }
 
-    /// Asks the driver for notifications again. Returns true if the driver has added requests meanwhile, for which it may send no
-    /// notification.
+    /// Asks the driver for notifications again. Returns true if the driver has added requests meanwhile. The driver may send no
+    /// notification for these requests.
     pub(super) fn resume_notifications(&mut self, memory: &Ram) -> Result<bool, DeviceError> {
         self.suppressed = false;
         self.queue.enable_notification(memory).map_err(ring_error(REQUEST_QUEUE))
@@ -116,7 +116,7 @@ impl RequestQueue {
         GuestAddress(self.queue.avail_ring() + AVAILABLE_INDEX)
     }
 
-    /// Returns the index of the next request to serve in the available ring.
+    /// Returns the position in the available ring of the next request to serve.
     pub(super) fn served_index(&self) -> u16 {
         self.queue.next_avail()
     }

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 /// Minimum stall. A thread that has a CPU never takes this long between two reads, if the host's clock and `pause` instruction are fast.
 const LEAST: Duration = Duration::from_micros(200);
 
-/// Measures stalls while the thread polls, from its takeover on. See the module.
+/// Measures stalls while the thread polls, from the takeover on. The module documentation describes the method.
 pub(super) struct Stalls {
-    /// Last time at which the thread certainly ran.
+    /// Last time when the thread certainly ran.
     at_work: Instant,
     /// Shortest time between two reads of the clock without requests. It is long on an emulated host.
     chunk: Option<Duration>,

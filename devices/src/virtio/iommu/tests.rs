@@ -338,7 +338,7 @@ fn status_soon_fails_only_during_a_mapping() {
         assert_eq!(guest.simple(&attach(ENDPOINT + 8, 1)), OK);
         assert_eq!(guest.simple(&map(1, 0x1000, 0x2fff, 0x8000, 1)), OK);
         assert_eq!(refused.load(Ordering::Relaxed), 1);
-        // The thread that prepares window memory sometimes holds the lock. It also increases the allocated bytes.
+        // The thread that prepares window memory sometimes holds the lock. This thread also increases the allocated bytes.
         let soon = (0..1_000_000).find_map(|_| {
             thread::yield_now();
             guest.handle.status_soon()
@@ -409,7 +409,7 @@ fn batch_is_served_in_one_notification() {
     assert_eq!(guest.last_used(), (14, 4));
 }
 
-/// Sends several requests with one notification. Each is in its own 0x100 bytes. Returns the statuses.
+/// Sends several requests with one notification. Each request is in its own 0x100 bytes. Returns the statuses.
 fn batch(guest: &mut Guest, requests: &[Vec<u8>]) -> Vec<u8> {
     for (turn, request) in (0u16..).zip(requests) {
         let at = BUFFERS + 0x100 * u64::from(turn);

@@ -88,7 +88,7 @@ impl Rig {
     }
 }
 
-/// Owner of I/O that ignores cancellation.
+/// Owner that ignores requests to cancel its I/O.
 #[derive(Default)]
 struct Deaf;
 

@@ -55,7 +55,7 @@ fn next_is_notified(guest: &Guest) -> bool {
     notifications_wanted(guest)
 }
 
-/// Adds a request to the queue. Sends a notification if the device wants one, and returns true then.
+/// Adds a request to the queue. If the device wants a notification, sends it and returns true.
 fn put(guest: &mut Guest, request: &[u8], len: u32) -> bool {
     guest.memory.write_slice(request, GuestAddress(BUFFERS)).unwrap();
     guest.describe(0, (BUFFERS, len, NEXT, 1));
@@ -138,7 +138,7 @@ fn idle_poller_asks_for_notifications_again() {
 fn infrequent_cheap_requests_are_not_polled_for_forever() {
     let mut guest = running();
     make_polled(&mut guest, 1);
-    // Slow requests make the patience long, so that later requests come well within the patience.
+    // Slow requests make the polling time long, so that later requests come well within the polling time.
     guest.mapper.delay(Duration::from_millis(1));
     make_polled(&mut guest, 100);
     guest.mapper.delay(Duration::ZERO);

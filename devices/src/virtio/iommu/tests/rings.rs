@@ -71,7 +71,7 @@ fn request_may_use_an_indirect_table() {
     assert_eq!(send_by_table(&mut guest, &attach(ENDPOINT, 1), 0), OK);
     assert_eq!(send_by_table(&mut guest, &map(1, 0, 0xfff, 0x8000, 3), 4), OK);
     assert_eq!(guest.mapper.mappings().len(), 1);
-    // UNMAPs are collected, and so are the addresses of their replies. These must be right with a table too.
+    // The device collects UNMAPs, and the addresses of their replies. These addresses must be right with an indirect table too.
     assert_eq!(send_by_table(&mut guest, &unmap(1, 0, 0xfff), 2), OK);
     assert!(guest.mapper.is_empty());
     // This table is as long as the queue, and its descriptors are not in order.

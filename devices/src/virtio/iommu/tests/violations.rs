@@ -3,8 +3,8 @@
 //! Tests with drivers that break a rule of virtqueues. Each case names the section of virtio 1.4. `docs/virtio-conformance.md` lists the
 //! cases.
 //!
-//! Where the specification leaves the device's behaviour open, the device either serves the request as it reads it, or asks for a reset.
-//! It must never access anything but RAM, and must always work for the next driver.
+//! Where the specification leaves the device's behaviour open, the device either serves the request as the device reads it, or asks for a
+//! reset. It must never access anything but RAM, and must always work for the next driver.
 
 use iommu_bounce::test_utils::attach;
 use vm_memory::{Bytes, GuestAddress};
