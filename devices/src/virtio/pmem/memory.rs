@@ -39,7 +39,7 @@ impl Mapping {
             // SAFETY: The range was just mapped, and neither advice changes its bytes or its access.
             if let Err(error) = unsafe { madvise(start, len, advice) } {
                 warn!(
-                    "the kernel rejected an advice for a mapped file; the only effect is a larger fork or core dump: {error}"
+                    "the kernel rejected madvise for a mapped file: {error}; the only effect is that forked processes or core dumps include the file"
                 );
             }
         }
@@ -54,7 +54,7 @@ impl Drop for Mapping {
         // SAFETY: Only this mapping owns the range. No slot and no device uses the range any more, because each keeps a clone of the
         // `DeviceRange` that owns this mapping.
         if let Err(error) = unsafe { munmap(address, self.range.len) } {
-            warn!("cannot unmap a file: {error}");
+            warn!("virtio-pmem: cannot unmap the file: {error}");
         }
     }
 }
@@ -70,7 +70,7 @@ struct Shown {
 pub(super) struct Memory {
     slots: Arc<dyn MemorySlots>,
     shown: Mutex<Option<Shown>>,
-    /// `None` if its slot could not be removed on drop. Then the file stays mapped, because the guest may still access it.
+    /// `None` after `drop` has failed to remove the memory slot. The file then stays mapped, because the guest may still access it.
     mapping: Option<DeviceRange>,
 }
 
@@ -88,7 +88,7 @@ impl Memory {
     ) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::new(file, name, len, private)?;
-        // A private mapping has no file with the guest's writes.
+        // No file contains the guest's writes to a private mapping.
         let file = (!private).then(|| FilePlace { file: file.clone(), offset: 0 });
         let content = DeviceContent::Pages { file };
         // SAFETY: The range is mapped, readable and writable until the `Mapping` is dropped, and the `Mapping` creates no references to its
@@ -139,7 +139,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
-            warn!("cannot remove the memory slot of a mapped file, so the file stays mapped: {error}");
+            warn!("virtio-pmem: cannot remove the memory slot of the file, so the file stays mapped: {error}");
             std::mem::forget(self.mapping.take());
         }
     }

@@ -68,7 +68,7 @@ pub enum PmemError {
     Transport(#[from] TransportError),
 }
 
-/// Creates a virtio-pmem device: the PCI function, and the device for reading its counters.
+/// Creates a virtio-pmem device. Returns its PCI function, and the device itself, which has the counters.
 ///
 /// # Errors
 /// The file cannot be mapped, the process has no free file descriptor, or the platform has no free interrupt vector.

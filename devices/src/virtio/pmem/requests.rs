@@ -43,7 +43,7 @@ impl Requests {
         Self { file, counts, throttle: Throttle::default() }
     }
 
-    /// Serves the next request. Returns false if there is none.
+    /// Serves the next request. Returns false if there is no request.
     fn step(&mut self, queues: &mut QueueTable) -> Result<bool, DeviceError> {
         let Some((driver, queue)) = queues.get(QUEUE) else { return Ok(false) };
         let (ring, size) = (ring_error(QUEUE), queue.size());
@@ -54,7 +54,7 @@ impl Requests {
             (head, Request::read(memory, walk(chain, size)).map_err(broken(QUEUE))?)
         };
         queue.note(head, (0, request.kind.into()));
-        // Flush without the memory view: an unmap of the guest must not wait until the disk has finished.
+        // Flush without a view of the memory, because an UNMAP of the guest must not wait until the disk has finished.
         let status = if request.kind == FLUSH { self.flush() } else { status::FAILED };
         queue.note_status(head, u8::try_from(status).unwrap_or(u8::MAX));
         let memory = &driver.memory.view();
