@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A driver that is made from bytes, for fuzzing and for replaying fuzzer findings.
+//! Driver whose rings, descriptors and buffers are input bytes, for fuzzing and for replaying fuzzer findings.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::worker::Task;
 /// bit of the first byte selects whether the queue uses EVENT_IDX.
 ///
 /// # Panics
-/// The device gave more bytes than allowed.
+/// The device gave the guest more bytes than allowed.
 pub fn run(bytes: &[u8]) {
     let source = File::open("/dev/zero").expect("every host has /dev/zero");
     let guest = ByteDriver::new(Layout::ONE_QUEUE);

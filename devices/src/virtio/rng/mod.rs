@@ -41,7 +41,7 @@ pub struct RngParams {
     pub observer: Option<Arc<dyn DeviceObserver>>,
 }
 
-/// Creates a virtio-rng device: the PCI function, and the device for reading its counters.
+/// Creates a virtio-rng device. Returns its PCI function, and the device itself, which has the counters.
 ///
 /// # Errors
 /// The process has no free file descriptor, or the platform has no free interrupt vector.
