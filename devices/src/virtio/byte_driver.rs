@@ -88,8 +88,8 @@ pub(super) struct Layout {
     pub(super) stride: u64,
     /// Number of bytes written before each call of the device.
     pub(super) piece: usize,
-    /// Number of bytes of RAM, from address 0, that are written: the rings, and buffers after the rings. The next piece then starts at 0
-    /// again.
+    /// Number of bytes from address 0 that [`ByteDriver::feed`] writes: the rings, and the buffers after the rings. After the last of these
+    /// bytes, the next piece starts at address 0 again.
     pub(super) written: u64,
 }
 

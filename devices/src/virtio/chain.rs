@@ -64,7 +64,7 @@ pub(crate) struct Walk<M> {
     sizes: [usize; 2],
     /// Maximum number of further buffers.
     left: u16,
-    /// True before the first descriptor, and while the last read descriptor names a next one.
+    /// True before the first descriptor, and while the descriptor that was read last names a next one.
     open: bool,
 }
 
@@ -166,7 +166,7 @@ impl Request<'_> {
     /// Writes `data` to the start of the writable part. `data` is at most [`Request::writable`] bytes long.
     ///
     /// # Errors
-    /// A writable buffer is not in guest memory, or the driver changed the chain meanwhile.
+    /// A writable buffer is not in guest memory, or the driver changed the chain after the device read it.
     pub(crate) fn write_reply(mut self, memory: &NearMemory<'_>, data: &[u8]) -> Result<(), &'static str> {
         let mut next = self.first;
         let mut left = data;

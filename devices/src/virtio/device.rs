@@ -110,7 +110,7 @@ pub struct Driver {
     pub requests: Arc<LastRequests>,
 }
 
-/// Positions up to which a queue was served.
+/// Position of a queue: the next element of each of its rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueueState {
@@ -121,24 +121,24 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// Returns the positions of `queue`.
+    /// Returns the position of `queue`.
     pub fn of(queue: &Queue) -> Self {
         Self { next_avail: queue.next_avail(), next_used: queue.next_used() }
     }
 }
 
-/// Queues of a device. The default methods of [`VirtioDevice`] call these methods. [`VirtioDevice`] also has their detailed documentation.
+/// Queues of a device. The default methods of [`VirtioDevice`] call these methods. For details, see [`VirtioDevice`].
 pub trait DeviceQueues: Send + Sync {
-    /// Stores the driver, which is ready.
+    /// Stores the driver, which has set `DRIVER_OK`.
     fn activate(&self, driver: Driver);
     /// Starts serving a queue.
     ///
     /// # Errors
     /// The host cannot start a thread.
     fn start(&self, index: u16, queue: Queue) -> std::io::Result<()>;
-    /// Stops serving a queue. Returns the position up to which it was served.
+    /// Stops serving a queue. Returns the queue's position.
     fn stop(&self, index: u16) -> Option<QueueState>;
-    /// Returns the position up to which a queue of a paused device was served.
+    /// Returns the position of a queue of a paused device.
     fn state(&self, index: u16) -> Option<QueueState>;
     /// Returns the doorbell of a queue.
     fn doorbell(&self, index: u16) -> Option<&EventFd>;
@@ -160,7 +160,7 @@ pub struct DeviceProperties<'d> {
     /// Features that the device offers: bits of its device type, and bits 28 (`INDIRECT_DESC`) and 29 (`EVENT_IDX`) if the device
     /// supports these. The transport adds `VERSION_1`.
     pub features: u64,
-    /// Maximum size of each queue. Each is a power of two.
+    /// Maximum size of each queue. Each size is a power of two.
     pub queue_sizes: &'d [u16],
     /// Size of the device configuration in bytes.
     pub config_len: usize,
@@ -173,7 +173,7 @@ impl<'d> DeviceProperties<'d> {
     }
 }
 
-/// Copies `config` from `offset` on to `data`. Bytes of `data` beyond the end of `config` keep their value.
+/// Copies the bytes of `config` that start at `offset` to `data`. Bytes of `data` beyond the end of `config` keep their value.
 pub(super) fn read_bytes(config: &[u8], offset: usize, data: &mut [u8]) {
     for (value, byte) in data.iter_mut().zip(config.iter().skip(offset)) {
         *value = *byte;
@@ -194,7 +194,7 @@ pub trait VirtioDevice: Send + Sync {
     fn queue_sizes(&self) -> &[u16] {
         self.properties().queue_sizes
     }
-    /// Reads the device configuration at `offset`. Bytes of `data` beyond its end keep their value.
+    /// Reads the device configuration at `offset`. Bytes of `data` beyond the end of the configuration keep their value.
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes the device configuration at `offset`. Read-only fields keep their value.
     fn write_config(&self, _offset: usize, _data: &[u8]) {}
@@ -214,25 +214,27 @@ pub trait VirtioDevice: Send + Sync {
     fn start_queue(&self, index: u16, queue: Queue) -> std::io::Result<()> {
         self.queues().map_or(Ok(()), |queues| queues.start(index, queue))
     }
-    /// Stops a queue. When this method returns, the device no longer accesses the queue. Returns `None` if the queue was not started.
+    /// Stops a queue, and returns its position. When this method returns, the device no longer accesses the queue. Returns `None` if the
+    /// queue was not started.
     fn stop_queue(&self, index: u16) -> Option<QueueState> {
         self.queues()?.stop(index)
     }
-    /// Returns the position up to which a queue of a paused device was served, or `None` if the queue was not started.
+    /// Returns the position of a queue of a paused device, or `None` if the queue was not started.
     fn queue_state(&self, index: u16) -> Option<QueueState> {
         self.queues()?.state(index)
     }
-    /// Returns the eventfd that notifies the device of buffers in `queue` while the vCPU continues. If there is none, the transport calls
-    /// [`notify`](Self::notify) instead.
+    /// Returns the doorbell of `queue`: an eventfd that notifies the device of new buffers while the vCPU continues. If the queue has no
+    /// doorbell, the transport calls [`notify`](Self::notify) instead.
     fn doorbell(&self, queue: u16) -> Option<&EventFd> {
         self.queues()?.doorbell(queue)
     }
     /// Notifies the device that the driver has added buffers to `queue`.
     ///
-    /// The thread of the notifying vCPU makes this call, and the vCPU waits for its end. So the work of one call must be bounded.
+    /// The thread of the notifying vCPU makes this call, and the vCPU waits until the call returns. So the work of one call must be
+    /// bounded.
     ///
     /// # Errors
-    /// The driver made a mistake from which the device cannot recover without a reset.
+    /// The driver made a mistake, and the device cannot recover without a reset.
     fn notify(&self, queue: u16) -> Result<(), DeviceError> {
         if let Some(doorbell) = self.doorbell(queue) {
             // The write fails only if the eventfd's counter would overflow.
@@ -244,8 +246,8 @@ pub trait VirtioDevice: Send + Sync {
     fn reset(&self) {
         self.queues().into_iter().for_each(DeviceQueues::reset);
     }
-    /// Resets the device as part of a reset of the whole VM. No vCPU runs, and every device above this one on the bus has been reset
-    /// already.
+    /// Resets the device as part of a reset of the whole VM. No vCPU runs. The bus resets its devices from the highest device number to the
+    /// lowest.
     fn system_reset(&self) {
         self.reset();
     }
@@ -265,16 +267,17 @@ pub trait VirtioDevice: Send + Sync {
     /// [`shared_region_moved`](Self::shared_region_moved).
     ///
     /// # Errors
-    /// The region stays at its address. This is the default. The virtio-iommu uses it, because its region may contain visible chunks, and
-    /// it does not create their memory slots again for a BAR that is not decoded.
+    /// The region stays at its address. The default implementation always fails. The virtio-iommu uses the default, because its region may
+    /// contain guest-visible chunks. The virtio-iommu does not remove and recreate the memory slots of chunks when the guest turns decoding
+    /// of the BAR off and on.
     fn shared_region_released(&self) -> std::io::Result<()> {
         Err(std::io::Error::other("the shared memory region cannot be moved away from its address"))
     }
     /// Stops all queues until [`resume`](Self::resume).
     ///
     /// The transport calls this when the VM is paused. It also calls this when the driver turns bus mastering off, while vCPUs run. When
-    /// this method returns, no request is half served, except for those that the device saves, and the device accesses no guest memory.
-    /// The time for this call is bounded like that of a reset.
+    /// this method returns, no request is half served, except for requests that the device saves, and the device accesses no guest memory.
+    /// The duration of this call is bounded, as the duration of a reset is.
     fn pause(&self) {
         self.queues().into_iter().for_each(DeviceQueues::pause);
     }

@@ -6,12 +6,13 @@ use std::sync::OnceLock;
 
 use crate::crash::{Claim, Ring, RingKind};
 
-/// Rings of a device, one for each queue that the device serves. A reset keeps them: an earlier request may be the cause of a crash.
+/// Rings of a device, one for each queue that the device serves. A reset keeps the rings, because a request before the reset may have
+/// caused a crash.
 #[derive(Default)]
 pub struct LastRequests {
     id: String,
     device_type: u16,
-    /// Ring of each queue. The device claims a ring when it first serves the queue. `Some(None)` if no ring was left.
+    /// Ring of each queue. The device claims a ring when it first serves the queue. If no ring is free then, the cell contains `None`.
     queues: Vec<OnceLock<Option<Claim>>>,
 }
 
@@ -21,7 +22,7 @@ impl LastRequests {
         Self { id: id.into(), device_type, queues: (0..queues).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Returns the ring of a queue, or `None` if it has none.
+    /// Returns the ring of a queue, or `None` if the queue has no ring.
     pub(super) fn of_queue(&self, index: u16) -> Option<&'static Ring> {
         let place = self.queues.get(usize::from(index))?;
         let kind = RingKind::Queue { device: self.device_type, index };

@@ -13,7 +13,7 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemory};
 trait EventRing {
     /// Returns the driver's index. All elements before this index are visible to the caller.
     fn available(&self) -> Result<Wrapping<u16>, Error>;
-    /// Asks the driver to notify the device when it adds this element.
+    /// Asks the driver to notify the device when the driver adds this element.
     fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error>;
     /// Orders earlier writes before later reads.
     fn fence(&self);
@@ -70,7 +70,7 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
 /// only when it adds the element that `avail_event` names.
 ///
 /// Call this function before serving a queue. Later elements then have their own notification. So the device can stop after the elements
-/// that are present, and another vCPU that keeps adding elements cannot keep it busy for ever.
+/// that are present, and another vCPU that keeps adding elements cannot keep the device busy for ever.
 pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) -> Result<(), Error> {
     if !queue.event_idx_enabled() {
         return Ok(());
@@ -78,18 +78,19 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) ->
     keep_up(&GuestRing::new(queue, memory)?, queue.size()).map(drop)
 }
 
-/// Asks for a notification of element `taken`, the next one to take. Returns true if the driver has added it already.
+/// Asks for a notification of element `taken`, the next element that the device takes. Returns true if the driver has already added this
+/// element.
 fn ask_behind(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
     ring.ask_for(taken)?;
-    // The reason is the same as in `keep_up`.
+    // The reason for this fence is the same as in `keep_up`.
     ring.fence();
     Ok(ring.available()? != taken)
 }
 
 /// Asks the driver to notify the device of later elements, after the device has taken all elements that it found.
 ///
-/// Returns true if the driver has added elements meanwhile. The driver may have sent no notification of these, so the device must take
-/// them before it waits.
+/// Returns true if the driver has added elements meanwhile. The driver may have sent no notification of these elements, so the device must
+/// take them before it waits.
 ///
 /// With `EVENT_IDX`, a driver sends no notification until the device asks again. So a device that asks only when it is idle causes no VM
 /// exits while it is busy. Without `EVENT_IDX`, a driver notifies the device each time.
@@ -256,8 +257,8 @@ mod tests {
         });
     }
 
-    /// Lets two driver threads add elements, and calls `serve` for each notification. `serve` takes and returns the index up to which the
-    /// ring was served.
+    /// Lets two driver threads add elements, and calls `serve` for each notification. `serve` takes and returns the index of the next
+    /// element to serve.
     fn no_element_is_left(serve: fn(&ModelRing, Wrapping<u16>) -> Wrapping<u16>) {
         use loom::sync::{Arc, Mutex};
         const EACH: u16 = 2;

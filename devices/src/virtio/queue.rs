@@ -59,8 +59,8 @@ impl DeviceQueue {
             None if self.queue.avail_idx(&*memory, Ordering::Acquire)? == Wrapping(self.queue.next_avail()) => {
                 return Ok(None);
             }
-            // The queue is not empty: the driver has just added a chain, or virtio-queue cannot read the available ring's element, for which
-            // it also returns `None`. So try once more, and then fail.
+            // The available ring is not empty. Either the driver has just added a chain, or virtio-queue cannot read the ring's element. In
+            // both cases, virtio-queue returns `None`. So try once more, and then fail.
             None => self.queue.iter(memory)?.next().ok_or(Error::InvalidAvailRingIndex)?,
         };
         let slot = self.record.as_mut().map(|Record { ring, numbers, .. }| {

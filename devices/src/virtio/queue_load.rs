@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queue work for one packet: taking a chain, walking its buffers, and returning it. For benchmarks, with and without a record of the
-//! last requests.
+//! Queue work for one packet, for benchmarks: takes a chain, walks its buffers, and returns the chain. The queue can record its last
+//! requests.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl QueueLoad {
     /// Adds `chains` chains as the driver, and serves them. `chains` is at most half of the queue size.
     ///
     /// # Panics
-    /// The queue does not work.
+    /// The queue returns an error, or another chain than the driver added.
     pub fn turn(&mut self, chains: u16) {
         self.added = self.added.wrapping_add(chains);
         self.ram.write_slice(&self.added.to_le_bytes(), GuestAddress(AVAILABLE + 2)).expect("the ring is in RAM");

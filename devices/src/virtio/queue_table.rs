@@ -34,7 +34,7 @@ impl QueueTable {
         Some((&self.driver, queue))
     }
 
-    /// Asks the driver to notify the device of buffers that it adds to a queue from now on.
+    /// Asks the driver to notify the device of all buffers that the driver adds to a queue from now on.
     pub(super) fn ask(&mut self, index: u16) -> Result<(), DeviceError> {
         let Some((driver, queue)) = self.get(index) else { return Ok(()) };
         ask_for_notifications(queue, &driver.memory.view()).map_err(ring_error(index))
@@ -76,7 +76,8 @@ impl QueueTable {
 pub(super) trait QueueService: Send + 'static {
     /// Queue that the error names if the thread panics.
     const PANIC_QUEUE: u16;
-    /// Serves all pending requests. Returns the event that the thread waits for. After an error the thread does not call it again.
+    /// Serves all pending requests. Returns the event that the thread waits for. After an error, the thread does not call this method
+    /// again.
     ///
     /// # Errors
     /// The driver broke a rule.
@@ -85,7 +86,7 @@ pub(super) trait QueueService: Send + 'static {
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Cleans up after [`serve`](Self::serve) failed. The thread calls it before it notifies the driver.
+    /// Cleans up after [`serve`](Self::serve) has failed, before the driver is notified of the failure.
     fn failed(&mut self) {}
 }
 
@@ -151,7 +152,8 @@ impl<S: QueueService> Task for TableTask<S> {
 pub(super) type TableWorker<S> = QueueWorker<TableTask<S>>;
 
 impl<S: QueueService> TableWorker<S> {
-    /// Serves `queues` queues with one thread called `thread`. The worker calls `make` when the driver starts its first queue.
+    /// Returns a worker that serves `queues` queues with one thread called `thread`. The worker calls `make` when a driver starts its first
+    /// queue.
     ///
     /// # Errors
     /// The process has no free file descriptor.

@@ -19,11 +19,11 @@ use crate::worker::{Task, Worker};
 pub(super) trait QueueTask: Task {
     /// Adds a queue.
     fn put(&mut self, _: u16, _: Queue) {}
-    /// Removes a queue. Returns the position up to which it was served, or `None` if the task has no such queue.
+    /// Removes a queue. Returns its position, or `None` if the task has no such queue.
     fn take(&mut self, index: u16) -> Option<QueueState> {
         self.state(index)
     }
-    /// Returns the position up to which a queue was served, or `None` if the task has no such queue.
+    /// Returns the position of a queue, or `None` if the task has no such queue.
     fn state(&self, index: u16) -> Option<QueueState>;
     /// True if no queue is left.
     fn is_idle(&self) -> bool {
@@ -76,7 +76,7 @@ pub(super) struct QueueWorker<T: Task> {
 }
 
 impl<T: QueueTask> QueueWorker<T> {
-    /// Serves `queues` queues with one thread called `thread`.
+    /// Returns a worker that serves `queues` queues with one thread called `thread`.
     ///
     /// # Errors
     /// The process has no free file descriptor.
@@ -96,8 +96,8 @@ impl<T: QueueTask> QueueWorker<T> {
         )
     }
 
-    /// Serves `queues` queues with one thread for each `shared_by` consecutive queues. If `is_apart` returns true for a queue, the queue
-    /// has its own thread.
+    /// Returns a worker that serves `queues` queues, with one thread for each `shared_by` consecutive queues. If `is_apart` returns true
+    /// for a queue, the queue has its own thread.
     ///
     /// # Errors
     /// The process has no free file descriptor.
@@ -116,7 +116,7 @@ impl<T: QueueTask> QueueWorker<T> {
     /// Returns the number of the thread that serves a queue.
     fn thread(&self, index: u16, driver: Option<&Driver>) -> usize {
         let is_apart = driver.is_some_and(|driver| (self.is_apart)(index, driver));
-        // A thread that serves a single queue has a number above those of all shared threads.
+        // The numbers of threads that serve a single queue are above the numbers of all shared threads.
         if is_apart { self.queues + usize::from(index) } else { usize::from(index) / self.shared_by }
     }
 

@@ -135,7 +135,7 @@ impl<D, M> TestDriver<D, M> {
         if self.mapper.is_some() { OFFSET } else { 0 }
     }
 
-    /// Maps guest RAM for the device, if it is behind the IOMMU.
+    /// Maps guest RAM for the device, if the device is behind the IOMMU.
     pub(super) fn map(&mut self, gpa: u64, len: u64, permissions: Permissions) {
         let slice = self.ram.get_slice(GuestAddress(gpa), usize::try_from(len).unwrap()).unwrap();
         if let Some(mapper) = &mut self.mapper {
@@ -188,7 +188,7 @@ impl<D, M> TestDriver<D, M> {
         self.set_up_at(self.rings, features, queues);
     }
 
-    /// Does the same as [`set_up`](Self::set_up), with other rings.
+    /// Initializes the device like [`set_up`](Self::set_up), with the queues at `rings`.
     pub(super) fn set_up_at(&self, rings: Rings, features: u64, queues: impl IntoIterator<Item = u16>) {
         let features = features | if self.mapper.is_some() { ACCESS_PLATFORM } else { 0 };
         let queues =
@@ -241,7 +241,7 @@ impl<D, M> TestDriver<D, M> {
         self.ram.write_obj(99u16, GuestAddress(next)).unwrap();
     }
 
-    /// Notifies the device of a queue.
+    /// Notifies the device of buffers in a queue.
     pub(super) fn ring(&self, queue: u16) {
         self.function.write_bar(1, 4 * u64::from(queue), &queue.to_le_bytes());
     }
@@ -296,14 +296,14 @@ impl<D, M> TestDriver<D, M> {
         bytes
     }
 
-    /// Continues as the driver of `old`, with a copy of its RAM. The device does not change.
+    /// Continues as the driver of `old`, with a copy of its RAM. The state of this device does not change.
     pub(super) fn continue_from(&mut self, old: &Self) {
         self.fill(0, &old.bytes(0, usize::try_from(old.ram.last_addr().0 + 1).unwrap()));
         (self.added, self.descriptors) = (old.added, old.descriptors);
     }
 
-    /// Continues as the driver of `old`, and restores the state of its device. The device of `old` is paused. The mappings of `old` must
-    /// exist here too.
+    /// Continues as the driver of `old`, and restores the state of its device. The device of `old` must be paused, and the device of `self`
+    /// must have the same mappings.
     pub(super) fn restore_from(&mut self, old: &Self) {
         self.continue_from(old);
         let state = old.function.save().unwrap();

@@ -116,7 +116,7 @@ pub(crate) struct FakeSlots {
     next: AtomicU32,
     /// If true, the next insert fails.
     pub(crate) fail: AtomicBool,
-    /// Number of next removals that fail.
+    /// Number of removals that fail before a removal succeeds.
     pub(crate) kept: AtomicU32,
     removed: AtomicU32,
 }
@@ -132,7 +132,7 @@ impl FakeSlots {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// Returns the host memory of the slot at `gpa`, from `gpa` on.
+    /// Returns the host memory from `gpa` to the end of its slot.
     pub(crate) fn at(&self, gpa: u64) -> Option<HostRange> {
         lock(&self.slots).values().find(|(base, host)| (*base..base + host.len as u64).contains(&gpa)).map(
             |(base, host)| {
@@ -267,7 +267,7 @@ impl BusyDriver {
 
     /// Returns a driver of `queue`, whose rings are in `ram`.
     pub(super) fn new(ram: Arc<Ram>, queue: &Queue, most: u16) -> Self {
-        // Another view of the same rings, only for their addresses.
+        // This queue has the same rings. The driver uses only their addresses.
         let view = queue_at(queue.size(), [0, queue.avail_ring(), queue.used_ring()]);
         Self {
             ram,
