@@ -26,8 +26,8 @@ pub mod feature {
     pub const REPORTING: u64 = 1 << 5;
 }
 
-/// Bytes of the configuration: target size and present size, in pages (section 5.5.4). The later fields belong to features that the device
-/// does not offer.
+/// Size of the configuration in bytes. Its fields are target size and present size, in pages (section 5.5.4). The later fields belong to
+/// features that the device does not offer.
 pub const CONFIG_BYTES: usize = 8;
-/// Bytes of a page, in the configuration and in the queues (section 5.5.6).
+/// Size of a page in bytes, in the configuration and in the queues (section 5.5.6).
 pub const PAGE: u64 = 4096;

@@ -19,11 +19,11 @@ use crate::worker::{Orders, Wait};
 
 /// Number of queues of a device, including the queues that no driver uses.
 pub(super) const QUEUES: usize = *queue::REPORTING.end() as usize + 1;
-/// Maximum requests of one queue before the next queue has its turn. The driver is notified after these requests.
+/// Maximum number of requests of one queue before the next queue has its turn. The driver is notified after these requests.
 const BATCH: usize = 16;
-/// Maximum bytes of page numbers in one request, so that no request takes long.
+/// Maximum number of bytes of page numbers in one request. The limit keeps each request short.
 pub(super) const MOST_NUMBERS: usize = 64 << 10;
-/// Maximum bytes of free pages that are returned per request. A device may ignore reported pages.
+/// Maximum number of bytes of free pages that are returned per request. A device may ignore reported pages.
 const MOST_REPORTED: usize = 1 << 30;
 /// Page numbers that are processed together. Linux sends at most this many page numbers in one request.
 const PIECE: usize = 256;
