@@ -7,13 +7,14 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 use super::image::disk_image::Image;
 use super::spec::{CONFIG_BYTES, SECTOR, feature};
 
-/// Maximum sectors in one range of a discard request: 4 GiB.
+/// Maximum number of sectors in one range of a discard request: 4 GiB.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 23;
-/// Maximum ranges in a discard request.
+/// Maximum number of ranges in a discard request.
 pub(super) const MAX_DISCARD_RANGES: u32 = 16;
-/// Maximum sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes, and a pause waits for the writes.
+/// Maximum number of sectors of a write-zeroes request: 64 MiB. The device may have to write all these zeroes. A pause waits for the
+/// writes.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 1 << 17;
-/// Maximum ranges in a write-zeroes request.
+/// Maximum number of ranges in a write-zeroes request.
 pub(super) const MAX_ZEROES_RANGES: u32 = 1;
 
 /// Returns the features that a disk backed by `image` offers.

@@ -26,7 +26,7 @@ use crate::rate_limit::{BucketParams, RateLimiter, RateLimits};
 use crate::virtio::byte_driver::{ByteDriver, Layout, split_choice};
 use crate::worker::Task;
 
-/// Bytes of the disk image.
+/// Size of the disk image in bytes.
 const IMAGE: u64 = 64 << 10;
 
 /// Writes `bytes` to the guest's rings, descriptors and buffers piece by piece. After each piece, the disk serves the requests. The first

@@ -35,9 +35,9 @@ const USED: u64 = 0x3000;
 const HEADERS: u64 = 0x4000;
 const STATUSES: u64 = 0x6000;
 const DATA: u64 = 0x10_0000;
-/// Bytes that a request reads.
+/// Number of bytes that a request reads.
 const BYTES: u32 = 4096;
-/// Maximum requests at a time.
+/// Maximum number of requests at a time.
 const MOST: u16 = 64;
 
 /// A disk in the host's page cache, and a driver that reads from the disk.

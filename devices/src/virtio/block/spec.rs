@@ -53,15 +53,15 @@ pub mod status {
     pub const UNSUPP: u8 = 2;
 }
 
-/// Bytes of a sector, the unit of positions and lengths in requests. It does not depend on the block size.
+/// Size of a sector in bytes. Sectors are the unit of positions and lengths in requests, whatever the block size is.
 pub const SECTOR: u64 = 512;
-/// Bytes of a request header: type, reserved field, sector.
+/// Size of a request header in bytes. Its fields are type, reserved field and sector.
 pub const HEADER: usize = 16;
-/// Bytes of the disk's serial number.
+/// Size of the disk's serial number in bytes.
 pub const ID_BYTES: usize = 20;
-/// Bytes of a range in a discard or write-zeroes request: sector, number of sectors, flags.
+/// Size of a range in a discard or write-zeroes request, in bytes. Its fields are sector, number of sectors and flags.
 pub const RANGE_BYTES: usize = 16;
 /// Range flag: the device may deallocate the range.
 pub const UNMAP: u32 = 1 << 0;
-/// Bytes of the device configuration, up to the last field of an offered feature (section 5.2.4).
+/// Size of the device configuration in bytes, up to the last field of an offered feature (section 5.2.4).
 pub const CONFIG_BYTES: usize = 60;

@@ -192,12 +192,12 @@ impl Image {
         self.qcow2.as_ref().filter(|_| !self.read_only).map_or(Ok(()), Qcow2Image::flush)
     }
 
-    /// Returns the bytes of the disk, a multiple of the block size.
+    /// Returns the size of the disk in bytes, a multiple of the block size.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the sectors of the disk.
+    /// Returns the number of sectors of the disk.
     pub(in crate::virtio::block) fn sectors(&self) -> u64 {
         self.bytes() / SECTOR
     }
@@ -294,7 +294,7 @@ impl Image {
         self.read_only
     }
 
-    /// Creates an image from any file, with the given properties instead of the host's.
+    /// Creates an image from any file, with the given properties instead of the properties that the host reports.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::virtio::block) fn made_up(file: File, bytes: u64, memory: usize, read_only: bool) -> Self {
         let bytes = AtomicU64::new(bytes);

@@ -39,9 +39,9 @@ pub enum ImageError {
     /// The image is smaller than one block.
     #[error("has {bytes} bytes, less than one block of {block} bytes: enlarge the image")]
     Empty {
-        /// Bytes of the image.
+        /// Size of the image in bytes.
         bytes: u64,
-        /// Bytes of a block.
+        /// Size of a block in bytes.
         block: u32,
     },
     /// The image starts like an image of another format.
@@ -81,7 +81,7 @@ pub enum ResizeError {
     Blocks {
         /// Requested size in bytes.
         bytes: u64,
-        /// Bytes of a block.
+        /// Size of a block in bytes.
         block: u32,
     },
     /// Carom cannot change the size of the image.

@@ -95,7 +95,7 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     fstatfs(file).is_ok_and(|system| system.f_type == TMPFS)
 }
 
-/// Returns the bytes of a block device (`BLKGETSIZE64`).
+/// Returns the size of a block device in bytes (`BLKGETSIZE64`).
 pub(super) fn size_of_device(device: &File) -> io::Result<u64> {
     const BLKGETSIZE64: u32 = opcode::read::<usize>(0x12, 114);
     // SAFETY: The kernel writes a u64 for this operation.

@@ -39,7 +39,7 @@ pub(in crate::virtio::block) struct Buffers {
     pub(in crate::virtio::block) count: usize,
 }
 
-/// Maximum buffers in one operation (`UIO_MAXIOV`).
+/// Maximum number of buffers in one operation (`UIO_MAXIOV`).
 pub(in crate::virtio::block) const MAX_BUFFERS: usize = 1024;
 
 /// Result of an operation.

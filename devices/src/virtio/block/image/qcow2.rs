@@ -54,7 +54,7 @@ pub(in crate::virtio::block) struct Qcow2Image {
     l1: Arc<Mutex<L1Table>>,
     /// True if the image has a backing file.
     backed: bool,
-    /// Bytes of a cluster.
+    /// Size of a cluster in bytes.
     cluster: u32,
     throttle: Throttle,
     /// Locks of the backing files. Dropped after the fields that read these files.
@@ -80,12 +80,12 @@ impl Qcow2Image {
         Ok(Self { access, file, l1, backed, cluster, throttle: Throttle::default(), _locks: locks })
     }
 
-    /// Returns the bytes of the disk.
+    /// Returns the size of the disk in bytes.
     pub(super) fn size(&self) -> u64 {
         self.with(|access| Ok(access.size())).unwrap_or(0)
     }
 
-    /// Returns the bytes of a cluster, the smallest unit that a discard deallocates.
+    /// Returns the size of a cluster in bytes. A cluster is the smallest unit that a discard deallocates.
     pub(super) fn cluster(&self) -> u32 {
         self.cluster
     }

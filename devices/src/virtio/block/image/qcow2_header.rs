@@ -11,13 +11,13 @@ use super::error::ImageError;
 
 /// First bytes of an image.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
-/// Bytes of a version 2 header. Later versions start with the same fields.
+/// Size of a version 2 header in bytes. Later versions start with the same fields.
 const BYTES: usize = 72;
 /// Range of `cluster_bits`: a cluster has 512 bytes to 2 MiB.
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 /// Maximum size of the disk in bytes: the maximum file offset of the host.
 const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
-/// Maximum bytes of the L1 table, as in QEMU.
+/// Maximum size of the L1 table in bytes, as in QEMU.
 const MOST_L1_BYTES: u64 = 32 << 20;
 
 /// Bits of a refcount table entry that contain the offset of a refcount block.
@@ -26,7 +26,7 @@ const REFCOUNT_BLOCK: u64 = !0x1ff;
 /// Values from the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Bytes of a cluster.
+    /// Size of a cluster in bytes.
     pub(super) cluster: u32,
     /// Byte range of the L1 table in the file, rounded up to whole clusters.
     pub(super) l1: Range<u64>,

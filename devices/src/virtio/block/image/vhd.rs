@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use super::error::ImageError;
 
-/// Bytes of the footer.
+/// Size of the footer in bytes.
 const FOOTER: usize = 512;
 /// First bytes of the footer.
 const COOKIE: &[u8] = b"conectix";
@@ -23,7 +23,7 @@ fn checksum(footer: &[u8; FOOTER]) -> u32 {
     !others.map(|(_, byte)| u32::from(*byte)).sum::<u32>()
 }
 
-/// Returns the bytes of the disk in `file`. The file has `len` bytes and is not open for direct I/O yet.
+/// Returns the size of the disk in `file`, in bytes. The file has `len` bytes and is not open for direct I/O yet.
 ///
 /// # Errors
 /// The file is not a VHD image of fixed size.

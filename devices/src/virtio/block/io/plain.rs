@@ -24,7 +24,7 @@ impl Plain {
     /// Runs an operation to its end.
     ///
     /// # Safety
-    /// As for [`super::engine::Engine::begin`].
+    /// The same as for [`super::engine::Engine::begin`].
     pub(in crate::virtio::block) unsafe fn run(&mut self, number: u64, op: &Op) {
         if let Some(image) = self.image.qcow2() {
             // SAFETY: The caller guarantees that the buffers are valid; buffers of a qcow2 image are never guest memory.
@@ -47,7 +47,7 @@ impl Plain {
     }
 
     /// # Safety
-    /// As for [`Self::run`].
+    /// The same as for [`Self::run`].
     unsafe fn call(&self, op: &Op) -> i64 {
         let file = self.image.file().as_raw_fd();
         let place = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);

@@ -17,7 +17,7 @@ use super::gap::Gap;
 /// Maximum time that an answer waits for other answers.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// Maximum answers per notification of the driver.
+/// Maximum number of answers per notification of the driver.
 const ANSWERS: u32 = 16;
 
 /// Turns before the next trial of more answers: `SOON` after a success, and up to `LATE` after failures.

@@ -38,7 +38,7 @@ enum Sync {
 pub(super) struct Flight {
     head: u16,
     status: GuestAddress,
-    /// Bytes that the driver reads or writes if the request succeeds.
+    /// Number of bytes that the driver reads or writes if the request succeeds.
     bytes: usize,
     work: Work,
     sync: Sync,
@@ -56,7 +56,7 @@ pub(super) struct Answer {
     /// Address of the status byte.
     pub(super) place: GuestAddress,
     pub(super) status: u8,
-    /// Bytes that the device wrote to the driver's buffers.
+    /// Number of bytes that the device wrote to the driver's buffers.
     pub(super) used: u32,
 }
 

@@ -17,7 +17,7 @@ use crate::virtio::block::disk::{Disk, Owner};
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::spec::{ID_BYTES, RANGE_BYTES, SECTOR, UNMAP, request, status};
 
-/// Maximum bytes of a request. By default, drivers do not make larger requests. A pause waits for the whole request.
+/// Maximum size of a request in bytes. By default, drivers do not make larger requests. A pause waits for the whole request.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Result of preparing a request.

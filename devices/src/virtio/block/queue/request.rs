@@ -40,7 +40,7 @@ impl Request {
         }
     }
 
-    /// Returns the bytes that the request reads from or writes to the disk. Returns 0 for other requests.
+    /// Returns the number of bytes that the request reads from or writes to the disk. Returns 0 for other requests.
     pub(super) fn bytes(&self) -> u64 {
         match self.kind {
             request::IN => self.writable.len as u64,

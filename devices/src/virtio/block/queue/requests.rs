@@ -36,7 +36,7 @@ use crate::virtio::queue_worker::QueueTask;
 use crate::virtio::{DeviceError, Driver, QueueState};
 use crate::worker::{Orders, Task, Wait};
 
-/// Maximum requests that are read from the queue at a time.
+/// Maximum number of requests that are read from the queue at a time.
 const BATCH: usize = 16;
 /// Maximum number of requests at a time that counts as few.
 const FEW: usize = 4;
@@ -57,7 +57,7 @@ pub(in crate::virtio::block) struct Requests {
     disk: Arc<Disk>,
     /// I/O engine. It has a ring once the thread has started.
     engine: Engine,
-    /// Requests under way. The engine identifies the operations of a request by this index.
+    /// Requests under way. The engine identifies the operations of a request by the request's index in this list.
     flights: Vec<Option<Flight>>,
     /// Weight of each request in bytes, and the total weight.
     weights: Vec<u64>,
@@ -221,7 +221,7 @@ impl Requests {
         self.look(orders, start, patience)
     }
 
-    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if it has found any. Does not ask the
+    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if there are any. Does not ask the
     /// driver for notifications.
     fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();

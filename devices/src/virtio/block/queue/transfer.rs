@@ -14,7 +14,7 @@ use crate::virtio::block::image::buffer::Buffer;
 use crate::virtio::block::image::disk_image::Image;
 use crate::virtio::block::image::op::{Buffers, MAX_BUFFERS, Op};
 
-/// Maximum bytes per copy, if the kernel cannot use the guest's buffers directly.
+/// Maximum number of bytes per copy, if the kernel cannot use the guest's buffers directly.
 const MOST_COPIED: usize = 256 << 10;
 
 /// Reason why a request fails.

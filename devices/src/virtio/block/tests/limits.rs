@@ -94,7 +94,7 @@ fn only_read_and_write_data_uses_up_the_bandwidth_limit() {
 /// Address where the same 1 MiB of RAM is mapped repeatedly.
 const ALIASES: u64 = 0x4000_0000;
 const MIB: u64 = 1 << 20;
-/// Maximum MiB of a request.
+/// Maximum size of a request in MiB.
 const MOST_MIB: u64 = 256;
 
 /// Creates a disk behind an IOMMU whose driver can make requests of `mib` MiB.
