@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counts;
 
-/// Maximum bytes of input that wait for the driver.
+/// Maximum number of bytes of input that wait for the driver.
 pub(super) const MOST_INPUT: usize = 4 << 10;
 
 /// Size of a terminal. Both fields are 0 if the size is unknown.
@@ -33,7 +33,7 @@ pub(super) struct Incoming {
     pub(super) driver: bool,
     /// Size of the terminal.
     pub(super) size: Size,
-    /// Size that the driver was notified of last.
+    /// Size in the last notification of the driver.
     pub(super) told: Option<Size>,
 }
 

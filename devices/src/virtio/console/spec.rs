@@ -21,5 +21,6 @@ pub mod feature {
     pub const SIZE: u64 = 1 << 0;
 }
 
-/// Bytes of the configuration: columns and rows (section 5.3.4). The later fields belong to features that the device does not offer.
+/// Size of the configuration in bytes. Its fields are columns and rows (section 5.3.4). The later fields belong to features that the device
+/// does not offer.
 pub const CONFIG_BYTES: usize = 4;

@@ -15,9 +15,9 @@ pub(super) const STATE: (&str, u32) = ("console", 1);
 pub(super) struct ConsoleState {
     /// Input that the driver has not received yet.
     pub(super) input: Vec<u8>,
-    /// Size that the driver was notified of last.
+    /// Size in the last notification of the driver.
     pub(super) told: Option<Size>,
-    /// Bytes of the next request that are already printed.
+    /// Number of bytes of the next request that are already printed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) printed: usize,
 }
