@@ -185,7 +185,7 @@ impl IommuHandle {
         Some(status_of(&*lock_soon(&self.engine)?, held_window_bytes, poll_stalls))
     }
 
-    /// Returns the bytes of window memory that the host has allocated, including the stash. Returns 0 without bounce windows.
+    /// Returns the number of bytes of window memory that the host has allocated, including the stash. Returns 0 without bounce windows.
     pub fn held_window_bytes(&self) -> u64 {
         self.windows.as_ref().map_or(0, |windows| windows.held_bytes())
     }

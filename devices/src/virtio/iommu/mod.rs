@@ -60,7 +60,7 @@ pub struct RingFeatures {
 pub struct IommuParams {
     /// Name for logs and the API.
     pub id: String,
-    /// Guest RAM. It contains the queues, and the guest can map it for its devices.
+    /// Guest RAM. The RAM contains the queues, and the guest can map the RAM for its devices.
     pub memory: Arc<Ram>,
     /// Allocator of interrupt vectors.
     pub msi: Arc<dyn MsiAllocator>,

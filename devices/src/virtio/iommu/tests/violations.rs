@@ -4,7 +4,7 @@
 //! cases.
 //!
 //! Where the specification leaves the device's behaviour open, the device either serves the request as the device reads it, or asks for a
-//! reset. It must never access anything but RAM, and must always work for the next driver.
+//! reset. The device must access only RAM, and must always work for the next driver.
 
 use iommu_bounce::test_utils::attach;
 use vm_memory::{Bytes, GuestAddress};
