@@ -41,7 +41,7 @@ pub struct PmemParams {
     pub file: File,
     /// Name of the file in messages.
     pub path: String,
-    /// Bytes of the file that the guest can access: a multiple of [`spec::GRANULE`], and at most the size of the file.
+    /// Number of bytes of the file that the guest can access: a multiple of [`spec::GRANULE`], and at most the size of the file.
     pub size: u64,
     /// True if the guest's writes do not reach the file, and are lost when the device is removed.
     pub discard_writes: bool,

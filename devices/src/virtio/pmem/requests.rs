@@ -21,7 +21,7 @@ use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
 const QUEUE: u16 = REQUEST_QUEUE;
-/// Maximum buffers of a request. Each byte of the request and its answer may have its own buffer.
+/// Maximum number of buffers of a request. Each byte of the request and its answer may have its own buffer.
 const MOST_BUFFERS: usize = 2 * REQUEST_BYTES;
 
 /// Task of the thread that serves the queue.
@@ -90,7 +90,7 @@ impl Request {
         for (number, buffer) in buffers.enumerate() {
             let buffer = buffer?;
             if number == MOST_BUFFERS {
-                return Err("a request and its answer have more buffers than bytes");
+                return Err("a request has more than 8 buffers");
             }
             if !buffer.writable && !answer.is_empty() {
                 return Err("a device-readable buffer of a request follows a device-writable one");
@@ -102,7 +102,7 @@ impl Request {
         }
         let mut bytes = [0; REQUEST_BYTES];
         if kind.len() != bytes.len() {
-            return Err("a request is too short for its type");
+            return Err("a request is shorter than its type field");
         }
         for (byte, address) in bytes.iter_mut().zip(kind) {
             *byte = memory.read_obj(address).map_err(|_| OUTSIDE)?;

@@ -17,12 +17,12 @@ pub mod feature {
     pub const SHMEM_REGION: u64 = 1 << 0;
 }
 
-/// Bytes of the configuration: le64 start, le64 size (section 5.19.4).
+/// Size of the configuration in bytes. Its fields are le64 start and le64 size (section 5.19.4).
 pub const CONFIG_BYTES: usize = 16;
 
 /// Request to make all data written so far durable (section 5.19.6).
 pub const FLUSH: u32 = 0;
-/// Bytes of a request, and bytes of an answer.
+/// Size of a request in bytes, and size of an answer in bytes.
 pub const REQUEST_BYTES: usize = 4;
 /// Answers to requests.
 pub mod status {

@@ -11,6 +11,6 @@ pub(super) const STATE: (&str, u32) = ("pmem", 1);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PmemState {
-    /// Bytes of the memory.
+    /// Size of the memory in bytes.
     pub(super) size: u64,
 }
