@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Request queue: buffers that the driver wants filled (virtio 1.3, section 5.4.6).
+//! Request queue. A request consists of buffers for the device to fill (virtio 1.3, section 5.4.6).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,7 +23,7 @@ use crate::virtio::notification::wants_interrupt;
 use crate::virtio::queue_table::{QueueService, QueueTable};
 use crate::worker::{Orders, Wait};
 
-/// Maximum bytes for one request. A device may fill only a part of the buffer (section 5.4.6.1).
+/// Maximum number of bytes for one request. A device may fill only a part of the buffer (section 5.4.6.1).
 pub(super) const MOST_BYTES: usize = 64 << 10;
 /// Delay before the next read after a read from the source failed.
 const SOURCE_AGAIN: Duration = Duration::from_secs(1);
