@@ -61,7 +61,7 @@ impl Reader {
         for _ in 0..TURN / at_a_time {
             for place in 0..at_a_time {
                 let read = self.read(place);
-                // SAFETY: The memory stays allocated as long as the ring, and no code uses it before the read has ended.
+                // SAFETY: The memory stays allocated as long as the ring exists, and no code uses the memory before the read has ended.
                 unsafe { self.ring.submission().push(&read) }.expect("the queue has room");
             }
             self.ring.submit_and_wait(at_a_time).expect("the kernel takes reads");

@@ -64,7 +64,7 @@ pub(crate) struct Walk<M> {
     sizes: [usize; 2],
     /// Maximum number of further buffers.
     left: u16,
-    /// True before the first descriptor, and while the descriptor that was read last names a next one.
+    /// True before the first descriptor, and while the last descriptor that was read has a next descriptor.
     open: bool,
 }
 

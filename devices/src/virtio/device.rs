@@ -271,7 +271,7 @@ pub trait VirtioDevice: Send + Sync {
     /// contain guest-visible chunks. The virtio-iommu does not remove and recreate the memory slots of chunks when the guest turns decoding
     /// of the BAR off and on.
     fn shared_region_released(&self) -> std::io::Result<()> {
-        Err(std::io::Error::other("the shared memory region cannot be moved away from its address"))
+        Err(std::io::Error::other("the shared memory region cannot be removed from its address"))
     }
     /// Stops all queues until [`resume`](Self::resume).
     ///
