@@ -16,7 +16,7 @@ const PAGE: u64 = 0x1000;
 const PAGES: u64 = 1024;
 
 fn ram() -> Arc<Ram> {
-    let len = usize::try_from(PAGES * PAGE).expect("a small number");
+    let len = usize::try_from(PAGES * PAGE).expect("the length fits into usize");
     Arc::new(Ram::from_ranges(&[(GuestAddress(0), len)]).expect("memory"))
 }
 

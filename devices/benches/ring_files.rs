@@ -77,13 +77,13 @@ fn cpu_time() -> Duration {
 }
 
 fn middle<T: PartialOrd + Copy>(all: &mut [T]) -> T {
-    all.sort_unstable_by(|one, other| one.partial_cmp(other).expect("it is a number"));
+    all.sort_unstable_by(|one, other| one.partial_cmp(other).expect("the value is not NaN"));
     all[all.len() / 2]
 }
 
 fn reads(criterion: &mut Criterion) {
-    let file = tempfile::tempfile().expect("a file for the benchmark");
-    file.write_all_at(&vec![1; PAGES * PAGE], 0).expect("room for the file");
+    let file = tempfile::tempfile().expect("a temporary file can be created");
+    file.write_all_at(&vec![1; PAGES * PAGE], 0).expect("there is enough disk space");
     let mut readers = [false, true].map(|is_registered| Reader::new(&file, is_registered));
     for at_a_time in [1, MOST] {
         let mut group = criterion.benchmark_group(format!("read_{at_a_time}_at_a_time"));

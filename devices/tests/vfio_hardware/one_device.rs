@@ -195,7 +195,7 @@ fn unmap_accepts_only_whole_mappings() {
 #[test]
 fn mapping_beyond_the_host_limit_returns_no_resources() {
     if by_iommufd() {
-        // IOMMUFD has no such limit. Only the amount of memory counts.
+        // IOMMUFD has no such limit. It limits only the amount of pinned memory.
         return;
     }
     let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";

@@ -135,7 +135,7 @@ impl Traffic {
                 let bytes = &incoming.input.make_contiguous()[..len];
                 memory.write_slice(bytes, buffer.address).map_err(|_| broken(OUTSIDE))?;
                 incoming.input.drain(..len);
-                used += u32::try_from(len).expect("no more than MOST_INPUT waits");
+                used += u32::try_from(len).expect("at most MOST_INPUT bytes wait");
             }
             if incoming.input.is_empty() {
                 break;

@@ -115,7 +115,7 @@ impl Machine {
         let mapper = RecordingMapper::new();
         let probe = mapper.probe();
         handle.add_endpoint(ENDPOINT, Box::new(mapper)).expect("this is the first endpoint");
-        function.bar_moved(2, 1 << 40).expect("the platform refuses nothing");
+        function.bar_moved(2, 1 << 40).expect("no operation of the platform fails");
         Self { memory, function, handle, mapper: probe, available: 0 }
     }
 
@@ -190,11 +190,11 @@ impl Machine {
                 self.handle.report_fault(fault);
             }
             230..=239 => {
-                self.handle.set_budget(u64::from(low & 3) * CHUNK).expect("the region is as large");
+                self.handle.set_budget(u64::from(low & 3) * CHUNK).expect("the budget fits into the region");
                 let pages = Some(u64::from(low >> 2)).filter(|pages| *pages != 0);
                 self.handle.set_max_mapped_bytes(pages.map(|pages| pages << 12)).expect("the limit is not 0");
             }
-            240..=244 => self.function.reset().expect("nothing is refused"),
+            240..=244 => self.function.reset().expect("no operation of the platform fails"),
             _ => self.start(if low & 1 == 0 { ALL } else { u64::from(low) }),
         }
         Some(rest)
@@ -215,7 +215,7 @@ pub fn device(data: &[u8]) {
         assert!(machine.handle.counters().window_bytes <= 3 * CHUNK);
     }
     // The reset ends bypass. The start of a driver without windows then frees the parked chunks.
-    machine.function.reset().expect("nothing is refused");
+    machine.function.reset().expect("no operation of the platform fails");
     machine.start(feature::MAP_UNMAP);
     machine.register(20, &[0]);
     assert!(machine.mapper.is_empty(), "something is still mapped");
@@ -244,7 +244,7 @@ pub fn state(data: &[u8]) {
         }
         machine.function.pause();
     }
-    machine.function.reset().expect("nothing is refused");
+    machine.function.reset().expect("no operation of the platform fails");
     machine.function.resume();
     machine.start(feature::MAP_UNMAP);
     machine.register(20, &[0]);

@@ -108,7 +108,7 @@ impl IommuHandle {
     /// Translates an access of an emulated device behind the IOMMU. If no mapping allows the access, reports a fault to the driver.
     ///
     /// # Errors
-    /// The fault.
+    /// The fault that was reported.
     pub fn translate(&self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         let outcome = lock(&self.engine).translate(endpoint, iova, access);
         if outcome.is_err() {

@@ -146,7 +146,7 @@ impl Shared {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    debug!("{error}, found by polling");
+                    debug!("{error} (found by the polling thread)");
                     watch.fail(&error);
                     return;
                 }

@@ -186,7 +186,7 @@ impl Queues {
         active.polled = false;
         active.pace.restart();
         if let Err(error) = active.drain(&self.engine) {
-            debug!("{error}, found by polling");
+            debug!("{error} (found at a pause of the polled queue)");
             active.interrupt.failed(&error);
         }
     }

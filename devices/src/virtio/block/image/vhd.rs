@@ -31,7 +31,9 @@ pub(super) fn size(file: &File, len: u64) -> Result<u64, ImageError> {
     let malformed = |rule: String| Err(ImageError::Malformed(rule));
     let mut footer = [0; FOOTER];
     let Some(end) = len.checked_sub(FOOTER as u64).filter(|end| end.is_multiple_of(512)) else {
-        return malformed(format!("its {len} bytes are not whole sectors plus a VHD footer (512 bytes each)"));
+        return malformed(format!(
+            "it has {len} bytes, but a fixed VHD image consists of sectors of 512 bytes and a footer of 512 bytes"
+        ));
     };
     file.read_exact_at(&mut footer, end)?;
     if !footer.starts_with(COOKIE) {
@@ -90,8 +92,8 @@ mod tests {
             (image(|footer| footer[63] = 3), "type 3, but only fixed size"),
             (image(|footer| footer[54] = 0x20), "gives a disk size of 8192 bytes, but the file has only 4096 bytes"),
             (image(|footer| footer[0] = b'x'), "no VHD footer"),
-            ((tempfile::tempfile().unwrap(), 511), "511 bytes are not whole sectors"),
-            ((tempfile::tempfile().unwrap(), 0), "0 bytes are not whole sectors"),
+            ((tempfile::tempfile().unwrap(), 511), "it has 511 bytes, but a fixed VHD image"),
+            ((tempfile::tempfile().unwrap(), 0), "it has 0 bytes, but a fixed VHD image"),
         ] {
             let error = refused(image);
             assert!(error.contains(rule), "{error}");

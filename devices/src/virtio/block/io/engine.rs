@@ -73,7 +73,7 @@ impl Engine {
     /// Submits the started operations to the kernel. If operations are under way, waits until `wanted` of them have ended.
     ///
     /// # Errors
-    /// The kernel accepts no more operations.
+    /// The kernel rejects operations, and the reason is not temporary.
     pub(in crate::virtio::block) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         self.ring.as_mut().map_or(Ok(()), |ring| ring.submit(wanted))
     }

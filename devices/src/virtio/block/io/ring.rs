@@ -53,7 +53,7 @@ impl Ring {
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         if !NEEDED.into_iter().all(|code| probe.is_supported(code)) {
-            return Err(io::Error::other("the host kernel is too old and lacks an operation"));
+            return Err(io::Error::other("the host kernel is too old and lacks an io_uring operation"));
         }
         ring.submitter().register_restrictions(&mut NEEDED.map(Restriction::sqe_op))?;
         ring.submitter().register_enable_rings()?;
@@ -115,7 +115,7 @@ impl Ring {
     /// Submits the started operations to the kernel. If operations are under way, waits until `wanted` of them have ended.
     ///
     /// # Errors
-    /// The kernel accepts no more operations.
+    /// The kernel rejects operations, and the reason is not temporary.
     pub(super) fn submit(&mut self, wanted: usize) -> io::Result<()> {
         let wanted = if self.under_way == 0 || self.has_ended() { 0 } else { wanted };
         if wanted == 0 && !self.has_unsubmitted() { Ok(()) } else { submission::submit(self, wanted) }

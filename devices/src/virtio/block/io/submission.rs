@@ -30,7 +30,7 @@ fn is_for_later(error: &io::Error) -> bool {
 /// caller calls again at once.
 ///
 /// # Errors
-/// The kernel accepts no more operations.
+/// The kernel rejects operations, and the reason is not temporary.
 pub(super) fn submit(kernel: &mut impl Kernel, wanted: usize) -> io::Result<()> {
     loop {
         let wait = if kernel.has_ended() { 0 } else { wanted };
