@@ -195,7 +195,7 @@ fn resize_notifies_driver_which_reports_actual_size() {
 }
 
 #[test]
-fn restored_device_goes_on_with_the_next_request() {
+fn restored_device_continues_with_the_next_request() {
     let mut old = Harness::linux();
     old.device.write_config(4, &5u32.to_le_bytes());
     old.device.resize(3 << 20);

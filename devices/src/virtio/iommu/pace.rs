@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_pays_for_gaps_below_patience_times_service_time() {
+    fn polling_pays_below_32_service_times_between_requests() {
         assert_eq!(samples(SERVICE * PATIENCE * SAMPLE - Duration::from_nanos(1)), [false, true, true, true]);
         assert_eq!(samples(SERVICE * PATIENCE * SAMPLE), [false; 4]);
     }

@@ -231,7 +231,7 @@ fn ended_source_is_counted_and_device_survives() {
 }
 
 #[test]
-fn restored_device_goes_on_with_the_next_request() {
+fn restored_device_continues_with_the_next_request() {
     for translated in [false, true] {
         let mut old = Harness::endless(translated);
         old.start();
