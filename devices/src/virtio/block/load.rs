@@ -138,7 +138,7 @@ impl ReadLoad {
 /// Returns the CPU time of this thread.
 fn ran() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("less than a second"))
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("the remainder is less than a second"))
 }
 
 impl Default for ReadLoad {

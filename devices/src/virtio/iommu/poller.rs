@@ -29,7 +29,7 @@ use crate::sandbox::{self, ThreadRole, calls};
 /// Role of the thread that polls the request queue.
 pub const POLL_ROLE: ThreadRole = ThreadRole { name: "iommu_poll", calls: &[calls::MAPPINGS, calls::MESSAGES] };
 
-/// Number of checks of the ring between two reads of the clock, which is expensive on some hosts.
+/// Number of checks of the ring between two reads of the clock. Reads of the clock are expensive on some hosts.
 const LOOKS_PER_TIME: u32 = 1024;
 
 /// Handle of the thread.

@@ -92,7 +92,7 @@ fn counts_header(file: &File, start: u64, cluster: u64) -> Result<bool, ImageErr
     let page = PAGE as u64;
     let mut buffer = Buffer::new(PAGE);
     let read = file.read_at(buffer.bytes_mut(), start / page * page)?;
-    let at = usize::try_from(start % page).expect("less than a page");
+    let at = usize::try_from(start % page).expect("the remainder is less than a page");
     let entry = buffer.bytes_mut()[..read].get(at..).and_then(|entries| entries.first_chunk());
     Ok(entry.is_some_and(|entry| u64::from_be_bytes(*entry) & REFCOUNT_BLOCK != 0))
 }
