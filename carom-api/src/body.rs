@@ -2,9 +2,9 @@
 
 //! Reading request bodies.
 //!
-//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value is neutral. A field with an unknown
-//! name may come from a newer client: the server logs a warning and ignores it. Readers of files and options that a user wrote
-//! reject it.
+//! Fields of Cloud Hypervisor that Carom does not support are dropped if their value is neutral. In a request, a field with an
+//! unknown name may come from a newer client: the server logs a warning and ignores the field. In a file or option that a user
+//! wrote, a field with an unknown name is an error.
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -15,7 +15,7 @@ use crate::field::Field;
 use crate::json;
 use crate::unsupported::{Neutral, UNSUPPORTED, Unsupported};
 
-/// Maximum bytes of a deserializer's error message in a refusal. The message quotes the value that it found.
+/// Maximum bytes of a deserializer's message in an error. The message quotes the wrong value, which can be long.
 const MAX_REASON: usize = 512;
 
 /// Removes the field at `path` if its value is `neutral`.
@@ -45,8 +45,8 @@ fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), Strin
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
-    // Report the console mode before the console's file, and one CPU feature before the list of features: these are the more
-    // specific errors.
+    // Check `cpus.features` last, whose neutral value is an object without fields: an error about one feature is more specific.
+    // The table has `debug_console` before its fields, so that a wrong mode is reported before a file.
     let (lists, others): (Vec<&Unsupported>, Vec<_>) =
         fields.iter().partition(|field| field.neutral == Neutral::NoFields);
     others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
@@ -183,7 +183,7 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
-/// Cuts the middle of a reason that is too long. The start says what was found, and the end says what was expected.
+/// Removes the middle of a reason that is too long. The start says what was found, and the end says what was expected.
 fn shortened(reason: String) -> String {
     if reason.len() <= MAX_REASON {
         return reason;

@@ -73,7 +73,7 @@ pub struct Cli {
     parts: PartArguments,
     /// Platform: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N] [,iommu_segments=LIST][,iommu_address_width=BITS]
     /// [,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID] [,oem_strings=[TEXT,TEXT]] and other SMBIOS strings.
-    /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while they come fast.
+    /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while their rate is high.
     /// iommu_address_width limits the addresses that the virtio-iommu translates. vmgenid adds a VM Generation ID [default: iommufd=off,iommu_poll=auto]
     #[arg(long, value_name = "iommufd=on|off,…", requires = PAYLOAD)]
     platform: Option<PlatformConfig>,
@@ -85,7 +85,7 @@ pub struct Cli {
     /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS] [,ops_one_time_burst=N]. Can be given several times
     #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     rate_limit_group: Vec<RateLimitGroupConfig>,
-    /// First serial port: off, null, tty, pty, file=PATH or socket=PATH [default: tty, or null under the name cloud-hypervisor]
+    /// First serial port: off, null, tty, pty, file=PATH or socket=PATH [default: tty, or null if the program is called cloud-hypervisor]
     #[arg(long, value_name = "MODE", requires = PAYLOAD)]
     serial: Option<SerialConfig>,
     /// Add a pvpanic device, which reports a panic of the guest kernel (event guest:panic)
@@ -96,7 +96,7 @@ pub struct Cli {
     watchdog: bool,
     /// Snapshot to restore a VM from. The VM is paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]
     #[arg(long, value_name = "source_url=file:///PATH,…",
-        // clap waives `requires = PAYLOAD` if PAYLOAD itself would conflict.
+        // Naming PAYLOAD alone is not enough: if PAYLOAD conflicts, clap does not enforce `requires = PAYLOAD` of the other options.
         conflicts_with_all = [PAYLOAD, "initramfs", "cmdline", "cpus", "memory", "memory_zone", "numa", "platform", "pci_segment", "rate_limit_group", "serial", "pvpanic", "watchdog"]
     )]
     restore: Option<RestoreConfig>,
@@ -113,7 +113,7 @@ pub struct Cli {
     /// Keep running after the guest has ended, so that an API client can boot it again
     #[arg(long, requires = "api_socket")]
     no_shutdown: bool,
-    /// Destination of events as JSON, one event a line: path=FILE or fd=NUMBER
+    /// Destination of events as JSON, one event per line: path=FILE or fd=NUMBER
     #[arg(long, value_name = "path=FILE|fd=N")]
     event_monitor: Option<FileOrFd<EventMonitorOption>>,
     /// Log more: -v, -vv or -vvv
@@ -161,7 +161,7 @@ pub struct Invocation {
     pub metrics: Option<MetricsAddress>,
     /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// Action for system calls that a thread does not need.
+    /// Action for system calls that the filter of a thread does not allow.
     pub seccomp: Seccomp,
     /// Destination of events.
     pub event_monitor: Option<FileOrFd<EventMonitorOption>>,
@@ -177,7 +177,7 @@ pub struct Invocation {
     pub landlock: Option<Vec<LandlockConfig>>,
 }
 
-/// Outcome of parsing without anything to run.
+/// Outcome of a command line that runs no VMM: a text to print, or an error.
 #[derive(Debug)]
 pub enum CliOutcome {
     /// Text for standard output: help or version.
@@ -286,7 +286,7 @@ fn read(program: Program, arguments: Vec<OsString>) -> Result<Cli, clap::Error> 
     let mut command = command.bin_name(program.name());
     let matches =
         command.try_get_matches_from_mut(&arguments).map_err(|error| match refused_options::find(&arguments) {
-            // An unsupported option is named before any other mistake.
+            // If an unsupported option is given, report it instead of other mistakes.
             Some(refused) if error.use_stderr() => refused,
             _ => error,
         })?;
@@ -309,7 +309,8 @@ fn default_console(program: Program) -> ConsoleConfig {
     })
 }
 
-/// First paragraph of the error message as one line, without the `error:` prefix. Carom's own errors already name their option.
+/// Returns the first paragraph of the error message as one line, without the prefix `error:`. Errors of Carom's own rules are
+/// returned unchanged, because they already name their option.
 pub fn one_line(error: &clap::Error, program: &str) -> String {
     if let Some(error) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<ConfigError>()) {
         return error.to_string();

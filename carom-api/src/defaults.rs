@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Defaults for VMs of API clients. Cloud Hypervisor's API has no bounce windows, and no rule for all passed-through devices, so
-//! its clients cannot ask for these.
+//! Defaults for VMs of API clients. Clients of Cloud Hypervisor cannot request bounce windows, or that every passed-through device is
+//! behind the virtio-iommu, because Cloud Hypervisor's API has no fields for this.
 
 use crate::error::ConfigError;
 use crate::field::Field;
@@ -21,10 +21,9 @@ pub struct VmDefaults {
 impl VmDefaults {
     /// `--all-behind-iommu`.
     pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
-    /// Environment variable that replaces `--iommu-bounce` if the program has `--api-socket`. The value is the value of the
-    /// option.
+    /// Environment variable with the value of `--iommu-bounce`. It is used if `--api-socket` is given and `--iommu-bounce` is not.
     pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
-    /// Environment variable that replaces `--all-behind-iommu`: `on` or `off`.
+    /// Environment variable for `--all-behind-iommu`. `on` has the same effect as the option, and `off` has no effect.
     pub const ALL_BEHIND_VARIABLE: &'static str = "CAROM_ALL_BEHIND_IOMMU";
 
     /// Fills in missing defaults from the environment, and checks all defaults. The command line takes precedence.
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn default_windows_skip_vms_with_devices_outside_iommu() {
+    fn default_windows_skip_vms_with_devices_not_behind_iommu() {
         let mut defaults = VmDefaults { iommu_bounce: "".parse().ok(), all_behind_iommu: false };
         defaults.complete(none).unwrap();
         for devices in [r#""devices": [{"path": "/d"}]"#, r#""user_devices": [{"socket": "/s"}], "rng": {}"#] {

@@ -25,7 +25,7 @@ pub const SERVED: &str = include_str!("../../docs/openapi.json");
 #[openapi(
     info(
         title = "Carom",
-        description = "Control of a virtual machine over a unix socket. For operations that Cloud Hypervisor has too, paths, fields and status codes are the same.",
+        description = "Control of a virtual machine over a unix socket. Operations that Cloud Hypervisor also has use the same paths, fields and status codes.",
     ),
     components(schemas(
         types::VmmPing,

@@ -17,7 +17,7 @@ pub fn one_line(message: &str) -> String {
 /// Maximum bytes of a client's text that a message quotes.
 pub(crate) const MAX_QUOTED: usize = 64;
 
-/// Shortens a name that a client sent for use in a message. Names longer than [`MAX_QUOTED`] end with `…`.
+/// Returns the name from a client in a form that messages can quote. A name longer than [`MAX_QUOTED`] is cut, and ends with `…`.
 pub(crate) fn quotable(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_QUOTED {
         return name.into();
@@ -46,7 +46,7 @@ enum Rule {
     Plain(String),
     /// Two devices use something that only one device may use.
     Conflict(String),
-    /// The text names other fields, so each front end has its own.
+    /// The text names other fields, so each front end has its own text.
     InTerms { options: String, json: String },
 }
 
@@ -120,7 +120,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// File named by a field that cannot be used.
+/// Error of a system call on a file that a field names.
 #[derive(Debug)]
 pub struct FileError {
     /// Field that names the file.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Carom's configuration and API: command line options, JSON requests, their rules, and the answers. This crate uses no KVM,
-//! devices or HTTP. The VMM and its client both depend on it.
+//! Carom's configuration and API: command line options, JSON requests and answers, and the rules for them. This crate does not use
+//! KVM, devices or HTTP. The VMM and its client both depend on this crate.
 //!
 //! [`kinds`] is the registry of device kinds. The command line, configuration, operations and OpenAPI document are generated from
 //! it.

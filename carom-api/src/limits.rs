@@ -11,11 +11,11 @@ pub const GIB: u64 = 1 << 30;
 
 /// Maximum vCPUs of a VM: the number of 8-bit local APIC IDs in the ACPI MADT.
 pub const MAX_VCPUS: u32 = 254;
-/// Highest number of a host CPU. The C library's CPU sets (`cpu_set_t`) end there.
+/// Highest number of a host CPU: the last CPU that the C library's CPU sets (`cpu_set_t`) can hold.
 pub const MAX_HOST_CPU: u32 = 1023;
-/// Default maximum width of a guest-physical address in bits. Linux supports this many when it boots through PVH.
+/// Default maximum width of a guest-physical address in bits. Linux supports at most 46 bits when it boots through PVH.
 pub const MAX_PHYS_BITS: u8 = 46;
-/// Possible widths of a physical address in bits on x86-64. All CPUs with 64-bit addresses have at least 36.
+/// Possible widths of a physical address in bits on x86-64. All 64-bit CPUs have at least 36 bits.
 pub const PHYS_BITS: RangeInclusive<u8> = 36..=52;
 /// Minimum bytes of the physical address space that are not RAM: the hole below 4 GiB, and the same size for 64-bit BARs.
 pub const ROOM_BESIDE_RAM: u64 = 2 * GIB;
@@ -42,7 +42,7 @@ pub const CMDLINE_MAX: usize = 0x1_0000;
 pub const CHUNK_SIZE: u64 = 2 * MIB;
 /// Default budget of all bounce windows in bytes.
 pub const DEFAULT_BOUNCE_SIZE: u64 = 64 * MIB;
-/// Maximum bytes that the budget of bounce windows can be raised to: 32 domains whose windows fill the IOVA aperture.
+/// Maximum budget of bounce windows in bytes: enough for 32 domains whose windows fill the IOVA aperture.
 pub const MAX_BOUNCE_SIZE: u64 = 16 * GIB;
 
 /// Maximum PCI segments of a VM.
@@ -54,11 +54,11 @@ pub const SLOTS: RangeInclusive<u8> = 1..=31;
 /// Maximum devices on a PCI segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Maximum if the VM has no virtio-iommu, or if all devices of the segment are behind the virtio-iommu.
+    /// Maximum of all devices if the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu.
     pub all: usize,
-    /// Maximum behind the virtio-iommu, on any other segment.
+    /// Otherwise, maximum of devices behind the virtio-iommu.
     pub behind_iommu: usize,
-    /// Maximum not behind the virtio-iommu, on any other segment.
+    /// Otherwise, maximum of devices that are not behind the virtio-iommu.
     pub beside_iommu: usize,
 }
 

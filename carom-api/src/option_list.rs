@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn quote_never_names_another_file() {
+    fn quoted_path_is_exact_and_stray_quotes_are_refused() {
         let path = |value: &str| {
             let list = OptionList::parse(OPTION, &format!("path={value},id=x"), &["path", "id"]).ok()?;
             list.get("path").map(String::from)

@@ -46,8 +46,8 @@ pub enum VmState {
 /// Description of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
-    /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have the value that leaves the feature
-    /// off, such as `"iommu": false`.
+    /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have their neutral value, which requests no
+    /// feature, such as `"iommu": false`.
     #[serde(serialize_with = "told::serialize")]
     pub config: VmConfig,
     /// State of the VM.
@@ -179,7 +179,7 @@ pub struct LatencyBucket {
     pub count: u64,
 }
 
-/// Figures of a domain, counted since the domain exists.
+/// Figures of a domain, counted since the domain was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DomainFigures {
     /// Domain ID, as the guest numbers it.

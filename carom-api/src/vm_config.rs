@@ -133,7 +133,8 @@ impl VmConfig {
     /// # Errors
     /// A rule does not hold.
     pub fn check(mut self) -> Result<CheckedConfig, ConfigError> {
-        // The number of devices comes first: a client may send thousands, and later checks compare each device with all others.
+        // Check the number of devices first, because later checks compare each device with all others. A client may send thousands
+        // of devices.
         self.place_on_segments()?;
         self.check_slots()?;
         self.parts().try_for_each(|part| part.check_id())?;
@@ -158,7 +159,7 @@ impl VmConfig {
 
     fn complete_and_check(mut self) -> Result<CheckedConfig, ConfigError> {
         self.cpus.complete();
-        // Every checked configuration names a console, because a request body without one asks for a console.
+        // A checked configuration always names a console, because a missing console in a request body means mode Tty.
         self.console.get_or_insert(ConsoleConfig::of(ConsoleMode::Off)).target().check()?;
         self.parts_mut().for_each(KindConfig::complete);
         let mut taken = self.ids();
@@ -182,7 +183,7 @@ impl VmConfig {
         Ok(CheckedConfig(self))
     }
 
-    /// Returns a copy for a file. For a network device with descriptors of another process, `fds` holds only their number.
+    /// Returns a copy for a file. In the copy, `fds` of a network device has one -1 for each descriptor that another process passed.
     pub fn to_be_saved(&self) -> Self {
         let mut saved = self.clone();
         for net in &mut saved.net {
@@ -280,7 +281,7 @@ impl VmConfig {
             let most = if all_behind { slots.all - of_platform } else { slots.behind_iommu };
             (true, behind, most, "behind the virtio-iommu")
         } else {
-            (false, beside, slots.beside_iommu - of_platform, "outside the virtio-iommu")
+            (false, beside, slots.beside_iommu - of_platform, "on the bus")
         };
         if count <= most {
             return Ok(());

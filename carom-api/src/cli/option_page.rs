@@ -2,8 +2,8 @@
 
 //! The page `docs/options.md`, generated from the definitions of the command line and of the OpenAPI document.
 //!
-//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The description of the field of the same name
-//! in the OpenAPI document is the meaning of a part. The configuration that a minimal value gives has the defaults.
+//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The OpenAPI document describes the field of
+//! the same name: its description is the meaning of the part. The defaults come from parsing a minimal value of the option.
 
 use std::fmt::Write;
 
@@ -22,17 +22,17 @@ use crate::snapshot::RestoreConfig;
 
 const HEAD: &str = "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->
 # Options
-This page is the reference of the command line of `carom`, for people who know what they look for. The [guide](guide.md) shows how to
-use the options, and says [how a value is written](guide.md#how-a-value-is-written).
+This page is the reference of the command line of `carom`, for readers who know which option they need. The [guide](guide.md) shows
+how to use the options, and [how a value is written](guide.md#how-a-value-is-written).
 
 `CAROM_BLESS=1 cargo test -p carom-api option_page` generates this page from the source of `carom --help`.
 
-In the tables, a part without a default is `required`, or `none` if Carom does nothing without it. Sizes take the suffixes K, M and G
-(powers of 1024).
+In the column *default*, `required` marks a part that must be given. `none` means that Carom does nothing if the part is not given.
+Sizes take the suffixes K, M and G (powers of 1024).
 
 ";
 
-/// Options of the program with parts that are in no configuration: option, part, values, default, meaning.
+/// Parts of options that configure the program instead of a VM: option, part, values, default, meaning.
 const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
     ("--api-socket", "path", "FILE", "none", "Path of the unix socket. `FILE` without `path=` means the same."),
     ("--api-socket", "fd", "N", "none", "Descriptor of a listening unix socket, inherited from the parent."),
@@ -44,7 +44,7 @@ const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
     ("--inherit", "fd", "N", "required", "Number of the inherited descriptor."),
 ];
 
-/// Parts of a limit on a rate, which the document has in objects of their own.
+/// Parts of a rate limit, with their meaning. The OpenAPI document has separate objects for these values.
 const RATE_PARTS: &[(&str, &str)] = &[
     ("bw_size", "Bytes that the device may transfer in each period of `bw_refill_time`."),
     ("bw_refill_time", "Length of the period of `bw_size` in milliseconds."),
@@ -93,7 +93,7 @@ struct Source {
     minimal: Value,
 }
 
-/// A part of an option's value, as the help has it.
+/// A part of an option's value, as the help writes it.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     key: String,
@@ -148,7 +148,7 @@ fn sources(document: &Value) -> Vec<Source> {
         .collect()
 }
 
-/// Splits a help text into its sentences without the parts, and the parts.
+/// Splits a help text. Returns its sentences without the parts, and the parts.
 fn split(help: &str) -> (String, Vec<Part>) {
     let text = help.split(" [default:").next().unwrap_or(help);
     let mut parts: Vec<Part> = Vec::new();
@@ -176,7 +176,8 @@ fn split(help: &str) -> (String, Vec<Part>) {
     }
     let before = first.map_or(text, |first| text[..first].trim_end_matches(['[', ',', ' ']));
     let before = before.trim_end_matches(':');
-    // A fragment after the parts is about one of them, whose row describes it.
+    // Text that continues after the parts without a capital letter describes one part. Drop it, because the row of that part has
+    // a description already.
     let after = text[end..].trim_start_matches([']', '.', ' ']);
     let is_sentence = !before.is_empty() && after.starts_with(char::is_uppercase);
     (if is_sentence { format!("{before}. {after}") } else { before.to_owned() }, parts)
@@ -203,7 +204,7 @@ fn value(text: &str) -> &str {
     text
 }
 
-/// Returns a field's value as the command line has it.
+/// Returns the default value of a field as the command line writes it.
 fn shown(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".into(),
@@ -215,7 +216,7 @@ fn shown(value: Option<&Value>) -> String {
             Some(bytes) if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("`{}M`", bytes >> 20),
             _ => format!("`{number}`"),
         },
-        Some(other) => panic!("no default can be shown of {other}"),
+        Some(other) => panic!("cannot print the default {other}"),
     }
 }
 

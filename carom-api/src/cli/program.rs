@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Release of Cloud Hypervisor whose API Carom implements.
 const API_VERSION: &str = "53.0.0";
-/// Release as Cloud Hypervisor's own builds print it.
+/// The same release, as Cloud Hypervisor's own builds print it.
 const API_BUILD: &str = "v53.0";
 
 /// Program name that Carom was started with. Clients of Cloud Hypervisor look for that name, and learn from the version which
@@ -17,8 +17,8 @@ pub enum Program {
     /// Any name except `cloud-hypervisor`.
     #[default]
     Carom,
-    /// `cloud-hypervisor`, as a link to Carom. Versions are those of the API, and the consoles have Cloud Hypervisor's defaults.
-    /// Everything else is the same.
+    /// `cloud-hypervisor`, as a link to Carom. The program then reports Cloud Hypervisor's version, and the consoles have Cloud
+    /// Hypervisor's defaults. Everything else is the same.
     CloudHypervisor,
 }
 

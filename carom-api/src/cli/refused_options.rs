@@ -15,7 +15,7 @@ struct Refused {
     name: &'static str,
     /// Neutral value, which requests nothing, if the option has one.
     neutral: Option<&'static str>,
-    /// Alternative, or the unsupported field of the configuration that states it.
+    /// Alternative for the error, or the unsupported field of the configuration whose error names the alternative.
     instead: Instead,
 }
 
@@ -81,7 +81,8 @@ fn error(refused: impl Iterator<Item = &'static Refused>) -> Option<Error> {
     (!rules.is_empty()).then(|| Error::raw(ErrorKind::UnknownArgument, rules.join("; ")))
 }
 
-/// Finds unsupported options in a command line that has other mistakes. The value of another option never begins with two dashes.
+/// Finds unsupported options in a command line that has other mistakes. Every word that begins with two dashes counts as an option,
+/// because no option takes a value that begins with two dashes.
 pub(super) fn find(arguments: &[OsString]) -> Option<Error> {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     let given = |option: &&Refused| {

@@ -5,7 +5,7 @@
 use crate::error::{ConfigError, one_line};
 use crate::field::Field;
 
-/// Action for a system call that a thread does not need.
+/// Action for a system call that the filter of a thread does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seccomp {
     /// The kernel ends the program.

@@ -24,8 +24,7 @@ pub struct CpusConfig {
     /// vCPUs at boot, 1 to 254.
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
-    /// Maximum number of vCPUs that `vm.resize` can give a running guest, from the number at boot to 254. 0 stands for the number
-    /// at boot.
+    /// Maximum number of vCPUs that `vm.resize` can set while the guest runs: `boot_vcpus` to 254. 0 stands for `boot_vcpus`.
     #[serde(default)]
     #[schema(maximum = 254)]
     pub max_vcpus: u32,
@@ -80,7 +79,7 @@ impl CpusConfig {
         Self { boot_vcpus: count, max_vcpus: count, ..Self::default() }
     }
 
-    /// Fills in values that follow from others.
+    /// Fills in missing values whose default is another field.
     pub(crate) fn complete(&mut self) {
         if self.max_vcpus == 0 {
             self.max_vcpus = self.boot_vcpus;
@@ -105,7 +104,7 @@ impl CpusConfig {
         self.check_phys_bits(memory)
     }
 
-    /// Checks that the addresses reach all RAM and leave room for BARs above it.
+    /// Checks that guest-physical addresses are wide enough for all RAM, and for BARs above the RAM.
     fn check_phys_bits(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
         let (bits, ram) = (self.max_phys_bits, memory.total());
         let (least, most) = (PHYS_BITS.start(), PHYS_BITS.end());

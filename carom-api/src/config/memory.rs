@@ -40,8 +40,8 @@ pub struct MemoryConfig {
     /// True if the host may merge identical pages of the RAM (KSM). Must be off if other processes can map the RAM.
     #[serde(default)]
     pub mergeable: bool,
-    /// Maximum bytes that `vm.resize` can add to a running guest, by ACPI. Less can be added if the guest's physical address space
-    /// ends earlier, or if the RAM would exceed 512 GiB.
+    /// Maximum bytes that `vm.resize` can add to a running guest by ACPI hotplug. The limit is lower if the guest-physical address
+    /// space ends earlier, or if the RAM would exceed 512 GiB.
     #[serde(default)]
     pub hotplug_size: u64,
     /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the boot fails. For shared
@@ -145,7 +145,7 @@ impl MemoryConfig {
         )
     }
 
-    /// Checks that no option of a zone is given for the whole RAM if there are zones.
+    /// If the RAM consists of zones, checks that no field of this configuration is set that must be set for each zone.
     fn check_beside_zones(&self) -> Result<(), ConfigError> {
         let said = [
             ("size", self.size != 0),

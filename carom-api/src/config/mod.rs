@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Configuration of what every VM has: boot payload, CPUs, RAM, console, and use of host resources. Devices are in
-//! [`crate::kinds`].
+//! Configuration of the parts that every VM has: boot payload, CPUs, RAM, console, and use of host resources. The configuration of
+//! devices is in [`crate::kinds`].
 
 mod affinity;
 mod console;

@@ -118,7 +118,7 @@ impl NumaConfig {
         for node in nodes {
             node.check_distances(&ids)?;
         }
-        // Linux cannot build nodes from a part of the RAM, so every zone must belong to a node.
+        // Linux ignores all nodes if they do not cover all RAM, so every zone must belong to a node.
         ensure_in_terms(!memory.zones.is_empty(), Self::MEMORY_ZONES, |terms| {
             format!("nodes get their RAM from zones, but the VM has no zones (add {})", MemoryConfig::ZONES.name(terms))
         })?;

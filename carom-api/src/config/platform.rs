@@ -18,8 +18,8 @@ pub struct PlatformConfig {
     /// True if the VMM accesses host devices through IOMMUFD instead of VFIO groups and containers.
     #[serde(default)]
     pub iommufd: bool,
-    /// Polling of a thread for virtio-iommu requests while they come fast, so that vCPUs need not exit for each request. With `auto`,
-    /// the thread polls if the host has more CPUs for this process than the VM has vCPUs.
+    /// Polling for virtio-iommu requests. While the rate of requests is high, a thread polls for them, so that vCPUs need not exit for
+    /// each request. With `auto`, the thread polls only if this process may use more host CPUs than the VM has vCPUs.
     #[serde(default)]
     pub iommu_poll: IommuPoll,
     /// Number of PCI segments of the guest, 1 to 16. A device is on segment 0 unless its `pci_segment` names another.
@@ -68,16 +68,16 @@ fn default_iommu_address_width_bits() -> u8 {
     64
 }
 
-/// Polling for requests of the virtio-iommu. While requests come fast, a thread polls for them, so that vCPUs need not exit for
+/// Polling for virtio-iommu requests. While the rate of requests is high, a thread polls for them, so that vCPUs need not exit for
 /// each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IommuPoll {
-    /// Poll if the host has more CPUs for this process than the VM has vCPUs. The VMM checks this at boot and while the guest
-    /// runs.
+    /// Poll only if this process may use more host CPUs than the VM has vCPUs. The VMM checks this condition at boot and while the
+    /// guest runs.
     #[default]
     Auto,
-    /// Always poll while requests come fast.
+    /// Poll whenever the rate of requests is high.
     On,
     /// Never poll.
     Off,
@@ -91,13 +91,14 @@ impl PlatformConfig {
         IOMMU_SEGMENTS = "iommu_segments",
     }
 
-    /// Maximum bytes of all SMBIOS strings together, including a terminating byte for each. The manufacturer counts twice.
+    /// Maximum bytes of all SMBIOS strings together, including a terminating byte for each. The manufacturer counts twice, because
+    /// two tables contain it.
     pub const MAX_STRINGS: usize = 60 << 10;
 
     /// [`Self::iommu_address_width_bits`].
     pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
 
-    /// SMBIOS strings that occur once, by key.
+    /// Fields that hold a single SMBIOS string, by key.
     fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
         [
             ("system_manufacturer", &self.system_manufacturer),

@@ -18,7 +18,7 @@ type Schemas = BTreeMap<String, RefOr<Schema>>;
 /// Prefix of references to schemas.
 const PREFIX: &str = "#/components/schemas/";
 
-/// Completes all schemas that `root`, the configuration, consists of.
+/// Completes the schema `root` of the configuration, and all schemas that it refers to.
 pub(super) fn complete(schemas: &mut Schemas, root: &str) {
     let mut names = BTreeSet::new();
     collect(schemas, root, &mut names);

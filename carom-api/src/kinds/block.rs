@@ -98,8 +98,8 @@ device_config! {
         /// Rate limit for all queues of the disk together.
         #[serde(default, deserialize_with = "object::or_null")]
         pub rate_limiter_config: Option<RateLimiterConfig>,
-        /// ID of the rate limit group (`rate_limit_groups`) that the disk belongs to. Cannot be combined with a rate limit of the
-        /// disk's own.
+        /// ID of the rate limit group (`rate_limit_groups`) that the disk belongs to. Cannot be combined with
+        /// `rate_limiter_config`.
         pub rate_limit_group: Option<String>,
         /// Host CPUs that the thread of each queue may run on. A queue without an entry may run on any CPU.
         #[serde(default, deserialize_with = "object::list_or_null")]
@@ -183,8 +183,8 @@ impl KindConfig for DiskConfig {
         vec![if self.readonly { HostFile::Read(path) } else { HostFile::ReadWrite(path) }]
     }
 
-    /// Only read-only disks can share an image. The lock on the image also rejects a writable disk that shares an image with a
-    /// read-only disk.
+    /// Two writable disks cannot share an image. A writable disk and a read-only disk pass this check, but the lock on the image
+    /// rejects them later.
     fn exclusive(&self) -> Option<Field> {
         let own = if self.vhost_user { Self::VHOST_SOCKET } else { Self::PATH };
         (!self.readonly).then_some(own)

@@ -10,7 +10,7 @@ use crate::error::ConfigError;
 use crate::field::Field;
 
 device_config! {
-    /// Paravirtual terminal of the guest. By default, a VM of an API client has one with mode Tty.
+    /// Paravirtual terminal of the guest. By default, a VM of an API client has a console with mode Tty.
     pub struct ConsoleConfig {
         /// Backend of the console. With `Off`, the VM has no such device.
         pub mode: ConsoleMode,
@@ -55,7 +55,7 @@ impl KindConfig for ConsoleConfig {
         self.file.as_deref().or(self.socket.as_deref())
     }
 
-    /// Landlock allows the files of all consoles together, including the serial port.
+    /// Returns no files, because the VMM makes the Landlock rules of this console together with those of the serial port.
     fn files(&self) -> Vec<HostFile<'_>> {
         Vec::new()
     }

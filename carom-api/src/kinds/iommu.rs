@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-iommu with its bounce windows. Only the windows are configured here. A VM has a virtio-iommu if a device is behind
-//! it, or if a device may be added behind it later.
+//! Bounce windows and the mapping limit of the virtio-iommu. The virtio-iommu itself has no configuration: a VM has a virtio-iommu
+//! if a device is behind it, or if a device may be added behind it later.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -23,8 +23,8 @@ pub struct IommuBounceConfig {
     #[serde(default = "default_size")]
     #[schema(multiple_of = 2_097_152)]
     pub size: u64,
-    /// Maximum budget in bytes that can be set while the VM runs, a multiple of 2 MiB. This is the size of the shared region. 0
-    /// stands for `size`.
+    /// Maximum budget in bytes that can be set while the VM runs, a multiple of 2 MiB. The shared memory region of the windows has
+    /// this size. 0 stands for `size`.
     #[serde(default)]
     #[schema(multiple_of = 2_097_152)]
     pub max: u64,
@@ -38,8 +38,8 @@ pub struct IommuBounceConfig {
     /// True if the windows consist of the host's reserved huge pages (hugetlb).
     #[serde(default)]
     pub hugepages: bool,
-    /// Placement of the windows' IOVAs: `low` is below 4 GiB, and `high` is above. With `auto`, the windows are below if the host has
-    /// enough free IOVAs there.
+    /// Placement of the windows' IOVAs: below 4 GiB (`low`), or above (`high`). With `auto`, the windows are below 4 GiB if the host
+    /// has enough free IOVAs there, and otherwise above.
     #[serde(default)]
     pub aperture: Aperture,
 }

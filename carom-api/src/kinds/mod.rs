@@ -60,7 +60,7 @@ macro_rules! for_each_kind {
                 disks: Disk(DiskConfig),
                 /// Network devices of the VM.
                 net: Net(NetConfig),
-                /// File systems of the host that the VM shares.
+                /// File systems of the host that are shared with the VM.
                 fs: Fs(FsConfig),
                 /// Host files that the guest sees as persistent memory.
                 pmem: Pmem(PmemConfig),
@@ -74,7 +74,7 @@ macro_rules! for_each_kind {
                 vsock: Vsock(VsockConfig),
                 /// Balloon, if the VM has one.
                 balloon: Balloon(BalloonConfig),
-                /// Paravirtual console. The default of an API client's VM is mode Tty. Mode Off removes the device.
+                /// Paravirtual console. By default, a VM of an API client has a console with mode Tty. With mode Off, the VM has none.
                 console: Console(ConsoleConfig),
             }
         }
@@ -85,7 +85,7 @@ pub(crate) use for_each_kind;
 /// Maximum number of devices of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
-    /// Limited only by the number of slots.
+    /// Limited only by the number of PCI slots.
     Many,
     /// At most one.
     One,
@@ -109,9 +109,9 @@ pub struct Kind {
     few_keys: Option<&'static str>,
     /// Value that the option stands for if given without a value. `None` if a value is required.
     pub bare: Option<&'static str>,
-    /// Prefix of generated IDs. If a VM has at most one such device, this is its ID.
+    /// Prefix of generated IDs. If a VM can have at most one such device, this is the complete ID.
     pub id: &'static str,
-    /// True if a device takes one of the PCI slots for devices. Otherwise it has a fixed place.
+    /// True if a device takes one of the PCI slots for devices. Otherwise the device has a fixed slot.
     pub takes_slot: bool,
     /// True if the devices' DMA is done by host hardware or by another process. Bounce windows are for these devices.
     pub passed_through: bool,
@@ -285,7 +285,7 @@ pub trait KindConfig {
         None
     }
 
-    /// Fills in values that follow from others.
+    /// Fills in missing values that the VMM derives or generates.
     fn complete(&mut self) {}
 
     /// Checks the configuration against the VM's RAM, without accessing the host.
@@ -321,7 +321,7 @@ impl dyn KindConfig + '_ {
         ensure(is_plain, self.kind().field.key("id"), || "must not have control characters")
     }
 
-    /// Returns the field that this device and `other` may not share but do share, and its value for a message.
+    /// Returns a field that has the same value in both devices although it must differ. Also returns the value for a message.
     pub fn same_as(&self, other: &dyn KindConfig) -> Option<(Field, String)> {
         if let (Some(field), Some(source)) = (self.exclusive(), self.source())
             && other.exclusive() == Some(field)

@@ -23,7 +23,7 @@ use crate::tap_files::TapFiles;
 
 /// Maximum queues. Each pair of queues has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Valid queue sizes. Without merged buffers, a packet takes a descriptor for each of its pages.
+/// Valid queue sizes. Without mergeable receive buffers, a packet takes a descriptor for each of its pages.
 const QUEUE_SIZES: RangeInclusive<u16> = 32..=1024;
 /// Default prefix length of an IPv4 address.
 const DEFAULT_PREFIX_V4: u32 = 24;
@@ -156,7 +156,7 @@ impl NetConfig {
         self.num_queues / 2
     }
 
-    /// Gives the device open files of an interface, from a client.
+    /// Stores open files of an interface that a client passed for the device.
     ///
     /// # Errors
     /// The number of files differs from the number of queue pairs, or a field is set that conflicts with files.

@@ -255,7 +255,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader for `field`, when its type is not known.
+    /// Creates a reader for `field`. The type that is read determines the form of the value.
     pub(super) fn new(field: Field, value: &'a Value) -> Self {
         Self { field, raw: &value.raw, form: Form::Usual }
     }

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn value_that_asks_for_nothing_is_accepted() {
+    fn neutral_value_is_accepted() {
         for (option, key, values) in [
             (("--cpus", "cpus"), "kvm_hyperv", &["off", "False", ""][..]),
             (("--cpus", "cpus"), "features", &["", "[]"]),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn value_that_asks_for_something_names_the_alternative() {
+    fn refusal_of_another_value_names_the_alternative() {
         let refused = |option, key, value| check(option, key, value).unwrap().unwrap_err();
         assert_eq!(
             refused(("--cpus", "cpus"), "kvm_hyperv", "on"),

@@ -94,7 +94,7 @@ fn too_many_devices_are_refused() {
         "--device: at most 16 devices fit behind the virtio-iommu, and there are 17 of --device"
     );
     let refused_beside = fits(1, 15).unwrap_err();
-    let rule = "at most 14 devices with iommu off fit outside the virtio-iommu, and there are 15 of --device";
+    let rule = "at most 14 devices with iommu off fit on the bus, and there are 15 of --device";
     assert_eq!(refused_beside, format!("--device: {rule}"));
     let watchdog = VmConfig { watchdog: true, pvpanic: true, ..config() };
     let devices = |count: usize| (0..count).map(device).collect();

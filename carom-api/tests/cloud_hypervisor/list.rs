@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Generates the list of API features that Cloud Hypervisor has and Carom lacks: `docs/cloud-hypervisor.md`.
+//! Generates the page that compares Carom's API with Cloud Hypervisor's API: `docs/cloud-hypervisor.md`.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ use crate::theirs::{Theirs, type_of_element};
 pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
     let mut text = format!(
         "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->\n\
-         <!-- Made by CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there; do not edit. -->\n\
+         <!-- Made by CAROM_BLESS=1 cargo test -p carom-api comparison_page; do not edit. -->\n\
          # Against Cloud Hypervisor\n\
          This page compares the OpenAPI document of Cloud Hypervisor (version {}, after release {}) with Carom's. It lists what Carom lacks, and \
          what Carom has in addition. All other paths, names and types are the same. [API](api.md) describes further differences.\n\n",
@@ -162,7 +162,7 @@ fn besides(text: &mut String, theirs: &Theirs, ours: &Ours) {
     let more: Vec<_> = of_server.map(|operation| format!("`{} {}`", operation.verb.name(), operation.name)).collect();
     writeln!(
         text,
-        "\n## Besides\n- Fields of a configuration: {}.\n- Operations: {}.",
+        "\n## Only in Carom\n- Fields of a configuration: {}.\n- Operations: {}.",
         own.join(", "),
         more.join(", ")
     )

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Compares Carom's API with Cloud Hypervisor's by names and types: fields that Carom supports, rejects and reports. Generates
-//! the list of unsupported fields.
+//! Compares Carom's API with Cloud Hypervisor's API by names and types: fields that Carom supports, rejects and reports. Generates
+//! `docs/cloud-hypervisor.md`.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,7 +27,7 @@ const NEEDED: &[&str] = &["config.console", "config.cpus", "config.memory", "con
 
 /// Fields whose neutral value in Carom is not Cloud Hypervisor's default, with the reason.
 const OTHER_DEFAULTS: &[(&str, &str)] = &[
-    ("cpus.core_scheduling", "the default keeps vCPUs from sharing cores with others, which Carom does not"),
+    ("cpus.core_scheduling", "Cloud Hypervisor's default keeps other threads off the cores of vCPUs, Carom does not"),
     ("memory.hotplug_size", "there is no default"),
     ("memory.hotplugged_size", "there is no default"),
     ("debug_console.iobase", "there is no default in the document"),
@@ -99,7 +99,7 @@ fn field_is_either_supported_or_refused() {
 }
 
 #[test]
-fn value_that_asks_for_nothing_is_the_default() {
+fn neutral_value_is_the_default_of_cloud_hypervisor() {
     let theirs = Theirs::read();
     theirs.walk("VmConfig", &mut |path, field| {
         if let (Some(default), Some(refused)) =
@@ -200,7 +200,7 @@ fn neutral_values_of_kata_and_libvirt_are_accepted() {
 }
 
 #[test]
-fn null_asks_for_nothing_of_every_field() {
+fn null_is_neutral_for_every_field() {
     let mut body = serde_json::Map::new();
     Theirs::read().walk("VmConfig", &mut |path, _| {
         if !path.contains('.') {
@@ -212,9 +212,9 @@ fn null_asks_for_nothing_of_every_field() {
     assert_eq!(read(&Value::Object(body)), read(&json!({"payload": {"kernel": "/k"}})));
 }
 
-/// `CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there` rewrites the page.
+/// `CAROM_BLESS=1 cargo test -p carom-api comparison_page` rewrites the page.
 #[test]
-fn list_of_what_is_not_there_is_up_to_date() {
+fn comparison_page_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cloud-hypervisor.md");
     let text = list::text(&Theirs::read(), &Ours::read());
     if std::env::var_os("CAROM_BLESS").is_some() {
@@ -222,7 +222,7 @@ fn list_of_what_is_not_there_is_up_to_date() {
     }
     assert!(
         std::fs::read_to_string(path).unwrap_or_default() == text,
-        "docs/cloud-hypervisor.md is stale: run CAROM_BLESS=1 cargo test -p carom-api list_of_what_is_not_there"
+        "docs/cloud-hypervisor.md is stale: run CAROM_BLESS=1 cargo test -p carom-api comparison_page"
     );
 }
 

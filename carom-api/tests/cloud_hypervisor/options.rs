@@ -151,7 +151,7 @@ fn mistake_in_cloud_hypervisor_is_a_mistake_here() {
 
 #[test]
 fn syntax_of_an_option_string_is_never_the_reason() {
-    // Carom has Cloud Hypervisor's grammar, so no error of the grammar may be the reason for one of its option strings.
+    // Carom has the same grammar as Cloud Hypervisor. So Carom must not reject a valid option string because of its syntax.
     let of_grammar = ["is not key=value", "unknown key", "double quote", "a list is", "empty part", "neither 'on' nor"];
     for string in read().1.iter().filter(|string| string.theirs && !string.is_taken()) {
         let reason = of_grammar.iter().find(|reason| string.told.contains(**reason));

@@ -72,7 +72,8 @@ impl Ours {
 
     /// Returns the possible values of the string at `path`, if the schema enumerates them.
     pub(crate) fn values_at(&self, schema: &str, path: &str) -> Option<Vec<&str>> {
-        // A schema lists values that have descriptions as alternatives with one value each. This function ignores them.
+        // If the values have descriptions, the schema has an alternative (`oneOf`) for each value instead of `enum`. This function
+        // ignores such schemas.
         let schema = self.at(schema, path)?;
         let own = schema["enum"].as_array().map(|values| values.iter().filter_map(Value::as_str).collect());
         own.filter(|values: &Vec<_>| !values.is_empty())
