@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Benchmarks of the engine alone, on a host that does nothing: a pair of MAP and UNMAP as bytes of requests, and batched UNMAPs.
+//! Benchmarks of the engine alone, with mappers that do nothing. They measure pairs of encoded MAP and UNMAP requests, and UNMAPs in
+//! batches.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,8 @@ fn engine(live: u64) -> Engine {
     engine.add_endpoint(1, Box::new(NullMapper)).expect("it is valid");
     engine.accept_features(u64::MAX);
     send(&mut engine, &attach(1, 1));
-    // The order leaves the tree as random use would. The step has no common divisor with powers of ten.
+    // This order leaves the tree as random use would. The step visits each page once, because it has no common divisor with powers
+    // of ten.
     let mut n = 0;
     for _ in 0..live {
         n = (n + 618_033_989) % live;
@@ -45,7 +47,7 @@ fn pairs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("map_unmap");
     for live in [100, 1_000_000u64] {
         let mut engine = engine(live);
-        // Positions all over the domain, each between two mappings.
+        // Use positions all over the domain, each between two mappings.
         let mut n = 0;
         let (mut map, mut unmap) = (map(1, 0, 0, 0x1000, 3), unmap(1, 0, 0));
         group.bench_function(BenchmarkId::from_parameter(live), |bencher| {
@@ -63,7 +65,7 @@ fn pairs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// UNMAPs of adjacent pages among 10,000 mappings, including decoding: one by one, and together.
+/// Measures UNMAPs of adjacent pages among 10,000 mappings, served one by one and together. The time includes decoding.
 fn batches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("unmap_batch");
     for count in [1, 8, 64u64] {

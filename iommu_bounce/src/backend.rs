@@ -55,12 +55,12 @@ pub struct MapperLimits {
     /// IOVAs that can be mapped. The host reserves all others.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
     /// Maximum number of mappings at a time, or `None` if the host states no limit. The mapper enforces the limit with
-    /// [`MapError::NoResources`]. The engine uses it to reject early what cannot fit.
+    /// [`MapError::NoResources`]. The engine also rejects an ATTACH early if the mappings of the domain exceed the limit.
     pub max_mappings: Option<u32>,
 }
 
-/// Identifies a set of address spaces between which the host can move endpoints while they run, such as the address spaces of one
-/// iommufd. The VMM chooses the numbers.
+/// Number of a set of address spaces, such as the address spaces of one iommufd. The host can move running endpoints between the
+/// address spaces of a set. The VMM chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MapperGroup(pub u32);
 
@@ -68,8 +68,8 @@ pub struct MapperGroup(pub u32);
 ///
 /// It starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
 /// endpoint attached. If their [`group`](Self::group) allows it, the endpoints of a domain share one address space, so that a
-/// mapping takes one call instead of one for each endpoint. The engine keeps address spaces without endpoints until endpoints
-/// leave their domain.
+/// mapping takes one call instead of one for each endpoint. The engine keeps an address space that has no endpoint, for an endpoint
+/// that leaves a shared address space later.
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
@@ -91,14 +91,15 @@ pub trait DmaMapper: Send {
     fn limits(&self) -> MapperLimits;
 
     /// True if the device still accesses a chunk's own memory while the chunk is hidden from the guest. If false, the device
-    /// accesses chunks through their place in the guest's memory, which then holds other memory. For such a device, no chunk
-    /// stays mapped over a reset of the VM. The answer does not change.
+    /// accesses a chunk by its guest-physical address, where other memory is while the chunk is hidden. For such a device, no
+    /// chunk stays mapped over a reset of the VM. The answer does not change.
     fn reaches_hidden_chunks(&self) -> bool {
         true
     }
 
-    /// True if the host kernel builds page tables for this address space, which it may keep after an unmap, and pins mapped
-    /// memory. The answer does not change. There is no default, because a wrapper of a mapper must forward the answer.
+    /// True if the host kernel pins mapped memory and builds page tables for this address space. The kernel may keep the page
+    /// tables after an unmap. The answer does not change. There is no default, because a wrapper of a mapper must forward the
+    /// answer.
     fn keeps_page_tables(&self) -> bool;
 
     /// Returns the group of this address space. It does not change. `None` means that the endpoint cannot leave the address
@@ -108,8 +109,8 @@ pub trait DmaMapper: Send {
     }
 
     /// Attaches `endpoint` to this address space, and detaches it from its previous address space in the same
-    /// [`group`](Self::group). During the change, the endpoint may have no access at all. It never has access to memory that
-    /// neither address space maps.
+    /// [`group`](Self::group). During the change, the endpoint may have no access at all. It can only access memory that one of the
+    /// two address spaces maps.
     ///
     /// The engine calls this only for a group, and only for endpoints that were added with a mapper of that group. Everything
     /// that this address space maps lies within the limits of the mapper that `endpoint` was added with.

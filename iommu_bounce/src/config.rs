@@ -11,8 +11,8 @@ use crate::EndpointId;
 use crate::backend::{ChunkStore, GuestRam, MapperLimits};
 use crate::spec::{MAX_PROBE_SIZE, property};
 
-/// Windows lie entirely below or entirely above this address, because some drivers support only windows below it (bounce windows,
-/// Discovery).
+/// Windows lie entirely below or entirely above this address, because some drivers support only windows below it
+/// (docs/bounce-windows.md, Discovery).
 const FOUR_GIB: u64 = 1 << 32;
 
 /// Minimum size of PROBE properties in bytes: the MSI window, and the reserved ranges below and above it.

@@ -127,7 +127,7 @@ impl Domain {
         })
     }
 
-    /// Removes the mappings in `[start, last]`, which must not split any. Returns their number.
+    /// Removes the mappings in `[start, last]`. The range must not split a mapping. Returns the number of removed mappings.
     pub(crate) fn forget(&mut self, start: u64, last: u64) -> u64 {
         let (count, bytes) = self.mappings.remove_range(start, last);
         self.mapped_bytes -= bytes;

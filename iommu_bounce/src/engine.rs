@@ -169,7 +169,7 @@ impl Engine {
         self.release_endpoint(id);
         let endpoint = self.endpoints.remove(&id);
         let own = endpoint.ok_or(ConfigError::NoEndpoint(id))?.space;
-        // Otherwise the driver would get faults of an endpoint that does not exist, and a restored state would contain them.
+        // Otherwise the driver would get faults of an endpoint that does not exist, and a saved state with them could not be restored.
         self.counters.faults_dropped += self.faults.forget(id);
         self.spaces.get_mut(own).endpoints.retain(|other| *other != id);
         let group = self.spaces.get(own).group();
@@ -252,8 +252,8 @@ impl Engine {
 
     /// Serves one request.
     ///
-    /// `request` is the complete device-readable part. `reply` receives the device-writable part: it is as long as that part, or
-    /// [`MAX_REPLY`](crate::MAX_REPLY) bytes if that is shorter. Returns the used length: the number of bytes of `reply` to write
+    /// `request` is the complete device-readable part. `reply` receives the device-writable part, and has the length of that part,
+    /// but at most [`MAX_REPLY`](crate::MAX_REPLY) bytes. Returns the used length: the number of bytes of `reply` to write
     /// to the guest. The used length is 0 if the request cannot be answered, because its type is unknown or there is no room for
     /// a status. If the readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the
     /// last four bytes.
@@ -315,7 +315,7 @@ impl Engine {
         self.served.map(|Served { first, last, took }| (first, last + took))
     }
 
-    /// Records when a request of a batch, or several together, were served.
+    /// Records the time of one request of a batch, or of several requests that were served together.
     fn mark(&mut self, began: Instant, took: Duration) {
         if self.batch.is_none() {
             return;
@@ -390,8 +390,8 @@ impl Engine {
     }
 
     /// Resets the virtio device: unmaps everything, and clears all state including the accepted features. If the host fails to
-    /// unmap a range, the engine retries later. If bypass is on, RAM is mapped for all endpoints, or [later](Self::catch_up) if
-    /// the VMM [interrupts](crate::Interrupt) the reset.
+    /// unmap a range, the engine retries later. If bypass is on, RAM is mapped for all endpoints. If the VMM
+    /// [interrupts](crate::Interrupt) the reset, this mapping is done [later](Self::catch_up).
     pub fn reset(&mut self) {
         self.retry_stuck();
         self.end_domains(false);
@@ -528,8 +528,8 @@ impl Engine {
     }
 }
 
-/// Returns the permissions of the flags of MAP or WINDOW_ADD. Returns `INVAL` if a flag is unknown, or if no flag is set, because
-/// a mapping must allow some access.
+/// Converts the flags of MAP or WINDOW_ADD to permissions. Returns `INVAL` if a flag is unknown, or if no flag is set, because a
+/// mapping must allow some access.
 fn permissions(flags: u32) -> Result<Permissions, Status> {
     const { assert!(MAP_F_READ == Permissions::READ.bits() && MAP_F_WRITE == Permissions::WRITE.bits()) };
     Permissions::from_bits(flags).filter(|permissions| !permissions.is_empty()).ok_or(Status::Inval)

@@ -54,12 +54,12 @@ const FEW: u64 = 8;
 pub(crate) struct Calls {
     /// Number of calls so far.
     count: u64,
-    /// True if the next call that counts must be timed. Calls that do not count must not use up the turn.
+    /// True if the next calls must be timed, until one that counts. A call that does not count leaves this unchanged.
     is_due: bool,
     /// Durations of the timed calls that count. A failed call does not count, because it may return at once.
     times: Histogram,
-    /// Nanoseconds of a typical call, or 0 while unknown. The median is used, because a call that waits for a CPU says nothing
-    /// about others.
+    /// Nanoseconds of a typical call, or 0 while unknown. This is the median, because a call that waits for a CPU says nothing
+    /// about other calls.
     pub(crate) typical_ns: u64,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct DeviceMapping {
     pub(crate) gpa: u64,
     pub(crate) permissions: Permissions,
     pub(crate) kind: DeviceMemoryKind,
-    /// True if the host maps the memory, until the memory moves or disappears in the guest's view.
+    /// True while the host maps the memory. Becomes false when the memory moves or disappears in the guest's view.
     pub(crate) live: bool,
 }
 

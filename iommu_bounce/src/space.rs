@@ -27,7 +27,7 @@ use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
 
-/// Number of mappings that is always allowed. Before that, too few calls were timed.
+/// Number of mappings that is always allowed, because with fewer mappings too few calls were timed for an estimate.
 pub(crate) const ALWAYS: u64 = 4096;
 
 /// Range that the host failed to unmap.
@@ -123,7 +123,7 @@ impl Spaces {
         taken.map(|(id, _)| id).collect()
     }
 
-    /// Returns a spare address space of the group: one without endpoints, preferably without stuck ranges.
+    /// Returns a spare address space of the group, which has no endpoints. Prefers an address space without stuck ranges.
     pub(crate) fn spare(&self, group: Option<MapperGroup>) -> Option<SpaceId> {
         let wanted = group?;
         let spaces = self.0.iter().enumerate();
@@ -536,7 +536,7 @@ impl Space {
             }
             status
         };
-        // The stuck ranges belong to the old domain, and count as mapped again. A waiting thread must wait for this.
+        // The stuck ranges belong to the old domain, and count as mapped again. A waiting thread cannot interrupt this step.
         let allowed = self.pieces.set_allowed(false);
         let restored = self.restore(old, ram, windows, counters);
         self.pieces.set_allowed(allowed);

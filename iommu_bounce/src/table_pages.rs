@@ -15,10 +15,10 @@ use rangemap::RangeInclusiveSet;
 /// Size of a place at each level, as a power of two. A page has 512 entries, each of which translates 4 KiB at the lowest level
 /// (Intel VT-d 3.7, AMD IOMMU 2.2.3.2, Arm SMMU with pages of 4 KiB). The one page above these levels is not counted.
 const LEVELS: [u32; 3] = [21, 30, 39];
-/// Number of places below 4 GiB at the lowest level. Drivers take most IOVAs from there.
+/// Number of places below 4 GiB at the lowest level. Drivers allocate most IOVAs below 4 GiB.
 const LOW: usize = 1 << (32 - LEVELS[0]);
 
-/// Page-table pages of an address space. The memory use grows with the number of ranges, in a tree of ranges for each level.
+/// Page-table pages of an address space. Each level has a tree of ranges, so the memory use grows with the number of ranges.
 #[derive(Debug)]
 pub(crate) struct TablePages {
     /// One bit for each place below 4 GiB at the lowest level, set if its page exists. Nearly every mapping only
@@ -114,7 +114,7 @@ mod tests {
             assert!(pages.touch(at, at + 0xfff));
             assert_eq!(pages.count, count, "{at:#x}");
         }
-        // The whole of 4 GiB at once.
+        // Map all of the first 4 GiB at once.
         assert!(pages.touch(0, (1 << 32) - 1));
         assert_eq!(pages.count, 12 + 2048 - 3 + 4 - 2);
         assert!(pages.low.iter().all(|bits| *bits == u64::MAX));

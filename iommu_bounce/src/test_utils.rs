@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Test host: a mapper that records its calls and can be told to fail, guest RAM, and window chunks on the heap.
+//! Test host: a mapper that records its calls and fails on request, guest RAM, and window chunks on the heap.
 //!
 //! Each part checks what the engine promises to its host, and panics if the engine breaks a promise.
 

@@ -4,7 +4,7 @@
 //!
 //! The standard library's tree lacks two properties. First, a request must not allocate memory if the tree was this large before,
 //! so free nodes are kept. Second, a mapping must take few bytes even if a guest leaves every node half full. The tree does not
-//! check for overlaps. Its user must.
+//! check for overlaps. The caller must.
 
 mod node;
 mod pool;
@@ -111,7 +111,7 @@ impl MappingTree {
         }
         let at_end = place == LEAF && leaf.next == NIL;
         let at_front = place == 0 && leaf.prev == NIL;
-        // Drivers often fill the tree from one end. Such use must leave full nodes behind.
+        // Drivers often fill the tree from one end. Then the split must leave full nodes behind.
         let keep = if at_end {
             LEAF
         } else if at_front {

@@ -30,8 +30,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Checks that all tests exist that the last columns of a page's tables name. Returns their number. `needs_test` selects the rows
-/// that must name a test.
+/// Checks the last column of each table of a page: every test that the column names must exist. Returns the number of names.
+/// `needs_test` selects the rows that must name a test.
 fn check(page: &str, needs_test: impl Fn(&str) -> bool) -> usize {
     let table = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
     let text = all_sources();

@@ -61,7 +61,7 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
             maps.iter().chain(unmaps).for_each(|request| send(engine, request));
         }
     };
-    // The burst runs several times, because the fill level of nodes depends on earlier requests.
+    // Run the bursts several times before measuring, because the fill level of nodes depends on earlier requests.
     (0..5).for_each(|_| run(&mut engine));
     let allocated = measure(|| (0..5).for_each(|_| run(&mut engine)));
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
@@ -130,7 +130,7 @@ fn mapping_takes_few_bytes_in_any_order() {
 }
 
 #[test]
-fn ended_domain_gives_its_memory_back() {
+fn ended_domain_frees_its_memory() {
     let mut engine = engine();
     let mut live_and_end = || {
         for page in 0..COUNT / 10 {

@@ -3,7 +3,8 @@
 //! ATTACH and DETACH (virtio 1.3, sections 5.13.6.2 and 5.13.6.3), and the assignment of endpoints to host address spaces.
 //!
 //! An endpoint starts in its own address space. If the host can move endpoints between address spaces, the endpoints of a domain
-//! share one. Address spaces without endpoints are *spare*. An endpoint that leaves a shared address space moves to a spare one.
+//! share an address space. An address space without endpoints is *spare*. An endpoint that leaves a shared address space moves to a
+//! spare address space.
 
 use super::{Engine, endpoint_mut};
 use crate::backend::Permissions;
@@ -40,7 +41,7 @@ impl Engine {
         let fresh = || if bypass { self.identity.clone() } else { Domain::default() };
         self.domains.entry(new).or_insert_with(fresh);
         let mut placed = self.place(id, from, old, new);
-        // Release parked chunks before rejecting the request.
+        // If memory is short, release parked chunks one by one before rejecting the request.
         while placed == Err(Status::NoMem) && self.evict_one() {
             let still = endpoint_mut(&mut self.endpoints, id).domain == old;
             placed = if still { self.place(id, from, old, new) } else { break };

@@ -41,9 +41,9 @@ fn itself(gpa: u64, len: u64, granule: u64) -> Option<Mapping> {
     (start < end).then(|| Mapping { last: end - 1, gpa: start, permissions: Permissions::READ | Permissions::WRITE })
 }
 
-/// Unmaps the domain's mappings of the RAM at `[start, end)` in the address spaces `ids`, which hold the domain, and removes the
-/// mappings. A mapping that overlaps the range only partly is removed completely, because the host cannot split it. Returns the
-/// number of mappings.
+/// Removes the domain's mappings of the RAM at `[start, end)`, and unmaps them in the address spaces `ids`, which hold the domain. A
+/// mapping that overlaps the range only partly is removed completely, because the host cannot split it. Returns the number of
+/// removed mappings.
 fn forget_ram(
     domain: &mut Domain,
     (start, end): (u64, u64),
@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Adds RAM to the guest at `[gpa, gpa + len)`, where it had none. Endpoints in bypass mode can access the RAM from now on.
+    /// Adds RAM at `[gpa, gpa + len)`, where the guest had no RAM. Endpoints in bypass mode can access the RAM from now on.
     ///
     /// # Errors
     /// [`ConfigError::EndpointBypass`] if the host cannot map the RAM for one of these endpoints. Then no endpoint can access it.
@@ -164,8 +164,8 @@ impl Engine {
         space.map_ram(mapping.gpa, mapping, &*self.ram, &mut self.counters).map_err(|_| name)
     }
 
-    /// Maps all RAM, or nothing, in every address space whose endpoints are unattached. Continues after a failure, and returns
-    /// the first error.
+    /// Makes every address space match `bypass`. If bypass is on and all endpoints of an address space are unattached, maps all RAM
+    /// there. Otherwise, unmaps RAM that bypass mapped. Continues after a failure, and returns the first error.
     pub(super) fn settle_all(&mut self) -> Result<(), Status> {
         let mut outcome = Ok(());
         for id in self.spaces.ids() {

@@ -121,7 +121,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes all mappings in a range, which must not split any.
+    /// Removes all mappings in a range. The range must not split a mapping.
     ///
     /// If the host fails to unmap a range, the status is `DEVERR`. That range stays mapped for all endpoints, and the driver can
     /// retry.
@@ -224,7 +224,7 @@ pub(super) fn unmap_run(
 }
 
 /// Maps a run again in the first `count` address spaces of the domain. An error returns the number of address spaces that hold
-/// the run again. The others hold none of it except stuck ranges.
+/// the run again. The other address spaces hold only stuck ranges of the run.
 fn remap(
     spaces: &mut Spaces,
     domain: &Domain,

@@ -7,8 +7,9 @@
 //! each to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, `iopt_pages_update_pinned()` of
 //! `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
 //!
-//! Bypass that the VMM turns on at power-on does not count either. Firmware reads its disk through bypass, without a request of a
-//! guest. A guest could get such bypass at any time by a reset of the VM, so it does not matter when the guest turned it on.
+//! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs
+//! this bypass to read its disk. Bypass that the guest turns off and on again does not count then, because the guest could also get
+//! bypass by a reset of the VM.
 
 use super::Engine;
 use crate::config::ConfigError;

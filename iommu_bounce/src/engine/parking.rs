@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parking: chunks whose host mapping survives a reset of the VM (bounce windows, rule 7).
+//! Parking: chunks whose host mapping survives a reset of the VM (docs/bounce-windows.md, rule 7).
 //!
 //! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of its previous
 //! endpoint still maps it. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host

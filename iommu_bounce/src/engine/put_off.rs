@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Postponed bypass. While `bypass` is 1, endpoints that a DETACH or a device reset leaves unattached can access all RAM, and the
-//! host takes long to map all RAM.
+//! Postponed mapping of RAM for bypass. While `bypass` is 1, an endpoint that a DETACH or a device reset leaves unattached can access
+//! all RAM. The host can take long to map all RAM, and all other threads wait for the engine meanwhile.
 //!
-//! A driver could cause this again and again while all other threads wait for the engine. So the mapping of RAM is postponed
-//! when the batch has used up its time, or when a thread waits. After a slow mapping there is a cooldown, in which the mapping is
-//! postponed too, except for a reset. Until then, the endpoint has no access, as on a host that refuses to map RAM. Address spaces whose memory the
-//! host kernel does not pin are never postponed, because mapping them takes no time.
+//! A driver could cause this repeatedly. So the engine postpones the mapping if the batch has used up its time, or if a thread waits.
+//! A slow mapping starts a cooldown: during the cooldown, the engine also postpones the mapping, except for a reset. While the mapping
+//! is postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel does not pin the memory of an
+//! address space, the mapping is never postponed, because it takes no time.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ impl Engine {
         let allowed = self.pieces.set_allowed(true);
         for &id in ids {
             if self.wants_ram(id) && self.spaces.get(id).pins() {
-                // As with a request, a waiting thread waits for the RAM of at most one address space, and only if that RAM is one
-                // piece.
+                // If a thread waits, map the RAM of at most one address space. If that RAM takes several pieces, `settle` stops
+                // between pieces, as a request does.
                 if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.pieces.end_here()) {
                     // `end_here` records an interruption. Clear it, because nothing was interrupted.
                     self.pieces.take_happened();
@@ -52,7 +52,7 @@ impl Engine {
     }
 
     /// Maps postponed RAM for endpoints in bypass mode, if it is time. Call this when the device continues after a pause: a reset
-    /// before the pause may have postponed the mapping, and a driver that is gone makes no request.
+    /// before the pause may have postponed the mapping, and without a driver no request leads to this call.
     pub fn catch_up(&mut self) {
         if !self.bypass_put_off {
             return;

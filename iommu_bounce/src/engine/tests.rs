@@ -76,7 +76,7 @@ impl Rig {
         Self::with_config(engine_config())
     }
 
-    /// Creates a rig without bounce windows accepted.
+    /// Creates a rig whose driver did not accept bounce windows.
     fn standard() -> Self {
         let mut rig = Self::new();
         rig.engine.accept_features(rig.engine.features() & !feature::BOUNCE_WINDOW);

@@ -29,17 +29,16 @@ pub enum Target {
 pub struct Translation {
     /// Memory at the IOVA.
     pub target: Target,
-    /// Number of contiguous bytes from there on, at least 1.
+    /// Number of contiguous bytes from the IOVA on, at least 1.
     pub len: u64,
 }
 
 impl Engine {
     /// Translates an access of a device that the VMM emulates. For other devices, a [`DmaMapper`](crate::DmaMapper) translates.
-    /// The mapping must allow all of `access`.
+    /// The mapping must allow all of `access`. An access that is longer than [`Translation::len`] takes several calls.
     ///
     /// # Errors
-    /// The fault, which this call also reports to the driver. An access that is longer than [`Translation::len`] takes several
-    /// calls.
+    /// The fault, which this call also reports to the driver.
     pub fn translate(&mut self, endpoint: EndpointId, iova: u64, access: Permissions) -> Result<Translation, Fault> {
         self.look_up(endpoint, iova, access).map_err(|reason| {
             let fault = Fault { reason, endpoint, address: Some(iova), access };

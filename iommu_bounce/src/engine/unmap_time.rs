@@ -3,9 +3,9 @@
 //! Estimate of the time to unmap everything. A DETACH, an UNMAP of all addresses, and a reset each unmap everything at once. The
 //! guest waits for this, and so does a thread that pauses or stops the VM, because a started request cannot be left half done.
 //!
-//! So the engine limits mappings by number, and by the time that unmapping them takes on this host. For that, it measures mapper
-//! calls. If a call takes 3 µs, the limit on the number applies. If a call takes 100 µs, as in a VM with an emulated IOMMU, the
-//! limit on the time applies.
+//! So the engine limits the number of mappings, and the time that unmapping all of them takes on this host. To estimate the time,
+//! the engine measures mapper calls. If a call takes 3 µs, the limit on the number is reached first. If a call takes 100 µs, as in a
+//! VM with an emulated IOMMU, the limit on the time is reached first.
 
 use super::Engine;
 use crate::SpaceId;
@@ -34,8 +34,8 @@ impl Engine {
         }
         let space = self.spaces.get(place);
         let call = if space.endpoints.len() > 1 {
-            // The endpoint moves into an address space without devices. Calls there take no time, but all the time is due once a
-            // device is attached.
+            // The endpoint moves into an address space without devices. Calls there take no time, because the host does the work
+            // when a device is attached. So use the slowest typical call of the group.
             let group = self.spaces.iter().filter(|other| other.group() == space.group());
             let call = group.map(Space::call_ns).max().filter(|call| *call != 0);
             if more > ALWAYS { call.ok_or(Status::NoMem)? } else { call.unwrap_or(0) }

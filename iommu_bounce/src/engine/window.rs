@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! WINDOW_ADD and WINDOW_DEL (bounce windows, Requests).
+//! WINDOW_ADD and WINDOW_DEL (docs/bounce-windows.md, Requests).
 
 use super::{Engine, permissions};
 use crate::DomainId;
@@ -37,7 +37,7 @@ impl Engine {
         Ok(windows.offset(chunk.index))
     }
 
-    /// Retries the release of one lost chunk. Only one is retried, so that the duration of a request is bounded.
+    /// Retries the release of one lost chunk. Only one chunk is retried, so that the duration of a request is bounded.
     fn recover_lost(&mut self) {
         if let Some(windows) = &mut self.windows {
             windows.recover(&mut self.counters);

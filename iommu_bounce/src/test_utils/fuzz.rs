@@ -12,7 +12,7 @@ const APERTURE: u64 = 0xe000_0000;
 /// Guest-physical address of a device's memory.
 const DEVICE: u64 = 0x1_0000;
 const BUDGET: u64 = 3 * CHUNK;
-/// Endpoint 0 is bound to its address space. The others can move.
+/// Number of endpoints. Endpoint 0 is bound to its address space. The host can move the other endpoints.
 const ENDPOINTS: u32 = 3;
 
 struct Host {
@@ -91,7 +91,8 @@ fn disturb(engine: &mut Engine, host: &Host, kind: u8, argument: u8) {
     }
 }
 
-/// Sends UNMAPs together. Each takes three bytes: a domain whose high bit requests a mistake, a page, and a number of pages.
+/// Sends UNMAPs together. Each UNMAP takes three bytes: a domain, a page, and a number of pages. If the high bit of the domain is
+/// set, a reserved byte of the UNMAP is not zero.
 fn unmap_together(engine: &mut Engine, unmaps: &[u8]) {
     let decode = |(tag, bytes): (u16, &[u8; 3])| {
         let [domain, page, count] = bytes.map(u64::from);

@@ -51,8 +51,8 @@ struct Group {
     failures: u64,
 }
 
-/// Set of [`RecordingMapper`]s between which endpoints can move while this value exists. Use only one at a time, because its
-/// [`MapperGroup`] is always 7.
+/// Set of [`RecordingMapper`]s between which endpoints can move while this value exists. Use only one set at a time, because the
+/// [`MapperGroup`] of every set is 7.
 #[derive(Clone, Debug, Default)]
 pub struct TestGroup(GroupState);
 
@@ -148,7 +148,7 @@ impl RecordingMapper {
     }
 }
 
-/// Ends all mappings, like a mapper of the host whose address space ends with it.
+/// Ends all mappings, because the address space of a host mapper also ends with the mapper.
 impl Drop for RecordingMapper {
     fn drop(&mut self) {
         self.0.state().mappings.clear();

@@ -25,7 +25,7 @@ impl DmaMapper for NullMapper {
         MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=u64::MAX], max_mappings: None }
     }
 
-    /// True like the host's mappers, so that measurements include the counting of page tables.
+    /// Returns true, as mappers of host devices do, so that measurements include the counting of page tables.
     fn keeps_page_tables(&self) -> bool {
         true
     }

@@ -5,7 +5,7 @@
 /// Number that stands for no node.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// Nodes in the first blocks. The number is small, so that a small domain stays small.
+/// Number of nodes in each of the first blocks. The number is small, so that a small domain takes little memory.
 const SMALLEST: usize = 8;
 /// Size of a new block, as a fraction of the existing nodes. Large blocks cause fewer cache misses, but a block that is too large
 /// wastes memory.
@@ -62,7 +62,7 @@ impl<N: Node> Pool<N> {
         let block = block.expect("the limit on mappings is far below") << PLACE_BITS;
         self.blocks.push(vec![N::EMPTY; size].into_boxed_slice());
         self.count += size;
-        // In reverse, so that the first node is used first.
+        // Free the nodes in reverse order, so that the first node is used first.
         let last = block + u32::try_from(size - 1).expect("the size has an upper limit");
         (block..=last).rev().for_each(|id| self.give_back(id));
     }

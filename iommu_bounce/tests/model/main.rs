@@ -70,7 +70,7 @@ fn survive(ops: &[(Option<HostFailure>, Op)]) {
     rig.check_empty();
 }
 
-/// Few cases, because generating them takes most of the time. `PROPTEST_CASES` sets another number.
+/// Returns a configuration with few cases, because generating cases takes most of the time. `PROPTEST_CASES` sets another number.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     let chosen = std::env::var_os("PROPTEST_CASES").map(|_| default.cases);
@@ -88,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_outlives_a_host_that_fails_to_undo(
+    fn nothing_remains_after_a_host_that_fails_to_undo(
         ops in prop::collection::vec((prop::option::weighted(0.4, unmap_failure()), any_op()), 1..80),
     ) {
         survive(&ops);

@@ -203,8 +203,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns whether the domain contains the bound endpoint, and whether it contains movable endpoints, which share one address
-    /// space.
+    /// Returns two flags: true if the domain contains the bound endpoint, and true if it contains movable endpoints. The movable
+    /// endpoints share one address space.
     fn address_spaces(&self, domain: u32) -> (bool, bool) {
         let mut endpoints = self.attached.iter().filter(|(_, of)| **of == domain).map(|(endpoint, _)| *endpoint);
         (endpoints.clone().any(|endpoint| endpoint == BOUND), endpoints.any(|endpoint| endpoint != BOUND))
@@ -215,7 +215,8 @@ impl Model {
         if fits { Ok(()) } else { Err(Status::NoMem) }
     }
 
-    /// True if bypass mode and the cap are combined. Then the order determines which endpoints can access RAM.
+    /// True if the event would combine bypass mode with a cap. The model cannot predict the outcome, because the engine's order
+    /// determines which endpoints can access RAM.
     pub(crate) fn is_undecided(&self, op: &Op) -> bool {
         match op {
             Op::WriteBypass { value } => *value == 1 && self.max_mapped.is_some(),

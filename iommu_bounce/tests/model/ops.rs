@@ -81,7 +81,7 @@ pub(crate) struct Map {
     pub(crate) pages: u64,
     pub(crate) gpa_page: u64,
     pub(crate) flags: u32,
-    /// Bytes by which start, end and gpa are off. Mostly 0.
+    /// Bytes to add to start, end and gpa, so that they are not aligned. Mostly 0.
     pub(crate) skew: [u64; 3],
 }
 

@@ -76,7 +76,7 @@ fn later_endpoint_gets_mappings_and_chunks() {
 }
 
 #[test]
-fn domain_outlives_all_but_its_last_endpoint() {
+fn domain_exists_until_its_last_endpoint_leaves() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.add_chunk(1, APERTURE);
@@ -104,7 +104,7 @@ fn attach_elsewhere_leaves_the_old_domain() {
 }
 
 #[test]
-fn endpoint_that_cannot_map_what_is_there_is_unsupported() {
+fn attach_is_unsupported_if_endpoint_cannot_map_the_domain() {
     let mut rig = Rig::new();
     let mapper = RecordingMapper::with_ranges(vec![0x10_0000..=0xfedf_ffff]);
     let narrow = mapper.probe();

@@ -72,7 +72,7 @@ fn gaps_and_domains_split_calls() {
     let mut rig = Rig::mapped(&[1], &[1, 1, 1]);
     rig.all_ok([unmap_pages(1, 1, 1), attach(2, 2), map(2, 3 * PAGE, 4 * PAGE - 1, 0, BOTH)]);
     let before = rig.engine.counters().host_unmaps;
-    // The pages: mapped, not mapped, mapped, mapped in another domain, and in a domain that does not exist.
+    // Pages 0 and 2 are mapped, and page 1 is not. Page 3 is mapped in another domain. The domain of page 4 does not exist.
     let unmaps =
         [unmap_pages(1, 0, 1), unmap_pages(1, 1, 1), unmap_pages(1, 2, 1), unmap_pages(2, 3, 1), unmap_pages(7, 4, 1)];
     assert_eq!(rig.batch(&unmaps), [OK, OK, OK, OK, NOENT]);

@@ -24,7 +24,7 @@ fn bypass_of(rig: &Rig) -> u8 {
 }
 
 #[test]
-fn bypass_domain_reaches_all_ram_and_nothing_when_left() {
+fn endpoint_accesses_all_ram_only_in_the_bypass_domain() {
     let mut rig = Rig::new();
     rig.all_ok([attach_bypass(1, 1), attach_bypass(2, 1)]);
     assert_all_ram(&rig, 1);
@@ -50,7 +50,7 @@ fn bypass_domain_takes_no_mappings_and_no_windows() {
 }
 
 #[test]
-fn flag_that_does_not_suit_the_domain_is_invalid() {
+fn bypass_flag_that_differs_from_the_domain_is_invalid() {
     let mut rig = Rig::new();
     rig.all_ok([attach_bypass(1, 1), attach(2, 2)]);
     for request in [attach(1, 1), attach(3, 1), attach_bypass(2, 2), attach_bypass(3, 2)] {
@@ -60,7 +60,7 @@ fn flag_that_does_not_suit_the_domain_is_invalid() {
 }
 
 #[test]
-fn flag_is_unknown_without_the_feature() {
+fn bypass_flag_is_unknown_without_the_feature() {
     let mut rig = Rig::new();
     rig.engine.accept_features(!feature::BYPASS_CONFIG);
     assert_eq!(rig.status(&attach_bypass(1, 1)), INVAL);
@@ -70,7 +70,7 @@ fn flag_is_unknown_without_the_feature() {
 }
 
 #[test]
-fn slow_bypass_can_be_turned_off_but_not_straight_on_again() {
+fn slow_bypass_can_be_turned_off_but_not_on_again_at_once() {
     let mut rig = Rig::new();
     rig.mapper(1).delay(Duration::from_millis(200));
     rig.engine.write_bypass(1);
@@ -111,7 +111,7 @@ fn bypass_field_affects_unattached_endpoints() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ)]);
     rig.engine.write_bypass(1);
-    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri). The same in other tests.
+    // Clear the cooldown, because under Miri every mapping counts as slow. Other tests do this for the same reason.
     rig.engine.bypass_rests = None;
     assert_eq!(bypass_of(&rig), 1);
     assert_all_ram(&rig, 2);
@@ -127,7 +127,7 @@ fn bypass_field_affects_unattached_endpoints() {
 }
 
 #[test]
-fn field_outlives_a_device_reset_but_not_a_reset_of_the_vm() {
+fn bypass_field_survives_a_device_reset_but_no_vm_reset() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
     rig.engine.bypass_rests = None;
@@ -141,7 +141,7 @@ fn field_outlives_a_device_reset_but_not_a_reset_of_the_vm() {
 }
 
 #[test]
-fn field_may_start_at_one() {
+fn bypass_field_can_start_at_one() {
     let mut rig = Rig::with_config(EngineConfig { bypass: true, ..engine_config() });
     rig.engine.accept_features(0);
     assert_all_ram(&rig, 1);
@@ -158,20 +158,20 @@ fn field_may_start_at_one() {
 }
 
 #[test]
-fn field_stays_when_the_host_does_not_map_ram() {
+fn bypass_field_stays_0_if_the_host_cannot_map_ram() {
     let mut rig = Rig::new();
     rig.mapper(3).exhaust_map(2);
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 0);
     rig.assert_host_is_clean();
-    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
+    // Clear the cooldown, because under Miri every mapping counts as slow.
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(bypass_of(&rig), 1);
 }
 
 #[test]
-fn detach_into_a_bypass_that_fails_reaches_nothing() {
+fn detach_gives_no_access_if_bypass_cannot_map_ram() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
     rig.engine.bypass_rests = None;
@@ -248,7 +248,7 @@ fn added_ram_is_accessible_only_in_bypass() {
 }
 
 #[test]
-fn added_ram_that_one_host_refuses_is_accessible_to_none() {
+fn ram_that_one_mapper_cannot_map_is_added_for_no_endpoint() {
     let mut rig = rig_with_later_ram();
     rig.mapper(3).exhaust_map(0);
     let refused = rig.engine.add_ram(LATER.0, LATER.1 as u64);
@@ -299,7 +299,7 @@ fn mapping_that_overlaps_removed_ram_is_removed_completely() {
 }
 
 #[test]
-fn removed_ram_that_the_host_keeps_is_not_reported_as_gone() {
+fn take_ram_fails_while_the_host_cannot_unmap() {
     let mut rig = rig_with_later_ram();
     rig.all_ok([map(2, 0, PAGE - 1, LATER.0, BOTH)]);
     rig.mapper(2).refuse_unmaps(true);

@@ -25,7 +25,7 @@ fn rig(read_only: bool) -> Rig {
     rig
 }
 
-/// Returns such a rig with a file at `DEVICE` that the guest sees as memory.
+/// Returns a rig with a file at `DEVICE` that the guest sees as memory.
 fn rig_with_file(limits: Limits) -> Rig {
     let mut rig = rig(false);
     rig.ram = Arc::new(TestRam::new(&[(0, 0x10_0000)]).with_file(DEVICE, SIZE));
@@ -94,7 +94,7 @@ fn read_only_device_memory_is_not_mapped_for_writing() {
 }
 
 #[test]
-fn device_memory_is_unmapped_whole_as_ram_is() {
+fn unmap_that_splits_device_memory_is_refused() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, PAGE - 1, 0, BOTH), map_device(1, 2, 0, READ)]);
     rig.all_ok([map(1, 3 * PAGE, 4 * PAGE - 1, 0, BOTH)]);
@@ -116,7 +116,7 @@ fn endpoints_get_and_lose_device_memory_with_the_domain() {
 }
 
 #[test]
-fn device_memory_that_goes_away_is_unmapped_first() {
+fn revoked_device_memory_is_unmapped_for_all_endpoints() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), attach(2, 1), map_device(1, 1, 0, READ), map_device(2, 1, 3, READ)]);
     // Memory outside of the range is not affected.
@@ -139,7 +139,7 @@ fn device_memory_that_goes_away_is_unmapped_first() {
 }
 
 #[test]
-fn device_memory_that_the_host_keeps_is_not_gone() {
+fn revoke_fails_while_the_host_cannot_unmap() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), map_device(1, 1, 0, READ)]);
     rig.mapper(1).refuse_unmaps(true);
@@ -165,7 +165,7 @@ fn device_memory_is_mapped_for_all_endpoints_or_none() {
 }
 
 #[test]
-fn neighbours_of_device_memory_are_unmapped_too() {
+fn batch_with_device_memory_is_unmapped_completely() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, BOTH), map_device(1, 1, 0, READ)]);
     let decode = |(tag, request): (u16, Vec<u8>)| UnmapRequest::decode(&request, 4, tag);
@@ -204,9 +204,9 @@ fn map_without_the_flag_finds_device_memory() {
         rig.all_ok([attach(1, 1), map_plainly(5, 2, 1, BOTH)]);
         let found = rig.mapper(1).translate(6 * PAGE).map(|(address, allowed)| (address, allowed.bits()));
         assert_eq!(found, Some((rig.ram.host_address(DEVICE + 2 * PAGE), BOTH)));
-        assert_eq!(rig.status(&map_plainly(0x10, 2, 3, READ)), INVAL, "it ends before");
+        assert_eq!(rig.status(&map_plainly(0x10, 2, 3, READ)), INVAL, "the device memory ends before the range");
         assert_eq!(rig.status(&map(1, 0, PAGE - 1, DEVICE - PAGE, READ)), INVAL, "nothing is there");
-        assert_eq!(rig.status(&map(1, 0, 2 * PAGE - 1, 0xf_f000, READ)), INVAL, "RAM ends before");
+        assert_eq!(rig.status(&map(1, 0, 2 * PAGE - 1, 0xf_f000, READ)), INVAL, "RAM ends before the range");
         assert!(rig.engine.revoke_device_memory(DEVICE, SIZE as u64));
         assert!(rig.mapper(1).is_empty());
         rig.all_ok([unmap_pages(5, 2)]);
@@ -218,7 +218,7 @@ fn map_without_the_flag_finds_device_memory() {
 }
 
 #[test]
-fn host_that_cannot_map_device_memory_is_an_error() {
+fn map_fails_if_the_host_cannot_map_device_memory() {
     let mut rig = rig(false);
     rig.all_ok([attach(1, 1), attach(2, 1)]);
     rig.mapper(2).fail_map(0);

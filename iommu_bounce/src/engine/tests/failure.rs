@@ -59,7 +59,7 @@ fn unmap_that_fails_keeps_the_mapping() {
 }
 
 #[test]
-fn unmap_that_fails_later_has_removed_what_came_before() {
+fn failed_unmap_keeps_earlier_mappings_removed() {
     let mut rig = pair();
     rig.mapper(2).fail_unmap(1);
     assert_eq!(rig.status(&unmap(1, 0, 0xffff)), DEVERR);
@@ -146,7 +146,7 @@ fn attach_elsewhere_that_fails_changes_nothing() {
 #[test]
 fn attach_that_cannot_be_undone_leaves_the_endpoint_detached() {
     let mut rig = two_domains();
-    // The first two maps are of domain 1. The third map fails, and so does the undo.
+    // The first two mappings of domain 1 succeed. The third mapping fails, and so does the undo.
     rig.mapper(3).fail_map(2);
     rig.mapper(3).fail_unmap(2);
     assert_eq!(rig.status(&attach(3, 1)), DEVERR);
@@ -174,7 +174,7 @@ fn restoring_that_fails_leaves_the_endpoint_detached() {
 }
 
 #[test]
-fn detach_that_fails_detaches_and_keeps_the_memory_from_reuse() {
+fn failed_detach_still_detaches_and_blocks_memory_reuse() {
     let mut rig = two_domains();
     rig.mapper(3).refuse_unmaps(true);
     assert_eq!(rig.status(&detach(3, 2)), DEVERR);
@@ -298,7 +298,7 @@ fn stuck_window_del_frees_the_chunk_after_host_recovers() {
 }
 
 #[test]
-fn chunk_that_cannot_be_given_back_counts_in_the_budget() {
+fn chunk_that_cannot_be_released_counts_in_the_budget() {
     let mut rig = pair();
     rig.add_chunk(1, APERTURE);
     rig.chunks.fail_release();
@@ -346,7 +346,7 @@ fn lost_chunk_is_retried_per_window_request_until_released() {
 }
 
 #[test]
-fn request_gives_one_lost_chunk_back_and_a_reset_all() {
+fn window_request_recovers_one_lost_chunk_and_a_reset_all() {
     let mut rig = lost(3);
     rig.chunks.set_recovers(true);
     let before = rig.chunks.recoveries();

@@ -10,7 +10,7 @@ const R: Permissions = Permissions::READ;
 const W: Permissions = Permissions::WRITE;
 
 #[test]
-fn translation_is_what_mappers_were_told() {
+fn translation_matches_the_mappings() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0x1000, 0x3fff, 0x8000, READ), attach_bypass(2, 2)]);
     rig.add_chunk(1, APERTURE);
@@ -29,7 +29,7 @@ fn translation_is_what_mappers_were_told() {
 }
 
 #[test]
-fn access_that_is_stopped_is_reported_with_its_reason() {
+fn refused_access_is_reported_with_its_reason() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0x1000, 0x1fff, 0x8000, READ)]);
     rig.add_chunk(1, APERTURE + CHUNK);
@@ -55,7 +55,7 @@ fn access_that_is_stopped_is_reported_with_its_reason() {
 }
 
 #[test]
-fn endpoint_in_bypass_mode_reaches_ram_without_being_attached() {
+fn unattached_endpoint_in_bypass_mode_accesses_ram() {
     let mut rig = Rig::new();
     rig.engine.write_bypass(1);
     let found = rig.engine.translate(1, 0x5000, W).expect("it is RAM");
@@ -80,7 +80,7 @@ fn excess_faults_and_faults_at_reset_are_counted_as_dropped() {
 }
 
 #[test]
-fn endpoint_that_the_host_left_without_its_domain_is_reported() {
+fn attach_that_cannot_be_undone_is_reported_as_a_fault() {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), map(1, 0, 0xfff, 0, READ), attach(2, 2), map(2, 0, 0xfff, 0, READ)]);
     // The host fails to map the new domain, and the old domain is mapped again.

@@ -67,7 +67,7 @@ fn reserved_bytes_of_the_head_are_ignored() {
 }
 
 #[test]
-fn without_room_for_a_tail_nothing_is_done() {
+fn request_without_room_for_a_tail_does_nothing() {
     let mut rig = Rig::new();
     for room in 0..4 {
         assert_eq!(rig.send_with_room(&attach(1, 1), room), NOTHING);

@@ -24,7 +24,7 @@ fn is_left(rig: &mut Rig, request: &[u8]) -> bool {
 }
 
 #[test]
-fn long_mapping_is_made_in_pieces_that_end_where_large_pages_do() {
+fn long_mapping_is_split_at_large_page_boundaries() {
     let mut rig = Rig::with_config(config());
     let (first, last) = (PAGE, SECOND_REGION - 1);
     rig.all_ok([attach(1, 1), map(1, first, last, first, BOTH)]);
@@ -109,11 +109,11 @@ fn bypass_stays_off_while_interrupted_and_survives_a_reset() {
     assert_eq!(rig.engine.config_space()[36], 0);
     assert!(rig.mapper(1).is_empty() && !rig.engine.take_interrupted());
     interrupt.want(false);
-    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
+    // Clear the cooldown, because under Miri every mapping counts as slow.
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);
-    // A reset is not a request, and maps RAM even now.
+    // A reset keeps the RAM of endpoints in bypass mode mapped, even while a thread waits.
     interrupt.want(true);
     rig.engine.reset();
     assert!(!rig.mapper(1).is_empty(), "the field survives a reset of the device");
@@ -134,7 +134,7 @@ fn detach_into_bypass_maps_no_ram_while_interrupt_is_wanted() {
     assert_eq!(rig.status(&detach(1, 1)), INVAL, "it is detached");
     assert_eq!(rig.engine.counters().host_maps, 0);
     interrupt.want(false);
-    // The request is rejected for its own mistake. After it, all RAM is mapped.
+    // The request is rejected, because the endpoint is detached already. After the request, the engine maps all RAM.
     assert_eq!(rig.status(&detach(1, 1)), INVAL);
     assert_eq!(rig.mapper(1).mapped_bytes(), SECOND_REGION + 0x20_0000);
     rig.engine.write_bypass(0);
@@ -154,7 +154,7 @@ fn interrupted_reset_maps_ram_later() {
     rig.engine.catch_up();
     assert_eq!(rig.engine.counters().host_maps, 0);
     interrupt.want(false);
-    // Without any driver, `catch_up` maps the RAM.
+    // `catch_up` maps the RAM even if no driver sends a request.
     rig.engine.catch_up();
     assert_eq!([1, 2, 3].map(|id| rig.mapper(id).mapped_bytes()), [SECOND_REGION + 0x20_0000; 3]);
 }
@@ -169,7 +169,7 @@ fn reset_under_interrupt_maps_one_piece_ram_for_one_endpoint() {
     rig.engine.reset();
     assert_eq!([1, 2, 3].map(|id| rig.mapper(id).is_empty()), [false, true, true]);
     interrupt.want(false);
-    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
+    // Clear the cooldown, because under Miri every mapping counts as slow.
     rig.engine.bypass_rests = None;
     rig.engine.accept_features(rig.engine.features());
     rig.all_ok([probe(1)]);

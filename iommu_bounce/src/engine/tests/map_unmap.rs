@@ -16,7 +16,7 @@ fn attached() -> Rig {
 }
 
 #[test]
-fn map_reaches_the_memory_with_its_permissions() {
+fn map_gives_access_to_the_memory_with_its_permissions() {
     for (flags, permissions) in [(READ, Permissions::READ), (WRITE, Permissions::WRITE), (BOTH, Permissions::all())] {
         let mut rig = attached();
         rig.all_ok([map(1, 0x10_0000, 0x10_1fff, 0x5000, flags)]);
@@ -115,7 +115,7 @@ fn map_that_ends_before_it_starts_is_invalid() {
 }
 
 #[test]
-fn map_of_what_is_not_ram_is_invalid() {
+fn map_outside_ram_is_invalid() {
     let mut rig = attached();
     assert_eq!(rig.status(&map(1, 0, 0xfff, RAM_END, READ)), INVAL);
     // The range starts in RAM and ends outside.
@@ -147,7 +147,7 @@ fn requests_on_a_domain_that_does_not_exist_are_no_entry() {
 }
 
 #[test]
-fn without_its_feature_map_and_unmap_are_unsupported() {
+fn map_and_unmap_are_unsupported_without_their_feature() {
     let mut rig = Rig::new();
     rig.engine.accept_features(feature::INPUT_RANGE);
     rig.all_ok([attach(1, 1)]);
@@ -230,14 +230,14 @@ fn unmap_that_splits_at_either_end_removes_nothing() {
 }
 
 #[test]
-fn unmap_may_spill_over_and_need_not_be_aligned() {
+fn unmap_range_may_exceed_mappings_and_be_unaligned() {
     let mut rig = attached();
     rig.all_ok([map(1, 0x1000, 0x1fff, 0, READ), unmap(1, 0xff1, 0x2003)]);
     assert!(rig.mapper(1).is_empty());
 }
 
 #[test]
-fn unmap_of_neighbours_is_one_host_call_each_run() {
+fn adjacent_mappings_are_unmapped_by_one_host_call() {
     let mut rig = attached();
     rig.all_ok([attach(2, 1)]);
     for page in [1, 2, 3, 5, 6] {
@@ -287,10 +287,10 @@ fn map_near_the_end_of_all_addresses_does_not_wrap() {
     let (domain, top) = (u32::MAX, u64::MAX - 0xfff);
     rig.all_ok([attach(4, domain)]);
     for (start, last, gpa, status) in [
-        // One byte, twice.
+        // Ranges of one byte.
         (top, top, 0, RANGE),
         (u64::MAX, u64::MAX, 0, RANGE),
-        // All addresses. Their number does not fit in 64 bits.
+        // The range of all addresses, whose length does not fit in 64 bits.
         (0, u64::MAX, 0, RANGE),
         (top, top - 1, 0, INVAL),
         (top, 0, 0, INVAL),
@@ -308,7 +308,7 @@ fn map_near_the_end_of_all_addresses_does_not_wrap() {
 }
 
 #[test]
-fn peak_stays_when_mappings_go() {
+fn peak_stays_when_mappings_are_removed() {
     let mut rig = attached();
     rig.all_ok([map(1, 0, 0x3fff, 0, READ), unmap(1, 0, 0x3fff)]);
     rig.all_ok([map(1, 0, 0xfff, 0, READ)]);

@@ -81,12 +81,13 @@ fn lowered_cap_keeps_mappings_and_refuses_new_ones() {
 #[test]
 fn attach_counts_what_it_maps_and_what_it_unmaps() {
     let mut rig = rig();
-    // Two more pages fit, and three do not. Then the endpoint stays in its domain.
+    // Endpoint 3 maps two more pages, which fit.
     rig.all_ok([attach(3, 1)]);
     rig.all_ok([detach(3, 1), attach(3, 2), map(2, 0, 3 * PAGE - 1, 0, READ)]);
     assert_eq!(rig.status(&attach(3, 1)), OK, "it unmaps more than it maps");
     rig.all_ok([attach(3, 3), map(3, 0, PAGE - 1, 0, READ), attach(2, 3), map(3, PAGE, 3 * PAGE - 1, 0, READ)]);
     assert_eq!(rig.engine.counters().mapped_bytes, MAX);
+    // Endpoint 1 would map three pages instead of two, which exceeds the cap. So the endpoint stays in its domain.
     assert_eq!(rig.status(&attach(1, 3)), NOMEM);
     assert_eq!((rig.mapper(1).mapped_bytes(), rig.engine.counters().mapped_bytes), (2 * PAGE, MAX));
     // A lowered cap allows a move to a domain that maps no more than the old one.
@@ -102,7 +103,7 @@ fn bypass_above_the_cap_is_refused() {
     assert_eq!(rig.engine.config_space()[36], 0, "it reads back unchanged");
     assert!(rig.mapper(3).is_empty());
     rig.engine.set_max_mapped_bytes(None).unwrap();
-    // Ignore the time that the mapping took: it is long when the test is interpreted (Miri).
+    // Clear the cooldown, because under Miri every mapping counts as slow.
     rig.engine.bypass_rests = None;
     rig.engine.write_bypass(1);
     assert_eq!(rig.engine.config_space()[36], 1);

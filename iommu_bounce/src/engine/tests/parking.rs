@@ -17,7 +17,7 @@ fn windowed() -> Rig {
     rig
 }
 
-/// Resets the VM, and acts as the next driver up to its features.
+/// Resets the VM. Then does what the next driver does, up to the negotiation of features.
 fn reboot(rig: &mut Rig) {
     rig.engine.system_reset();
     // A driver starts with its own reset of the device.
@@ -49,7 +49,7 @@ fn rebooted_guest_reuses_parked_chunks_without_host_calls() {
 }
 
 #[test]
-fn parked_chunks_go_before_the_budget_is_exhausted() {
+fn parked_chunks_are_released_before_the_budget_is_exhausted() {
     let mut rig = windowed();
     reboot(&mut rig);
     rig.all_ok([attach(3, 1)]);
@@ -63,7 +63,7 @@ fn parked_chunks_go_before_the_budget_is_exhausted() {
 }
 
 #[test]
-fn parked_chunks_go_before_a_mapping_is_refused() {
+fn parked_chunk_is_released_before_a_request_is_refused() {
     for (id, request) in [(3, map(1, 0x1000, 0x1fff, 0, READ)), (3, window_add(1, BOTH, APERTURE)), (2, attach(2, 1))] {
         let mut rig = windowed();
         reboot(&mut rig);
@@ -95,7 +95,7 @@ fn refused_request_with_stuck_range_evicts_no_parked_chunks() {
 }
 
 #[test]
-fn lowered_budget_evicts_what_is_parked() {
+fn lowered_budget_evicts_parked_chunks() {
     let mut rig = windowed();
     reboot(&mut rig);
     assert!(rig.engine.set_budget(CHUNK).expect("it fits"));
@@ -129,10 +129,10 @@ fn other_permissions_take_a_new_chunk() {
 }
 
 #[test]
-fn bare_reset_of_the_device_unmaps_at_once() {
+fn device_reset_unmaps_chunks_at_once() {
     let mut rig = windowed();
     rig.assert_reset_cleans_host();
-    // The same for chunks that were parked before the current driver started.
+    // A device reset also unmaps chunks that were parked before the current driver started.
     let mut rig = windowed();
     reboot(&mut rig);
     rig.assert_reset_cleans_host();
@@ -173,7 +173,7 @@ fn chunk_of_endpoint_without_hidden_chunks_is_not_parked() {
 }
 
 #[test]
-fn endpoint_that_joins_a_window_drops_what_is_parked_for_it() {
+fn endpoint_that_joins_a_domain_loses_its_parked_chunk() {
     let mut rig = windowed();
     reboot(&mut rig);
     rig.all_ok([attach(3, 1)]);
@@ -235,7 +235,7 @@ fn failed_park_or_unpark_replaces_only_that_chunk() {
 }
 
 #[test]
-fn parked_chunk_that_the_host_keeps_is_not_reused() {
+fn parked_chunk_that_cannot_be_unmapped_is_not_reused() {
     let mut rig = windowed();
     reboot(&mut rig);
     rig.mapper(1).refuse_unmaps(true);
@@ -246,7 +246,7 @@ fn parked_chunk_that_the_host_keeps_is_not_reused() {
 }
 
 #[test]
-fn removed_endpoint_takes_its_parked_chunks_along() {
+fn removed_endpoint_releases_its_parked_chunks() {
     let mut rig = windowed();
     reboot(&mut rig);
     rig.engine.remove_endpoint(1).expect("it exists");

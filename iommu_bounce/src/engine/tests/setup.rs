@@ -72,7 +72,7 @@ fn wrong_window_names_the_rule() {
 }
 
 #[test]
-fn window_and_store_come_together() {
+fn window_config_and_chunk_store_need_each_other() {
     assert!(error_of(engine_config(), None).starts_with("bounce windows need both"));
     let plain = EngineConfig::default();
     let store = TestChunks::new(CHUNK, 1);
@@ -154,7 +154,7 @@ fn without_windows_the_configuration_is_the_standard_one() {
 }
 
 #[test]
-fn with_windows_the_configuration_goes_on() {
+fn window_fields_follow_the_standard_configuration() {
     let engine = Rig::new().engine;
     assert_eq!(engine.config_len(), 80);
     let space = engine.config_space();
@@ -224,7 +224,7 @@ fn probe_reports_what_the_host_cannot_translate() {
 }
 
 #[test]
-fn too_many_reserved_ranges_become_fewer_that_cover_them() {
+fn too_many_reserved_ranges_are_merged() {
     let mut rig = Rig::standard();
     let hole = |n: u64| (n << 32) + 0x1000 * n;
     let holes: Vec<_> = (1..40).map(|n| (hole(n), hole(n) + 0xfff)).collect();
@@ -247,7 +247,7 @@ fn too_many_reserved_ranges_become_fewer_that_cover_them() {
 }
 
 #[test]
-fn an_engine_can_be_given_to_another_thread() {
+fn engine_can_be_sent_to_another_thread() {
     fn is_send<T: Send>() {}
     is_send::<Engine>();
 }

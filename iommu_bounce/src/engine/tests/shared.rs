@@ -10,7 +10,7 @@ fn limits() -> MapperLimits {
     MapperLimits { page_size_mask: !0xfff, iova_ranges: vec![0..=0xfedf_ffff], max_mappings: None }
 }
 
-/// Returns a rig with endpoints 11 to 13, which the host can move, in addition to the bound endpoints.
+/// Returns a rig with endpoints 1 to 3, which are bound to their address spaces, and endpoints 11 to 13, which the host can move.
 fn movable() -> (Rig, TestGroup) {
     let mut rig = Rig::new();
     let group = TestGroup::default();
@@ -41,7 +41,7 @@ fn mapping_takes_one_call_for_all_sharing_endpoints() {
 }
 
 #[test]
-fn bound_and_movable_endpoints_of_a_domain_have_the_same() {
+fn bound_and_movable_endpoints_have_the_same_mappings() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(1, 1), attach(11, 1), map(1, 0, 0xfff, 0, READ), attach(2, 1), attach(12, 1)]);
     assert_eq!(rig.engine.counters().host_maps, 3, "1, 2, and 11 with 12");
@@ -132,7 +132,7 @@ fn attach_after_reset_separates_sharing_endpoints() {
 }
 
 #[test]
-fn removed_endpoint_leaves_the_others_what_they_share() {
+fn removing_an_endpoint_keeps_mappings_of_the_others() {
     let (mut rig, group) = movable();
     rig.all_ok([attach(11, 1), attach(12, 1), map(1, 0, 0xfff, 0, READ)]);
     let spare = rig.engine.remove_endpoint(11).expect("it exists");
@@ -145,7 +145,7 @@ fn removed_endpoint_leaves_the_others_what_they_share() {
 }
 
 #[test]
-fn endpoint_that_cannot_map_what_is_there_does_not_join() {
+fn endpoint_that_cannot_map_the_domain_does_not_join() {
     let (mut rig, group) = movable();
     let mapper = group.mapper(14, MapperLimits { iova_ranges: vec![0x10_0000..=0xfedf_ffff], ..limits() });
     rig.engine.add_endpoint(14, Box::new(mapper)).expect("it is valid");

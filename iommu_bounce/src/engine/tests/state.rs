@@ -103,7 +103,7 @@ fn windows_above_a_lowered_budget_are_restored_with_it() {
 }
 
 #[test]
-fn fault_of_an_endpoint_that_is_gone_is_not_in_the_state() {
+fn fault_of_a_removed_endpoint_is_not_in_the_state() {
     let fault = |endpoint| Fault { reason: FaultReason::Domain, endpoint, address: None, access: Permissions::READ };
     let mut old = Rig::new();
     for endpoint in [2, 1, 2] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the limit on the host's page tables: mappings in more and more places.
+//! Tests of the limit on the host's page tables, with mappings at more and more addresses.
 
 use super::*;
 use crate::test_utils::*;
@@ -45,7 +45,7 @@ fn table_page_limit_holds_after_mappings_are_removed() {
 }
 
 #[test]
-fn tables_stay_over_domains_and_resets() {
+fn page_tables_count_across_domains_and_resets() {
     let mut rig = rig();
     (0..MAX - 2).for_each(|place| assert_eq!(visit(&mut rig, 1, place), OK));
     rig.all_ok([detach(4, 1), attach(4, 2)]);
@@ -57,7 +57,7 @@ fn tables_stay_over_domains_and_resets() {
 }
 
 #[test]
-fn host_without_tables_is_asked_for_any_number_of_places() {
+fn mapper_without_page_tables_has_no_limit_on_places() {
     let mut rig = rig();
     rig.all_ok([attach(1, 2)]);
     (0..2 * MAX).for_each(|place| assert_eq!(visit(&mut rig, 2, place), OK));

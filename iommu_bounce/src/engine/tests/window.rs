@@ -39,7 +39,7 @@ fn high() -> Rig {
 }
 
 #[test]
-fn window_above_4_gib_has_a_feature_of_its_own() {
+fn window_above_4_gib_has_its_own_feature() {
     let windows = |rig: &Rig| rig.engine.features() & feature::ANY_BOUNCE_WINDOW;
     assert_eq!(windows(&attached()), feature::BOUNCE_WINDOW);
     let mut rig = high();
@@ -75,7 +75,7 @@ fn chunks_of_different_domains_are_different() {
 }
 
 #[test]
-fn del_gives_the_chunk_back() {
+fn window_del_releases_the_chunk() {
     let mut rig = attached();
     rig.all_ok([attach(2, 1)]);
     rig.add_chunk(1, APERTURE);
@@ -97,7 +97,7 @@ fn unknown_domain_is_no_entry() {
 }
 
 #[test]
-fn del_of_what_is_not_there_is_no_entry() {
+fn window_del_of_an_unknown_chunk_is_no_entry() {
     let mut rig = attached();
     rig.add_chunk(1, APERTURE);
     assert_eq!(rig.status(&window_del(1, APERTURE + CHUNK)), NOENT);
@@ -138,7 +138,7 @@ fn reserved_fields_and_flags_are_invalid() {
 }
 
 #[test]
-fn add_where_a_chunk_is_already_is_invalid() {
+fn window_add_at_an_existing_chunk_is_invalid() {
     let mut rig = attached();
     rig.add_chunk(1, APERTURE);
     assert_eq!(rig.status(&window_add(1, BOTH, APERTURE)), INVAL);
@@ -146,7 +146,7 @@ fn add_where_a_chunk_is_already_is_invalid() {
 }
 
 #[test]
-fn budget_is_over_all_domains() {
+fn budget_applies_to_all_domains_together() {
     let mut rig = attached();
     rig.all_ok([attach(2, 2)]);
     for place in 0..BUDGET_CHUNKS / 2 {
@@ -160,7 +160,7 @@ fn budget_is_over_all_domains() {
 }
 
 #[test]
-fn lowered_budget_takes_nothing_away_but_gives_no_more() {
+fn lowered_budget_keeps_chunks_but_backs_no_more() {
     let mut rig = attached();
     rig.add_chunk(1, APERTURE);
     rig.add_chunk(1, APERTURE + CHUNK);
@@ -174,7 +174,7 @@ fn lowered_budget_takes_nothing_away_but_gives_no_more() {
 }
 
 #[test]
-fn raised_budget_gives_more_up_to_the_region() {
+fn raised_budget_allows_chunks_up_to_the_region_size() {
     let mut rig = attached();
     let region = u64::from(REGION_CHUNKS) * CHUNK;
     let error = rig.engine.set_budget(region + 1).expect_err("it is too large");
