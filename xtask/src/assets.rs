@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files that guests need: the VMM, its client, kernels and initramfs. Environment variables, which
-//! `tests/integration/src/site.rs` reads, pass their paths.
+//! Files that guests need: the VMM, its client, kernels and initramfs. Their paths are passed in environment variables, which
+//! `tests/integration/src/site.rs` reads.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

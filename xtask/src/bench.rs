@@ -58,7 +58,7 @@ const ALLOCATOR: &str = "allocator";
 pub const NATIVE: [&str; 2] = [ENGINE, ALLOCATOR];
 
 const COUNTS: &str = "counts";
-/// Tables by which two runs are compared.
+/// Tables whose counts can be compared between two runs.
 pub const COMPARED: [&str; 5] = [COUNTS, SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 /// Selection of measurements.
@@ -118,7 +118,7 @@ impl Options {
             )));
         }
         if self.icount && self.measurement.wants_counted() {
-            // The emulator of QEMU 10.0 dies at its start with both options.
+            // With both `-icount` and the counting plug-in, QEMU 10.0 crashes at its start.
             let tables = COUNTED.join(", ");
             bail!(Usage(format!(
                 "--icount: cannot count instructions at the same time; name tables other than {tables}"
@@ -286,7 +286,7 @@ mod tests {
     use crate::tools::{assert_refused, parse};
 
     #[test]
-    fn options_reach_the_measuring_part() {
+    fn options_are_passed_to_the_measuring_program() {
         let words = ["vmm", "counts", "--all-cells", "--rounds", "5", "--only", "bounce", "--only", "ch-strict"];
         assert_eq!(parse(&words, Options::check).unwrap().measurement.words(), words);
         assert!(parse(&[], Options::check).unwrap().measurement.words().is_empty());

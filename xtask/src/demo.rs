@@ -91,7 +91,7 @@ mod tests {
     use crate::tools::{assert_refused, parse};
 
     #[test]
-    fn options_reach_the_measuring_part() {
+    fn options_are_passed_to_the_measuring_program() {
         let words = ["--quick", "--patterns", "--rounds", "2", "--only", "bounce", "--only", "strict"];
         assert_eq!(parse(&words, Options::check).unwrap().measurement.words(), words);
         assert!(parse(&[], Options::check).unwrap().measurement.words().is_empty());

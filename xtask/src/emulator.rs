@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rig's emulator: QEMU built from Debian's source. [`MENDS`] fixes four bugs in its emulation of nested guests and one in
-//! its NVMe drive. The patches in `xtask/qemu` make its TLB behave more like hardware's, and remove the slowdown of memory that
-//! once held code.
+//! The rig's emulator: QEMU built from Debian's source. [`MENDS`] fixes four bugs in its emulation of nested guests and one bug
+//! in its NVMe drive. The patches in `xtask/qemu` make its TLB behave more like hardware's, and remove the slowdown of memory
+//! that once held code.
 //!
 //! First bug: `helper_vmrun` (target/i386/tcg/system/svm_helper.c of QEMU 10.0) delivers the interrupt that KVM injects, but
-//! leaves its vector where the CPU loop looks for pending exceptions. Each device interrupt asks the CPU to leave that loop. If
-//! such a request comes before the guest's next exception or exit, between the loop's check of interrupts and its check of
-//! requests (`cpu_handle_interrupt`, accel/tcg/cpu-exec.c), the guest gets the interrupt twice, even with interrupts disabled. At
-//! the first instruction of a kernel's entry, this is a double fault.
+//! leaves its vector where the CPU loop looks for pending exceptions. Each device interrupt requests that the CPU leaves that
+//! loop. `cpu_handle_interrupt` (accel/tcg/cpu-exec.c) first checks for interrupts, and then for such requests. If a request
+//! comes between the two checks, and the guest has had no exception or exit since the injection, the guest gets the injected
+//! interrupt again, even while it has interrupts disabled. At the first instruction of a kernel's entry, this is a double fault.
 //!
 //! Second bug: `cpu_clear_ignne` (`fpu_helper.c`), which XRSTOR on any CPU calls, writes the first CPU's `hflags2` without a lock
 //! or an atomic operation. If the first CPU executes VMRUN or #VMEXIT meanwhile, its change of that field is lost: nested paging
 //! or the global interrupt flag. The result is a triple fault of the guest or a panic of its host. Nothing in the rig ever sets
-//! the bit, so the fix skips the write if the bit is clear.
+//! the bit that `cpu_clear_ignne` clears. So the fix skips the write if the bit is already clear.
 //!
 //! Third bug: `helper_vmrun` sets a bit of `interrupt_request` without the lock that all other writers hold. A concurrent request
 //! of another thread is lost until the next request.
@@ -143,7 +143,7 @@ impl Tools<'_> {
         self.cached("qemu", &key, |dir| self.build_qemu(&version, features, dir))
     }
 
-    /// Returns the directory with the patches that follow [`MENDS`].
+    /// Returns the directory with the patches that are applied after [`MENDS`].
     fn emulator_patches(&self) -> PathBuf {
         self.checkout.join("xtask/qemu")
     }

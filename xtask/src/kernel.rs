@@ -70,7 +70,7 @@ pub struct Options {
 struct Inputs {
     /// Debian's source package, unpacked.
     package: PathBuf,
-    /// Base configuration, below the fragments. The kernel may drop options whose dependencies are missing.
+    /// Base configuration, which the fragments override. The kernel may drop options whose dependencies are missing.
     base: Option<String>,
     /// Configuration fragments. A later fragment overrides earlier ones.
     fragments: Vec<PathBuf>,
@@ -252,7 +252,8 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     Ok(patches)
 }
 
-/// Returns the configuration fragments: those of every kernel, those of another series, and those that the options request.
+/// Returns the configuration fragments: those of every kernel, those of a series other than 6.12, and those that the options
+/// request.
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());

@@ -8,7 +8,7 @@
 //! only for the series in its name. Building the series first reverts all these diffs, and then applies each diff with
 //! its patch.
 //!
-//! `guest/patches/parts` names the mails with which parts begin.
+//! `guest/patches/parts` names the first mails of the parts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::tools::Tools;
 pub enum Part {
     /// Fixes of mainline code.
     A,
-    /// DMA attributes by which a driver declares that the device overwrites a buffer.
+    /// DMA attributes that declare that the device overwrites a buffer. A driver sets them.
     B,
     /// Pool of kernel pages.
     C,
@@ -117,8 +117,8 @@ pub(crate) fn steps(patches: &Path) -> Result<Vec<Step>> {
     Ok(series.lines().filter_map(patch_name).map(step).collect())
 }
 
-/// Parses a line of `guest/patches/files` or `guest/patches/parts`. The former has a patch and the path prefixes of its files.
-/// The latter has a part and the patches that may begin it.
+/// Parses a line of `guest/patches/files` or `guest/patches/parts`. A line of `files` has a patch and the path prefixes of its
+/// files. A line of `parts` has a part and the patches that may begin it.
 pub(crate) fn brought(line: &str) -> Option<(&str, Vec<String>)> {
     let mut words = line.split('#').next()?.split_whitespace();
     Some((words.next()?, words.map(String::from).collect()))

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf, absolute};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{Access, access};
 
-/// Variable with QEMU's program. The default is the QEMU of the `PATH`.
+/// Variable with QEMU's program. The default is the QEMU in `PATH`.
 pub const QEMU: &str = "CAROM_QEMU";
 
 /// Variable with Cloud Hypervisor's program.

@@ -99,8 +99,8 @@ impl Tools<'_> {
     /// - the emulator with our fixes, which is always used to count instructions,
     /// - QEMU of Debian's backports, unpacked but not installed. It uses the libraries that the system's QEMU has installed.
     ///
-    /// With QEMU 7.2, in one of a few runs with two vCPUs the emulated machine hangs or its kernel panics. With an
-    /// unmodified QEMU 10.0, this happens with one of a few hundred guests.
+    /// With QEMU 7.2, one of every few runs with two vCPUs ends early: the emulated machine hangs, or its kernel panics. With
+    /// an unmodified QEMU 10.0, this happens with one of every few hundred guests.
     ///
     /// # Errors
     /// Fails if no emulator starts, or on a signal.

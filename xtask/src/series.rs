@@ -37,7 +37,7 @@ const NAME: &str = "Carom maintainers";
 const MAIL: &str = "maintainers@carom.invalid";
 const DATE: &str = "2026-11-21T12:00:00Z";
 
-/// Temporary repository in which the series is made.
+/// Temporary repository for making the series.
 struct Repository<'a> {
     tools: &'a Tools<'a>,
     directory: PathBuf,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `scripts/test`: runs stages and lists their results at the end.
 //!
-//! Stages run one after the other. Some of them can run beside the tests with guests, which leave much of the CPUs idle.
+//! Stages run one after the other. Some of them can run at the same time as the tests with guests, which leave much of the CPUs
+//! idle.
 
 mod api;
 mod arm64;
@@ -119,8 +120,8 @@ impl Tools<'_> {
         Ok(passed)
     }
 
-    /// Runs the tests with guests. Stages that can wait run beside them, on idle CPUs. When such a stage ends, its whole output
-    /// is shown.
+    /// Runs the tests with guests. Stages that can wait run at the same time, on idle CPUs. When such a stage ends, its whole
+    /// output is shown.
     fn run_integration(&self, stages: &[Stage], options: &Options, out: &Path, report: &mut Report) -> Result<()> {
         let beside: Vec<Stage> = stages.iter().copied().filter(|stage| stage.can_wait()).collect();
         println!("\n==== {}", Stage::Integration.name());
@@ -209,14 +210,14 @@ impl Stage {
             || (matches!(self, Self::Arm64 | Self::DebianConfig | Self::Sanitizers) && !all)
     }
 
-    /// True if the stage may run slowly beside the tests with guests. Such a stage takes long, and none of its tests has a
-    /// short time limit.
+    /// True if the stage may run slowly at the same time as the tests with guests. Such a stage takes long, and none of its
+    /// tests has a short time limit.
     fn can_wait(self) -> bool {
         matches!(self, Self::Lints | Self::Patches | Self::Allocator | Self::Unit | Self::Api)
     }
 }
 
-/// Returns the stages in their order, without those that run beside the tests with guests.
+/// Returns the stages in their order, without those that run at the same time as the tests with guests.
 fn order(stages: &[Stage]) -> Vec<Stage> {
     let beside = stages.contains(&Stage::Integration);
     stages.iter().copied().filter(|stage| !(beside && stage.can_wait())).collect()

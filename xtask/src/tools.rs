@@ -60,7 +60,7 @@ impl<'a> Tools<'a> {
         Self { checkout, cache, signals: self.signals, progress: self.progress, output: Some(output) }
     }
 
-    /// Prints a text to where the output of programs goes.
+    /// Prints a text to the file or stdout that also gets the output of programs.
     pub(crate) fn print(&self, text: &str) {
         // A failed write does no harm.
         let _ = match &self.output {

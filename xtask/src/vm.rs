@@ -40,7 +40,7 @@ pub struct Options {
     /// Disk image to keep.
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
-    /// Put disk and network behind the virtio-iommu.
+    /// Put the devices for disk, network and random bytes behind the virtio-iommu.
     #[arg(long)]
     iommu: bool,
     /// Run on this host's KVM, even if it does not seem to work.

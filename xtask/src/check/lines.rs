@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks the number of mainline lines that the hooks change, and the number of code lines in the core.
 //!
-//! The hooks are the patches from the first one that adds our files. Earlier patches are independent of bouncing. A later patch is
+//! The hooks begin with the first patch that adds files of ours. Earlier patches are independent of bouncing. A later patch is
 //! independent, too, if it neither adds nor changes files of ours and changes no line that names bouncing.
 
 use std::fs;

@@ -10,9 +10,9 @@ use super::tree::{CheckTree, Mode, jobs};
 
 /// Source that an older sparse may not understand, and the option that replaces the unknown word.
 ///
-/// sparse 0.6.4 of Debian 12 lacks two builtins that 7.3 uses. Instead of `__typeof_unqual__`, `__typeof__` keeps qualifiers, so
-/// sparse can only report more. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a text
-/// contains no NUL, which the compiler has checked.
+/// sparse 0.6.4 of Debian 12 lacks two builtins that 7.3 uses. `__typeof__`, which replaces `__typeof_unqual__`, keeps qualifiers.
+/// So sparse may report more, but not less. `MODULE_*()` and `module_param()` use a constant `__builtin_strlen()` to assert that a
+/// text contains no NUL. The compiler has already checked that assertion.
 ///
 /// An option must not contain a space: scripts/checker-valid.sh of 7.3 splits its arguments.
 const LACKS: [(&str, &str); 2] = [
@@ -59,7 +59,8 @@ impl CheckTree<'_> {
         make.arg(jobs()).args(["C=2", &format!("CF={}", self.options()?.join(" "))]).args(&objects);
         self.tools.run_quietly(&mut make, &log).context("cannot run sparse")?;
         let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
-        // make ignores a sparse that the kernel finds too old. After an error, sparse does not print a file's warnings.
+        // If the kernel finds sparse too old, make does not run it and reports no error. After an error, sparse does not print the
+        // file's warnings.
         if let Some(object) = objects.iter().find(|object| !was_checked(&said, object)) {
             bail!("sparse did not check {object}: see {}", log.display());
         }

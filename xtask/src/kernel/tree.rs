@@ -95,8 +95,8 @@ impl Tools<'_> {
     }
 }
 
-/// Copies a file from `ours` to `tree`. If `ours` does not have it, copies it from `pristine`, or removes it from `tree` if that
-/// lacks it, too.
+/// Copies a file from `ours` to `tree`. If `ours` does not have it, copies it from `pristine`. If `pristine` does not have it
+/// either, removes it from `tree`.
 fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()> {
     let target = tree.join(file);
     let source = [ours, pristine].into_iter().map(|top| top.join(file)).find(|source| source.exists());

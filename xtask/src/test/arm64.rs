@@ -12,7 +12,7 @@ use crate::key::files_below;
 use crate::kunit;
 use crate::tools::Tools;
 
-/// Seconds in which an emulated kernel must boot, run the tests and end, on a busy machine.
+/// Maximum number of seconds that an emulated kernel takes to boot, run the tests and end on a busy machine.
 const TIMEOUT: &str = "600";
 
 /// The suites run during boot. Then the kernel finds no root file system, panics and ends.
@@ -59,7 +59,7 @@ fn cases_of(source: &Path, series: &str) -> Result<Vec<String>> {
     Ok(cases)
 }
 
-/// Checks that each of `cases` passed or was skipped, by the kernel's console. Returns the counts.
+/// Checks that each of `cases` passed or was skipped according to the kernel's console. Returns the counts.
 fn checked(console: &str, cases: &[String]) -> Result<String> {
     let (mut passed, mut skipped, mut wrong) = (0, 0, Vec::new());
     for case in cases {

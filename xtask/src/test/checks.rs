@@ -47,7 +47,7 @@ impl Tools<'_> {
             install.args(["install", "--quiet", "--locked", "--no-default-features", "--root"]).arg(dir);
             install.arg(format!("cargo-deny@{DENY_VERSION}")).env("CARGO_TARGET_DIR", dir.join("target"));
             self.run(&mut install)?;
-            fs::remove_dir_all(dir.join("target")).context("cannot remove what cargo-deny was built from")
+            fs::remove_dir_all(dir.join("target")).context("cannot remove the build directory of cargo-deny")
         })?;
         let mut deny = Command::new(dir.join("bin/cargo-deny"));
         deny.args(["--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]);
@@ -124,7 +124,7 @@ impl Tools<'_> {
         let mut patches = Vec::new();
         for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "patch")) {
             let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            // The file of a patch that only adds files of guest/src has no diff, only the text of the mail. There is nothing to check in it.
+            // If a patch only adds files of guest/src, its file has no diff, only the text of the mail, and needs no check.
             if changed_files(&text).next().is_some() {
                 patches.push(file);
             }

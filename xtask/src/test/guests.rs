@@ -148,7 +148,8 @@ impl Tools<'_> {
         Ok(())
     }
 
-    /// Builds the tests and returns the command that runs them. With `filter`, it runs only tests whose name contains this text.
+    /// Builds the tests and returns the command that runs them. With `filter`, the command runs only tests whose name contains
+    /// this text.
     fn guest_tests(&self, stage: &str, targets: &[&str], out: &Path, filter: Option<&str>) -> Result<Command> {
         let programs = self.build_tests("the tests with guests", &[&["--bin", "guest-tests"], targets].concat())?;
         let mut command = Command::new(self.target_dir()?.join("debug/guest-tests"));

@@ -149,7 +149,7 @@ impl Tools<'_> {
             install.args(["install", "--quiet", "--locked", "--root"]).arg(dir);
             install.arg(format!("cargo-careful@{CAREFUL_VERSION}")).env("CARGO_TARGET_DIR", dir.join("target"));
             self.run(&mut install)?;
-            fs::remove_dir_all(dir.join("target")).context("cannot remove what cargo-careful was built from")
+            fs::remove_dir_all(dir.join("target")).context("cannot remove the build directory of cargo-careful")
         })?;
         Ok(dir.join("bin/cargo-careful"))
     }
