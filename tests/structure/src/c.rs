@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Dependencies between C files. A file depends on the headers that it includes, and on files that define functions that it
-//! calls.
+//! Dependencies between C files. A file depends on the headers that it includes, and on files that define functions or objects
+//! that it uses.
 //!
-//! An inline function of a header belongs to its callers: a file depends on everything that the inline functions it calls depend
-//! on. Names are resolved as the linker does: a static name belongs to its file alone.
+//! An inline function of a header counts as part of each file that calls it. So such a file has all dependencies of the inline
+//! function, too. Names are resolved as the linker does: a static name belongs to its file alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,7 +34,7 @@ struct Definition {
 /// Returns all C files below `directory`, sorted.
 pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(directory).with_context(|| format!("{}", directory.display()))? {
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let path = entry?.path();
         if path.is_dir() {
             files.extend(self::files(&path)?);
@@ -52,7 +52,7 @@ pub(crate) fn ties(files: &[PathBuf]) -> Result<Ties> {
     parser.set_language(&tree_sitter_c::LANGUAGE.into()).context("cannot load the C grammar")?;
     let mut sources = BTreeMap::new();
     for file in files {
-        let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let tree = parser.parse(&text, None).with_context(|| format!("cannot parse {}", file.display()))?;
         let mut reader = Reader { directory: file.parent().unwrap_or(file), text: &text, source: Source::default() };
         reader.items(tree.root_node());
@@ -101,14 +101,14 @@ impl Reader<'_> {
         self.source.includes.insert(file);
     }
 
-    /// Records a declaration. It defines an object, unless it is `extern` or declares a function.
+    /// Records a declaration. A declaration defines an object, unless it is `extern` or declares a function.
     fn declaration(&mut self, node: Node) {
         if !self.has_storage(node, "extern") && named(node).is_some_and(|name| !is_function(name, node)) {
             self.define(node);
         }
     }
 
-    /// Records a macro call such as `DEFINE_MUTEX(name)`. It defines its first argument, and may use the others.
+    /// Records a macro call such as `DEFINE_MUTEX(name)`. The call defines its first argument, and may use its other arguments.
     fn macro_call(&mut self, node: Node) {
         let call = node.named_child(0).filter(|call| call.kind() == "call_expression");
         let Some(arguments) = call.and_then(|call| call.child_by_field_name("arguments")) else { return };

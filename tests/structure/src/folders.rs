@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Imports between the folders directly below a crate's root. A file there belongs to the folder with the same name.
+//! Imports between the folders directly below a crate's root. A file directly below the root belongs to the folder with the same
+//! name.
 
 use std::path::{Path, PathBuf};
 

@@ -2,11 +2,11 @@
 
 //! Checks the structure of the workspace's source files, and of the guest's C files.
 //!
-//! - Files must not import each other in a circle, except a module and its submodules. C files must not call each other in a
-//!   circle.
+//! - Files must not import each other in a circle, except a module and its submodules. C files must not depend on each other in
+//!   a circle.
 //! - Folders directly below a crate's `src` must not import each other in a circle. Tests may import from any folder.
 //! - A file has at most 600 lines, or gives a reason for more.
-//! - A file with unsafe code is in the table of `docs/security.md` that names its tests.
+//! - The table of unsafe code in `docs/security.md` has a row for each file with unsafe code, which names the file's tests.
 //! - The table of features in `tests/README.md` names each test program, and only paths that exist.
 //! - Files and tests in the table of promises of `docs/security.md` exist. Rows with slow tests say that they are slow.
 //!
@@ -44,11 +44,11 @@ const C: &str = "guest";
 fn main() -> Result<ExitCode> {
     let (root, targets) = workspace::targets(Path::new("."))?;
     let list = root.join(KNOWN);
-    let known = fs::read_to_string(&list).with_context(|| format!("{}", list.display()))?;
+    let known = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
     let mut complaints = check(&root, &targets, &c::files(&root.join(C))?, &known::parse(&known))?;
     let read = |document: &str| {
         let document = root.join(document);
-        fs::read_to_string(&document).with_context(|| format!("{}", document.display()))
+        fs::read_to_string(&document).with_context(|| format!("cannot read {}", document.display()))
     };
     complaints.extend(unsafe_code::complaints(&read(unsafe_code::DOCUMENT)?, &with_unsafe_code(&root, &targets)?));
     complaints.extend(promises::complaints(&read(promises::DOCUMENT)?, &sources(&root, &targets)?));
@@ -93,7 +93,7 @@ fn check(root: &Path, targets: &[PathBuf], c_files: &[PathBuf], known: &BTreeSet
         }
     }
     for file in files {
-        let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         if let Some(complaint) = length::complaint(&text) {
             let file = short(&file);
             if !known.contains(&file) {
@@ -128,7 +128,8 @@ fn sources(root: &Path, targets: &[PathBuf]) -> Result<promises::Sources> {
     let mut sources = promises::Sources::new();
     for target in targets {
         for module in Crate::read(target)?.modules {
-            let text = fs::read_to_string(&module.file).with_context(|| format!("{}", module.file.display()))?;
+            let text =
+                fs::read_to_string(&module.file).with_context(|| format!("cannot read {}", module.file.display()))?;
             sources.insert(module.file.strip_prefix(root).unwrap_or(&module.file).display().to_string(), text);
         }
     }

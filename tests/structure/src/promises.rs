@@ -53,7 +53,7 @@ fn wrong(tests: &str, sources: &Sources) -> Vec<String> {
             (paths.is_empty() || paths.iter().any(|path| is_below(file, path))) && text.contains(&format!("fn {name}("))
         };
         if !sources.iter().any(has_it) {
-            wrong.push(format!("test {name} does not exist there"));
+            wrong.push(format!("no source file of the row contains test {name}"));
         }
     }
     for name in commands.iter().flat_map(|command| command.split_whitespace()).filter(|word| is_test(word)) {
@@ -83,7 +83,7 @@ fn is_below(file: &str, path: &str) -> bool {
     file.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// True if a file has guest tests, all of which are slow.
+/// True if a file has guest tests and all of them are slow.
 fn is_on_demand(text: &str) -> bool {
     let tests = text.matches("#[guest_test").count();
     tests > 0 && text.matches("slow = \"").count() >= tests
@@ -124,8 +124,8 @@ mod tests {
         for (tests, expected) in [
             ("`a/src/gone.rs`", "source file a/src/gone.rs does not exist"),
             ("`a/src/b`", "source file a/src/b does not exist"),
-            ("`one_two_thre`", "test one_two_thre does not exist there"),
-            ("`a/src/b.rs`, `four_five_six`", "test four_five_six does not exist there"),
+            ("`one_two_thre`", "no source file of the row contains test one_two_thre"),
+            ("`a/src/b.rs`, `four_five_six`", "no source file of the row contains test four_five_six"),
             ("`a/src/b.rs`, `run --filter nine_eight_seven x`", "no test name starts with nine_eight_seven"),
             ("we looked", "the row names no test"),
             ("`a/tests/slow.rs`", "the tests of a/tests/slow.rs run only with `--all`, but the row does not say so"),

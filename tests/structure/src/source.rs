@@ -78,8 +78,8 @@ impl Reader {
         directory: PathBuf,
         for_tests: bool,
     ) -> Result<ModuleId> {
-        let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
-        let syntax = syn::parse_file(&text).with_context(|| format!("{}", file.display()))?;
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let syntax = syn::parse_file(&text).with_context(|| format!("cannot parse {}", file.display()))?;
         let id = self.add(file.to_path_buf(), parent, directory, (&syntax.items, for_tests));
         self.problem.take().map_or(Ok(id), Err)
     }

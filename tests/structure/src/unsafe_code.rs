@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Checks that the files with unsafe code, except tests, are in the document that names the tests of each.
+//! Checks that the files with unsafe code, except tests, are in the document that names the tests of each such file.
 
 use std::collections::BTreeSet;
 
