@@ -56,9 +56,9 @@ pub const SLOTS: RangeInclusive<u8> = 1..=31;
 pub struct Slots {
     /// Maximum of all devices if the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu.
     pub all: usize,
-    /// Otherwise, maximum of devices behind the virtio-iommu.
+    /// Maximum of devices behind the virtio-iommu in all other cases.
     pub behind_iommu: usize,
-    /// Otherwise, maximum of devices that are not behind the virtio-iommu.
+    /// Maximum of devices that are not behind the virtio-iommu in all other cases.
     pub beside_iommu: usize,
 }
 

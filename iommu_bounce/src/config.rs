@@ -72,7 +72,7 @@ pub struct Limits {
     /// [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes the limit.
     pub max_mapped_bytes: u64,
     /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed.
-    /// No request, and no thread that waits for one, takes more than a few times this long because of mappings.
+    /// Mappings delay a request, or a thread that waits for a request, by at most a few times this duration.
     pub max_unmap_time: Duration,
     /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and
     /// the VMM can [interrupt](crate::Interrupt) the request between them.
@@ -124,7 +124,7 @@ pub enum ConfigError {
     #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
     Piece(u64),
     /// Only one of window configuration and chunk store is given.
-    #[error("bounce windows need both a window configuration and a chunk store, or neither")]
+    #[error("bounce windows need both a window configuration and a chunk store, and only one of them is given")]
     WindowAndStore,
     /// The chunk size is not a power of two, or is smaller than the granule.
     #[error("the chunk size is {chunk:#x}: it must be a power of two and at least the granule of {granule:#x} bytes")]

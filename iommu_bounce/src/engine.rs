@@ -132,7 +132,7 @@ impl Engine {
     }
 
     /// Adds an endpoint that is attached to no domain. `mapper` is an empty host address space that the endpoint is attached to.
-    /// If it has a [`group`](DmaMapper::group), the engine may move the endpoint to another address space of that group.
+    /// If `mapper` has a [`group`](DmaMapper::group), the engine may move the endpoint to another address space of that group.
     ///
     /// # Errors
     /// A [`ConfigError`] if the ID is in use, or if the host cannot translate what the configuration promises.

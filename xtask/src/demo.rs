@@ -25,7 +25,7 @@ pub struct Measurement {
     /// Random and mixed I/O instead of sequential reads, on strict, lazy and bounce.
     #[arg(long)]
     pub patterns: bool,
-    /// Cost of mapping and unmapping in the guest, by its kernel's function profiler, on qemu-strict, strict and bounce.
+    /// Cost of mapping and unmapping in the guest, measured by its kernel's function profiler, on qemu-strict, strict and bounce.
     #[arg(long, conflicts_with = "patterns")]
     pub map_time: bool,
     /// Rounds per configuration, 1 to 99; the figures are medians [default: 1 with --quick, else 3].

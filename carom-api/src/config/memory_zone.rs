@@ -25,7 +25,7 @@ pub struct MemoryZoneConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
-    /// True if other processes can map the zone. If the zone has a file, the guest's writes go to the file. Otherwise writes are
+    /// True if other processes can map the zone. The guest's writes then go to the zone's file, if it has one. If false, writes are
     /// private to this process.
     #[serde(default)]
     pub shared: bool,

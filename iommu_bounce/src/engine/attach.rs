@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// Removes an endpoint, which was in the address space `from`, from a domain. If `from` has no other endpoint of the domain,
-    /// the domain is unmapped there. The domain ends with its last endpoint.
+    /// the domain is unmapped there. A domain ends when its last endpoint leaves.
     fn leave(&mut self, id: EndpointId, from: SpaceId, old: DomainId) {
         let shared = self.is_shared(id, from, old);
         let endpoint = endpoint_mut(&mut self.endpoints, id);

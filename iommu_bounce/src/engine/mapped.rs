@@ -8,8 +8,8 @@
 //! `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
 //!
 //! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs
-//! this bypass to read its disk. Bypass that the guest turns off and on again does not count then, because the guest could also get
-//! bypass by a reset of the VM.
+//! this bypass to read its disk. If the guest turns this bypass off and on again, it still does not count, because the guest could
+//! also get bypass by a reset of the VM.
 
 use super::Engine;
 use crate::config::ConfigError;
