@@ -73,8 +73,9 @@ pub struct Cli {
     parts: PartArguments,
     /// Platform: [iommufd=on|off][,iommu_poll=auto|on|off][,num_pci_segments=N] [,iommu_segments=LIST][,iommu_address_width=BITS]
     /// [,vmgenid=on|off][,system_serial_number=TEXT][,system_uuid=UUID] [,oem_strings=[TEXT,TEXT]] and other SMBIOS strings.
-    /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while their rate is high.
-    /// iommu_address_width limits the addresses that the virtio-iommu translates. vmgenid adds a VM Generation ID [default: iommufd=off,iommu_poll=auto]
+    /// iommufd selects IOMMUFD instead of VFIO containers. iommu_poll lets a thread poll for virtio-iommu requests while their
+    /// rate is high. iommu_address_width limits the addresses that the virtio-iommu translates. vmgenid adds a VM Generation ID
+    /// [default: iommufd=off,iommu_poll=auto]
     #[arg(long, value_name = "iommufd=on|off,…", requires = PAYLOAD)]
     platform: Option<PlatformConfig>,
     /// Share of the BAR address space for one PCI segment (see --platform num_pci_segments):
