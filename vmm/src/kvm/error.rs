@@ -18,7 +18,7 @@ pub enum KvmError {
         /// Remedy for the user.
         advice: &'static str,
     },
-    /// The kernel's KVM lacks something.
+    /// The host kernel's KVM lacks a required capability.
     #[error("/dev/kvm: this kernel's KVM has no {0}; use a newer kernel")]
     Missing(&'static str),
     /// A saved state is invalid.

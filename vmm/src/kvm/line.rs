@@ -28,8 +28,9 @@ impl InterruptLine for KvmLine {
     }
 }
 
-/// Interrupt line of the I/O APIC that host devices raise with their own events (`KVM_IRQFD_FLAG_RESAMPLE`). KVM keeps one state for all
-/// of them: an end of interrupt lowers the line, and each device that still requests service raises it again.
+/// Line of the I/O APIC that several host devices share. Each device raises the line with its own event (`KVM_IRQFD_FLAG_RESAMPLE`). KVM
+/// keeps one state for all these events: an end of interrupt lowers the line, and each device that still requests service raises the line
+/// again.
 pub struct KvmSharedLine {
     vm: Arc<VmFd>,
     irq: u8,

@@ -26,14 +26,14 @@ const NEEDED: [(Cap, &str); 6] = [
     (Cap::UserMemory, "user memory slots (KVM_CAP_USER_MEMORY)"),
     (Cap::Irqchip, "interrupt controller (KVM_CAP_IRQCHIP)"),
     (Cap::Irqfd, "irqfd (KVM_CAP_IRQFD)"),
-    (Cap::ImmediateExit, "immediate exit (KVM_CAP_IMMEDIATE_EXIT): update the host's kernel to Linux 4.11 or later"),
+    (Cap::ImmediateExit, "immediate exit (KVM_CAP_IMMEDIATE_EXIT, since Linux 4.11)"),
     (Cap::ExtCpuid, "CPUID (KVM_CAP_EXT_CPUID)"),
     (Cap::SignalMsi, "MSI (KVM_CAP_SIGNAL_MSI)"),
 ];
 
 /// `/dev/kvm`, and the VM that it created.
 pub struct KvmVm {
-    /// System descriptor.
+    /// Descriptor of `/dev/kvm`.
     pub kvm: Kvm,
     /// Descriptor of the VM.
     pub fd: Arc<VmFd>,
@@ -52,7 +52,7 @@ impl KvmVm {
     }
 }
 
-/// Creates a VM. A signal interrupts the kernel's call, which then has created no VM, so the call is repeated.
+/// Creates a VM. If a signal interrupts the system call, no VM was created, so the call is repeated.
 fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     loop {
         match kvm.create_vm() {
@@ -62,7 +62,7 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     }
 }
 
-/// Opens `/dev/kvm`, and checks that it supports the required capabilities.
+/// Opens `/dev/kvm`, or takes the inherited descriptor. Checks that KVM supports the required capabilities.
 pub fn open() -> Result<Kvm, KvmError> {
     let advice = "the inherited descriptor cannot be used";
     if let Some(kvm) = inherited::kvm().map_err(|source| KvmError::Open { source, advice })? {
@@ -74,7 +74,7 @@ pub fn open() -> Result<Kvm, KvmError> {
             Some(libc::ENOENT) => {
                 "load the kernel's kvm_intel or kvm_amd module, or enable virtualization in the firmware"
             }
-            Some(libc::EACCES | libc::EPERM) => "run as root, or join the group that owns it (usually 'kvm')",
+            Some(libc::EACCES | libc::EPERM) => "run as root, or join the group that owns /dev/kvm (usually 'kvm')",
             Some(libc::ENXIO | libc::ENODEV) => {
                 "this CPU has no virtualization extensions, or the firmware disabled them"
             }

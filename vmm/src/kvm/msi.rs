@@ -51,7 +51,7 @@ struct Routes {
     host: Arc<dyn RoutingHost>,
     /// GSI of the first vector.
     first_gsi: u32,
-    /// All allocated vectors. A routed vector has a message.
+    /// Messages of all allocated vectors, by GSI. `None` means that the vector has no route.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
 
@@ -61,8 +61,7 @@ pub struct KvmMsi {
 }
 
 impl KvmMsi {
-    /// Creates the allocator of `vm`, whose GSIs start at `first_gsi`. Sets `line_routes`, the routes of the interrupt lines, at
-    /// once.
+    /// Creates the allocator of `vm`, and sets `line_routes`, the routes of the interrupt lines. The GSIs of vectors start at `first_gsi`.
     ///
     /// # Errors
     /// KVM rejects the routes.
@@ -85,7 +84,7 @@ impl MsiAllocator for KvmMsi {
         let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
             return Err(io::Error::other(format!(
-                "too few of the {MAX_GSI} interrupt routes are left: {count} are needed"
+                "too few of KVM's {MAX_GSI} interrupt routes are free: the device needs {count}"
             )));
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));
@@ -130,8 +129,8 @@ fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
 struct Vector {
     gsi: u32,
     event: EventFd,
-    /// True if a write to the event fires the interrupt. The table of routes cannot tell, because the host may accept the route and
-    /// reject the event's registration.
+    /// True if a write to the event fires the interrupt. The table of routes does not show this, because KVM may accept the route and then
+    /// reject the event.
     is_registered: Mutex<bool>,
 }
 
@@ -167,14 +166,14 @@ impl MsiVectors for KvmVectors {
         let Vector { gsi, event, is_registered } = self.vector(vector)?;
         let mut is_registered = is_registered.lock().unwrap_or_else(PoisonError::into_inner);
         if message.is_some() {
-            // Set the route before the irqfd: an event that is pending since the vector was masked must fire to the right place.
+            // Set the route before the irqfd. An event may be pending since the vector was masked, and must fire with the new message.
             self.routes.set(*gsi, message)?;
             if !*is_registered {
-                // A leftover route without its event is harmless if the host does not remove it.
+                // If KVM does not remove the route again, the leftover route is harmless, because no event uses it.
                 self.routes.host.register(event, *gsi).inspect_err(|_| drop(self.routes.set(*gsi, None)))?;
                 *is_registered = true;
-                // KVM has seen the pending count, but does not reset the event. The count would fire again after the next mask. A
-                // process that shares the event in blocking mode may have filled the counter.
+                // KVM has taken over the pending count, but does not reset the event. Without a reset, the count would fire again after the
+                // next mask. The reset must not block, and a process that shares the event in blocking mode may have filled the counter.
                 event_fd::forget(event);
             }
         } else {
@@ -250,7 +249,7 @@ mod tests {
             self.0.lock().unwrap().failing = calls.to_vec();
         }
 
-        /// Returns the data of the routed messages, and whether the first vector's event is registered.
+        /// Returns the data of the routed messages, and true if the first vector's event is registered.
         fn has(&self) -> (Vec<u32>, bool) {
             let state = self.0.lock().unwrap();
             (state.routed.values().copied().collect(), state.registered.contains(&FIRST_GSI))
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn event_that_stays_when_a_vector_ends_keeps_its_route() {
+    fn event_that_cannot_be_unregistered_keeps_its_route() {
         let (host, vectors) = vector();
         vectors.route(0, Some(MESSAGE)).unwrap();
         host.fail(&["unregister"]);

@@ -7,9 +7,10 @@ use std::slice::ChunksExactMut;
 use kvm_bindings::KVM_EXIT_IO;
 use kvm_ioctls::VcpuFd;
 
-/// Returns the accesses of the exit that `vcpu` has just made, one after the other. Each has one, two or four bytes, all at the same
-/// port. A string instruction (`rep ins`) makes many accesses in one exit. kvm-ioctls returns their bytes as one slice without their
-/// number. The result is empty for other exits.
+/// Returns the accesses of the exit that `vcpu` has just made, one after the other. For exits other than port I/O, the result is empty.
+///
+/// Each access has one, two or four bytes. All accesses are at the same port. A string instruction (`rep ins`) makes many accesses in one
+/// exit. kvm-ioctls returns the bytes of all accesses as one slice, without the number of accesses.
 pub fn port_accesses(vcpu: &mut VcpuFd) -> ChunksExactMut<'_, u8> {
     let run = vcpu.get_kvm_run();
     if run.exit_reason != KVM_EXIT_IO {

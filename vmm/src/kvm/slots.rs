@@ -89,8 +89,8 @@ impl MemorySlots for KvmSlots {
 }
 
 impl SlotMemory for KvmSlots {
-    /// Accesses the page while the slots are locked. Also succeeds if the host supplies the page by now, or if the slot was created after
-    /// the access: KVM does not repeat an access that it has reported.
+    /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO. So the access also succeeds if
+    /// the host supplies the page by now, or if the slot was created after KVM's report.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {
@@ -104,8 +104,8 @@ impl SlotMemory for KvmSlots {
         let lost = |cause| loss_at(region, offset, cause);
         let host = usize::try_from(region.userspace_addr + offset).map_err(|_| lost(Cause::Missing))?;
         populate_page(host, writes).map_err(|error| lost(cause_of(&error)))?;
-        // SAFETY: The caller of `insert` promised that the range stays mapped until its slot is removed, which waits for the lock, and
-        // that no Rust reference to its bytes exists.
+        // SAFETY: The caller of `insert` promised that the range stays mapped until its slot is removed, and that no Rust reference to its
+        // bytes exists. A removal of the slot waits for the lock, which is held here.
         let memory = unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(host), len) };
         match access {
             Access::Read(data) => memory.read_slice(data, 0),

@@ -14,13 +14,13 @@ use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::KvmError;
 
-/// Creates the device. A VM has at most one.
+/// Creates KVM's VFIO pseudo device. A VM has at most one.
 pub fn create_vfio_device(vm: &VmFd) -> Result<DeviceFd, KvmError> {
     let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
     vm.create_device(&mut device).map_err(KvmError::call("create KVM's VFIO device"))
 }
 
-/// List of files of the device.
+/// List of the VM's VFIO files in KVM's VFIO pseudo device.
 pub struct KvmVfioFiles(pub DeviceFd);
 
 impl KvmVfioFiles {
