@@ -45,12 +45,12 @@ pub enum VmError {
     /// A client's request to a running VM breaks a rule.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A device of the host or of another process, or the path to it.
+    /// A device of the host or of a vfio-user server, or the path to the device.
     #[error("{}", explain_vfio(*field, path.as_deref(), source, Terms::Options))]
     Vfio {
-        /// Option that the error blames.
+        /// Option that caused the error.
         field: Field,
-        /// Directory of the device, if `source` may not name it.
+        /// Directory of the device. Set if `source` may not name the directory.
         path: Option<String>,
         /// Cause.
         source: Box<VfioPciError>,
@@ -75,7 +75,7 @@ pub enum VmError {
     /// A file could not be opened while the program is restricted to some files.
     #[error("{0}; {hint}", hint = beyond_limits(Terms::Options))]
     BeyondLimits(Box<VmError>),
-    /// The guest failed, or KVM failed while running it.
+    /// The guest failed, or KVM failed while it ran the guest.
     #[error("{0}")]
     Guest(String),
 }
@@ -87,7 +87,7 @@ impl From<BoardError> for VmError {
 }
 
 impl VmError {
-    /// Returns a function that makes the error of the file at `path`, which `field` names.
+    /// Returns a function that turns an I/O error into the error of the file at `path`, which `field` names.
     pub fn of_file(field: Field, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| FileError { field, path: path.display().to_string(), source }.into()
     }
@@ -131,7 +131,7 @@ impl Explain for VmError {
 
 fn beyond_limits(terms: Terms) -> String {
     let rules = LandlockConfig::OPTION.name(terms);
-    format!("Landlock blocks all files that neither the configuration at the start nor {rules} names")
+    format!("Landlock allows only files that the configuration at the start or {rules} names")
 }
 
 fn explain_vfio(field: Field, path: Option<&str>, source: &VfioPciError, terms: Terms) -> String {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host CPUs for the threads of a VM. They are checked before anything is built.
+//! Host CPUs for the threads of a VM. The CPUs are checked before anything is built.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn check<'a, N: Ord + Copy + std::fmt::Display>(
     if all.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // One thread tries all CPUs.
+    // A single temporary thread tries all CPUs.
     match HostCpus::new(all).and_then(|cpus| sandbox::check_host_cpus(role, cpus)) {
         Ok(()) => {}
         Err(error @ PinError::Missing(missing)) => {

@@ -2,8 +2,8 @@
 
 //! Files that `--landlock` on the command line allows, for every VM of the process.
 //!
-//! The VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for sockets of servers: any
-//! process may connect to a socket at any path. So this module compares names before anything is opened.
+//! The VM of a snapshot or of a client may name no other file. The kernel enforces the same limits, except for sockets of servers, because
+//! Landlock does not restrict connecting to a socket. So this module compares names before anything is opened.
 
 use std::fs;
 use std::io;
@@ -48,7 +48,7 @@ impl FileBounds {
         Ok(Self::These(known.collect::<Result<_, VmError>>()?))
     }
 
-    /// True if a VM may use the file at `real`, a path without links, for `access`.
+    /// True if a VM may use the file at `real` with the rights in `access`. `real` is a path without links.
     pub fn allow(&self, real: &Path, access: Access) -> bool {
         let Self::These(allowed) = self else { return true };
         // Rights of several rules add up, as in the kernel.
@@ -56,8 +56,8 @@ impl FileBounds {
         granted.fold(Access::EMPTY, |all, (_, access)| all | *access).contains(access)
     }
 
-    /// True if a VM may create and use a file with this name. A dangling link counts as existing: a file created through it would be
-    /// elsewhere.
+    /// True if a VM may create and use a file with this name. A dangling link counts as an existing file, because a file created through
+    /// the link would be elsewhere.
     pub fn allow_missing(&self, path: &Path, access: Access) -> bool {
         if !self.are_known() {
             return true;
@@ -74,7 +74,7 @@ impl FileBounds {
         matches!(self, Self::These(_))
     }
 
-    /// Returns the allowed files, if they are known.
+    /// Returns the allowed files, or no files if they are not known.
     pub fn files(&self) -> &[(PathBuf, Access)] {
         if let Self::These(files) = self { files } else { &[] }
     }
@@ -97,13 +97,13 @@ pub fn beyond(field: Field, path: &Path, access: Access) -> VmError {
         (false, _) => "w",
     };
     let text = format!(
-        "the command line's --landlock does not allow this file; take it out of the configuration, or start the program with \
+        "the command line's --landlock does not allow this file; remove it from the configuration, or start the program with \
          --landlock-rules for it (access={needed})"
     );
     VmError::of_file(field, path)(io::Error::other(text))
 }
 
-/// Opens a file or directory for a rule. Returns it with its path without links.
+/// Opens a file or directory for a rule. Returns the open file, and its path without links.
 pub fn open(path: &Path) -> io::Result<(PathFd, PathBuf)> {
     let opened = PathFd::new(path).map_err(|error| match error {
         PathFdError::OpenCall { source, .. } => source,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The host files that a VM uses, and the program's restriction to them (Landlock).
+//! The host files that a VM uses, and the restriction of the program to these files (Landlock).
 
 use std::fs;
 use std::io;
@@ -57,15 +57,19 @@ pub fn check_host() -> Result<(), VmError> {
     rules().map(drop)
 }
 
-/// Restricts this thread and all threads that it starts to the files of the VM of `config`, if the configuration or the command line
-/// (`bounds`) enables this. `removed` are files that the process removes at its end. `read` is a directory that the process reads.
+/// If the configuration or the command line (`bounds`) enables Landlock, restricts this thread to the files of the VM of `config`. Threads
+/// that this thread starts later have the same restriction. `removed` are files that the process removes at its end. `read` is a directory
+/// that the process reads.
 ///
-/// The restriction is permanent. A missing file gets no rule and stays inaccessible even if it is created later. So missing files are
+/// The restriction is permanent. A missing file gets no rule, and stays inaccessible even if it is created later. So missing files are
 /// reported before the restriction.
 ///
 /// # Errors
-/// The VM names a file beyond the bounds. A file that the rules name or that the VM requires is missing, or the host's kernel refuses.
-/// Then nothing is restricted.
+/// - The VM names a file beyond the bounds.
+/// - A file is missing that the rules name or that the VM requires.
+/// - The host's kernel rejects the restriction.
+///
+/// After an error, nothing is restricted.
 pub fn apply(
     config: &VmConfig,
     removed: &[PathBuf],
@@ -88,13 +92,13 @@ pub fn apply(
     limits.allow_vm(config)?;
     let Limits { mut rules, named, .. } = limits;
     for (path, access) in bounds.files() {
-        // The VM may get more of these files later. A missing file gets no rule.
+        // Later, the VM may use more files within the bounds, so all of them get rules. A missing file gets no rule.
         let Ok((opened, _)) = open(path) else { continue };
         add_rule(&mut rules, opened, *access).map_err(no_rule)?;
     }
     // Reports a missing KVM module before the restriction, so that the user can load it.
     kvm::open()?;
-    // Restrictions of an earlier VM have the same bounds.
+    // If this process was restricted for an earlier VM, the bounds are already enforced.
     if config.landlock_enable || !sandbox::files_are_limited() {
         sandbox::limit_files(rules).map_err(|source| VmError::Device { what: "restrict files (Landlock)", source })?;
     }
@@ -104,8 +108,8 @@ pub fn apply(
     Ok(())
 }
 
-/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel rejects other files, but not the
-/// sockets of servers.
+/// Checks that a device that is hot-plugged to a booted VM names no file beyond the bounds. The kernel rejects other files beyond the
+/// bounds, but not the sockets of servers.
 ///
 /// # Errors
 /// The device names such a file, or the file is missing.
@@ -113,8 +117,8 @@ pub fn check_added(part: &PartConfig, iommufd: bool, bounds: &FileBounds) -> Res
     if bounds.are_known() { Limits::new(bounds)?.allow_part(part, iommufd) } else { Ok(()) }
 }
 
-/// Checks that the RAM file of a snapshot lies in the snapshot's directory or within the bounds. Through a link, the guest would get all
-/// bytes of another file.
+/// Checks that the RAM file of a snapshot lies in the snapshot's directory or within the bounds. If the file is a link to another file, the
+/// guest could read all of the other file's bytes.
 ///
 /// # Errors
 /// The file lies elsewhere.
@@ -128,7 +132,7 @@ pub fn check_snapshot(snapshot: &Snapshot, bounds: &FileBounds) -> Result<(), Vm
     if real.starts_with(own) || bounds.allow(&real, READ) { Ok(()) } else { Err(beyond(field, path, READ)) }
 }
 
-/// Adds to a permission error that the restriction of files may be the cause.
+/// If `error` is a permission error, adds that the restriction of files may be the cause.
 pub fn blame(error: VmError) -> VmError {
     let refused = || error.to_string().contains(&io::Error::from_raw_os_error(libc::EACCES).to_string());
     if !sandbox::files_are_limited() || matches!(error, VmError::BeyondLimits(_)) || !refused() {
@@ -149,7 +153,7 @@ fn rules() -> Result<RulesetCreated, VmError> {
 /// Adds a rule for a file or directory. For a file, the kernel uses only the rights that apply to files.
 fn add_rule(rules: &mut RulesetCreated, opened: PathFd, access: Access) -> io::Result<()> {
     match rules.add_rule(PathBeneath::new(opened, access)) {
-        // A pipe, a socket or a memfd is not in a directory. The kernel rejects rules for such files, and restricts none of them.
+        // A pipe, a socket or a memfd is not in a directory. The kernel rejects rules for such files, but allows access to them anyway.
         Err(RulesetError::AddRules(AddRulesError::Fs(AddRuleError::AddRuleCall { source, .. })))
             if source.raw_os_error() == Some(libc::EBADFD) =>
         {
@@ -196,14 +200,14 @@ impl<'b> Limits<'b> {
         }
         for zone in &config.memory.zones {
             let access = if zone.shared { READ | WRITE } else { READ };
-            // For a directory, an unnamed file is created in it.
+            // If the path is a directory, an unnamed file is created there.
             let made =
                 if zone.file.as_deref().is_some_and(Path::is_dir) { WRITE | AccessFs::MakeReg } else { Access::EMPTY };
             let file = zone.file.as_deref();
             file.map_or(Ok(()), |file| self.allow_file(file, access | made, MemoryZoneConfig::FILE))?;
         }
         config.parts().try_for_each(|part| self.allow_part(&part.to_part(), config.platform.iommufd))?;
-        // Console files are created here, after all checks for missing files.
+        // Missing console files are created here, after the files of the payload, the zones and the devices were checked.
         self.allow_console(&config.serial.target())?;
         config.console.as_ref().map_or(Ok(()), |console| self.allow_console(&console.target()))?;
         for LandlockConfig { path, access } in &config.landlock_rules {
@@ -212,8 +216,11 @@ impl<'b> Limits<'b> {
         Ok(())
     }
 
-    /// Allows this file or directory with everything below it, for `field`. If it is missing, `missing` decides. An inherited file is
-    /// already open and needs no rule. With a rule, a disk can still reopen it, for a lock that the parent process does not share.
+    /// Allows the file or directory at `path`, with everything below it. `field` names the path in errors. If the path is missing, returns
+    /// the result of `missing`.
+    ///
+    /// An inherited file is already open, so it can be used without a rule. It gets a rule anyway, because a disk reopens its image for a
+    /// lock that the parent process does not share.
     fn allow_or(
         &mut self,
         path: &Path,
@@ -231,7 +238,8 @@ impl<'b> Limits<'b> {
         }
         let (opened, real) = match open(path) {
             Ok(opened) => opened,
-            // A server's socket may be created later. The kernel lets any process connect to it.
+            // The path may be the socket of a server that starts later. Landlock does not restrict connecting to a socket, so the check is
+            // here.
             Err(_) if !self.bounds.allow_missing(path, access) => return Err(beyond(field, path, access)),
             Err(error) => {
                 self.named.extend(real_of_missing(path).map(|real| (real, access)));
@@ -269,10 +277,11 @@ impl<'b> Limits<'b> {
 
     fn allow_console(&mut self, console: &ConsoleTarget<'_>) -> Result<(), VmError> {
         match (console.mode, console.file, console.socket) {
-            // The program creates both ends of the pseudoterminal, so no other process is affected, whatever the command line allows.
+            // A pseudoterminal is allowed whatever the command line allows. The program creates both of its ends, so no other process is
+            // affected.
             (ConsoleMode::Pty, ..) => {
                 let maker = Path::new("/dev/ptmx");
-                open(maker).map_err(|source| VmError::Device { what: "set up a console", source })?;
+                open(maker).map_err(|source| VmError::Device { what: "open /dev/ptmx for a console", source })?;
                 self.add_if_there(maker, READ | WRITE)?;
                 self.add_if_there(Path::new("/dev/pts"), READ | WRITE)
             }
@@ -330,7 +339,7 @@ impl<'b> Limits<'b> {
         let field = DeviceConfig::PATH;
         // Directories beyond the bounds are not read.
         self.allow_if_there(path, READ, field)?;
-        // A function without a VFIO driver has no VFIO files.
+        // Fails if the function has no VFIO driver, because such a function has no VFIO files.
         let function = HostFunctionPath::inspect(path).map_err(fail)?;
         self.allow_if_there(&path.join("iommu_group"), READ, field)?;
         let without = |file: &Path, source| Err(fail(device_file_error(file, source)));
@@ -363,8 +372,8 @@ impl<'b> Limits<'b> {
     }
 }
 
-/// Returns the field with the file that a device requires. For a device of another process, the file is a socket: the process may create
-/// it while the VM waits, and Landlock does not restrict connecting.
+/// Returns the field that names a file which must exist. Returns `None` for a device of another process, whose file is a socket. The other
+/// process may create the socket while the VM waits, and Landlock does not restrict connecting.
 fn named_by(part: &PartConfig) -> Option<Field> {
     match part {
         PartConfig::Disk(disk) => disk.vhost_socket.is_none().then_some(DiskConfig::PATH),
