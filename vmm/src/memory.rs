@@ -30,8 +30,8 @@ const SMALL_PAGE: u64 = 4096;
 /// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them. Reserved huge pages, pages of zones
 /// with `prefault`, and pages of shared zones with `reserve` are all allocated now.
 ///
-/// Private memory is the default: by default, host kernels give transparent huge pages to private memory, but not to a memfd. With 4
-/// KiB pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
+/// Private memory is the default, because most host kernels give transparent huge pages to private memory, but not to a memfd. With 4 KiB
+/// pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
 ///
 /// # Errors
 /// The host does not provide the memory, or a zone's file cannot be used.
@@ -51,7 +51,7 @@ pub fn create(config: &MemoryConfig) -> Result<Arc<Ram>, MemoryError> {
     Ok(Arc::new(ram))
 }
 
-/// Creates a region of RAM that is added while the guest runs. The VM has no configured zones.
+/// Creates a region of RAM that is added while the guest runs. RAM can be added only to a VM without configured zones.
 ///
 /// # Errors
 /// The host does not provide the memory.
@@ -61,17 +61,17 @@ pub fn region(config: &MemoryConfig, gpa: u64, len: u64) -> Result<RamRegion, Me
     zone::regions(&zone, config.thp, &[(gpa, len)])?.pop().ok_or_else(nothing)
 }
 
-/// Adds a region to the VM's RAM, and returns it. A region with the same range that was withdrawn earlier is reused: regions are never
-/// unmapped, so repeated attempts must not fill this process's address space.
+/// Adds a region to the VM's RAM, and returns the region. If a region with the same range was withdrawn earlier, that region is used again.
+/// Regions are never unmapped, so a new mapping for each attempt would fill this process's address space.
 ///
 /// # Errors
-/// The host does not provide the memory, or there is no room. RAM is unchanged.
+/// The host does not provide the memory, `ram` has no place for another region, or `gpa` is not above all RAM. RAM is unchanged.
 pub fn add<'r>(ram: &'r Ram, config: &MemoryConfig, gpa: u64, len: u64) -> Result<&'r RamRegion, MemoryError> {
     let fail = |message: String| MemoryError::Map { size: len, message };
     let start = GuestAddress(gpa);
     let added = match (ram.withdrawn(start, len), config.all_zones().first()) {
         (Some(spare), Some(zone)) => {
-            // Refilled before anyone can find the region: if reserved pages are missing, an access kills this process.
+            // Refill the region before a device can find it: if reserved pages are missing, an access kills this process.
             zone::refill(zone, spare).inspect_err(|_| give_up(spare))?;
             ram.add_again(start, len).map(drop)
         }
@@ -92,7 +92,8 @@ pub fn give_up(region: &RamRegion) {
     }
 }
 
-/// Creates the service that returns unused RAM to the host. If zones have different page sizes, it works in the largest one.
+/// Creates the service that returns unused RAM to the host. If zones have different page sizes, the service works in units of the largest
+/// page size.
 pub fn reclaim(config: &MemoryConfig, ram: &Arc<Ram>) -> Arc<Reclaim> {
     let pages = config.all_zones().into_iter().filter(|zone| zone.hugepages).map(|zone| zone.huge_page());
     Arc::new(Reclaim::new(ram.clone(), pages.max().unwrap_or(SMALL_PAGE)))
@@ -107,8 +108,8 @@ pub fn show(memory: &Arc<Ram>, slots: &dyn MemorySlots) -> Result<(), MemoryErro
 pub fn show_region(region: &RamRegion, slots: &dyn MemorySlots) -> Result<u32, MemoryError> {
     let gpa = region.start_addr().0;
     let host = HostRange { address: region.as_ptr() as usize, len: region.size() };
-    // SAFETY: the VM keeps the guest memory mapped as long as KVM's VM exists (it owns both, and drops the memory
-    // last), and vm-memory hands out no Rust references to it.
+    // SAFETY: the VM unmaps guest memory only after its vCPUs have ended, so the guest never accesses unmapped memory. vm-memory hands
+    // out no Rust references to guest memory.
     unsafe { slots.insert(gpa, host, false) }.map_err(|source| MemoryError::Slot { gpa, source })
 }
 
@@ -135,7 +136,7 @@ pub(crate) mod tests {
 
     #[test]
     fn ram_can_be_made_of_huge_pages() {
-        // Repeated, because each mapping changes where the next one is placed.
+        // The test creates RAM repeatedly, because each mapping changes where the next mapping is placed.
         let kept: Vec<_> = (0..4).map(|_| create(&MemoryConfig::with_size(64 * MIB)).unwrap()).collect();
         for memory in &kept {
             let region = memory.iter().next().unwrap();
@@ -211,7 +212,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn zones_are_regions_one_behind_the_other() {
+    fn zones_are_regions_one_after_the_other() {
         let config = zoned(&["id=a,size=1G", "id=b,size=3G,shared=on", "id=c,size=2M"]);
         let wanted = [(0, GIB), (GIB, 2 * GIB), (4 * GIB, GIB), (5 * GIB, 2 * MIB)];
         assert_eq!(boot_ram(&config), wanted);

@@ -13,7 +13,7 @@ use crate::arch::layout::MIB;
 /// Error of creating the guest's RAM.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// The memfd could not be created.
+    /// The memfd of a zone could not be created, or its reserved huge pages could not be allocated.
     #[error("cannot allocate {size} bytes of guest RAM for zone '{zone}': {source}{}", hint(*huge_page))]
     Create {
         /// Requested bytes.
@@ -43,7 +43,7 @@ pub enum MemoryError {
         /// Error from vm-memory.
         message: String,
     },
-    /// The host does not reserve memory for the RAM.
+    /// The host could not reserve memory for the RAM.
     #[error(
         "cannot reserve {size} bytes of guest RAM: {source}; reserve=on needs this much free memory, or space in the file system of the zone's file"
     )]

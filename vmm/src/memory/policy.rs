@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Host NUMA node of memory (`mbind`). No crate in use here wraps this call.
+//! Binding of memory to a NUMA node of the host (`mbind`). No crate in use here wraps this call.
 
 use std::io;
 
@@ -14,13 +14,13 @@ use super::MemoryError;
 const BITS: u32 = u64::BITS;
 /// Number of words in a node set.
 const WORDS: usize = 16;
-/// Allocates memory only from the given nodes (`MPOL_BIND`).
+/// Policy that allocates memory only from the given nodes (`MPOL_BIND`).
 const BIND: libc::c_int = libc::MPOL_BIND;
 
 /// Binds a mapping that has no pages yet to `node` of the host.
 ///
 /// # Errors
-/// The node does not exist, or the host refuses.
+/// The node does not exist, or the host rejects the call.
 pub fn hold_to_node(mapping: &MmapRegion, node: u32) -> Result<(), MemoryError> {
     let no_node = || {
         let rule = format!(
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_bound_to_a_host_node_and_a_missing_one_refused() {
+    fn memory_is_bound_to_its_node_and_missing_nodes_are_refused() {
         let mapping = MmapRegion::<()>::new(1 << 20).unwrap();
         match hold_to_node(&mapping, 0) {
             Ok(()) => {

@@ -36,12 +36,12 @@ enum Backing {
     Private,
     /// A file whose pages other processes may share: writes to RAM go to the file.
     Shared(Arc<File>),
-    /// A file whose pages are read and never written.
+    /// A file that is mapped privately. RAM starts with the file's contents, and writes to RAM do not reach the file.
     Copied(File),
 }
 
 impl Backing {
-    /// Creates or opens the backing with `size` bytes.
+    /// Creates or opens the backing memory of `zone`, with `size` bytes.
     fn new(zone: &MemoryZoneConfig, size: u64) -> Result<Self, MemoryError> {
         Ok(match &zone.file {
             Some(path) if zone.shared => Self::Shared(Arc::new(open_file(path, true, size)?)),
@@ -111,7 +111,7 @@ pub(super) fn regions(
         if let Some(node) = zone.host_numa_node {
             hold_to_node(&mapping, node)?;
         }
-        // Core dumps go without guest RAM: it is the guest's data, and far larger than everything else.
+        // Core dumps do not contain guest RAM, because RAM is the guest's data and far larger than everything else.
         advise(&mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
         if thp && !zone.hugepages {
             advise(&mapping, Advice::LinuxHugepage, "transparent huge pages");
@@ -143,7 +143,7 @@ fn take(zone: &MemoryZoneConfig, file: &File, size: u64) -> Result<(), MemoryErr
         taken.map_err(|error| file_size::explain(error.into()))
     };
     if zone.hugepages {
-        // If no huge page is left, a guest's first touch of a page would kill this process.
+        // Allocate huge pages now. If the host has none left later, the guest's first access to a page would kill this process (SIGBUS).
         return take().map_err(|source| MemoryError::Create {
             size,
             zone: zone.id.clone(),
@@ -163,7 +163,7 @@ fn memfd(zone: &MemoryZoneConfig, size: u64) -> Result<Arc<File>, MemoryError> {
     let make = || {
         let fd = memfd_create("carom-guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
         ftruncate(&fd, size)?;
-        // Without the seals, shrinking the file would let an access kill this process.
+        // Without the seals, another process could shrink the file. An access beyond the new end would then kill this process (SIGBUS).
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Arc::new(File::from(fd)))
     };
@@ -192,8 +192,9 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
     if too_high == 0 || zone.hugepages {
         return Ok(first);
     }
-    // The kernel places a mapping right below an earlier one. After the first mapping is replaced by a filler that ends at the same
-    // address, the next mapping lies lower by the filler's size. If the kernel places it otherwise, RAM is only slower.
+    // The kernel usually places a new mapping right below the previous mapping. So replace the first mapping by a filler of `too_high`
+    // bytes, which ends at the same address. The second mapping then starts `too_high` bytes below the start of the first mapping. If the
+    // kernel places it elsewhere, RAM is only slower.
     drop(first);
     let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
     let second = map(len)?;
@@ -207,13 +208,12 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
 /// Replaces the unused `mapping` with a private mapping of `file` from `offset` on. Writes to the mapping do not reach the file.
 ///
 /// # Errors
-/// The kernel rejects the call, or the file is too short.
+/// The kernel rejects the call. A file that is too short is no error here, so callers check its length.
 pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserve: bool) -> io::Result<()> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let how = if reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | how;
-    // SAFETY: The range is the new mapping's own, so there is no reference to its bytes. It stays mapped until `mapping`
-    // is dropped.
+    // SAFETY: The range is the new mapping's own, so there is no reference to its bytes. The range stays mapped until `mapping` is dropped.
     unsafe { mmap(mapping.as_ptr().cast(), mapping.size(), access, flags, file, offset) }?;
     advise(mapping, Advice::LinuxDontDump, "core dumps without guest RAM");
     Ok(())
@@ -224,14 +224,14 @@ pub fn map_privately(mapping: &MmapRegion, file: &impl AsFd, offset: u64, reserv
 /// # Errors
 /// The kernel rejects the call.
 pub(super) fn empty(region: &RamRegion) -> io::Result<()> {
-    // For a file, the pages must be removed from the file: a mapping would find them there again.
+    // The pages of a shared file must be removed from the file. Otherwise the next access would find them there again.
     let advice = if region.file_offset().is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
-    // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and nobody has a
-    // Rust reference to guest RAM.
+    // SAFETY: the range is the region's own, which stays mapped. Its contents change as if the guest had written them, and no Rust
+    // reference to guest RAM exists.
     Ok(unsafe { madvise(region.as_ptr().cast(), region.size(), advice) }?)
 }
 
-/// Allocates the pages that a new region of this zone has, after the region was emptied.
+/// Allocates pages for an emptied region again, as many as a new region of `zone` has.
 pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), MemoryError> {
     let size = region.len();
     if let Some(file) = region.file_offset() {
@@ -240,7 +240,8 @@ pub(super) fn refill(zone: &MemoryZoneConfig, region: &RamRegion) -> Result<(), 
     if zone.prefault { populate(region).map_err(|source| MemoryError::Prefault { size, source }) } else { Ok(()) }
 }
 
-/// Gives the kernel advice on a mapping. By default, some hosts give transparent huge pages only to processes that ask for them.
+/// Gives the kernel advice on a mapping (`madvise`). By default, some hosts give transparent huge pages only to mappings with
+/// [`Advice::LinuxHugepage`].
 fn advise(mapping: &MmapRegion, advice: Advice, what: &str) {
     // SAFETY: the range is the mapping's own, and this advice changes nothing of its contents.
     let result = unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), advice) };
