@@ -77,7 +77,7 @@ fn served(config: &DiskConfig, socket: &Path, site: &mut Site<'_>) -> Result<Bui
         field: DiskConfig::VHOST_SOCKET,
         socket,
         model: Model::block(config.num_queues, config.queue_size),
-        // The server may let a drive do DMA, as SPDK does.
+        // The server may let a host drive do DMA to guest RAM, as SPDK does.
         pins: true,
     };
     vhost_user::build(wanted, site)
@@ -121,10 +121,10 @@ fn open(config: &DiskConfig) -> Result<Image, VmError> {
     })
 }
 
-/// Returns the error for an image that the host can only open for reading. It names the option to set.
+/// Returns the error for an image that can only be opened for reading. The error names the option to set.
 fn only_readable(path: &str, why: &str) -> VmError {
     let error = ConfigError::in_terms(DiskConfig::PATH, |terms| {
-        format!("{path}: {why}: a guest that only reads it needs {}", DiskConfig::READONLY.turned_on(terms))
+        format!("{path}: {why}: a guest that only reads the disk needs {}", DiskConfig::READONLY.turned_on(terms))
     });
     error.into()
 }
@@ -160,7 +160,7 @@ mod tests {
             "{other}"
         );
         let error = only_readable("/d", "is a block device that can only be read");
-        let rule = "/d: is a block device that can only be read: a guest that only reads it needs";
+        let rule = "/d: is a block device that can only be read: a guest that only reads the disk needs";
         assert_eq!(error.to_string(), format!("--disk path: {rule} --disk readonly=on"));
         assert_eq!(error.explain(Terms::Json), format!("disks.path: {rule} disks.readonly to be true"));
         let none: DiskConfig = "path=/no/image".parse().unwrap();

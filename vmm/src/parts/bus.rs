@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The parts of a VM on its root buses and behind its virtio-iommu: the parts at boot, and those that are hot-plugged.
+//! All parts of a VM on its root buses: parts that are present at boot, and hot-plugged parts.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -34,7 +34,7 @@ struct Placed {
     part: Box<dyn Part>,
 }
 
-/// Maximum time of a vCPU's access to a device that has left the bus.
+/// Maximum time to wait for a vCPU's last access to a device that has left the bus.
 const LAST_ACCESS: Duration = Duration::from_secs(10);
 
 /// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits for the end of the access, so that the calling
@@ -112,7 +112,7 @@ impl PartBus {
         Ok(())
     }
 
-    /// Adapts polling to the guest's new number of vCPUs.
+    /// Allows or forbids polling, for the new number of vCPUs.
     pub fn vcpus_changed(&self, count: u32) {
         if let Some(iommu) = &self.iommu {
             iommu.allow_polling(iommu::polls(self.poll, count));
@@ -184,9 +184,9 @@ impl PartBus {
         iommu.add_ram(region).map_err(|error| VmError::Iommu(error.to_string()))
     }
 
-    /// Removes RAM from all parts, after adding the RAM failed and it was withdrawn. In the meantime, a part may use the RAM even if
-    /// [`add_ram`](Self::add_ram) did not reach that part: a driver may have started a device with the RAM, or mapped it.
-    /// Returns `false` if the host keeps a mapping of the RAM: then the pages must stay.
+    /// Takes RAM away from all parts, after an attempt to add the RAM failed and the RAM was withdrawn. A part may use the RAM even if
+    /// [`add_ram`](Self::add_ram) did not reach the part: a driver may have started a device with the RAM, or mapped it. Returns `false` if
+    /// the host keeps a mapping of the RAM. Then the pages must stay allocated.
     #[must_use]
     pub fn take_ram(&self, region: &RamRegion) -> bool {
         self.parts.iter().for_each(|placed| placed.part.take_ram(region));
@@ -204,8 +204,8 @@ impl PartBus {
         resized.ok_or_else(gone)?.part.resize(bytes)
     }
 
-    /// Closes a part that has left the bus. Returns its ID. Afterwards nothing is mapped or pinned for it, and its host resources are
-    /// closed.
+    /// Closes a part that has left the bus. Returns its ID. Afterwards no memory is mapped or pinned for the part. Its host resources are
+    /// closed, unless a vCPU's access to it does not end in time.
     pub fn close(&mut self, address: PciAddress) -> Option<String> {
         let place = self.parts.iter().position(|placed| placed.address == address)?;
         let Placed { id, behind, function, mut part, .. } = self.parts.remove(place);
@@ -230,7 +230,7 @@ impl PartBus {
         leaving.find(|placed| placed.id == id).map(|placed| placed.address)
     }
 
-    /// Returns the slot from the saved state if the part can use it; otherwise a free slot.
+    /// Returns the slot from the saved state if the part can use this slot. Otherwise returns a free slot.
     fn place(&self, part: &dyn KindConfig, has_iommu: bool, wanted: &[PciAddress]) -> Result<PciAddress, VmError> {
         let free = self.free_address(part, has_iommu, wanted)?;
         let (slots, _) = self.slots(part, has_iommu);
@@ -239,7 +239,7 @@ impl PartBus {
         Ok(saved.filter(fits).copied().unwrap_or(free))
     }
 
-    /// Returns the slots for a part, with or without a virtio-iommu in the VM, and the words that describe them.
+    /// Returns the slots for a part, with or without a virtio-iommu in the VM. Also returns words that describe these slots in error texts.
     fn slots(&self, part: &dyn KindConfig, has_iommu: bool) -> (RangeInclusive<u8>, &'static str) {
         let segment = part.pci_segment();
         let all = self.iommu_segments.contains(&segment);
@@ -260,8 +260,8 @@ impl PartBus {
     ) -> Result<PciAddress, VmError> {
         let kind = part.kind();
         if !has_iommu && part.is_behind_iommu() {
-            let rule = "the VM runs without a virtio-iommu; it gets one if it is booted with iommu_bounce, with a device that has \
-                        iommu on, or with iommu_segments";
+            let rule = "the VM runs without a virtio-iommu: boot it with iommu_bounce, with iommu_segments, or with a device that has \
+                        iommu on";
             return Err(ConfigError::new(kind.iommu.unwrap_or(DeviceConfig::IOMMU), rule).into());
         }
         let (mut slots, which) = self.slots(part, has_iommu);
@@ -310,7 +310,7 @@ mod tests {
         let closed = Arc::downgrade(&function);
         let of_access = function.clone();
         let access = thread::spawn(move || drop(of_access));
-        // The limit ends a hanging test.
+        // The timeout ends a test that hangs.
         drop_last(function, Duration::from_secs(600));
         assert!(closed.upgrade().is_none());
         access.join().unwrap();
@@ -320,6 +320,6 @@ mod tests {
         let closed = Arc::downgrade(&function);
         drop_last(function.clone(), Duration::ZERO);
         drop(function);
-        assert!(closed.upgrade().is_some(), "the last access does not close it");
+        assert!(closed.upgrade().is_some(), "the last access does not close the function");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Common translation limits of all endpoints: the virtio-iommu offers the guest exactly these.
+//! Translation limits that all endpoints have in common. The virtio-iommu offers the guest exactly these limits.
 
 use std::ops::RangeInclusive;
 
@@ -10,16 +10,18 @@ use rangemap::RangeInclusiveSet;
 
 use crate::arch::layout::PAGE_SIZE;
 
-/// Returns the page sizes that every endpoint's host IOMMU supports, none smaller than the host's pages.
+/// Returns the page sizes that every endpoint's host IOMMU supports, without sizes below the host's page size.
 pub(super) fn page_size_mask(limits: &[MapperLimits]) -> u64 {
     limits.iter().fold(!(PAGE_SIZE - 1), |mask, limits| mask & limits.page_size_mask)
 }
 
-/// Last IOVA of the range if no endpoint exists yet: that of the smallest host IOMMUs (39 bits, three levels of page tables).
+/// Last IOVA of the range if no endpoint exists yet. The smallest host IOMMUs translate up to this IOVA (39 bits, three levels of page
+/// tables).
 const LEAST_RANGE: u64 = (1 << 39) - 1;
 
-/// Returns the range from 0 to the highest IOVA of at most `bits` bits that every endpoint's host IOMMU can translate. If an endpoint that
-/// is added later translates less, the guest sees the rest as reserved for that endpoint.
+/// Returns the range of IOVAs that the virtio-iommu translates. The range starts at 0 and has at most `bits` bits. It ends at the highest
+/// IOVA that every endpoint's host IOMMU can translate. If an endpoint that is added later translates less, the guest sees the rest as
+/// reserved for that endpoint.
 pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u64> {
     let highest = |limits: &MapperLimits| limits.iova_ranges.iter().map(|range| *range.end()).max();
     let most = u64::MAX.unbounded_shr(64u32.saturating_sub(bits.into()));
@@ -29,12 +31,12 @@ pub(super) fn input_range(limits: &[MapperLimits], bits: u8) -> RangeInclusive<u
 /// Returns the largest part of `whole` that every endpoint's host IOMMU can translate, in whole chunks. Returns `None` if the host
 /// reserves something in every chunk.
 pub(super) fn window_aperture(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Option<RangeInclusive<u64>> {
-    // Of several parts of the largest size, the first.
+    // If several parts have the largest size, this returns the first of them.
     free_chunks(whole, limits).into_iter().rev().max_by_key(len)
 }
 
-/// Returns the first `bytes` in `whole`, in whole chunks, that every endpoint's host IOMMU can translate. If no part is that large,
-/// returns the largest part.
+/// Returns the first range of `bytes` bytes in `whole` that every endpoint's host IOMMU can translate. The range starts at a chunk
+/// boundary. If no part of `whole` is that large, returns the largest part.
 pub(super) fn first_aperture(
     whole: &RangeInclusive<u64>,
     bytes: u64,
@@ -62,7 +64,7 @@ fn free_chunks(whole: &RangeInclusive<u64>, limits: &[MapperLimits]) -> Vec<Rang
     }
     let in_chunks = |range: RangeInclusive<u64>| {
         let start = range.start().next_multiple_of(CHUNK_SIZE);
-        // The end of the whole address space does not fit in a u64, so its last chunk is left out.
+        // The end of the 64-bit address space does not fit in a u64, so the last chunk of that space is left out.
         let end = range.end().saturating_add(1) / CHUNK_SIZE * CHUNK_SIZE;
         (start < end).then(|| start..=end - 1)
     };
@@ -91,7 +93,7 @@ mod tests {
         assert_eq!(input_range(&both, 64), 0..=(1 << 39) - 1);
         assert_eq!(page_size_mask(&both), 0x4020_1000);
         assert_eq!((input_range(&[], 64), page_size_mask(&[])), (0..=LEAST_RANGE, !0xfff));
-        assert_eq!(input_range(&both, 36), 0..=(1 << 36) - 1, "no more than was asked for");
+        assert_eq!(input_range(&both, 36), 0..=(1 << 36) - 1, "no more than the requested bits");
         assert_eq!(input_range(&both, 40), 0..=(1 << 39) - 1);
     }
 
@@ -120,7 +122,7 @@ mod tests {
         let holes = limits(&[0..=0x2_1000_0000, 0x2_2000_0000..=0x7f_ffff_ffff]);
         assert_eq!(behind(std::slice::from_ref(&holes)), Some(0x2_2000_0000..=0x2_3fff_ffff));
         let narrow = limits(&[0..=0x2_2fff_ffff]);
-        assert_eq!(behind(&[holes, narrow]), Some(0x2_0000_0000..=0x2_0fff_ffff), "the largest that there is");
+        assert_eq!(behind(&[holes, narrow]), Some(0x2_0000_0000..=0x2_0fff_ffff), "the largest part");
         assert_eq!(behind(&[limits(&[0..=0x1_ffff_ffff])]), None);
     }
 

@@ -41,7 +41,7 @@ impl Part for Console {
 }
 
 impl Drop for Console {
-    /// Ends the device's thread, so that it prints nothing while the links wait for their readers.
+    /// Ends the device's thread, so that the thread prints nothing while the links wait for their readers.
     fn drop(&mut self) {
         reset(&*self.function);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Services of the VM for the devices that are built for it.
+//! Services of the VM that are passed to the builders of devices.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ use super::rate_limits::RateLimitGroups;
 pub struct DeviceContext {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Arc<Ram>,
-    /// Bytes of RAM at boot. In a restored VM, the configuration's size also includes RAM that was added since.
+    /// Bytes of RAM at boot. In a restored VM, the configuration's size also includes RAM that was added after boot.
     pub(crate) ram_size: u64,
     /// Service that returns unused RAM to the host, in a VM with a balloon. Code that pins RAM must register the pins here.
     pub(crate) reclaim: Option<Arc<Reclaim>>,
@@ -35,8 +35,9 @@ pub struct DeviceContext {
     pub(crate) observer: Arc<dyn DeviceObserver>,
     /// Receiver of the host's notices about its devices.
     pub(crate) listener: Arc<dyn HostListener>,
-    /// Addresses of devices in a restored VM, by ID. The order in which they were added is not saved.
+    /// Addresses of devices in a restored VM, by ID. They cannot be computed again, because the order in which devices were added is not
+    /// saved.
     pub(crate) places: BTreeMap<String, PciAddress>,
-    /// IOVAs of the bounce windows' aperture in a restored VM that had windows. The value is not validated yet.
+    /// Aperture of the bounce windows in a restored VM that had windows. The value is not validated yet.
     pub(crate) window_aperture: Option<RangeInclusive<u64>>,
 }

@@ -36,8 +36,8 @@ pub(super) struct Wiring {
 }
 
 impl Site<'_> {
-    /// Builds the part of `config` with the device that `create` makes of its connections. Behind the virtio-iommu, the device
-    /// accesses the memory that is mapped for it, and its faults go to the guest. Otherwise it accesses all RAM.
+    /// Builds the part of `config`. `create` makes the device from its connections to the VM. A device behind the virtio-iommu accesses
+    /// only memory that is mapped for the device, and its DMA faults go to the guest. Any other device accesses all RAM.
     pub(super) fn emulate<P: Part + 'static>(
         &mut self,
         config: &dyn KindConfig,
@@ -64,7 +64,7 @@ impl Site<'_> {
     }
 }
 
-/// Returns a function that makes the error of a device for the failed operation `what`, a verb such as "create a disk".
+/// Returns a function that turns a device's error into a [`VmError`]. `what` is the operation that failed, as a verb: "create a disk".
 pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> VmError {
     move |error| VmError::Device { what, source: io::Error::other(error) }
 }

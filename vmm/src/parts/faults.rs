@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Passes DMA faults, which are accesses that the virtio-iommu stopped, to the guest's driver. The faults come from devices whose DMA goes
-//! through this process.
+//! Delivery of DMA faults to the guest's driver. A DMA fault is an access that the virtio-iommu stopped. The faults come from devices whose
+//! DMA goes through this process.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use devices::virtio::iommu::IommuHandle;
 
 use crate::error::VmError;
 
-/// Path of fault reports. It is set up once a device needs it.
+/// Path of fault reports, from devices to the virtio-iommu. It is set up once a device needs it.
 pub(super) struct FaultPath {
     sender: FaultSender,
-    /// Holds the faults until the virtio-iommu is connected.
+    /// Relay that holds the faults until the virtio-iommu is connected.
     relay: Option<FaultRelay>,
-    /// Delivers the faults from then on.
+    /// Handle of the thread that delivers the faults afterwards.
     reports: Option<FaultReports>,
     needed: bool,
 }
@@ -32,7 +32,7 @@ impl FaultPath {
         self.sender.clone()
     }
 
-    /// Connects the faults to `iommu`, if a device may send any and they are not connected yet.
+    /// Connects the relay to `iommu`, if a device may send faults and the relay is not connected yet.
     pub(super) fn connect(&mut self, iommu: &Arc<IommuHandle>) -> Result<(), VmError> {
         let Some(relay) = self.relay.take_if(|_| self.needed) else { return Ok(()) };
         match relay.spawn(iommu.clone()) {
@@ -41,14 +41,14 @@ impl FaultPath {
                 Ok(())
             }
             Err(source) => {
-                // The next device may succeed.
+                // Start over, because the start of the thread may succeed for the next device.
                 *self = Self::new();
                 Err(VmError::Device { what: "start the thread for device faults", source })
             }
         }
     }
 
-    /// Ends the reports. They do not use the virtio-iommu any more.
+    /// Ends the delivery of faults. Afterwards the delivery thread does not use the virtio-iommu any more.
     pub(super) fn disconnect(&mut self) {
         self.reports = None;
     }

@@ -24,7 +24,7 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         field: FsConfig::SOCKET,
         socket: &config.socket,
         model: Model::fs(&config.tag, config.num_queues, config.queue_size),
-        // The server copies data, and no device does DMA.
+        // The server copies data, and no host device does DMA to guest RAM.
         pins: false,
     };
     vhost_user::build(wanted, &mut site)

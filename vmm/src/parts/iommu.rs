@@ -26,17 +26,18 @@ use crate::error::VmError;
 pub const IOMMU_ADDRESS: PciAddress = PciAddress::on_root_bus(1);
 /// Kind of the virtio-iommu.
 pub(super) const KIND: &Kind = &IommuBounceConfig::KIND;
-/// Roles of its threads.
+/// Roles of the virtio-iommu's threads.
 pub(super) const ROLES: &[ThreadRole] = &[iommu::POLL_ROLE, windows::STASH_ROLE, windows::READER_ROLE, FAULTS_ROLE];
 /// Ring features of the virtio-iommu's queues.
 const RING_FEATURES: RingFeatures = RingFeatures { indirect_desc: true, event_idx: true };
 
-/// Part without methods of its own. The virtio-iommu's figures come from its handle, because not all of them are numbers.
+/// Part of the virtio-iommu, without methods of its own. The virtio-iommu's counters come from [`IommuHandle`], because some of its figures
+/// are not plain numbers.
 struct Iommu;
 
 impl Part for Iommu {}
 
-/// Creates the virtio-iommu for `endpoints`. It offers the guest what all of their mappers support.
+/// Creates the virtio-iommu for `endpoints`. The virtio-iommu offers the guest only what the mappers of all endpoints support.
 pub(super) fn build(
     config: &VmConfig,
     endpoints: Vec<(PciAddress, Box<dyn EndpointMapper>)>,
@@ -86,11 +87,13 @@ pub(super) fn build(
     Ok((Built { function, part: Box::new(Iommu), mapper: None }, handle))
 }
 
-/// Returns the maximum number of page-table pages for each address space of the host. Drivers allocate IOVAs below 4 GiB first: 2048 pages
-/// of the lowest level and some of higher levels. Windows above 4 GiB take 256 pages. Beyond that, simultaneous mappings and the space that
-/// IOVA allocators keep apart cover less than twice the RAM.
+/// Returns the maximum number of page-table pages for each address space of the host. The maximum is enough for:
+///
+/// - IOVAs below 4 GiB, which drivers allocate first: 2048 pages of the lowest level, and some pages of higher levels
+/// - windows above 4 GiB: 256 pages
+/// - other IOVAs: simultaneous mappings, and the gaps that IOVA allocators leave, cover less than twice the RAM
 fn max_table_pages(config: &VmConfig) -> u64 {
-    /// Bytes that one page of the lowest level translates.
+    /// Bytes that one page of the lowest page-table level translates.
     const REACH: u64 = 2 << 20;
     2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
 }
@@ -122,8 +125,9 @@ pub(super) fn polls(poll: IommuPoll, vcpus: u32) -> bool {
     }
 }
 
-/// Returns the bounce windows of a guest that was booted with `ram_size` bytes of RAM. RAM that was added since does not move them. In a
-/// restored guest, they stay at `was`, even if devices have left: the driver remembers their place.
+/// Returns the configuration of the bounce windows for a guest that was booted with `ram_size` bytes of RAM. RAM that was added after boot
+/// does not move the windows. In a restored guest, the windows keep the aperture `was`, even if devices have left, because the driver
+/// remembers the aperture.
 fn window(
     config: &VmConfig,
     ram_size: u64,
@@ -141,7 +145,7 @@ fn window(
         Aperture::Low => vec![hole.clone()],
         Aperture::High => vec![behind..=end],
     };
-    // If the windows cannot be at the saved place, they get a new place, and restoring the saved state fails later.
+    // If the saved aperture is not possible here, the windows get another aperture. Restoring the saved state then fails later.
     if let Some(was) = was.filter(|was| can_be(was, &places, size, limits)) {
         return Ok(WindowConfig { aperture: was.clone(), budget: bounce.size, threshold });
     }
@@ -150,12 +154,12 @@ fn window(
     let (aperture, asked) = match bounce.aperture {
         Aperture::Auto => (
             low().or_else(high),
-            format!("from {:#x} to {:#x}, or behind RAM; run without windows", hole.start(), hole.end()),
+            format!("from {:#x} to {:#x}, or above RAM; run without windows", hole.start(), hole.end()),
         ),
         Aperture::Low => {
             (low(), format!("from {:#x} to {:#x}; try aperture=high, or run without windows", hole.start(), hole.end()))
         }
-        Aperture::High => (high(), format!("at {behind:#x} or behind; try aperture=low, or run without windows")),
+        Aperture::High => (high(), format!("at {behind:#x} or above; try aperture=low, or run without windows")),
     };
     let aperture = aperture.ok_or_else(|| {
         let rule = format!(
@@ -166,14 +170,14 @@ fn window(
     if bounce.aperture == Aperture::Auto && *aperture.start() >= HIGH_MEMORY_START {
         let start = aperture.start();
         log::warn!(
-            "the host leaves no room for bounce windows below 4 GiB: they start at {start:#x}, which the guest's driver must support"
+            "the host leaves no room for bounce windows below 4 GiB, so they start at {start:#x}: the guest's driver must support windows above 4 GiB"
         );
     }
     Ok(WindowConfig { aperture, budget: bounce.size, threshold })
 }
 
-/// True if a VM could have got this aperture: in one of `places`, not larger than `most`, of whole chunks, and translated completely by
-/// every endpoint's host IOMMU.
+/// True if a VM can have this aperture: it lies in one of `places`, has at most `most` bytes, and consists of whole chunks. Every
+/// endpoint's host IOMMU must translate all of it.
 fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: u64, limits: &[MapperLimits]) -> bool {
     let (start, end) = (aperture.start(), aperture.end());
     let is_in = |place: &RangeInclusive<u64>| place.contains(start) && place.contains(end);
@@ -183,7 +187,7 @@ fn can_be(aperture: &RangeInclusive<u64>, places: &[RangeInclusive<u64>], most: 
         && common_limits::window_aperture(aperture, limits).as_ref() == Some(aperture)
 }
 
-/// Returns the first address above 4 GiB behind all RAM, including RAM that may be hot-plugged later.
+/// Returns the lowest address that is at least 4 GiB and above all RAM, including RAM that may be hot-plugged later.
 fn behind_ram(memory: &MemoryConfig) -> u64 {
     let end = ram_end(memory.total()).next_multiple_of(MEMORY_DEVICE_GRANULE).saturating_add(memory.hotplug_size);
     end.max(HIGH_MEMORY_START)
@@ -246,9 +250,9 @@ mod tests {
             (
                 "aperture=high",
                 nothing_high.as_slice(),
-                "at 0x280000000 or behind; try aperture=low, or run without windows",
+                "at 0x280000000 or above; try aperture=low, or run without windows",
             ),
-            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, or behind RAM"),
+            ("", [0..=0xbfff_ffff].as_slice(), "from 0xc0000000 to 0xdfffffff, or above RAM"),
         ] {
             let error = start(option, ranges).unwrap_err();
             assert!(error.starts_with("--iommu-bounce: the host's IOMMU") && error.contains(place), "{error}");
@@ -268,7 +272,7 @@ mod tests {
                 window(&config, booted_with, &bounce, None, &input_range, &limits).unwrap().aperture
             };
             for came in [128 * MIB, 512 * MIB] {
-                assert_eq!(aperture(came), aperture(0), "{came} came to {booted_with}");
+                assert_eq!(aperture(came), aperture(0), "{came} bytes were added to {booted_with}");
             }
         }
     }
@@ -314,7 +318,7 @@ mod tests {
     type Ranges = Vec<RangeInclusive<u64>>;
 
     const ALL: RangeInclusive<u64> = 0..=u64::MAX;
-    /// IOVAs of a host that reserves a quarter of the windows' place.
+    /// IOVAs of a host IOMMU that reserves a quarter of the usual aperture.
     const PART: [RangeInclusive<u64>; 2] = [0..=0xcfff_ffff, 0xd800_0000..=u64::MAX];
 
     fn limits(hosts: &[Ranges]) -> Vec<MapperLimits> {
@@ -323,7 +327,7 @@ mod tests {
         hosts.iter().map(limits).collect()
     }
 
-    /// Returns the windows of a VM with devices of these hosts.
+    /// Returns the windows of a VM with one device for each entry of `hosts`, which has the IOVAs of the device's host IOMMU.
     fn windows(option: &str, was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> WindowConfig {
         let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
         let (bounce, limits) = (option.parse().unwrap(), limits(hosts));
@@ -331,7 +335,7 @@ mod tests {
         window(&config, config.memory.total(), &bounce, was, &input_range, &limits).unwrap()
     }
 
-    /// Creates the virtio-iommu of such a VM.
+    /// Creates the virtio-iommu of a VM with such windows and devices.
     fn device(was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> (Arc<dyn PciDevice>, Arc<IommuHandle>) {
         let window = windows("", was, hosts);
         let size = window.budget;
@@ -370,14 +374,14 @@ mod tests {
             window_aperture: handle.window_aperture(),
             generation_id: None,
         };
-        let (start, end) = state.window_aperture.expect("it has windows");
+        let (start, end) = state.window_aperture.expect("the device has windows");
         let was = start..=end;
         assert_eq!(was, 0xc000_0000..=0xcfff_ffff);
         let mut older = VmState { window_aperture: None, ..state.clone() };
         fill_in_window_aperture(&mut older);
         assert_eq!(
             older.window_aperture, state.window_aperture,
-            "a snapshot of an older program has it in the device's state"
+            "a snapshot of an older version has the aperture in the device's state"
         );
         let (restored, _handle) = device(Some(&was), &[vec![ALL]]);
         restored.restore(&state.functions[0].state).expect("the driver finds its windows");

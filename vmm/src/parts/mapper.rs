@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Address spaces of devices before they are put behind the virtio-iommu.
+//! Mappers of devices, before the virtio-iommu uses them.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) trait EndpointMapper: DmaMapper {
     }
 }
 
-/// The host maps windows as it maps RAM.
+/// This mapper needs no connection, because the host maps windows in the same way as RAM.
 impl EndpointMapper for VfioMapper {}
 
 impl EndpointMapper for PinningMapper<VfioMapper> {}

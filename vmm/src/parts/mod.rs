@@ -2,10 +2,11 @@
 
 //! Devices of a VM. Each is a [`Part`].
 //!
-//! Each file here builds the parts of one kind from their configuration, which `carom-api` defines; [`BUILDERS`] lists them. [`bus`]
-//! puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`]. Pause and resume,
-//! reset, and saved state belong to the function on the bus ([`PciDevice`]). The host bridge, pvpanic and the watchdog have them too, and
-//! are not parts.
+//! Each file here builds the parts of one kind from their configuration, which `carom-api` defines. [`BUILDERS`] lists the builders.
+//! [`bus`] puts parts on the root bus and behind the virtio-iommu. All other access to a part goes through [`Part`].
+//!
+//! Pause and resume, reset, and saved state belong to the function on the bus ([`PciDevice`]). The host bridge, pvpanic and the watchdog
+//! are such functions too, but not parts.
 
 mod balloon;
 mod block;
@@ -46,7 +47,7 @@ use self::vfio::HostDevices;
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// Device in a VM: its abilities in addition to those of its function on the root bus.
+/// Device of a VM. This trait has the operations that [`PciDevice`] does not have.
 pub trait Part: Send {
     /// Returns the device's counters.
     fn counters(&self) -> Vec<Counter> {
@@ -70,12 +71,12 @@ pub trait Part: Send {
         let _ = region;
         Ok(())
     }
-    /// Removes a region again, because adding it to the VM failed. The device may or may not have access to the region.
+    /// Takes a region of RAM away again, because adding it to the VM failed. The device may or may not have access to the region.
     fn take_ram(&self, region: &RamRegion) {
         let _ = region;
     }
-    /// Called when the function has left the bus. When this returns, the device does no more DMA, and its threads have ended. Next,
-    /// the part is disconnected and dropped.
+    /// Called when the function has left the bus. When this method returns, the device does no more DMA, and its threads have ended. After
+    /// that, the part is disconnected and dropped.
     fn leave(&mut self, function: &dyn PciDevice) {
         reset(function);
     }
@@ -104,7 +105,7 @@ struct Shared {
     host_devices: HostDevices,
 }
 
-/// Place where a part is built.
+/// Address of a part that is being built, and the state that parts share.
 struct Site<'s> {
     address: PciAddress,
     shared: &'s mut Shared,
@@ -121,8 +122,8 @@ struct Builder {
     build: fn(&PartConfig, Site<'_>) -> Result<Built, VmError>,
 }
 
-/// The registry: a builder for each kind that takes a slot. The virtio-iommu has no builder: [`bus`] builds it at boot from the
-/// needs of all other parts.
+/// The registry: a builder for each kind that takes a slot. The virtio-iommu has no builder here. [`bus`] builds it at boot from the
+/// mappers of all other parts.
 static BUILDERS: &[Builder] = &[
     vfio::BUILDER,
     vfio_user::BUILDER,
@@ -155,7 +156,7 @@ fn not_built_here(config: &PartConfig) -> VmError {
     ConfigError::new(config.kind().field, "cannot be hot-plugged: configure it when the VM is created").into()
 }
 
-/// Returns the roles of the threads that parts run, each once.
+/// Returns the roles of the threads that parts run, without duplicates.
 pub fn thread_roles() -> Vec<ThreadRole> {
     let mut roles = iommu::ROLES.to_vec();
     for role in BUILDERS.iter().flat_map(|builder| builder.roles) {

@@ -41,7 +41,8 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
         csum: config.offload_csum,
         tso: config.offload_tso,
         uso: config.offload_ufo && tap.has_uso(),
-        // Behind the virtio-iommu, each buffer is a mapping or takes window slots. Otherwise large buffers are faster.
+        // Behind the virtio-iommu, receive buffers should be small, because each buffer needs a mapping or window slots. Otherwise large
+        // buffers are faster.
         merges: config.iommu,
     };
     let (carrier, limits) = (Box::new(tap), config.rate_limiter_config.map(rate_limits::limits));
@@ -68,7 +69,7 @@ fn served(config: &NetConfig, socket: &Path, site: &mut Site<'_>) -> Result<Buil
         field: NetConfig::VHOST_SOCKET,
         socket,
         model: Model::net(&net),
-        // The server may let a network card of the host do DMA, as DPDK does.
+        // The server may let a network card of the host do DMA to guest RAM, as DPDK does.
         pins: true,
     };
     vhost_user::build(wanted, site)

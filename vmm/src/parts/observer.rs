@@ -8,7 +8,7 @@ use devices::platform::{DeviceEvent, DeviceObserver};
 
 use crate::process::event_monitor::EventMonitor;
 
-/// Writes the actions to the event stream.
+/// Observer that writes the guest's actions to the event stream.
 pub(crate) struct Observer(pub(crate) EventMonitor);
 
 impl DeviceObserver for Observer {

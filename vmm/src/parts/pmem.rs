@@ -39,7 +39,7 @@ fn file_error(config: &PmemConfig) -> impl Fn(io::Error) -> VmError {
     VmError::of_file(PmemConfig::FILE, &config.file)
 }
 
-/// Returns the error for a file that the host can only open for reading. It names the option to set.
+/// Returns the error for a file that can only be opened for reading. The error names the option to set.
 fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     let error = ConfigError::in_terms(PmemConfig::FILE, |terms| {
         let path = config.file.display();

@@ -19,7 +19,7 @@ impl RateLimitGroups {
         Self(groups.iter().map(|group| (group.id.clone(), limiter(group.rate_limiter_config))).collect())
     }
 
-    /// Returns the limit of a disk: its own, or that of its group.
+    /// Returns the disk's own limit, or the limit of its group.
     pub(super) fn of_disk(&self, disk: &DiskConfig) -> Option<Arc<RateLimiter>> {
         let of_group = disk.rate_limit_group.as_ref().and_then(|name| self.0.get(name)).cloned();
         disk.rate_limiter_config.map(limiter).or(of_group)
@@ -34,7 +34,7 @@ fn limiter(config: RateLimiterConfig) -> Arc<RateLimiter> {
 pub(super) fn limits(config: RateLimiterConfig) -> RateLimits {
     let bucket = |bucket: TokenBucket| {
         let TokenBucket { size, one_time_burst, refill_time } = bucket;
-        // As in Cloud Hypervisor: a size or a refill time of 0 means no limit.
+        // As in Cloud Hypervisor, a size or a refill time of 0 means no limit.
         (size != 0 && refill_time != 0).then(|| BucketParams {
             size,
             one_time_burst: one_time_burst.unwrap_or(0),

@@ -28,14 +28,14 @@ use crate::kvm::{KvmVfioFiles, create_vfio_device};
 pub(super) const BUILDER: Builder =
     Builder { kind: &DeviceConfig::KIND, roles: &[vfio::NOTICES_ROLE], counters: Vec::new, build };
 
-/// Host address space shared by all devices that are not behind the virtio-iommu. It ends with the last of these devices.
+/// Host address space shared by all devices that are not behind the virtio-iommu. It is closed together with the last of these devices.
 struct RamSpace {
-    /// Dropping this unmaps RAM for the devices and unpins it.
+    /// Mapping of RAM for the devices. Dropping it unmaps and unpins RAM.
     ram: GuestRamMapping,
     space: DmaSpace,
-    /// Dropped after the mapping, because RAM stays pinned until then.
+    /// Dropped after `ram`, because RAM stays pinned until the mapping is dropped.
     _pinned: Option<PinnedWhole>,
-    /// True if no more devices may join. Devices in the space continue.
+    /// True if no more devices may join. Devices that have already joined stay in the space.
     closed: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct HostDevices {
     iommufd: bool,
     /// Set once a device was opened.
     host: Option<HostIommu>,
-    /// Space that the next device joins, while a device is in it.
+    /// Address space that the next device joins, as long as another device uses the space.
     ram: Weak<RamSpace>,
     /// All opened devices. Some may be closed.
     opened: Vec<Weak<VfioPciDevice>>,
@@ -62,7 +62,8 @@ impl HostDevices {
         Ok(self.host.as_ref().expect("just made"))
     }
 
-    /// Rejects a function that is already open: a container would open it a second time, in use and without a reset.
+    /// Rejects a function that is already open. With a container, a second open would succeed, although the function is in use and was not
+    /// reset.
     fn check_new(&mut self, function: &HostFunctionPath) -> Result<(), VfioPciError> {
         self.opened.retain(|opened| opened.strong_count() > 0);
         let is_it = |opened: &Weak<VfioPciDevice>| opened.upgrade().is_some_and(|it| it.host_name() == function.name());
@@ -97,15 +98,15 @@ impl Part for HostDevice {
         self.function.unwatch();
         reset(function);
         if let (Some(ram), false, true) = (&self.ram, self.iommufd, self.function.is_held()) {
-            // The kernel may remove the group from the container before the container is closed. The container does not
-            // notice, so it could not take the group again.
+            // The kernel may remove the group from the container before this process closes the container. The container's user-space
+            // object does not notice this, so it could not add the group again.
             ram.closed.store(true, Ordering::Relaxed);
         }
     }
 }
 
-/// Opens the device. Behind the virtio-iommu, it gets its own address space with a mapper. Otherwise it shares an address
-/// space that maps all RAM.
+/// Opens the device. A device behind the virtio-iommu gets its own address space with a mapper. Other devices share an address space that
+/// maps all RAM.
 fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let PartConfig::Vfio(config) = config else { return Err(not_built_here(config)) };
     let Site { address, shared } = site;
@@ -146,7 +147,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
     let ram = match joined {
         Some(ram) => ram,
         None => {
-            // The space must already contain a device.
+            // RAM is mapped only now, because the space must already contain a device.
             let pinned = context.reclaim.as_ref().map(Reclaim::pin_whole);
             let ram = map_guest_ram(&space, &context.memory).map_err(fail)?;
             Arc::new(RamSpace { ram, space, _pinned: pinned, closed: AtomicBool::new(false) })

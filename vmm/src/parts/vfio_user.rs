@@ -21,11 +21,11 @@ pub(super) const BUILDER: Builder =
 
 struct UserDevice {
     id: String,
-    /// Set for a device that is not behind the virtio-iommu: its server is given all RAM.
+    /// Set for a device that is not behind the virtio-iommu. Its server gets access to all RAM.
     server: Option<UserServer>,
-    /// First addresses of the regions that were added later and given to the server. Only these can be removed again.
+    /// Start addresses of the RAM regions that were added later and shared with the server. Only these regions can be removed again.
     given: Mutex<BTreeSet<u64>>,
-    /// The server may pin RAM for a device of its own.
+    /// Marks all RAM as pinned, because the server may pin RAM for a host device.
     _pinned: Option<PinnedWhole>,
 }
 
@@ -70,7 +70,7 @@ fn build(config: &PartConfig, site: Site<'_>) -> Result<Built, VmError> {
             server.share_ram()?;
         }
         let id = name(config);
-        // None of the device's memory is mapped into the guest, so other devices cannot access it either.
+        // The BARs of a vfio-user device are never mapped into the guest, so other devices cannot access them by DMA.
         let function = server.function(id, &*context.msi, context.bars.clone())?;
         let mapper = config.iommu.then(|| Box::new(server.mapper()) as Box<_>);
         let part = UserDevice {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Devices of all kinds that vhost-user servers serve.
+//! Devices that a vhost-user server serves, of all kinds.
 
 use std::io;
 use std::path::Path;
@@ -20,7 +20,7 @@ use super::mapper::EndpointMapper;
 use super::{Built, Part, Site, name};
 use crate::error::VmError;
 
-/// Description of the wanted device.
+/// Description of the device to build.
 pub(super) struct Wanted<'w> {
     pub(super) config: &'w dyn KindConfig,
     pub(super) field: Field,

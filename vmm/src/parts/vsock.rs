@@ -10,7 +10,7 @@ use super::emulated::{Counting, Wiring, failed};
 use super::{Builder, Built, Site, not_built_here};
 use crate::error::VmError;
 
-/// Descriptors that a VM needs in addition to those of connections.
+/// Descriptors that a VM needs in addition to the descriptors of vsock connections.
 const OTHER_DESCRIPTORS: usize = 1024;
 
 pub(super) const BUILDER: Builder =
@@ -28,15 +28,14 @@ fn build(config: &PartConfig, mut site: Site<'_>) -> Result<Built, VmError> {
     })
 }
 
-/// Returns the maximum number of connections. Even a guest that opens all of them leaves enough descriptors for
-/// everything else.
+/// Returns the maximum number of connections. Even if a guest opens all of them, enough descriptors are left for everything else.
 fn connections() -> usize {
     let limit = getrlimit(Resource::Nofile).current.map(|current| usize::try_from(current).unwrap_or(usize::MAX));
     fitting(limit.unwrap_or(usize::MAX))
 }
 
-/// Returns the maximum number of connections for a descriptor limit. If the limit is too low for everything,
-/// connections get half of the descriptors that clients leave.
+/// Returns the maximum number of connections for a descriptor limit. [`MOST_CLIENTS`] descriptors are reserved for clients. If the rest is
+/// not enough for everything, connections get half of the rest.
 fn fitting(descriptors: usize) -> usize {
     let without_clients = descriptors.saturating_sub(MOST_CLIENTS);
     let rest = without_clients.saturating_sub(OTHER_DESCRIPTORS);
