@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File for crash reports: it is created in advance, and removed at the end if it contains no report.
+//! File for crash reports. It is created at the start, and removed at the end if it contains no report.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +18,7 @@ use crate::process::output_file;
 #[derive(Debug)]
 pub struct CrashFile {
     file: File,
-    /// Absent if the file was inherited.
+    /// `None` if the file was inherited.
     path: Option<PathBuf>,
 }
 
@@ -33,7 +33,7 @@ impl CrashFile {
             Err(Errno::WOULDBLOCK) => {
                 Err(io::Error::other("another process writes its crash reports to this file: use another file"))
             }
-            // Some files cannot be locked.
+            // A file that cannot be locked is used without a lock.
             _ => Self::of(file, Some(path.to_path_buf())),
         }
     }

@@ -29,7 +29,7 @@ const PACE_OF_GUEST: Duration = Duration::from_millis(125);
 #[derive(Clone)]
 pub struct EventMonitor {
     queue: Option<Arc<QueuedWriter>>,
-    /// True if the last event was lost. The log has then reported the loss.
+    /// True if the last event was lost. In this case, the log has reported the loss.
     losing: Arc<AtomicBool>,
     allowance: Arc<Mutex<Allowance>>,
     start: Instant,
@@ -125,7 +125,9 @@ impl EventMonitor {
             }
         };
         if lost && !self.losing.load(Ordering::Relaxed) {
-            log::warn!("event {source}:{event} is lost, and further events may be: no process reads the event stream");
+            log::warn!(
+                "event {source}:{event} is lost because no process reads the event stream; further events may be lost too"
+            );
         }
         self.losing.store(lost, Ordering::Relaxed);
     }
@@ -160,7 +162,7 @@ fn line<P: Serialize>(start: Instant, source: &str, event: &str, properties: Opt
     let elapsed = start.elapsed();
     let timestamp = Timestamp { secs: elapsed.as_secs(), nanos: elapsed.subsec_nanos() };
     let write = |line: Result<Vec<u8>, serde_json::Error>| {
-        line.inspect_err(|error| log::warn!("event {source}:{event}: {error}")).ok()
+        line.inspect_err(|error| log::warn!("cannot write event {source}:{event}: {error}")).ok()
     };
     let mut line = write(serde_json::to_vec(&Event { timestamp, source, event, properties }))?;
     if line.len() >= MAX_EVENT {
@@ -234,7 +236,7 @@ mod tests {
         let refused = monitor.lost();
         assert!((700..SENT).contains(&refused), "{refused}");
 
-        // The reader continues: it gets the queued events, then the number of lost events, although no further event follows.
+        // The reader continues. It gets the queued events and then the number of lost events, although no further event follows.
         let mut lines =
             BufReader::new(reader).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let (mut seen, mut lost) = (0, 0);

@@ -17,7 +17,7 @@ use crate::tap;
 /// Result of `KVM_GET_API_VERSION` (`KVM_API_VERSION` of `include/uapi/linux/kvm.h`).
 const KVM_API_VERSION: i32 = 12;
 
-/// Descriptors that the command line names, taken before this program opens any.
+/// Descriptors that the command line names, taken before this program opens any descriptor of its own.
 #[derive(Debug, Default)]
 pub struct InheritedFds(Vec<(i32, OwnedFd)>);
 
@@ -35,11 +35,11 @@ pub fn kvm() -> io::Result<Option<Kvm>> {
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 impl InheritedFds {
-    /// Takes the descriptors with these numbers, each with the option that names it. Each number must be above the three standard
-    /// descriptors. Call it once, before the program has opened any descriptor of its own.
+    /// Takes the descriptors with these numbers. Each number comes with the option that names it, and must be above 2, because 0 to 2 are
+    /// the standard descriptors. Call this function once, before the program has opened any descriptor of its own.
     ///
     /// # Errors
-    /// A number is not an open descriptor, or occurs twice: then the error blames the second option.
+    /// A number is not an open descriptor, or occurs twice. If it occurs twice, the error names the second option.
     pub fn take(numbers: &[(Field, i32)]) -> Result<Self, FileError> {
         assert!(!TAKEN.swap(true, Ordering::Relaxed), "called once");
         check(numbers)?;
@@ -47,7 +47,7 @@ impl InheritedFds {
             // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. By naming it, the user
             // hands it over. This program has opened no descriptor yet, and no number is taken twice.
             let fd = unsafe { OwnedFd::from_raw_fd(*number) };
-            // This program executes no other program; if it did, that program would not get the descriptors.
+            // An executed program would not get the descriptors, although this program executes no other program.
             fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| file_error(*field, *number, error.into()))?;
             Ok((*number, fd))
         };
@@ -66,7 +66,7 @@ impl InheritedFds {
     /// Keeps the descriptor with this number, which `option` names, for the code that needs it.
     ///
     /// # Errors
-    /// The descriptor is of an unsupported kind, of a KVM with another API version, or not of the kind that the option expects.
+    /// The descriptor is of an unsupported kind, belongs to a KVM with another API version, or is not of the kind that the option expects.
     pub fn keep(&mut self, option: Field, number: i32) -> Result<(), FileError> {
         let kept = self.give(number).and_then(|fd| {
             devices::inherited::keep(number, fd)?;

@@ -21,7 +21,7 @@ use crate::process::queued_writer::{QueuedWriter, WriterThread};
 
 /// Maximum bytes of a stream's queue, some thousand lines. Further lines are dropped and counted.
 const MAX_WAITING: u64 = 256 << 10;
-/// Maximum time that a panicking thread waits until its message is written: the panic may abort the process.
+/// Maximum time that a panicking thread waits until its message is written. It waits because the panic may abort the process.
 const PANIC_MESSAGE: Duration = Duration::from_secs(1);
 /// Maximum time to write the last lines when the program ends.
 const LAST_LINES: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ pub struct LastLines(());
 /// # Errors
 /// The process cannot open more descriptors.
 pub fn start() -> io::Result<LastLines> {
-    // `Stderr` is not used: it has a lock, which a blocked thread would hold.
+    // `Stderr` is not used, because a blocked thread would hold its lock.
     let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, thread) = QueuedWriter::of_log("stderr", file, MAX_WAITING, dropped);
     STANDARD_ERROR.set(queue).map_err(|_| io::Error::other("standard error has a queue already"))?;
@@ -101,7 +101,7 @@ fn streams() -> impl Iterator<Item = &'static QueuedWriter> {
     [&LOG_FILE, &STANDARD_ERROR].into_iter().filter_map(OnceLock::get)
 }
 
-/// Waits until everything is written, but not for a reader that reads nothing.
+/// Waits until all queued lines are written, but at most 2 s for each stream. A stream whose reader reads nothing is waited for only once.
 pub fn flush() {
     // A program that fails at its start has not started the threads yet. If they cannot start, the wait below still ends.
     let _ = start_threads();
@@ -146,7 +146,7 @@ fn report_panic(panic: &PanicHookInfo<'_>) {
         BacktraceStatus::Captured => writeln!(text, "stack backtrace:\n{trace}"),
         _ => writeln!(text, "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"),
     };
-    // This may be the thread that starts the writer threads.
+    // If the writer threads have not started yet, write directly: this thread may be the one that starts them.
     if !UNSTARTED.try_lock().is_ok_and(|threads| threads.is_empty()) {
         let _ = io::stderr().write_all(text.as_bytes());
         return;

@@ -11,10 +11,12 @@ use devices::inherited::{self, Access};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::geteuid;
 
-/// Opens the file at `path`, or creates it with access for this user only. `flags` are further flags of open(2). A symbolic link is
-/// followed only if this user or root owns the link, as with `/dev/stdout`. Another user's link may lead to a file that only this user
-/// can write. (The kernel has the same rule for directories like `/tmp`, `fs.protected_symlinks`.) An inherited descriptor of a file or pipe
-/// replaces the path, and is used unchanged.
+/// Opens the file at `path`, or creates it with access for this user only. `flags` are further flags of open(2). An inherited descriptor of
+/// a file or pipe replaces the path, and is used unchanged.
+///
+/// A symbolic link is followed only if this user or root owns the link, as with `/dev/stdout`. Another user's link could lead to a file
+/// that this user can write, but the link's owner cannot. (The kernel has the same rule for directories like `/tmp`:
+/// `fs.protected_symlinks`.)
 ///
 /// Opening does not wait for a FIFO's reader or a terminal's carrier, and no terminal becomes the controlling terminal of this process.
 /// Writing waits, unless `flags` has `O_NONBLOCK`.

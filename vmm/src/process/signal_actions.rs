@@ -8,8 +8,8 @@ use std::ptr;
 
 use libc::{c_int, sigaction};
 
-/// Ignored signals, in addition to the real-time signals. With SIGXFSZ ignored, a write beyond RLIMIT_FSIZE fails with EFBIG; with
-/// SIGPIPE ignored, a write to a closed pipe fails with EPIPE. The other signals have no meaning for Carom.
+/// Ignored signals, in addition to the real-time signals. Because SIGXFSZ is ignored, a write beyond RLIMIT_FSIZE fails with EFBIG. Because
+/// SIGPIPE is ignored, a write to a closed pipe fails with EPIPE. The other signals have no meaning for Carom.
 const IGNORED: [c_int; 7] = [
     libc::SIGXFSZ,
     libc::SIGPIPE,
@@ -21,8 +21,8 @@ const IGNORED: [c_int; 7] = [
     libc::SIGSTKFLT,
 ];
 
-/// Ignores signals that end the process by default, and unblocks all signals that the parent process blocked. Call it once, before
-/// other threads exist and before anything is written.
+/// Ignores signals that end the process by default, and unblocks all signals that the parent process blocked. Call this function once,
+/// before other threads exist and before anything is written.
 ///
 /// A handler that a preloaded library has set, such as a profiler's for SIGPROF, is kept.
 ///
@@ -53,13 +53,13 @@ fn replace(signal: c_int, handler: libc::sighandler_t) -> io::Result<sigaction> 
     let mut action: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handler;
     let mut before = action;
-    // SAFETY: The new action runs nothing of the process. The kernel writes the old one.
+    // SAFETY: The new action runs no code of this process. The kernel writes the old action.
     let status = unsafe { sigaction(signal, &action, &mut before) };
     if status == 0 { Ok(before) } else { Err(io::Error::last_os_error()) }
 }
 
 fn restore(signal: c_int, action: &sigaction) -> io::Result<()> {
-    // SAFETY: The kernel returned this action just now: its handler is still loaded.
+    // SAFETY: The kernel returned this action just now, so its handler is still loaded.
     let status = unsafe { sigaction(signal, action, ptr::null_mut()) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_signal_is_told_from_a_default_one() {
+    fn is_ignored_is_true_only_for_ignored_signals() {
         // Rust's runtime ignores SIGPIPE. No test changes SIGTSTP.
         assert!(is_ignored(libc::SIGPIPE));
         assert!(!is_ignored(libc::SIGTSTP));

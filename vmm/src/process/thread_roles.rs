@@ -89,8 +89,8 @@ const CLIENT: &[Call] = &[
     Ioctl(0x5421),
 ];
 
-/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. The type alone is not allowed: terminals have
-/// the same type, and some of their requests can fake input.
+/// `TUNSETIFF`, `TUNGETIFF`, `TUNGETFEATURES`, `TUNSETVNETHDRSZ`, `TUNSETPERSIST`. Other requests of the same ioctl type are not allowed:
+/// terminals have the same type, and some of their requests can fake input.
 const TAP: &[Call] =
     &[Ioctl(0x4004_54ca), Ioctl(0x8004_54d2), Ioctl(0x8004_54cf), Ioctl(0x4004_54d8), Ioctl(0x4004_54cb)];
 
@@ -192,5 +192,5 @@ pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 /// Thread that loads the guest's boot files, which are already open.
 pub const LOADER: ThreadRole = ThreadRole { name: "loader", calls: &[] };
 
-/// All of these roles except that of the first thread, which starts the other threads.
+/// All of these roles except [`CONTROL`]. The first thread has that role, and starts the other threads.
 pub const STARTED: [ThreadRole; 7] = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];

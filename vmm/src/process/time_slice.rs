@@ -4,7 +4,7 @@
 //!
 //! vCPUs and polling threads use their host CPUs fully. Such a thread may be running when a thread that answers clients wakes up.
 //! If the waking thread has used no more than its share and its slice is shorter, the scheduler usually runs it at once. Otherwise
-//! it may wait for the end of the other slice, some milliseconds. A short slice needs no privilege and does not increase the share
+//! it may wait some milliseconds for the end of the other slice. A short slice needs no privilege and does not increase the share
 //! of the CPU: only each turn is shorter. Before Linux 6.12, the slice has no effect (`sched_attr::sched_runtime` of `SCHED_OTHER`,
 //! `kernel/sched/syscalls.c`).
 
@@ -41,7 +41,7 @@ impl ShortSlice {
     }
 }
 
-/// Guard: until it is dropped, the thread has its default slice.
+/// Guard that gives the thread its default slice until the guard is dropped.
 #[derive(Debug)]
 pub struct Ordinary(());
 
@@ -54,8 +54,8 @@ impl Drop for Ordinary {
 /// `SCHED_OTHER` in the type that the structure uses.
 const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 
-/// Sets the slice of this thread, in ns, and changes nothing else of its scheduling. Returns the previous slice. Returns `None` if
-/// the thread has no slice, as in real-time scheduling, or if the kernel refuses to read it.
+/// Sets the slice of this thread, in ns, and changes nothing else of its scheduling. Returns the previous slice. Returns `None` if the
+/// thread has no slice, as in real-time scheduling, or if the kernel rejects a call.
 fn set_slice(slice: u64) -> Option<u64> {
     let mut attr = current()?;
     if ![SCHED_OTHER, libc::SCHED_BATCH.cast_unsigned()].contains(&attr.sched_policy) {
@@ -82,7 +82,7 @@ fn current() -> Option<libc::sched_attr> {
     (status == 0).then_some(attr)
 }
 
-/// Returns the slice of this thread in ns. 0 before Linux 6.12, or if the kernel does not report the slice.
+/// Returns the slice of this thread in ns. Returns 0 before Linux 6.12, or if the kernel does not report the slice.
 #[cfg(test)]
 pub(crate) fn of_this_thread() -> u64 {
     current().map_or(0, |attr| attr.sched_runtime)

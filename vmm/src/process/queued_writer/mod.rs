@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Output by a separate thread: the file may be a pipe whose reader has stopped reading, which must not stop the VM. The log, events and
-//! consoles use this.
+//! Output by a separate thread, for the log, events and consoles. The file may be a pipe whose reader has stopped reading. This must not
+//! stop the VM.
 
 mod clock;
 mod output;
@@ -21,10 +21,11 @@ use self::clock::{Clock, HostClock};
 use self::output::{Notice, Output, Pen, Written, lines};
 use crate::process::thread_roles::WRITER;
 
-/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second. So with a slow
-/// reader, too, writes complete often enough to show that it reads.
+/// Maximum bytes that are joined for one write. A slow line (9600 bits a second) transmits them in a third of a second. So even with a slow
+/// reader, writes complete often enough to show that the reader still reads.
 const PIECE: usize = 256;
-/// The same for a file on a disk. A disk has no slow reader, and there a call costs more than writing 256 bytes.
+/// Maximum bytes that are joined for one write to a file on a disk. A disk has no slow reader, and a system call costs more than writing
+/// 256 bytes to a disk.
 const DISK_PIECE: usize = 4 << 10;
 
 /// Maximum time of one wait of a caller.
@@ -43,7 +44,7 @@ struct Shared {
     piece: usize,
     /// Function that makes the line that reports lost lines. `None` if this is not a queue of lines.
     notice: Option<Notice>,
-    /// True if the log does not report lost output: it is the log itself.
+    /// True if the log does not report lost output, because this queue belongs to the log itself.
     quiet: bool,
     clock: Box<dyn Clock>,
     state: Mutex<State>,
@@ -58,7 +59,7 @@ struct State {
     waiting: VecDeque<Vec<u8>>,
     /// Total bytes queued so far.
     queued: u64,
-    /// Total bytes of these that were written, or could not be written.
+    /// Total bytes of `queued` that were written, or could not be written.
     written: u64,
     /// Callers that wait for room, in order of arrival.
     pushing: VecDeque<u64>,
@@ -86,7 +87,7 @@ impl QueuedWriter {
         Self::bounded(name, file, limit, u64::MAX)
     }
 
-    /// Creates a queue for a file on a disk, which may grow to at most `most` bytes. Output is lost while the file is full.
+    /// Creates a queue for a file on a disk. The file may grow to at most `most` bytes. While the file is full, output is lost.
     ///
     /// # Errors
     /// The process cannot start more threads.
@@ -109,7 +110,8 @@ impl QueuedWriter {
         Self::start(shared, Pen::new(file, u64::MAX))
     }
 
-    /// Creates a queue for lines of the log itself, which does not report lost lines. Lines are queued until the thread is started.
+    /// Creates a queue for lines of the log itself. The log does not report failed writes of this queue. Lines are queued until the
+    /// returned thread is started.
     pub fn of_log(
         name: &'static str,
         file: File,
@@ -155,8 +157,8 @@ impl QueuedWriter {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` to be written as a whole, and waits at most `patience` for room. Callers get room in order of arrival. After a
-    /// timeout, bytes that find no room are lost at once until something is written again. The log then reports how many were lost.
+    /// Queues `bytes` as a whole, and waits at most `patience` for room. Callers get room in order of arrival. After a timeout, bytes that
+    /// find no room are lost at once until something is written again. The log then reports the number of lost bytes.
     pub fn push(&self, bytes: &[u8], patience: Duration) {
         let mut state = self.0.lock();
         let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
@@ -176,7 +178,7 @@ impl QueuedWriter {
                 }
             }
             state.pushing.retain(|other| *other != turn);
-            // The next caller may find room too, or need not wait any more.
+            // Wake the next caller, which may find room too, or need not wait any more.
             self.0.emptied.notify_all();
         }
         if self.0.has_room(&state, bytes) {
@@ -194,7 +196,7 @@ impl QueuedWriter {
         !abandoned && self.drain(limit, limit)
     }
 
-    /// Waits until everything queued so far is written. Gives up if nothing is written for `patience`, or after `limit`. Returns true if
+    /// Waits until everything queued so far is written. Gives up after `limit`, or if nothing is written for `patience`. Returns true if
     /// everything is written.
     #[must_use]
     pub fn drain(&self, patience: Duration, limit: Duration) -> bool {
@@ -258,17 +260,18 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something was written, but at most `left` and at most one step. Returns how much of `left` was used.
+    /// Waits until something was written, but at most `left` and at most one step. Returns the part of `left` that was used.
     ///
-    /// If the whole machine was suspended meanwhile, this counts at most one step, because the writing thread was suspended too.
+    /// If the whole machine was suspended meanwhile, the suspension counts as at most one step, because the writing thread was suspended
+    /// too.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, left: Duration) -> (MutexGuard<'a, State>, Duration) {
         let (begun, step) = (self.clock.now(), left.min(STEP));
         let state = self.clock.wait(&self.emptied, state, step);
         (state, self.clock.now().saturating_duration_since(begun).min(step))
     }
 
-    /// True if `bytes` fit. An empty queue takes any number of bytes. A few bytes fit into any room: otherwise a caller that pushes
-    /// single bytes would leave no room for larger pushes.
+    /// True if `bytes` fit. An empty queue takes any number of bytes. Up to [`PIECE`] bytes fit if any room is left. Otherwise a caller
+    /// that pushes single bytes would leave no room for larger pushes.
     fn has_room(&self, state: &State, bytes: &[u8]) -> bool {
         let unwritten = state.queued - state.written;
         unwritten == 0
@@ -312,7 +315,7 @@ impl Shared {
         drop(state);
         self.emptied.notify_all();
         if untold > 0 {
-            log::warn!("{}: {untold} bytes are lost: they were not read in time", self.name);
+            log::warn!("{}: {untold} bytes are lost because no process read them in time", self.name);
         }
     }
 

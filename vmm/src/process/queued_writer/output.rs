@@ -44,7 +44,7 @@ fn ignore_interrupt(error: rustix::io::Errno) -> rustix::io::Result<usize> {
 /// Function that makes the line that reports `count` lost lines, with its line break.
 pub(super) type Notice = Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>;
 
-/// Writing end of a queue, for its thread.
+/// Writing end of a queue, which the queue's thread uses.
 pub(super) struct Pen<O> {
     output: O,
     /// Maximum size of the file in bytes.
@@ -57,7 +57,7 @@ pub(super) struct Pen<O> {
 
 /// Outcome of writing a piece.
 pub(super) struct Written {
-    /// Number of lost lines for a queue of lines, or of lost bytes for another queue.
+    /// Number of lost lines if the queue is a queue of lines. Otherwise the number of lost bytes.
     pub(super) lost: u64,
     pub(super) result: io::Result<()>,
 }
@@ -73,11 +73,11 @@ impl<O: Output> Pen<O> {
         Written { lost: (piece.len() - done) as u64, result }
     }
 
-    /// Writes whole lines. First reports lines that failed writes lost.
+    /// Writes whole lines. Before them, reports lines that were lost in earlier failed writes.
     pub(super) fn write_lines(&mut self, piece: &[u8], notice: &Notice) -> Written {
         let mut before = Vec::new();
         if self.failed > 0 {
-            // Another process may have truncated the file since.
+            // End the line that was cut off, unless another process has truncated the file to 0 bytes since.
             if self.in_line && self.output.size().is_ok_and(|size| size > 0) {
                 before.push(b'\n');
             }

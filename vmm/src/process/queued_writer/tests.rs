@@ -138,7 +138,7 @@ fn bytes(len: u32) -> Vec<u8> {
 }
 
 #[test]
-fn full_file_takes_more_once_it_is_cut_short() {
+fn full_file_takes_more_once_it_is_truncated() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let appending = File::options().append(true).open(file.path()).unwrap();
     let shared = Shared::new("--test", LIMIT, PIECE, None, frozen());
@@ -211,7 +211,7 @@ fn first_push_gets_room_first_though_another_needs_less() {
     gate.open(u64::MAX);
     pushes.into_iter().for_each(|push| push.join().unwrap());
     assert!(queue.drain(LONG, LONG));
-    assert!(gate.bytes() == expected, "another order");
+    assert!(gate.bytes() == expected, "the pushes were written in another order");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn single_bytes_leave_room_for_a_piece() {
             other.push(b"y", LONG);
         }
     });
-    // While one of them writes, the other waits.
+    // The two threads compete for room: while one thread pushes, the other thread waits.
     let pieces = queue.clone();
     let piece = thread::spawn(move || (0..6).for_each(|_| pieces.push(&[b'z'; PIECE], LONG)));
     while !piece.is_finished() {
@@ -242,7 +242,7 @@ fn single_bytes_leave_room_for_a_piece() {
 }
 
 #[test]
-fn push_gives_up_after_its_patience() {
+fn push_gives_up_after_its_timeout() {
     let (_gate, queue, _) = full(hasty());
     let start = queue.0.clock.now();
     queue.push(&[b'y'; 64 * PIECE], PATIENCE);
@@ -259,7 +259,7 @@ fn drain_ends_when_nothing_is_written() {
     assert!(!queue.drain(LONG, PATIENCE));
     assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE);
     assert!(!queue.drain_once(PATIENCE));
-    assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE, "it waits again");
+    assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE, "the second call must not wait");
 }
 
 fn slow(gate: &Gate) -> Box<dyn Clock> {
@@ -276,7 +276,7 @@ fn drain_continues_while_something_is_written() {
     assert_eq!(queue.0.clock.now() - start, 10 * STEP);
 }
 
-/// Clock of a machine that is suspended for a minute at each wait. The writing thread has then written nothing.
+/// Clock of a machine that is suspended for a minute at each wait. During this minute the writing thread writes nothing.
 struct Stalling(Mutex<Instant>, Arc<Mutex<u32>>);
 
 impl Clock for Stalling {
@@ -292,7 +292,7 @@ impl Clock for Stalling {
 }
 
 #[test]
-fn stalled_machine_takes_a_step_of_patience() {
+fn suspended_machine_uses_one_step_of_the_timeout() {
     let waits = Arc::new(Mutex::new(0));
     let gate = Gate::default();
     let queue = queue(&gate, Box::new(Stalling(Mutex::new(Instant::now()), waits.clone())));
@@ -315,7 +315,7 @@ fn drain_ends_at_its_limit_even_if_the_reader_reads() {
 fn queued_bytes_are_written_after_the_queue_is_dropped() {
     let (mut reader, writer) = io::pipe().unwrap();
     let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), 100_000).unwrap();
-    // More bytes than fit in a pipe.
+    // These are more bytes than a pipe can hold.
     queue.push(&bytes(72_000), PATIENCE);
     drop(queue);
     let mut all = Vec::new();
@@ -362,7 +362,7 @@ fn lines_without_room_are_dropped_whole_and_reported_in_place() {
     assert!(!queue.push_lines(b"short\n"));
     assert_eq!(queue.lost(), 85);
     gate.open(u64::MAX);
-    // The report comes without a further line.
+    // The report is written even without a further line.
     let expected: String = (0..16).map(line).chain(["85 lost\n".into()]).collect();
     while gate.bytes().len() < expected.len() {
         thread::yield_now();
