@@ -20,16 +20,16 @@ use crate::vm_state::{MemoryFile, StateSink, StateSource, VmState, VmStateError}
 
 /// File of the configuration.
 const CONFIG: &str = "config.json";
-/// File of the state without the configuration and the bytes of memory.
+/// File of the VM's state, without the configuration and the bytes of memory.
 const STATE: &str = "state.json";
-/// Name of the same file while it is being written.
+/// Name of the state file while it is being written.
 const UNFINISHED_STATE: &str = "state.json.unfinished";
 /// File of the bytes of memory.
 const MEMORY: &str = "memory-ranges";
 
 /// Maximum bytes of a configuration file.
 const MAX_CONFIG: u64 = 4 << 20;
-/// Maximum bytes of a state file: a million mappings of the virtio-iommu take some 80 MiB.
+/// Maximum bytes of a state file. A million mappings of the virtio-iommu take some 80 MiB.
 const MAX_STATE: u64 = 512 << 20;
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> VmStateError + '_ {
@@ -72,8 +72,8 @@ fn sync_names(directory: &Path) -> io::Result<()> {
 }
 
 impl NewSnapshot {
-    /// Begins a snapshot in `directory`. The directory must contain no snapshot, or must be missing while its parent exists. It may
-    /// contain other files: clients put their own files there before they ask for a snapshot.
+    /// Begins a snapshot in `directory`. The directory must contain no snapshot. If it is missing, its parent must exist. The directory may
+    /// contain other files, because clients put their own files there before they ask for a snapshot.
     ///
     /// # Errors
     /// The directory contains a snapshot file, or cannot be created.
@@ -98,7 +98,7 @@ impl NewSnapshot {
         }
         let new =
             Self { directory: directory.to_path_buf(), made, files: Vec::new(), memory: None, finished: false, sync };
-        // Flushes the new directory's own name before anything large is written. If the directory existed, its creator must flush the
+        // Flush the new directory's own name before anything large is written. If the directory existed before, its creator must flush its
         // name.
         if let (true, Some(parent)) = (made, directory.parent()) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -107,7 +107,7 @@ impl NewSnapshot {
         Ok(new)
     }
 
-    /// Calls `write` with the file of the bytes of memory, which is created on first use.
+    /// Calls `write` with the file of the bytes of memory. The first call creates the file.
     fn write_memory<R>(&mut self, write: impl FnOnce(&mut RamFileWriter) -> io::Result<R>) -> Result<R, VmStateError> {
         let writer = match self.memory.take() {
             Some(writer) => writer,
@@ -118,7 +118,7 @@ impl NewSnapshot {
 
     fn make(&mut self, name: &'static str) -> Result<(File, PathBuf), VmStateError> {
         let path = self.directory.join(name);
-        // The mode keeps others out: the file contains all of the guest's data.
+        // Only this user can open the file, because it may contain all of the guest's data.
         let mut options = File::options();
         let file = options.mode(0o600).write(true).create_new(true).open(&path).map_err(file_error(&path))?;
         self.files.push(name);
@@ -163,7 +163,7 @@ impl Drop for NewSnapshot {
         if self.finished {
             return;
         }
-        // The state is removed first: without it, the rest is not a snapshot.
+        // Remove the state file first. Without it, the other files are not a snapshot.
         for name in self.files.iter().rev() {
             // A file that cannot be removed stays.
             let _ = fs::remove_file(self.directory.join(name));
@@ -174,7 +174,7 @@ impl Drop for NewSnapshot {
     }
 }
 
-/// Snapshot that was read and validated, as far as that is possible without a VM.
+/// Snapshot that was read, and validated as far as possible without a VM.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The configuration.
@@ -238,7 +238,7 @@ impl StateSource for Snapshot {
     }
 }
 
-/// Opens a regular file. Opening must not wait for the writer of a pipe.
+/// Opens a regular file. `O_NONBLOCK` prevents that opening a FIFO waits for its writer.
 fn open(path: &Path) -> Result<File, VmStateError> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
     if !file.metadata().map_err(file_error(path))?.is_file() {

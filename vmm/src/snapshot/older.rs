@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fills in fields that snapshots of older programs lack.
+//! Fills in fields that snapshots of older versions lack.
 
 use carom_api::IommuBounceConfig;
 use serde::Deserialize;
 
 use crate::vm_state::VmState;
 
-/// Fills in [`VmState::window_aperture`] from the virtio-iommu's state, because the aperture is needed before the device
-/// is built.
+/// Fills in a missing [`VmState::window_aperture`] from the virtio-iommu's saved state. The aperture is needed before the device is built.
 pub(crate) fn fill_in_window_aperture(state: &mut VmState) {
     if state.window_aperture.is_none() {
         let iommu = state.functions.iter().find(|function| function.id == IommuBounceConfig::ID);

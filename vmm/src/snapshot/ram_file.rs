@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `memory-ranges`: the bytes of RAM and of bounce windows, one range behind the other. Pages that are all zero are holes.
+//! `memory-ranges`: the bytes of RAM and of bounce windows, one range after the other. Pages that are all zero are holes.
 
 use std::fs::File;
 use std::io;
@@ -14,14 +14,14 @@ use vm_memory::bitmap::BitmapSlice;
 
 use crate::arch::layout::PAGE_SIZE;
 
-/// Page of zeros. Pages are compared with it as a whole: comparing byte by byte takes ten times as long.
+/// Page of zeros. Whole pages are compared with it, because comparing byte by byte takes ten times as long.
 const ZEROS: [u8; 4096] = [0; 4096];
 const _: () = assert!(ZEROS.len() as u64 == PAGE_SIZE);
 
-/// Bytes that are copied at once.
+/// Number of bytes that are copied at once.
 const BLOCK: usize = 1 << 20;
 
-/// The file while it is being written.
+/// Writer of the file `memory-ranges`.
 #[derive(Debug)]
 pub struct RamFileWriter {
     file: File,
@@ -31,12 +31,12 @@ pub struct RamFileWriter {
 }
 
 impl RamFileWriter {
-    /// Creates a writer for `file`, which is empty.
+    /// Creates a writer for `file`, which must be empty.
     pub fn new(file: File) -> Self {
         Self { file, block: vec![0; BLOCK], next: 0 }
     }
 
-    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns their offset.
+    /// Appends the bytes of `memory`, whose length is a multiple of the page size. Returns their offset in the file.
     ///
     /// # Errors
     /// The kernel rejects the write, for example because the disk is full.
@@ -47,8 +47,8 @@ impl RamFileWriter {
         })
     }
 
-    /// Appends `len` bytes of the file `memory` from `offset` on. `len` is a multiple of the page size. Returns their offset. The file is
-    /// shared memory: reading it directly keeps its holes, whereas reading a mapping would allocate pages.
+    /// Appends `len` bytes of the file `memory` from `offset` on. `len` is a multiple of the page size. Returns the offset of these bytes
+    /// in `memory-ranges`. `memory` is shared memory: reading its file keeps the holes, whereas reading a mapping would allocate pages.
     ///
     /// # Errors
     /// The kernel rejects the write, for example because the disk is full.
@@ -56,7 +56,7 @@ impl RamFileWriter {
         self.append_blocks(len, |done, block| memory.read_exact_at(block, offset + done as u64))
     }
 
-    /// Appends `len` bytes, in blocks that `fill` fills. `fill` gets the offset of each block in these bytes.
+    /// Appends `len` bytes, in blocks that `fill` fills. `fill` gets the offset of each block from the first of these bytes.
     fn append_blocks(
         &mut self,
         len: usize,
@@ -71,7 +71,7 @@ impl RamFileWriter {
             done += block.len();
         }
         self.next = start + len as u64;
-        // A hole at the end is part of the file.
+        // Without this call, a hole at the end would not be part of the file.
         self.file.set_len(self.next)?;
         Ok(start)
     }
@@ -85,7 +85,7 @@ impl RamFileWriter {
     }
 }
 
-/// Writes the pages of `block` that are not all zero to `offset`. Adjacent pages are written at once.
+/// Writes the pages of `block` that are not all zero to `offset`. Adjacent pages are written with one call.
 fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     let is_zero = |page: &&[u8]| **page == ZEROS[..page.len()];
     let mut pages = block.chunks(ZEROS.len()).peekable();
@@ -100,7 +100,7 @@ fn write_pages(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The file while it is being read.
+/// Reader of the file `memory-ranges`.
 #[derive(Debug)]
 pub struct RamFile(File);
 
@@ -123,7 +123,7 @@ impl RamFile {
         Ok(self.0.metadata()?.len())
     }
 
-    /// Copies the bytes from `offset` on into `memory`, which is all zero: holes are skipped.
+    /// Copies the bytes from `offset` on into `memory`, which must be all zero, because holes are skipped.
     ///
     /// # Errors
     /// The kernel rejects the read, or the file is too short.
@@ -150,7 +150,7 @@ impl RamFile {
         Ok(())
     }
 
-    /// Returns the next data or hole. Returns `None` if none follows before the end of the file.
+    /// Returns the offset of the next data or hole. Returns `None` if none follows before the end of the file.
     fn find(&self, from: SeekFrom) -> io::Result<Option<u64>> {
         match seek(&self.0, from) {
             Ok(place) => Ok(Some(place)),

@@ -33,8 +33,7 @@ fn config_of(shared: bool) -> VmConfig {
     config
 }
 
-/// Writes a snapshot of a VM without devices. Its RAM has a byte in its second page and one in its last page, and its
-/// window has one chunk.
+/// Writes a snapshot of a VM without devices. All RAM is zero except a byte in the second page and the last byte. The window has one chunk.
 pub(crate) fn write(directory: &Path) -> VmState {
     fill(NewSnapshot::create(directory).unwrap()).unwrap()
 }
@@ -114,10 +113,10 @@ fn ram_is_what_it_was_and_writes_do_not_reach_the_snapshot() {
         assert_eq!(ram.read_obj::<u8>(GuestAddress(4097)).unwrap(), 0x5a, "shared {shared}, prefault {prefault}");
         assert_eq!(ram.read_obj::<u8>(GuestAddress(RAM - 1)).unwrap(), 0xa5);
         assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
-        // Code that gives RAM to another process asks for its file.
+        // Code that shares RAM with another process needs the RAM's file.
         assert_eq!(ram.iter().next().unwrap().file_offset().is_some(), shared);
         let flags = said_by_smaps(ram.iter().next().unwrap(), "VmFlags:");
-        assert!(flags.split(' ').any(|flag| flag == "dd"), "in core dumps: {flags}");
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "RAM is in core dumps: {flags}");
         ram.write_obj(1u8, GuestAddress(4097)).unwrap();
         drop(ram);
         assert!(before == fs::read(directory.join("memory-ranges")).unwrap());
@@ -250,8 +249,8 @@ fn state_that_breaks_a_rule_is_refused_with_its_place() {
         ("/ram/0/gpa", 4096.into(), "ram: does not match the configuration's"),
         ("/ram/0/offset", 4096.into(), "memory-ranges: the range at 0x4000000 overlaps the range before it"),
         ("/windows/0/offset", 0.into(), "memory-ranges: the range at 0x0 overlaps"),
-        ("/windows/0/offset", (u64::MAX - 4095).into(), "ends behind the file's 0x4200000 bytes"),
-        ("/windows/0/len", (CHUNK + 4096).into(), "ends behind the file"),
+        ("/windows/0/offset", (u64::MAX - 4095).into(), "ends beyond the file's 0x4200000 bytes"),
+        ("/windows/0/len", (CHUNK + 4096).into(), "ends beyond the file"),
         ("/windows/0/len", 0.into(), "is not made of whole pages"),
         ("/windows/0/offset", (RAM + 1).into(), "is not made of whole pages"),
         ("/processors/vcpus", json!([]), "vcpus: has 0 vCPUs, but the configuration has 1"),
@@ -317,7 +316,7 @@ fn truncated_missing_or_special_files_are_refused_by_name() {
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(file.metadata().unwrap().len() - 1).unwrap();
         let error = refusal(&directory);
-        assert!(error.contains(if name == "memory-ranges" { "ends behind the file" } else { name }), "{error}");
+        assert!(error.contains(if name == "memory-ranges" { "ends beyond the file" } else { name }), "{error}");
         fs::remove_file(&path).unwrap();
         assert!(refusal(&directory).contains(&format!("{name}: No such file")));
         // Opening a FIFO would wait for its writer.

@@ -57,7 +57,7 @@ impl VmStateError {
         match self {
             Self::Exists(_) | Self::File { .. } | Self::Form { .. } | Self::State(_) | Self::Config(_) => true,
             Self::Memory(error) => error.is_user_error(),
-            // KVM rejects a value from a file.
+            // EINVAL means that KVM rejects a value of the saved state.
             Self::Kvm(KvmError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => true,
             Self::Kvm(error) => error.is_user_error(),
         }

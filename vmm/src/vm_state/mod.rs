@@ -29,7 +29,7 @@ use crate::arch::saved::ProcessorsState;
 /// The version of [`VmState`] that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;
 
-/// Range of RAM among the bytes of memory.
+/// Range of RAM, and its offset in the bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RamRange {
@@ -41,7 +41,7 @@ pub struct RamRange {
     pub offset: u64,
 }
 
-/// Chunk of bounce windows among the bytes of memory.
+/// Chunk of bounce windows, and its offset in the bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkRange {
@@ -67,12 +67,12 @@ pub struct VmState {
     pub functions: Vec<FunctionState>,
     /// RAM at boot.
     pub ram: Vec<RamRange>,
-    /// RAM that was added since, in order.
+    /// RAM that was added after boot, in order of address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub added_ram: Vec<RamRange>,
     /// Bounce windows.
     pub windows: Vec<ChunkRange>,
-    /// First and last IOVA of the aperture of bounce windows, if the VM has one. It is not validated here.
+    /// First and last IOVA of the aperture of bounce windows, if the VM has an aperture. The value is not validated here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_aperture: Option<(u64, u64)>,
     /// Guest-physical address of the VM Generation ID, if the guest has one. The ID itself is not saved: each restore generates a new one.
@@ -113,7 +113,7 @@ impl VmState {
             }
             free = offset.checked_add(len).filter(|end| *end <= memory_len).ok_or_else(|| {
                 let rule =
-                    format!("a range of {len:#x} bytes at {offset:#x} ends behind the file's {memory_len:#x} bytes");
+                    format!("a range of {len:#x} bytes at {offset:#x} ends beyond the file's {memory_len:#x} bytes");
                 StateError::rule("memory-ranges", rule)
             })?;
         }

@@ -37,9 +37,12 @@ pub fn write(ram: &Ram, ranges: &[(u64, u64)], sink: &mut dyn StateSink) -> Resu
     ranges.iter().map(write).collect()
 }
 
-/// Creates RAM with the contents of `source`. The guest was booted with `ram_size` bytes of RAM. If `source` has a file, private memory
-/// is mapped from it: each page is read when the guest or a device touches it, or now if `prefault`. The file must not change while the
-/// VM runs. All other memory is copied.
+/// Creates RAM with the contents of `source`. The guest was booted with `ram_size` bytes of RAM. If `prefault` is set, all pages are read
+/// now.
+///
+/// If `source` has a file, private memory is mapped from the file. Then each page is read when the guest or a device touches it, and the
+/// file must not change while the VM runs. All other memory is copied. With `prefault`, only a private zone with a file of its own is
+/// mapped.
 ///
 /// # Errors
 /// RAM cannot be allocated, or its bytes cannot be read.
@@ -53,7 +56,7 @@ pub fn restore(source: &dyn StateSource, ram_size: u64, prefault: bool) -> Resul
     }
     let zones = zone_ranges(&config);
     let of_regions = zones.iter().flat_map(|(zone, ranges)| ranges.iter().map(move |_| zone));
-    // A VM to which RAM was added has a single zone, which the added RAM follows.
+    // A VM to which RAM was added has a single zone. The added RAM has the settings of this zone.
     let zone_of = |index: usize| of_regions.clone().nth(index).or(zones.last().map(|(zone, _)| zone));
     let saved = state.ram.iter().chain(&state.added_ram);
     for (index, (region, saved)) in ram.iter().zip(saved).enumerate() {
@@ -88,7 +91,7 @@ fn fill<'s>(
     source.read(offset, &all).map(|()| None)
 }
 
-/// Clears the region's file: its previous contents must not show where the source has holes.
+/// Clears the region, because the previous contents of the zone's file must not show where the source has holes.
 fn clear(region: &RamRegion) -> io::Result<()> {
     let Some(place) = region.file_offset() else {
         const ZEROS: [u8; 4096] = [0; 4096];

@@ -17,8 +17,8 @@ pub trait StateSink {
     /// The bytes cannot be written, for example to a full disk.
     fn append(&mut self, memory: &VolatileSlice<'_>) -> Result<u64, VmStateError>;
 
-    /// Appends `len` bytes of the file `memory` from `at` on. `len` is a multiple of the page size. Returns the offset of the
-    /// first byte. The file is shared memory: reading it directly keeps its holes, whereas reading a mapping would allocate pages.
+    /// Appends `len` bytes of the file `memory` from `at` on. `len` is a multiple of the page size. Returns the offset of the first byte.
+    /// `memory` is shared memory: reading its file keeps the holes, whereas reading a mapping would allocate pages.
     ///
     /// # Errors
     /// As for [`append`](Self::append).

@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 
 use super::{VmState, VmStateError};
 
-/// Source of a VM's state. The state is validated as far as that is possible without a VM.
+/// Source of a VM's state. The state is validated as far as possible without a VM.
 pub trait StateSource {
     /// Returns the configuration of the VM.
     fn config(&self) -> &CheckedConfig;
@@ -20,14 +20,14 @@ pub trait StateSource {
     /// Returns the state of the VM.
     fn state(&self) -> &VmState;
 
-    /// Copies the bytes from `offset` on into `memory`, which is all zero.
+    /// Copies the bytes from `offset` on into `memory`, which must be all zero.
     ///
     /// # Errors
-    /// The bytes cannot be read, or end before `memory` does.
+    /// The bytes cannot be read, or are fewer than `memory` holds.
     fn read(&self, offset: u64, memory: &VolatileSlice<'_>) -> Result<(), VmStateError>;
 
-    /// Returns the file with all bytes of memory, if there is one. The file does not change, so it can be mapped and
-    /// read page by page.
+    /// Returns the file with all bytes of memory, if the source has one. The file does not change, so it can be mapped and read page by
+    /// page.
     fn file(&self) -> Option<MemoryFile<'_>>;
 }
 

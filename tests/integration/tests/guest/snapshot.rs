@@ -568,7 +568,7 @@ fn spoiled_snapshot_is_refused_and_leaves_nothing() {
     fs::write(&path, &text).unwrap();
     let memory = File::options().write(true).open(directory.join("memory-ranges")).unwrap();
     memory.set_len(128 * MIB - 4096).unwrap();
-    refused("ends behind the file");
+    refused("ends beyond the file");
     memory.set_len(128 * MIB).unwrap();
     put(&vmm, "vm.restore", &source);
     put(&vmm, "vm.delete", &Value::Null);
