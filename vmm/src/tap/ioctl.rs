@@ -49,8 +49,8 @@ impl Request {
 
     /// Makes a call that reads and writes a request.
     fn call(&mut self, file: BorrowedFd<'_>, number: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: Each call that this is used for takes a pointer to a `struct ifreq`, which has the size of `self`, and accesses
-        // nothing beyond it.
+        // SAFETY: Callers pass only ioctl numbers whose calls take a pointer to a `struct ifreq`, which has the size of `self`. These calls
+        // access nothing beyond that structure.
         result(unsafe { ioctl_with_mut_ref(&file.as_raw_fd(), number, self) })
     }
 }
@@ -59,8 +59,8 @@ fn result(status: libc::c_int) -> io::Result<()> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Attaches `file`, of `/dev/net/tun`, to an interface, which is created if no interface has the name. Returns the interface's
-/// name.
+/// Attaches `file`, an open `/dev/net/tun`, to the interface `name`. If no such interface exists, the kernel creates it. Returns the
+/// interface's name.
 pub(super) fn set_interface(file: BorrowedFd<'_>, name: &str, flags: u16) -> io::Result<String> {
     let mut request = Request::with(name, &flags.to_ne_bytes())?;
     request.call(file, libc::TUNSETIFF)?;
@@ -100,7 +100,7 @@ pub(super) fn use_queue(file: BorrowedFd<'_>, used: bool) -> io::Result<()> {
     request.call(file, libc::TUNSETQUEUE)
 }
 
-/// Returns the flags of an interface. `socket` may be any socket, here and below.
+/// Returns the flags of an interface. Unless a function says otherwise, `socket` may be any socket, here and below.
 pub(super) fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<u16> {
     let mut request = Request::new(name)?;
     request.call(socket, libc::SIOCGIFFLAGS)?;

@@ -23,9 +23,10 @@ use macvtap::Macvtap;
 
 /// File through which tap interfaces are created.
 const TUN: &str = "/dev/net/tun";
-/// Default name of an interface. The kernel inserts a number.
+/// Default name of a new interface. The kernel replaces `%d` by a number.
 const ANY_NAME: &str = "vmtap%d";
-/// MTU of an interface that a client opened. The interface may be in another network namespace, where its MTU cannot be read.
+/// Default MTU of an interface that a client or the parent process opened. The interface may be in another network namespace, where its MTU
+/// cannot be read.
 const DEFAULT_MTU: u16 = 1500;
 
 /// Maximum MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
@@ -43,7 +44,7 @@ pub struct TapOptions<'o> {
     pub name: Option<&'o str>,
     /// Number of queue pairs. Each gets a file.
     pub pairs: u16,
-    /// Host address of a newly created interface, and the bits of its network mask.
+    /// Host's IP address on a newly created interface, and the number of bits of its network mask.
     pub address: Option<(IpAddr, u32)>,
     /// New Ethernet address of the host's side, if it is to change.
     pub mac: Option<[u8; 6]>,
@@ -59,7 +60,7 @@ pub struct Tap {
     files: Vec<File>,
     mtu: u16,
     has_uso: bool,
-    /// Queue pairs that the host uses.
+    /// Number of queue pairs that the host uses.
     used: Mutex<u16>,
 }
 
@@ -95,8 +96,8 @@ fn check_that_all_are_of_one(files: &[File]) -> io::Result<()> {
     }
 }
 
-/// Sets the MTU of an interface if requested, and brings the interface up. Returns the MTU. `limit` explains the maximum in the error for a
-/// too large MTU.
+/// Sets the MTU of an interface if requested, and brings the interface up. Returns the MTU. If the requested MTU is too large, the error
+/// explains the maximum with `limit`.
 fn bring_up(socket: BorrowedFd<'_>, name: &str, mtu: Option<u16>, limit: &str) -> io::Result<u16> {
     if let Some(mtu) = mtu {
         ioctl::set_mtu(socket, name, mtu.into()).map_err(|error| match error.raw_os_error() {
@@ -117,7 +118,8 @@ pub fn character_device(name: &str) -> Option<PathBuf> {
 }
 
 impl Tap {
-    /// Opens an interface and configures it. Creates a tap interface if it does not exist; the kernel removes it when its files are closed.
+    /// Opens an interface and configures it. If no interface has the name, creates a tap interface, which the kernel removes when its files
+    /// are closed.
     ///
     /// # Errors
     /// The host rejects a step.
@@ -151,7 +153,7 @@ impl Tap {
         if let Some((ip, prefix)) = options.address {
             let no_address = |error| not_set(&format!("the address {ip}/{prefix} (ip)"), error);
             match ip {
-                _ if was_there => log::warn!("{name} already exists and keeps its address"),
+                _ if was_there => log::warn!("{name} already exists and keeps its address: ip is ignored"),
                 IpAddr::V4(ip) => ioctl::set_address(socket, &name, ip, prefix).map_err(no_address)?,
                 IpAddr::V6(ip) => {
                     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -171,7 +173,7 @@ impl Tap {
         Self::of(files, mtu)
     }
 
-    /// Opens a macvtap interface, and sets its address to the guest's.
+    /// Opens a macvtap interface, and sets its Ethernet address to the guest's.
     fn open_macvtap(
         socket: BorrowedFd<'_>,
         name: &str,
@@ -179,16 +181,18 @@ impl Tap {
         options: &TapOptions<'_>,
     ) -> io::Result<Self> {
         if options.mac.is_some() {
-            return Err(io::Error::other("is a macvtap interface, whose address must be the guest's: remove host_mac"));
+            return Err(io::Error::other(
+                "is a macvtap interface, whose Ethernet address must be the guest's: remove host_mac",
+            ));
         }
         if options.address.is_some() {
-            log::warn!("{name} is a macvtap interface, on which the host cannot have an address");
+            log::warn!("{name} is a macvtap interface, on which the host cannot have an IP address: ip is ignored");
         }
         let files = (0..options.pairs).map(|_| macvtap.open()).collect::<io::Result<Vec<File>>>()?;
         files.iter().try_for_each(check)?;
         if let Some(mac) = options.guest_mac.filter(|mac| !macvtap.has_address(*mac)) {
             ioctl::set_mac(socket, name, mac).map_err(|error| {
-                let rule = "a macvtap interface needs the address of the guest's device (mac)";
+                let rule = "a macvtap interface needs the Ethernet address of the guest's device (mac)";
                 io::Error::new(error.kind(), format!("{rule}, which cannot be set: {error}"))
             })?;
         }
@@ -245,7 +249,7 @@ impl Carrier for Tap {
             (csum, TUN_F_CSUM),
             (tso4, TUN_F_TSO4),
             (tso6, TUN_F_TSO6),
-            // This flag has a meaning only together with the others.
+            // TUN_F_TSO_ECN has a meaning only together with TUN_F_TSO4 or TUN_F_TSO6.
             (ecn && (tso4 || tso6), TUN_F_TSO_ECN),
             (uso, TUN_F_USO4 | TUN_F_USO6),
         ];
@@ -289,7 +293,7 @@ mod tests {
         };
         let name = ioctl::interface_name(tap.file(0).as_fd()).unwrap();
         let addresses = std::fs::read_to_string("/proc/net/if_inet6").unwrap();
-        // Address, index, length of the prefix, scope, flags, name.
+        // Each line has an address, index, length of the prefix, scope, flags and name.
         let of_name = |line: &&str| line.ends_with(&format!(" {name}")) && line.starts_with("fd000077");
         let line = addresses.lines().find(of_name).unwrap_or_else(|| panic!("{name}: {addresses}"));
         assert_eq!(line.split_whitespace().nth(2), Some("30"), "{line}");
