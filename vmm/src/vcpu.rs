@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPU threads. Each runs its vCPU, handles its exits, and pauses or stops when the VM orders it.
+//! vCPU threads. Each thread runs its vCPU, handles its exits, and pauses or stops when the VM orders it.
 
 use std::cell::Cell;
 use std::io;
@@ -22,17 +22,18 @@ use crate::kvm::port_accesses;
 use crate::mailbox::{GuestEvent, Mailbox};
 use crate::process::thread_roles::VCPU;
 
-/// Interval for signalling a vCPU that must pause. A signal is lost if it arrives between the check of the order and the entry into the
-/// guest.
+/// Interval at which a vCPU that must pause is signalled again. A signal has no effect if it arrives between the check of the order and the
+/// entry into the guest.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Delay before a vCPU is run again after the host had no memory to run it, and the maximum number of successive retries.
+/// Delay before a vCPU is run again after the host had no memory to run it.
 const MEMORY_TIME: Duration = Duration::from_millis(10);
+/// Maximum number of successive retries after the host had no memory to run a vCPU.
 const MEMORY_TIMES: u32 = 300;
 
 /// State that the VM and one vCPU thread share.
 struct Shared {
-    /// A parked thread is out of the guest.
+    /// Orders of the VM to the thread. A parked thread is out of the guest.
     handshake: Handshake,
     /// True if the vCPU left an event that ends or resets the guest. The vCPU enters the guest again only after a reset.
     halted: AtomicBool,
@@ -49,8 +50,8 @@ pub struct Vcpu {
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`, paused, on the host CPUs `cpus` if given. The thread ends when this value is dropped; then
-    /// another thread can be started for the vCPU.
+    /// Starts the thread of vCPU `id`. The vCPU is paused. If `cpus` is set, the thread runs only on these host CPUs. The thread ends when
+    /// the returned value is dropped. After that, another thread can be started for the vCPU.
     pub fn spawn(
         id: u32,
         cpus: Option<HostCpus>,
@@ -72,7 +73,7 @@ impl Vcpu {
         Ok(Self { id, shared, thread: Some(thread) })
     }
 
-    /// Waits until the thread runs, paused. From then on, the thread has its name, by which clients find it.
+    /// Waits until the thread has started and is paused. From then on, the thread has its name, by which clients find it.
     pub fn wait_started(&self) {
         self.shared.handshake.wait_parked();
     }
@@ -137,7 +138,7 @@ impl Drop for Vcpu {
     }
 }
 
-/// Reason for a vCPU's return from KVM, after its exit is served.
+/// Reason why a vCPU returned from KVM, after its exit was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
     /// The vCPU must enter again: the exit may be only part of an access.
@@ -174,12 +175,13 @@ impl Runner {
     fn run_until_told(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
-            // After a pause was ordered, this limits the total time that the vCPU waits, for any number of exits and messages to other
-            // processes.
+            // The operation limits the total time that the vCPU waits after a pause was ordered, for any number of exits and messages to
+            // other processes.
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
-            // After a failure, the VM ends. An access that failed for lost memory must not continue with other bytes.
+            // After a failure, the VM ends, and its access is not completed. An access that failed for lost memory must not continue with
+            // wrong bytes.
             let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
@@ -196,9 +198,9 @@ impl Runner {
 
     /// Completes the access that the last exit began, without entering the guest.
     ///
-    /// KVM completes an access when the vCPU is run again. The instruction may then make another access: the second half of 16 bytes,
-    /// the next word of a string, or the store of a read-modify-write. That run returns another exit for a device to serve. When
-    /// nothing is left, KVM returns EINTR (Documentation/virt/kvm/api.rst, "immediate_exit").
+    /// KVM completes an access when the vCPU is run again. The instruction may then make another access: the second half of 16 bytes, the
+    /// next word of a string, or the store of a read-modify-write. In this case, the run returns another exit for a device to serve. When
+    /// no access is left, KVM returns EINTR (Documentation/virt/kvm/api.rst, "immediate_exit").
     fn complete_io(&self, vcpu: &mut VcpuFd) -> Result<(), GuestEvent> {
         vcpu.set_kvm_immediate_exit(1);
         let completed = loop {
@@ -212,8 +214,8 @@ impl Runner {
         completed
     }
 
-    /// Waits out of the guest until the host may have memory again. KVM repeats the failed step when the vCPU is run again. Returns
-    /// false if memory was missing for too long.
+    /// Waits outside the guest, so that the host can free memory. KVM repeats the failed step when the vCPU is run again. Returns false if
+    /// memory was missing for too long.
     fn wait_for_memory(&self) -> bool {
         let shortages = self.shortages.get();
         if shortages == 0 {
@@ -228,8 +230,8 @@ impl Runner {
         true
     }
 
-    /// Handles a triple fault: it resets the guest. If guest memory was truncated, that is the likely cause, and a reset would hide it,
-    /// so the guest fails.
+    /// Returns the event for a triple fault, which is usually a reset of the guest. If guest memory was truncated, the truncation is the
+    /// likely cause. A reset would hide the cause, so the guest fails instead.
     fn triple_fault(&self) -> GuestEvent {
         if let Some(cause) = truncated_memory() {
             return GuestEvent::Failed(format!("vCPU {}: triple fault; {cause}", self.id));
@@ -263,12 +265,12 @@ impl Runner {
                 let cause = missing_memory().map(|cause| format!("; {cause}")).unwrap_or_default();
                 return Err(GuestEvent::Failed(format!("vCPU {}: KVM cannot run the guest: {exit}{cause}", self.id)));
             }
-            // EAGAIN: another processor has to start this processor. It has no access in progress.
+            // EAGAIN: another vCPU must start this vCPU, so no access is in progress.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Entered::Interrupted),
             Err(error) if error.errno() == libc::ENOMEM && self.wait_for_memory() => {}
             Err(error) if error.errno() == libc::EFAULT => return Err(lost_memory(unknown_place(Cause::Missing))),
             Err(error) if error.errno() == libc::EHWPOISON => return Err(lost_memory(unknown_place(Cause::Poisoned))),
-            Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: cannot run: {error}", self.id))),
+            Err(error) => return Err(GuestEvent::Failed(format!("vCPU {}: cannot run the guest: {error}", self.id))),
         }
         Ok(Entered::Again)
     }

@@ -2,7 +2,7 @@
 
 //! Tests of device accesses that KVM completes in pieces, with an order to pause or stop during each piece.
 //!
-//! The device itself gives the order, on the vCPU's thread, so that each run has the order at the same place.
+//! The device itself gives the order, on the vCPU's thread. So the order arrives at the same place in each run.
 
 use std::sync::{MutexGuard, OnceLock};
 
@@ -36,7 +36,7 @@ const PORT: u64 = 0x500;
 const END_PORT: u64 = 0x80;
 /// CR4.OSFXSR and CR4.OSXMMEXCPT: enable SSE instructions.
 const CR4_SSE: u64 = 3 << 9;
-/// Bytes of each memory that are compared.
+/// Number of bytes that are compared in each memory.
 const COMPARED: usize = 256;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,7 +64,7 @@ struct BoardState {
 struct Board {
     state: Mutex<BoardState>,
     vcpu: OnceLock<Arc<Shared>>,
-    /// Order that the piece with number `at` gives. Without `at`, every piece gives it.
+    /// Order that the piece with number `at` gives. Without `at`, every piece gives the order.
     order: Order,
     at: Option<usize>,
 }
@@ -136,8 +136,8 @@ struct Program {
     name: &'static str,
     code: &'static [u8],
     regs: kvm_regs,
-    /// Number of pieces that KVM completes before it can return to the guest. For a string instruction that writes to the
-    /// board, it can return between words.
+    /// Number of pieces that KVM completes before it can return to the guest. For a string instruction that writes to the board, KVM can
+    /// return between words.
     unit: usize,
 }
 
@@ -363,7 +363,7 @@ fn failure_while_an_access_completes_is_reported() {
 
 /// First lost address of [`LostMemory`].
 const LOST: u64 = 0xe000_0000;
-/// Slots whose memory is lost from an address on.
+/// Slots whose memory is lost from [`LOST`] on.
 struct LostMemory;
 
 impl SlotMemory for LostMemory {

@@ -2,8 +2,8 @@
 
 //! RAM that is added while the guest runs.
 //!
-//! Added RAM lies behind the RAM at boot, one piece behind the other. The devices get access to a piece before the guest learns of
-//! it, and the piece is never removed afterwards. If a device rejects a piece, only the piece's addresses in this process stay
+//! Added RAM lies above the RAM at boot, one piece after the other. The devices get access to a piece before the guest is notified. After
+//! that, the piece is never removed. If a device rejects a piece, the piece is withdrawn, and only its addresses in this process stay
 //! reserved.
 
 use std::ops::Range;
@@ -60,9 +60,9 @@ fn show(
     })
 }
 
-/// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes it to the devices, which may reject
-/// it. After a failure, `take` removes the piece from the devices. It returns `false` if the host keeps a mapping: then the pages of the
-/// piece stay allocated. Otherwise an error leaves everything as before.
+/// Adds a piece to RAM, and gives the guest and the devices access to the piece. `give` passes the piece to the devices, which may reject
+/// it. After a failure, `take` removes the piece from the devices. If `take` returns `false`, the host keeps a mapping, and the pages of
+/// the piece stay allocated. Otherwise an error leaves everything as before.
 fn add_to(
     ram: &Ram,
     config: &MemoryConfig,
@@ -71,11 +71,11 @@ fn add_to(
     give: impl FnOnce(&RamRegion) -> Result<(), VmError>,
     take: impl FnOnce(&RamRegion) -> bool,
 ) -> Result<(), VmError> {
-    // The piece is added to RAM first: devices look it up by its address, either when they get it, or when a driver starts them at
-    // that moment.
+    // Add the piece to RAM first, because devices look it up by its address. They do so when they get the piece, or when a driver starts
+    // them at that moment.
     let region = memory::add(ram, config, piece.gpa, piece.len)?;
     show(region, slots, give).inspect_err(|_| {
-        // In reverse order: first no device finds the piece, then no device has it, then its pages are freed.
+        // Undo the steps in reverse order: withdraw the piece so that no device finds it, take it from the devices, then free its pages.
         ram.withdraw(region.start_addr());
         if take(region) {
             memory::give_up(region);
@@ -97,7 +97,7 @@ impl Vm {
             return refuse("the VM was booted without room for more RAM: set memory.hotplug_size before boot".into());
         };
         if registers.is_full() {
-            return refuse(format!("RAM was already added in {} pieces, the maximum", registers.devices().len()));
+            return refuse(format!("RAM was already added {} times, which is the maximum", registers.devices().len()));
         }
         let gpa = registers.devices().last().map_or(self.added_ram.room.start, |last| last.gpa + last.len);
         if self.added_ram.room.end.saturating_sub(gpa) < len {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn room_lies_behind_ram_and_below_the_last_addresses() {
+    fn room_lies_above_ram_and_below_the_last_addresses() {
         assert_eq!(room(&config(GIB, 2 * GIB), GIB, 40), 4 * GIB..6 * GIB);
         let odd = 3 * GIB + 2 * MIB;
         assert_eq!(room(&config(odd, GIB), odd, 40), 4 * GIB + 128 * MIB..5 * GIB + 128 * MIB);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_that_grew_has_the_room_that_it_had() {
+    fn vm_with_added_ram_keeps_its_room() {
         let room_of = |size| room(&config(size, 2 * GIB), GIB, 40);
         assert_eq!(room_of(2 * GIB), room_of(GIB));
     }
@@ -191,14 +191,14 @@ mod tests {
         };
         let take = |region: &RamRegion| {
             assert_eq!(region.len(), mib * MIB);
-            assert!(ram.find_region(GuestAddress(START)).is_none(), "a device that starts now does not find it");
+            assert!(ram.find_region(GuestAddress(START)).is_none(), "a device that starts now does not find the piece");
             true
         };
         add_to(ram, config, piece, slots, give, take)
     }
 
-    /// Returns the allocated bytes of a region's file or private memory. /proc/self/smaps cannot be used: it may join the mapping
-    /// with its neighbours.
+    /// Returns the allocated bytes of a region's file or private memory. /proc/self/smaps cannot be used, because the kernel may have
+    /// joined the mapping with its neighbours.
     fn taken(region: &RamRegion) -> u64 {
         if let Some(file) = region.file_offset() {
             return file.file().metadata().unwrap().blocks() * 512;
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_without_hot_plug_has_none() {
+    fn vm_without_hotplug_has_no_room_for_ram() {
         assert!(room(&config(GIB, 0), GIB, 40).is_empty());
         assert!(room(&config(GIB, 127 * MIB), GIB, 40).is_empty());
         assert!(room(&config(62 * GIB, GIB), 62 * GIB, 36).is_empty());

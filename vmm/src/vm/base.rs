@@ -29,7 +29,7 @@ use crate::memory;
 use crate::parts::IOMMU_ADDRESS;
 use crate::vm_state::{self, StateSource};
 
-/// Alignment of the first 64-bit BAR, if it leaves room for BARs. RAM can grow up to this address.
+/// Alignment of the lowest address for 64-bit BARs. It is not applied if it would leave no room for BARs.
 const MEM64_ALIGN: u64 = 64 * GIB;
 
 /// Parts of a VM that are fixed before it is built.
@@ -44,13 +44,13 @@ pub(super) struct Base {
     pub(super) memory: Arc<Ram>,
     /// Bytes of RAM that the guest was booted with.
     pub(super) ram_size: u64,
-    /// RAM that was added since.
+    /// RAM that was added after boot.
     pub(super) added_ram: Vec<MemoryDevice>,
     /// Guest-physical addresses for RAM that is added.
     pub(super) room: Range<u64>,
     /// Kernel or firmware, and tables.
     pub(super) contents: Arc<Contents>,
-    /// Thread that loads the contents to the RAM of a new VM.
+    /// Thread that loads the contents into the RAM of a new VM.
     pub(super) loading: Option<Loading>,
     /// Addresses of a saved VM's functions, by name.
     pub(super) places: BTreeMap<String, PciAddress>,
@@ -75,7 +75,7 @@ impl Host {
 }
 
 impl Base {
-    /// Creates the base of a new VM, whose kernel or firmware is being loaded.
+    /// Creates the base of a new VM. Starts a thread that loads the kernel or firmware.
     ///
     /// # Errors
     /// The host lacks something, or the configuration names a file that cannot be used.
@@ -89,7 +89,7 @@ impl Base {
         Ok(Self { loading, ..base })
     }
 
-    /// Creates the base of a saved VM. `prefault` reads all of its RAM now.
+    /// Creates the base of a saved VM. If `prefault` is set, reads all RAM now.
     ///
     /// # Errors
     /// As for [`of_new`](Self::of_new), or the host lacks something that the state needs.
@@ -114,8 +114,8 @@ impl Base {
         })
     }
 
-    /// Creates the base without the fields that only a new or only a saved VM has. `memory` is called once the files of the payload
-    /// are open.
+    /// Creates the base without the fields that only a new or only a saved VM has. `memory` is called after the files of the payload were
+    /// opened.
     fn new(
         config: &VmConfig,
         host: Host,
@@ -142,10 +142,10 @@ impl Base {
     }
 }
 
-/// Opens the files that the guest boots, with `ram_size` bytes of RAM. Returns the contents, and the guest-physical addresses for RAM
-/// that is added later.
+/// Opens the files that the guest boots. `ram_size` is the number of bytes of RAM at boot. Returns the contents, and the guest-physical
+/// addresses for RAM that is added later.
 fn contents(config: &VmConfig, ram_size: u64, physical_bits: u8) -> Result<(Arc<Contents>, Range<u64>), VmError> {
-    // The tables do not contain RAM that was added before a save: the memory devices describe it to the guest.
+    // The tables do not contain RAM that was added before a save, because the ACPI memory devices describe this RAM to the guest.
     let room = added_ram::room(&config.memory, ram_size, physical_bits);
     let tables = describe(config, &room, physical_bits);
     let smbios = smbios::Tables::new(&config.platform);
@@ -171,7 +171,7 @@ fn describe(config: &VmConfig, room: &Range<u64>, physical_bits: u8) -> acpi::Ta
     }
 }
 
-/// Returns the addresses of 64-bit BARs: behind RAM and the room for more RAM, up to the last address that the guest's CPUs support.
+/// Returns the addresses of 64-bit BARs: above RAM and the room for more RAM, up to the last address that the guest's CPUs support.
 fn mem64(ram_end: u64, physical_bits: u8) -> RangeInclusive<u64> {
     let end = 1u64 << physical_bits;
     let start = ram_end.next_multiple_of(MEM64_ALIGN);

@@ -38,7 +38,7 @@ use crate::parts::rate_limits::RateLimitGroups;
 use crate::process::event_monitor::EventMonitor;
 
 impl Vm {
-    /// Builds the VM on `base`. Steps that fail on user errors come first, and the terminal comes last, so that a user error leaves
+    /// Builds the VM on `base`. Steps that can fail because of user errors come first, and the terminal comes last. So a user error leaves
     /// nothing behind.
     pub(super) fn new(
         config: &VmConfig,
@@ -95,7 +95,7 @@ impl Vm {
             places: base.places,
             window_aperture: base.window_aperture,
         };
-        // A wrong boot file is reported before a device or the terminal is touched.
+        // A wrong boot file is reported before a device or the terminal is opened.
         let loaded = base.loading.map(Loading::end).transpose()?;
         let parts = PartBus::new(config, context)?;
         warn_of_few_descriptors(config);
@@ -132,15 +132,15 @@ fn warn_of_few_descriptors(config: &VmConfig) {
     let chunks = bounce.max / CHUNK_SIZE;
     let Some(Shortage { open, limit, reserved }) = descriptors::shortage(chunks) else { return };
     warn!(
-        "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} are open, including those of devices' interrupt vectors; \
-         the limit of {limit}, of which {reserved} are not for the guest, is too low: raise it to {} (LimitNOFILE=, \
-         ulimit -Hn), or lower max",
+        "iommu_bounce.max: windows of {} MiB take up to {chunks} descriptors, and {open} descriptors are already open, for example for interrupt vectors. \
+         This exceeds the limit of {limit}, of which {reserved} are reserved for the VMM: raise the limit to {} (LimitNOFILE=, \
+         ulimit -Hn), or lower iommu_bounce.max",
         bounce.max / MIB,
         enough(open + chunks),
     );
 }
 
-/// Returns a limit for this number of descriptors, those reserved from guests, and some spare ones.
+/// Returns a descriptor limit that is enough for this number of descriptors, the descriptors reserved for the VMM, and some spare ones.
 fn enough(descriptors: u64) -> u64 {
     (descriptors + 256).next_power_of_two()
 }

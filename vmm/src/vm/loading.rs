@@ -22,7 +22,7 @@ pub(super) struct Contents {
     pub(super) payload: Payload,
     pub(super) tables: acpi::TableConfig,
     pub(super) smbios: smbios::Tables,
-    /// VM Generation ID, if the guest has one. It is the same at each boot.
+    /// VM Generation ID, if the guest has one. The ID is the same at each boot.
     pub(super) generation_id: Option<GenerationId>,
 }
 

@@ -82,8 +82,8 @@ pub struct Vm {
     added_ram: AddedRam,
     /// Guest clock, saved when the VM was paused.
     clock: Option<StoppedClock>,
-    /// True if the guest's ACPI tables have the VM Generation ID. The tables of an older snapshot do not, until the guest boots
-    /// again.
+    /// True if the guest's ACPI tables have the VM Generation ID. If an older snapshot was restored, its tables lack the ID until the guest
+    /// boots again.
     knows_generation_id: bool,
     serial: ConsoleLinks,
 }
@@ -133,7 +133,7 @@ impl Machine for Vm {
     fn pause(&mut self) -> Result<(), VmError> {
         self.interrupt_iommu(true);
         self.processors.stop();
-        // After the vCPUs have stopped, their last requests are served.
+        // The devices pause after the vCPUs, so that they still serve the vCPUs' last requests.
         self.pci.pause();
         self.interrupt_iommu(false);
         if self.clock.is_none() {
@@ -160,8 +160,8 @@ impl Machine for Vm {
         self.pci.resume();
         for vcpu in self.processors.iter() {
             if let Err(error) = vcpu.with_fd(|fd| fd.kvmclock_ctrl()) {
-                // The guest does not use this clock.
-                log::debug!("vCPU {}: cannot tell the guest that it was paused: {error}", vcpu.id());
+                // The guest does not use kvmclock.
+                log::debug!("vCPU {}: cannot notify the guest of the pause: {error}", vcpu.id());
             }
             vcpu.resume();
         }
@@ -172,8 +172,8 @@ impl Machine for Vm {
         self.interrupt_iommu(true);
         self.processors.stop();
         let _operation = Operation::begin();
-        // Devices and vCPUs that were asked to leave are removed now. The virtio-iommu relies on all devices behind it being quiet
-        // when it is reset.
+        // Devices and vCPUs that the guest was asked to release are removed now. All devices behind the virtio-iommu must be quiet before
+        // the virtio-iommu is reset.
         self.board.hotplug.reset();
         if let Some(registers) = &self.board.memory_devices {
             registers.reset();
@@ -239,7 +239,7 @@ impl Machine for Vm {
         self.parts.console_pty()
     }
 
-    /// Returns the devices on the bus, and those that have left the bus and are not closed yet.
+    /// Returns the devices on the bus, and the devices that have left the bus and are not closed yet.
     fn devices(&self) -> Vec<DeviceNode> {
         let node = |id: &str, address: PciAddress| DeviceNode {
             id: id.to_string(),
@@ -314,8 +314,8 @@ impl Machine for Vm {
 }
 
 impl Vm {
-    /// If `wanted`, makes the virtio-iommu leave slow requests undone, so that vCPUs and other threads do not wait long for them.
-    /// Otherwise makes it serve all requests again.
+    /// If `wanted` is set, interrupts slow requests to the virtio-iommu, so that vCPUs and other threads do not wait long for them.
+    /// Otherwise stops interrupting requests. Interrupted requests are served after the resume.
     fn interrupt_iommu(&self, wanted: bool) {
         if let Some(iommu) = self.parts.iommu() {
             iommu.interrupt(wanted);
@@ -332,7 +332,7 @@ impl Vm {
 }
 
 impl Drop for Vm {
-    /// Interrupts the virtio-iommu first: the vCPUs, which end first, wait for their requests to it.
+    /// Interrupts the virtio-iommu first. Next, the vCPUs end, and they would wait for their requests to the virtio-iommu.
     fn drop(&mut self) {
         self.interrupt_iommu(true);
     }

@@ -40,7 +40,8 @@ impl Made {
         Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })
     }
 
-    /// Resets the vCPU, which must not run, to its power-on state, in which it waits until another processor starts it.
+    /// Resets the vCPU to its power-on state. The vCPU must not be running. In this state, every vCPU except the boot processor waits until
+    /// another vCPU starts it.
     fn power_on(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         self.initial.restore(&kvm.kvm, &kvm.fd, &fd, UnwritableMsr::Leave)?;
@@ -60,7 +61,7 @@ pub(super) struct Processors {
     present: BTreeMap<u32, Processor>,
     /// Parked vCPUs, which the guest has released.
     parked: BTreeMap<u32, Made>,
-    /// In a restored guest, the time stamp counter that vCPUs added later must follow.
+    /// Time stamp counter that vCPUs added later must follow. It is set in a restored guest.
     counter: Option<LeadingCounter>,
     /// Host CPUs of each vCPU, by vCPU number. A vCPU without an entry runs on any CPU.
     affinity: BTreeMap<u32, HostCpus>,
@@ -83,7 +84,7 @@ impl Processors {
         for (number, cpuid) in cpuids {
             processors.run(number, Made::new(kvm, number, cpuid)?)?;
         }
-        // All threads start at the same time.
+        // The wait begins only now, so that all threads start at the same time.
         processors.present.values().for_each(|processor| processor.vcpu.wait_started());
         Ok(processors)
     }
@@ -104,11 +105,12 @@ impl Processors {
         }
     }
 
-    /// Adds a vCPU to a guest that has others, paused: a new vCPU, or the parked one.
+    /// Adds a paused vCPU to a guest that already has vCPUs. If vCPU `number` is parked, it is used again. Otherwise a new vCPU is created.
     fn bring(&mut self, kvm: &KvmVm, number: u32) -> Result<(), VmError> {
         let Some(made) = self.parked.remove(&number) else {
             let made = self.make(kvm, number)?;
-            // KVM delivers INIT to a new vCPU only once its local APIC is registered: when another APIC changes, or by this call.
+            // KVM delivers INIT to a new vCPU only after its local APIC is registered. This call registers the APIC. Without the call, KVM
+            // registers it when another APIC changes.
             made.power_on(kvm)?;
             return self.start(number, made);
         };
@@ -172,7 +174,7 @@ impl Processors {
         })
     }
 
-    /// Makes the time stamp counters of vCPUs that are added later follow the first vCPU's.
+    /// Makes the time stamp counters of vCPUs that are added later follow `counter`, the counter of the first vCPU.
     pub(super) fn follow(&mut self, counter: Option<LeadingCounter>) {
         self.counter = counter;
     }
@@ -256,7 +258,7 @@ mod tests {
             processors.bring(&kvm, 3).unwrap();
             assert_eq!((processors.numbers(), apic_id(&processors, 3)), (vec![0, 3], 3));
             assert_eq!(processors.cpuid(3).as_slice(), template.for_vcpu(3).unwrap().as_slice());
-            // The first vCPU has nothing to run, and vCPU 3 waits for it.
+            // vCPU 3 waits for the first vCPU, which has nothing to run.
             processors.iter().filter(|vcpu| vcpu.id() == 3).for_each(Vcpu::resume);
             processors.stop();
             assert_eq!(rax(&processors), 0, "round {round}");

@@ -39,8 +39,8 @@ impl Vm {
         self.close_gone();
         self.park_gone();
         if self.parts.iommu().is_some() && !config.has_iommu() {
-            let rule = "cannot be saved: all devices behind it were removed, so a restored VM would not have it; \
-                        add such a device first";
+            let rule = "cannot be saved: all devices behind the virtio-iommu were removed, so a restored VM would have no virtio-iommu; \
+                        add a device with iommu on first";
             return Err(StateError::rule(IommuBounceConfig::ID, rule).into());
         }
         // These steps fail for a VM that cannot be saved, before anything large is written.
@@ -84,7 +84,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest a new VM Generation ID and notifies it. If the guest's tables have the ID, they give its address.
+    /// Gives the guest a new VM Generation ID and notifies the guest. `address` is the address of the ID, if the guest's ACPI tables have
+    /// the ID.
     fn renew_generation_id(&mut self, address: Option<u64>) -> Result<(), VmStateError> {
         self.knows_generation_id = address.is_some();
         let Some(address) = address else { return Ok(()) };
