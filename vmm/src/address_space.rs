@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The guest's port and memory-mapped I/O: the map from addresses to devices.
+//! Map from the addresses of the guest's port I/O and memory-mapped I/O (MMIO) to devices.
 
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
@@ -17,10 +17,10 @@ pub enum Access<'d> {
     Write(&'d [u8]),
 }
 
-/// Guest memory in memory slots. If KVM has to emulate an access to such memory and the host does not supply the page, KVM reports the
-/// access as MMIO.
+/// Guest memory in KVM's memory slots. If KVM has to emulate an access to such memory, and the host does not supply the page, KVM reports
+/// the access as MMIO.
 pub trait SlotMemory: Send + Sync {
-    /// Does an access in place of KVM. Returns false if no memory allows the access: then it is real MMIO.
+    /// Performs an access in place of KVM. Returns false if no slot allows the access: then it is real MMIO.
     ///
     /// # Errors
     /// The page is lost.
@@ -32,12 +32,12 @@ pub trait SlotMemory: Send + Sync {
 /// Device in the memory space.
 struct MemoryClaim {
     device: Arc<dyn BusDevice>,
-    /// Cached here, so that an access to another device need not ask.
+    /// Result of [`BusDevice::is_memory`], cached so that an access does not call the device for it.
     is_memory: bool,
 }
 
-/// Ranges of both spaces with their devices. A look-up takes O(log n) and a shared lock. The lock is released before the device is
-/// called, so that a device may change the map during an access.
+/// Ranges of the port space and the memory space, with their devices. A look-up takes O(log n) and a shared lock. The lock is released
+/// before the device is called, so that a device may change the map during an access.
 #[derive(Default)]
 pub struct IoMap {
     ports: RwLock<Bus<PioAddress, Arc<dyn BusDevice>>>,
@@ -46,13 +46,14 @@ pub struct IoMap {
 }
 
 impl IoMap {
-    /// Makes the map look into `slots` before it ignores an access to the memory space. Only the first call has an effect.
+    /// Makes [`Self::read_memory`] and [`Self::write_memory`] try `slots` at addresses where no device has registers. Only the first call
+    /// has an effect.
     pub fn set_slots<S: SlotMemory + 'static>(&self, slots: &Arc<S>) {
         let slots: Weak<S> = Arc::downgrade(slots);
         self.slots.get_or_init(|| slots);
     }
 
-    /// Like [`Self::read`] in the memory space.
+    /// Reads from the memory space. If no device has registers at `address`, the read tries guest memory first.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -68,7 +69,7 @@ impl IoMap {
         Ok(())
     }
 
-    /// Like [`Self::write`] in the memory space.
+    /// Writes to the memory space. If no device has registers at `address`, the write tries guest memory first.
     ///
     /// # Errors
     /// A page of guest memory is lost.
@@ -108,7 +109,7 @@ impl IoMap {
         }
     }
 
-    /// Removes all ranges. Devices may hold the map, and the map holds devices: this breaks the cycle.
+    /// Removes all ranges. This breaks the reference cycle between the map and devices that hold the map.
     fn clear(&self) {
         let ports = std::mem::take(&mut *self.ports.write().unwrap_or_else(PoisonError::into_inner));
         let memory = std::mem::take(&mut *self.memory.write().unwrap_or_else(PoisonError::into_inner));
@@ -292,7 +293,7 @@ mod tests {
             assert_eq!(data, [0x66]);
             map.read_memory(0x7000, &mut data).unwrap();
             assert_eq!(data, [0xff]);
-            // The device that maps the page does not answer in place of the memory.
+            // A device whose range is memory does not answer in place of the lost page.
             map.insert(Space::Memory, 0x5000, 0x1000, Arc::new(Shown)).unwrap();
             assert_eq!(lost(&map, 0x5000), (true, true));
             map.read_memory(0x5800, &mut data).unwrap();

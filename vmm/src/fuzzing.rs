@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Clients that send arbitrary bodies, for a fuzzer and for replaying its findings.
+//! Fuzz targets for the state in a snapshot and for bodies of API requests. Tests replay the inputs that a fuzzer found.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ use crate::vm_state::{StateSink, StateSource, VmState};
 /// unchanged after it is written and read back.
 ///
 /// # Panics
-/// The state changes.
+/// The accepted state changes.
 pub fn snapshot_state(bytes: &[u8]) {
     let Ok(state) = snapshot::parse::<VmState>(bytes) else { return };
     if state.check(&(1..=1), &MemoryConfig::with_size(64 << 20), 80 << 20).is_ok() {
-        let text = serde_json::to_vec(&state).expect("it was text");
-        let again: VmState = snapshot::parse(&text).expect("it was read once");
-        assert_eq!(serde_json::to_vec(&again).expect("it was text"), text);
+        let text = serde_json::to_vec(&state).expect("a parsed state can be written");
+        let again: VmState = snapshot::parse(&text).expect("a written state can be parsed");
+        assert_eq!(serde_json::to_vec(&again).expect("a parsed state can be written"), text);
         assert!(state.ram.iter().all(|range| range.offset + range.len <= 80 << 20));
     }
 }
@@ -70,17 +70,17 @@ fn created() -> Control<Unbootable> {
     let mut control = Control::new(EventMonitor::none(), Options::default());
     let config = r#"{"payload": {"kernel": "/k"}, "devices": [{"path": "/d", "iommu": true, "id": "d"}],
         "iommu_bounce": {"size": 8388608, "max": 67108864}}"#;
-    let config: VmConfig = serde_json::from_str(config).expect("it is right");
-    let config = config.check().expect("it is right");
+    let config: VmConfig = serde_json::from_str(config).expect("the configuration is valid JSON");
+    let config = config.check().expect("the configuration is valid");
     control.create(config).unwrap_or_else(|error| unreachable!("{error}"));
     control
 }
 
-/// Sends the body to every operation that takes one, with a VM created and without.
+/// Sends the body to every operation that has a body, once without a VM and once with a created VM.
 ///
 /// # Panics
-/// A promise is broken: a message is not one line, an accepted body changes when it is read back, or the remaining VM
-/// breaks a rule.
+/// A rule is broken. Each error message must be one line. An accepted body must not change when it is written and read back. The
+/// configuration of the VM that remains must be valid.
 pub fn body(data: &[u8]) {
     for operation in operations::all() {
         if !matches!(operation.action, Action::WithBody(_) | Action::AddDevice(_)) {
@@ -110,7 +110,7 @@ fn check_call(call: &Call) {
             assert_eq!(again, ***config);
         }
         Call::AddDevice(device) => {
-            let text = serde_json::to_vec(device).expect("it can be written");
+            let text = serde_json::to_vec(device).expect("a device can be written");
             assert_eq!(device.kind().read(&text).as_ref(), Ok(device));
         }
         Call::TuneBounce(change) => assert_eq!(reread::<IommuBounceChange>(change), *change),
@@ -119,14 +119,14 @@ fn check_call(call: &Call) {
 }
 
 fn reread<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
-    let text = serde_json::to_vec(value).expect("it can be written");
-    serde_json::from_slice(&text).expect("what was written can be read")
+    let text = serde_json::to_vec(value).expect("an accepted body can be written");
+    serde_json::from_slice(&text).expect("a written body can be read")
 }
 
 /// Checks that a created VM's configuration is valid.
 fn check_config(control: &mut Control<Unbootable>) {
     match control.serve_call(Call::Info) {
-        Ok(Reply::Info(info)) => drop(info.config.check_again().expect("it was checked")),
+        Ok(Reply::Info(info)) => drop(info.config.check_again().expect("an accepted configuration is valid")),
         Ok(other) => panic!("{other:?}"),
         Err(error) => assert!(matches!(error, ControlError::NotCreated), "{error}"),
     }

@@ -2,9 +2,9 @@
 
 //! Carom: command line, VM life cycle, memory, vCPUs, boot and wiring.
 //!
-//! [`carom_api`] defines the user's configuration. [`control`] decides about the VM, through the trait in [`machine`]. [`vm`] builds and
-//! runs the VM, with devices from [`parts`]. Below these modules are [`memory`], the guest's RAM, [`arch`], the code for each processor
-//! architecture, and [`kvm`], the kernel's interface.
+//! [`carom_api`] defines the user's configuration. [`control`] decides what happens to the VM, through the trait in [`machine`]. [`vm`]
+//! builds and runs the VM, with devices from [`parts`]. These modules use [`memory`] (the guest's RAM), [`arch`] (code for the processor
+//! architecture) and [`kvm`] (the kernel's interface).
 
 pub mod address_space;
 pub mod api;

@@ -22,30 +22,31 @@ use crate::vm_state::{StateSink, StateSource};
 pub struct PartCounters {
     /// ID of the device.
     pub id: String,
-    /// Name of its kind, such as `rng`. Devices of a kind have counters of the same names.
+    /// Name of the device's kind, such as `rng`. All devices of one kind have counters with the same names.
     pub kind: &'static str,
     /// The counters.
     pub counters: Vec<Counter>,
 }
 
-/// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods here behave like a machine without
-/// devices whose RAM and vCPUs do not change.
+/// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine that has no
+/// devices, a fixed number of vCPUs and a fixed size of RAM.
 pub trait Machine: Sized + Send + 'static {
-    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, go to `mailbox`. Its actions on devices go to `monitor`.
+    /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, go to `mailbox`. The guest's actions on devices go to
+    /// `monitor`.
     fn build(config: &VmConfig, mailbox: Arc<Mailbox>, monitor: &EventMonitor) -> Result<Self, VmError>;
-    /// Restores the VM of `source`, with its vCPUs stopped. `prefault` reads all of its RAM now.
+    /// Restores the VM of `source`, with its vCPUs stopped. If `prefault` is set, reads all RAM now.
     fn restore(
         source: &dyn StateSource,
         prefault: bool,
         mailbox: Arc<Mailbox>,
         monitor: &EventMonitor,
     ) -> Result<Self, VmError>;
-    /// Writes the VM to `sink`. The vCPUs are stopped, and `config` is the VM's configuration. An error does not change the VM.
+    /// Saves the state of the VM to `sink`. The vCPUs are stopped, and `config` is the VM's configuration. An error does not change the VM.
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Gives up the VM without waiting, because a thread of the machine holds locks for ever. The real VM orders its vCPUs to stop.
-    /// The program ends next.
+    /// Gives up the VM without waiting. The caller does this if a thread of the machine holds locks for ever, and then ends the program.
+    /// The real VM orders its vCPUs to stop.
     fn abandon(self)
     where
         Self: Sized,
@@ -58,7 +59,7 @@ pub trait Machine: Sized + Send + 'static {
     fn resume(&mut self) -> Result<(), VmError>;
     /// Resets everything to its power-on state. The vCPUs are stopped.
     fn reset(&mut self) -> Result<(), VmError>;
-    /// Adds `len` bytes of RAM as `config` says, and notifies the guest. On error, the guest's RAM does not change.
+    /// Adds `len` bytes of RAM with the settings of `config`, and notifies the guest. On error, the guest's RAM does not change.
     fn add_ram(&mut self, config: &MemoryConfig, len: u64) -> Result<(), VmError> {
         let _ = (config, len);
         Err(VmError::MoreRam("this machine cannot take more RAM".into()))
@@ -76,14 +77,15 @@ pub trait Machine: Sized + Send + 'static {
     fn held_ram(&self) -> u64 {
         0
     }
-    /// Sets the number of vCPUs to `count`, which is at most the maximum. Adds missing vCPUs, which run if `run` is set. Asks the guest to
-    /// release surplus vCPUs, also if it was asked before. When the guest has released them or is reset, they are removed, and the mailbox
-    /// gets a note. On error, nothing changes.
+    /// Sets the number of vCPUs to `count`, which is at most the configured maximum. On error, nothing changes.
+    ///
+    /// Adds missing vCPUs, which run if `run` is set. Asks the guest to release surplus vCPUs, even if the guest was asked before. When the
+    /// guest has released the surplus vCPUs, or is reset, they are removed, and the mailbox gets a note.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         let _ = (count, run);
         Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
     }
-    /// Returns a vCPU that prevents `count` vCPUs now: the guest was asked to release this vCPU and has not done so.
+    /// Returns a vCPU that prevents a change to `count` vCPUs now. The guest was asked to release this vCPU and has not done so.
     fn leaving_vcpu(&self, count: u32) -> Option<u32> {
         let _ = count;
         None
@@ -111,8 +113,8 @@ pub trait Machine: Sized + Send + 'static {
         let _ = device;
         Err(VmError::Guest("this machine cannot take devices".into()))
     }
-    /// Asks the guest to release the device of this ID. Returns `false` if no such device exists. When the guest has released it or is
-    /// reset, the device is off the bus, and the mailbox gets a note.
+    /// Asks the guest to release the device of this ID. Returns `false` if no such device exists. When the guest has released the device,
+    /// or is reset, the device leaves the bus, and the mailbox gets a note.
     fn remove_device(&mut self, id: &str) -> bool {
         let _ = id;
         false
@@ -130,11 +132,12 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }
-    /// Returns the counters that devices keep themselves. The virtio-iommu's counters of each device are in [`Self::engine_report`].
+    /// Returns the counters that devices keep themselves. The counters that the virtio-iommu keeps for each device are in
+    /// [`Self::engine_report`].
     fn part_counters(&self) -> Vec<PartCounters> {
         Vec::new()
     }
-    /// Returns the figures of the virtio-iommu, with latencies.
+    /// Returns the counters and latencies of the virtio-iommu.
     fn engine_report(&self) -> Option<Report> {
         None
     }

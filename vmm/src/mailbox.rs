@@ -20,7 +20,7 @@ pub enum GuestEvent {
     Failed(String),
 }
 
-/// Host notices of devices: the ID of each device, and its address in the host.
+/// Notices of the host about devices. Each map has the IDs of devices, and their addresses on the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNotes {
     /// Devices that had an uncorrectable error.
@@ -84,8 +84,8 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes: the notes of the host, and the most serious event of the guest, which makes its other events
-    /// irrelevant. With each event, released devices and vCPUs are closed too.
+    /// Takes all notes. Returns the notes of the host, and the most serious event of the guest. The guest's other events are dropped.
+    /// Dropping [`GuestEvent::Left`] loses nothing, because a reset or the end of the VM also closes released devices and vCPUs.
     pub(crate) fn take(&self) -> (HostNotes, Option<GuestEvent>) {
         let Notes { failed, power_off, reset, left, host } = std::mem::take(&mut *self.lock());
         let left = left.then_some(GuestEvent::Left);
@@ -94,12 +94,12 @@ impl Mailbox {
         (host, failed.map(GuestEvent::Failed).or(power_off).or(reset).or(left))
     }
 
-    /// Forgets requests for a reset that is being done. Several vCPUs, or one vCPU repeatedly, may have asked for it.
+    /// Drops all requests for a reset, when a reset is in progress. Several vCPUs may have left requests, or one vCPU repeatedly.
     pub fn forget_resets(&self) {
         self.lock().reset = false;
     }
 
-    /// Forgets the host's notices about a closed device. Another device may get its ID.
+    /// Drops the host's notices about a closed device, because another device may get the same ID.
     pub(crate) fn forget_device(&self, id: &str) {
         let HostNotes { failed, requested } = &mut self.lock().host;
         failed.remove(id);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_that_asks_in_a_loop_rings_once() {
+    fn guest_that_asks_in_a_loop_wakes_control_once() {
         let (mailbox, rings) = mailbox();
         for _ in 0..1000 {
             mailbox.leave(GuestEvent::Reset);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_the_host_ring_once_and_are_taken_beside_the_guests() {
+    fn host_notes_wake_control_once_and_are_kept_with_guest_events() {
         let (mailbox, rings) = mailbox();
         for _ in 0..1000 {
             mailbox.notify("a", "0000:00:05.0", HostNotice::Requested);

@@ -36,7 +36,7 @@ use vmm::process::signal_actions;
 use vmm::process::thread_roles;
 use vmm::vm::Vm;
 
-/// Exit status for a failure that no change of the command line fixes.
+/// Exit status for a failure that the user cannot fix by changing the command line.
 const FAILURE: u8 = 1;
 /// Exit status for a user error.
 const MISTAKE: u8 = 2;
@@ -67,28 +67,31 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the program. Once the streams have queues, `last_lines` is set: it writes the rest of the log at the end.
+/// Runs the program. Sets `last_lines` once the streams have queues. When `last_lines` is dropped, it writes the rest of the log.
 fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(), VmError> {
-    // No executed file can raise the program's rights. The program executes none.
+    // After this call, an executed file cannot raise the program's privileges. The program itself executes no files.
     set_no_new_privs(true).map_err(|error| VmError::Device { what: "give up privileges", source: error.into() })?;
     descriptors::prepare();
     filter_calls(invocation.seccomp)?;
     let Invocation { program, vm, restore, api_socket, defaults, metrics, no_shutdown, event_monitor, .. } = invocation;
     let crash_report = invocation.crash_report;
-    // Take the inherited descriptors before opening any file. Bind the socket once signals end the program in order, but before any
-    // file is emptied: if another process serves the socket already, its files stay unchanged.
+    // The order of the steps matters:
+    // - Inherited descriptors are taken before any file is opened.
+    // - The API socket is bound after `watch_signals`, because from then on a signal ends the program in order.
+    // - Files are emptied after the bind. If another process already serves the socket, the bind fails, and that process's files stay
+    //   unchanged.
     let of_parts = vm.iter().flat_map(|vm| vm.parts());
     let of_parts = of_parts.flat_map(|part| part.inherited().iter().map(|number| (part.kind().field, *number)));
     let kept = invocation.inherit.iter().map(|InheritedFd(number)| (InheritedFd::OPTION, *number)).chain(of_parts);
     let kept: Vec<(Field, i32)> = kept.collect();
-    // If two options name the same descriptor, the later option is wrong.
+    // If two options name the same descriptor, the error names the later option.
     let own = [named(api_socket.as_ref()), named(event_monitor.as_ref()), named(crash_report.as_ref())];
     let named: Vec<(Field, i32)> = own.into_iter().flatten().chain(kept.iter().copied()).collect();
     let mut inherited = InheritedFds::take(&named)?;
     kept.iter().try_for_each(|(field, number)| inherited.keep(*field, *number))?;
-    // Started before the crash file is opened, so that a crash report comes after the message of its panic.
+    // The log starts before the crash file is opened, so that a crash report comes after the message of its panic.
     *last_lines = Some(log_stream::start().map_err(no_log)?);
-    // The file stays open to the end.
+    // The crash file stays open until the program ends.
     let crash_file = crash_report
         .as_ref()
         .map(|option| open(option, &mut inherited, CrashFile::open, CrashFile::inherited))
@@ -127,7 +130,7 @@ fn run(invocation: Invocation, last_lines: &mut Option<LastLines>) -> Result<(),
         .then(|| ApiServer::start(socket, metrics, SharedApi::new(control.handle(), program)))
         .transpose()
         .map_err(|source| VmError::Device { what: "serve the API", source })?;
-    // The threads start only now, so that clients are answered sooner. No guest runs before.
+    // The log's threads start only now, so that clients get answers sooner. No guest has run yet.
     log_stream::start_threads().map_err(no_log)?;
     sandbox::confine(thread_roles::CONTROL).map_err(no_filter)?;
     let result = serve(control, vm, restore);
@@ -153,7 +156,7 @@ fn no_filter(source: io::Error) -> VmError {
     VmError::Device { what: "filter system calls (--seccomp false disables the filter)", source }
 }
 
-/// Boots or restores the VM of the command line, if one is given, and serves until the end.
+/// If the command line has a VM, boots or restores it. Then serves clients and the guest until the program ends.
 fn serve(mut control: Control<Vm>, vm: Option<CheckedConfig>, restore: Option<RestoreConfig>) -> Result<(), VmError> {
     let started = match (vm, restore) {
         (Some(vm), _) => control.create(vm).and_then(|()| control.boot()),
@@ -189,7 +192,8 @@ impl LogFile {
         self.file.try_clone().map_err(|source| self.error(source))
     }
 
-    /// Empties the file if it is a regular file. An inherited file is not emptied: the process that opened it knows its contents.
+    /// Empties the file if it is a regular file. An inherited file is not emptied, because its contents belong to the process that opened
+    /// it.
     fn empty(&self) -> Result<(), VmError> {
         let is_file = self.file.metadata().map_err(|source| self.error(source))?.is_file();
         let is_file = is_file && !devices::inherited::is_kept(Path::new(&self.path));
@@ -254,8 +258,8 @@ fn listen_for_metrics(MetricsAddress(address): MetricsAddress) -> Result<TcpList
     Ok(listener)
 }
 
-/// Opens the event monitor. Also returns the file to empty; an inherited descriptor is not emptied, because its opener knows its
-/// contents.
+/// Opens the event monitor. Returns the monitor, and the file to empty later. A file that was inherited as a descriptor is not emptied,
+/// because its contents belong to the process that opened it.
 fn open_event_monitor(
     option: &FileOrFd<EventMonitorOption>,
     inherited: &mut InheritedFds,
