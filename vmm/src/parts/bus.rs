@@ -274,7 +274,9 @@ impl PartBus {
             let rule = if !slots.contains(&slot) {
                 let (first, last) = (slots.start(), slots.end());
                 let whose = if has_iommu { which } else { "in a VM without" };
-                format!("{slot} is not in {first} to {last}, the slots {whose} the virtio-iommu on segment {segment}")
+                format!(
+                    "{slot} is outside the range {first} to {last} of slots {whose} the virtio-iommu on segment {segment}"
+                )
             } else if taken.contains(&address) {
                 let rule = format!("{slot} is taken on segment {segment}: choose another slot");
                 return Err(ConfigError::conflict(kind.slot_field(), rule).into());

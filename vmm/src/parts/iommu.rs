@@ -327,7 +327,7 @@ mod tests {
         hosts.iter().map(limits).collect()
     }
 
-    /// Returns the windows of a VM with one device for each entry of `hosts`, which has the IOVAs of the device's host IOMMU.
+    /// Returns the windows of a VM. Each entry of `hosts` has the IOVAs that the host IOMMU of one device translates.
     fn windows(option: &str, was: Option<&RangeInclusive<u64>>, hosts: &[Ranges]) -> WindowConfig {
         let config: VmConfig = serde_json::from_str(r#"{"payload": {"kernel": "/k"}}"#).unwrap();
         let (bounce, limits) = (option.parse().unwrap(), limits(hosts));
