@@ -45,8 +45,8 @@ pub trait Machine: Sized + Send + 'static {
     fn save(&mut self, config: &VmConfig, sink: &mut dyn StateSink) -> Result<(), VmError>;
     /// Loads the guest's kernel or firmware, sets the boot processor to its entry, and runs the vCPUs if `run` is set.
     fn start(&mut self, run: bool) -> Result<(), VmError>;
-    /// Gives up the VM without waiting. The caller does this if a thread of the machine holds locks for ever, and then ends the program.
-    /// The real VM orders its vCPUs to stop.
+    /// Gives up the VM without waiting. Called if a thread of the machine holds locks for ever. The program ends next. The real VM orders
+    /// its vCPUs to stop.
     fn abandon(self)
     where
         Self: Sized,
@@ -80,7 +80,7 @@ pub trait Machine: Sized + Send + 'static {
     /// Sets the number of vCPUs to `count`, which is at most the configured maximum. On error, nothing changes.
     ///
     /// Adds missing vCPUs, which run if `run` is set. Asks the guest to release surplus vCPUs, even if the guest was asked before. When the
-    /// guest has released the surplus vCPUs, or is reset, they are removed, and the mailbox gets a note.
+    /// guest has released the surplus vCPUs, or is reset, these vCPUs are removed, and the mailbox gets a note.
     fn set_vcpus(&mut self, count: u32, run: bool) -> Result<(), VmError> {
         let _ = (count, run);
         Err(VmError::Guest("this machine's number of vCPUs cannot change".into()))
@@ -127,8 +127,8 @@ pub trait Machine: Sized + Send + 'static {
     fn iommu(&self) -> Option<IommuStatus> {
         None
     }
-    /// Returns the same as [`Self::iommu`], for a thread that must not sleep. Returns `None` if another thread holds the lock. The default
-    /// always returns `None`.
+    /// Returns the same as [`Self::iommu`], for a thread that must not sleep. Returns `None` if another thread holds the lock of the
+    /// virtio-iommu. The default always returns `None`.
     fn iommu_soon(&self) -> Option<Option<IommuStatus>> {
         None
     }

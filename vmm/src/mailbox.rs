@@ -54,7 +54,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Creates an empty mailbox. `wake` is called when a note arrives in the empty mailbox. It must not wait.
+    /// Creates an empty mailbox. When a note arrives in the empty mailbox, `wake` is called. `wake` must not wait.
     pub fn new(wake: Box<dyn Fn() + Send + Sync>) -> Self {
         Self { notes: Mutex::default(), wake }
     }

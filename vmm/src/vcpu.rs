@@ -103,7 +103,7 @@ impl Vcpu {
         self.shared.halted.store(false, Ordering::Release);
     }
 
-    /// Waits until the vCPU is out of the guest. Then no access to a device is incomplete, so the vCPU's registers can be read and
+    /// Waits until the vCPU is out of the guest. Then all its accesses to devices are complete, so the vCPU's registers can be read and
     /// written.
     pub fn wait_paused(&self) {
         self.shared.handshake.wait_parked_nudging(KICK_AGAIN, || self.kick());
@@ -170,8 +170,8 @@ impl Runner {
         }
     }
 
-    /// Runs the guest while the order is to run and the vCPU has left no event. Afterwards no access is incomplete, unless the guest
-    /// has failed.
+    /// Runs the guest while the order is to run and the vCPU has left no event. Afterwards every access is complete, unless the guest has
+    /// failed.
     fn run_until_told(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
@@ -180,8 +180,8 @@ impl Runner {
             let _operation = Operation::begin();
             let entered = self.enter(vcpu);
             runs = entered.is_ok() && self.is_running();
-            // After a failure, the VM ends, and its access is not completed. An access that failed for lost memory must not continue with
-            // wrong bytes.
+            // After a failure, the VM ends, so the access is not completed. An access that failed because memory was lost must not continue
+            // with wrong bytes.
             let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn vector_is_routed_and_registered_until_it_is_not_wanted() {
+    fn vector_is_routed_and_registered_until_it_is_unrouted() {
         let (host, vectors) = vector();
         vectors.route(0, Some(MESSAGE)).unwrap();
         assert_eq!(host.has(), (vec![0x41], true));

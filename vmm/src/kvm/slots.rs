@@ -90,7 +90,7 @@ impl MemorySlots for KvmSlots {
 
 impl SlotMemory for KvmSlots {
     /// The slots stay locked during the access. KVM does not repeat an access that it has reported as MMIO. So the access also succeeds if
-    /// the host supplies the page by now, or if the slot was created after KVM's report.
+    /// the host can supply the page by now, or if the slot was created after KVM's report.
     fn access(&self, address: u64, access: Access<'_>) -> Result<bool, Loss> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, writes) = match &access {

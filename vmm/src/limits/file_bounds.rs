@@ -36,7 +36,7 @@ pub enum FileBounds {
 }
 
 impl FileBounds {
-    /// Returns the bounds of `--landlock-rules` without a VM on the command line.
+    /// Returns the bounds of `--landlock-rules`, for a command line without a VM.
     ///
     /// # Errors
     /// A file is missing, or the host's kernel does not support Landlock.

@@ -47,7 +47,7 @@ impl InheritedFds {
             // SAFETY: the descriptor is open, as was just checked, and above the three standard descriptors. By naming it, the user
             // hands it over. This program has opened no descriptor yet, and no number is taken twice.
             let fd = unsafe { OwnedFd::from_raw_fd(*number) };
-            // An executed program would not get the descriptors, although this program executes no other program.
+            // With this flag, an executed program does not get the descriptors. (This program executes no other program.)
             fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| file_error(*field, *number, error.into()))?;
             Ok((*number, fd))
         };

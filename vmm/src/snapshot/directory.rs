@@ -238,7 +238,7 @@ impl StateSource for Snapshot {
     }
 }
 
-/// Opens a regular file. `O_NONBLOCK` prevents that opening a FIFO waits for its writer.
+/// Opens a regular file. With `O_NONBLOCK`, opening a FIFO does not wait for its writer.
 fn open(path: &Path) -> Result<File, VmStateError> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(file_error(path))?;
     if !file.metadata().map_err(file_error(path))?.is_file() {

@@ -88,7 +88,7 @@ fn refusal(directory: &Path) -> String {
 }
 
 #[test]
-fn snapshot_reads_back_and_is_the_owners_alone() {
+fn snapshot_reads_back_and_only_its_owner_can_open_it() {
     let (_parent, directory) = written();
     assert_eq!(names(&directory), ["config.json", "memory-ranges", "state.json"]);
     for name in names(&directory) {

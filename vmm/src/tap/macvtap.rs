@@ -32,7 +32,7 @@ fn find_in(interfaces: &Path, name: &str) -> Option<Macvtap> {
     let interface = interfaces.join(name);
     let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_string());
     let tap = format!("tap{}", read(interface.join("ifindex"))?);
-    // Some kernels have an additional directory in between.
+    // Some kernels put the tap's directory into a directory `macvtap`.
     let number =
         read(interface.join("macvtap").join(&tap).join("dev")).or_else(|| read(interface.join(&tap).join("dev")))?;
     let address = read(interface.join("address")).unwrap_or_default();

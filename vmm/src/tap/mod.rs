@@ -32,7 +32,7 @@ const DEFAULT_MTU: u16 = 1500;
 /// Maximum MTU of a tap interface: the largest frame (`ETH_MAX_MTU`) without its Ethernet header.
 const MAX_MTU: u16 = u16::MAX - 14;
 
-/// Adds to an error which property of an interface could not be set.
+/// Returns an error that names the property of an interface that could not be set.
 fn not_set(what: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot set {what}: {error}"))
 }

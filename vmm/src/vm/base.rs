@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Parts of a VM that are fixed before it is built: by the configuration of a new VM, or by the state of a saved one.
+//! Parts of a VM that are fixed before the VM is built. The configuration of a new VM, or the state of a saved VM, determines these parts.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -78,7 +78,7 @@ impl Base {
     /// Creates the base of a new VM. Starts a thread that loads the kernel or firmware.
     ///
     /// # Errors
-    /// The host lacks something, or the configuration names a file that cannot be used.
+    /// The host lacks a required feature, or the configuration names a file that cannot be used.
     pub(super) fn of_new(config: &VmConfig) -> Result<Self, VmError> {
         let host = Host::open(config)?;
         let cpuids = (0..config.cpus.boot_vcpus).map(|number| Ok((number, host.template.for_vcpu(number)?)));
@@ -92,7 +92,7 @@ impl Base {
     /// Creates the base of a saved VM. If `prefault` is set, reads all RAM now.
     ///
     /// # Errors
-    /// As for [`of_new`](Self::of_new), or the host lacks something that the state needs.
+    /// As for [`of_new`](Self::of_new), or the host lacks a feature that the state needs.
     pub(super) fn of_saved(source: &dyn StateSource, prefault: bool) -> Result<Self, VmError> {
         let (config, state) = (source.config(), source.state());
         let host = Host::open(config)?;

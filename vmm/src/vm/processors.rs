@@ -40,8 +40,8 @@ impl Made {
         Ok(Self { fd: Arc::new(Mutex::new(fd)), cpuid, initial })
     }
 
-    /// Resets the vCPU to its power-on state. The vCPU must not be running. In this state, every vCPU except the boot processor waits until
-    /// another vCPU starts it.
+    /// Resets the vCPU to its power-on state. In this state, every vCPU except the boot processor waits until another vCPU starts it. The
+    /// vCPU must not be running when this function is called.
     fn power_on(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         self.initial.restore(&kvm.kvm, &kvm.fd, &fd, UnwritableMsr::Leave)?;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn vcpu_that_left_comes_back_as_at_power_on() {
+    fn removed_vcpu_returns_in_its_power_on_state() {
         let Some(kvm) = vm_for_test() else { return };
         let template = CpuidTemplate::new(&kvm.kvm, &CpusConfig { max_vcpus: 4, ..CpusConfig::default() }).unwrap();
         let io_map = IoMapOwner::new();

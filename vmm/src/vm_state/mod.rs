@@ -37,7 +37,7 @@ pub struct RamRange {
     pub gpa: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Offset of its first byte among the bytes of memory.
+    /// Offset of the first byte in the bytes of memory.
     pub offset: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct ChunkRange {
     pub index: u32,
     /// Length in bytes.
     pub len: u64,
-    /// Offset of its first byte among the bytes of memory.
+    /// Offset of the first byte in the bytes of memory.
     pub offset: u64,
 }
 

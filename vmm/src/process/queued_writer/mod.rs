@@ -96,7 +96,7 @@ impl QueuedWriter {
         Self::start(Shared::new(name, limit, piece, None, Box::new(HostClock)), Pen::new(file, most))
     }
 
-    /// Creates a queue of lines. If lines are lost, the stream gets the line that `notice` makes of their number.
+    /// Creates a queue of lines. If lines are lost, `notice` makes a line from their number, and this line is written to the stream.
     ///
     /// # Errors
     /// The process cannot start more threads.
@@ -152,7 +152,7 @@ impl QueuedWriter {
         state.lost += lines;
     }
 
-    /// Returns the number of bytes lost so far, or of lines for a queue of lines.
+    /// Returns the number of bytes lost so far. For a queue of lines, returns the number of lines lost so far.
     pub fn lost(&self) -> u64 {
         self.0.lock().lost
     }

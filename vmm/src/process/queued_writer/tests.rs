@@ -118,7 +118,7 @@ fn queue_of_lines(gate: &Gate, clock: Box<dyn Clock>) -> QueuedWriter {
     QueuedWriter::start(shared, Pen::new(gate.clone(), u64::MAX)).unwrap()
 }
 
-/// Creates a queue without room, whose output takes nothing. Also returns the queued bytes.
+/// Creates a full queue, whose output takes nothing. Also returns the queued bytes.
 fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     let gate = Gate::default();
     let queue = queue(&gate, clock);
