@@ -28,8 +28,8 @@ pub struct PartCounters {
     pub counters: Vec<Counter>,
 }
 
-/// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine that has no
-/// devices, a fixed number of vCPUs and a fixed size of RAM.
+/// VM as the control thread uses it: the real VM, or a VM without a guest in tests. The default methods behave like a machine without
+/// devices. The number of vCPUs and the size of RAM of this machine are fixed.
 pub trait Machine: Sized + Send + 'static {
     /// Builds a VM with its vCPUs stopped. The guest's requests, such as a reset, go to `mailbox`. The guest's actions on devices go to
     /// `monitor`.

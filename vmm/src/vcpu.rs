@@ -185,7 +185,7 @@ impl Runner {
             let is_over = matches!(entered, Err(GuestEvent::Failed(_)));
             let completed = if runs || is_over { Ok(()) } else { self.complete_io(vcpu) };
             if let Err(event) = entered.map(drop).and(completed) {
-                // Set before the event is left, because the reset that handles the event clears this flag.
+                // The flag is set before the event is left, because the reset that handles the event clears the flag.
                 self.shared.halted.store(true, Ordering::Release);
                 self.mailbox.leave(event);
             }

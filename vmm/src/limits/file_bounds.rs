@@ -83,7 +83,7 @@ impl FileBounds {
 /// Returns the rights that a rule of the configuration grants.
 pub fn rule_access(access: FileAccess) -> Access {
     let read = if access.read { READ } else { Access::EMPTY };
-    // All rights except execution.
+    // All rights except reading and execution.
     let write = if access.write { sandbox::known_accesses() & !READ & !AccessFs::Execute } else { Access::EMPTY };
     read | write | AccessFs::IoctlDev
 }

@@ -194,7 +194,7 @@ fn map_aligned(zone: &MemoryZoneConfig, file: Option<&FileOffset>, len: u64) -> 
     }
     // The kernel usually places a new mapping right below the previous mapping. So replace the first mapping by a filler of `too_high`
     // bytes, which ends at the same address. The second mapping then starts `too_high` bytes below the start of the first mapping. If the
-    // kernel places it elsewhere, RAM is only slower.
+    // kernel places the second mapping elsewhere, RAM is only slower.
     drop(first);
     let filler = MmapRegion::<()>::new(usize::try_from(too_high).map_err(|error| error.to_string())?);
     let second = map(len)?;

@@ -29,7 +29,7 @@ use crate::memory;
 use crate::parts::IOMMU_ADDRESS;
 use crate::vm_state::{self, StateSource};
 
-/// Alignment of the lowest address for 64-bit BARs. It is not applied if it would leave no room for BARs.
+/// Alignment of the lowest address for 64-bit BARs. The alignment is not applied if it would leave no room for BARs.
 const MEM64_ALIGN: u64 = 64 * GIB;
 
 /// Parts of a VM that are fixed before it is built.
@@ -114,7 +114,7 @@ impl Base {
         })
     }
 
-    /// Creates the base without the fields that only a new or only a saved VM has. `memory` is called after the files of the payload were
+    /// Creates the base with the fields that new and saved VMs have in common. `memory` is called after the files of the payload were
     /// opened.
     fn new(
         config: &VmConfig,

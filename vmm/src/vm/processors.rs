@@ -165,7 +165,7 @@ impl Processors {
         self.iter().for_each(Vcpu::wait_paused);
     }
 
-    /// Resets all vCPUs to their power-on state. They must be stopped.
+    /// Resets all vCPUs to their power-on state. All vCPUs must be stopped.
     pub(super) fn reset(&self, kvm: &KvmVm) -> Result<(), KvmError> {
         self.present.values().try_for_each(|processor| {
             processor.made.power_on(kvm)?;
