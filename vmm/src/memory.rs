@@ -30,8 +30,8 @@ const SMALL_PAGE: u64 = 4096;
 /// Creates RAM for the VM to boot with. Pages are allocated when the guest or a device touches them. Reserved huge pages, pages of zones
 /// with `prefault`, and pages of shared zones with `reserve` are all allocated now.
 ///
-/// Private memory is the default, because by default, host kernels give transparent huge pages to private memory, but not to a memfd. With 4 KiB
-/// pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
+/// Private memory is the default, because host kernels by default give transparent huge pages to private memory, but not to a memfd. With 4
+/// KiB pages, everything in the guest is slower (docs/benchmarks.md). A memfd is for RAM that is shared with other processes.
 ///
 /// # Errors
 /// The host does not provide the memory, or a zone's file cannot be used.
