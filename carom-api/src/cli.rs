@@ -92,7 +92,7 @@ pub struct Cli {
     /// Add a pvpanic device, which reports a panic of the guest kernel (event guest:panic)
     #[arg(long, requires = PAYLOAD)]
     pvpanic: bool,
-    /// Add a watchdog (i6300esb), which resets the guest if the guest stops serving it (event watchdog:expired)
+    /// Add a watchdog (i6300esb), which resets the guest if the guest stops reloading its timer (event watchdog:expired)
     #[arg(long, requires = PAYLOAD)]
     watchdog: bool,
     /// Snapshot to restore a VM from. The VM is paused unless resume is on: source_url=file:///PATH[,prefault=on|off][,resume=on|off]

@@ -106,7 +106,7 @@ pub struct RestoreConfig {
     /// stay unchanged while the VM exists.
     #[serde(default)]
     pub prefault: bool,
-    /// True if the VM runs after the restore. Otherwise the VM is paused, as it was when it was saved.
+    /// True if the VM runs after the restore. Otherwise the VM stays paused.
     #[serde(default)]
     pub resume: bool,
     /// Method to load the RAM: `Copy` reads all RAM during the restore, and `OnDemand` reads each page on first access. By

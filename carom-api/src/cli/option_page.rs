@@ -41,7 +41,13 @@ const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
     ("--crash-report", "path", "FILE", "none", "File to which Carom appends. `FILE` without `path=` means the same."),
     ("--crash-report", "fd", "N", "none", "Inherited descriptor, open for writing."),
     ("--metrics", "tcp", "ADDRESS:PORT", "none", "Address and port to listen on."),
-    ("--inherit", "fd", "N", "required", "Number of the inherited descriptor."),
+    (
+        "--inherit",
+        "fd",
+        "N",
+        "required",
+        "Number of the descriptor: of `/dev/kvm`, `/dev/iommu`, a VFIO device, a file, a pipe or a socket.",
+    ),
 ];
 
 /// Parts of a rate limit, with their meaning. The OpenAPI document has separate objects for these values.
@@ -78,6 +84,20 @@ const NOT_IN_HELP: &[(&str, &str, &str)] = &[
     ("--restore", "memory_restore_mode", "copy|ondemand"),
     ("--restore", "zone_updates", "[ID@NODE,…]"),
 ];
+
+/// Parts with another default than the document has: option, part, default.
+const DEFAULTS: &[(&str, &str, &str)] = &[
+    ("--disk", "path", "required, except with `vhost_user=on`"),
+    ("--iommu-bounce", "threshold", "`auto`"),
+    ("--memory", "size", "`512M`"),
+];
+
+/// Parts whose meaning differs from that of the field: option, part, meaning.
+const MEANINGS: &[(&str, &str, &str)] = &[(
+    "--net",
+    "fd",
+    "Inherited descriptor of a tap or macvtap interface. `fd=[N,N]` gives one descriptor for each pair of queues.",
+)];
 
 /// Other names of parts.
 const ALIASES: &[&str] = &["serial_number", "uuid", "vhost_socket"];
@@ -166,7 +186,7 @@ fn split(help: &str) -> (String, Vec<Part>) {
             at += text[at..].chars().next().map_or(1, char::len_utf8);
             continue;
         }
-        let values = value(&text[value_at..]);
+        let values = value(&text[value_at..]).trim_end_matches('.');
         at = value_at + values.len();
         first.get_or_insert(value_at - key.len() - 1);
         if !parts.iter().any(|part| part.key == key) {
@@ -211,7 +231,7 @@ fn shown(value: Option<&Value>) -> String {
         Some(Value::Array(list)) if list.is_empty() => "none".into(),
         Some(Value::Bool(on)) => if *on { "`on`" } else { "`off`" }.into(),
         Some(Value::String(text)) if text == "Unknown" => "detected".into(),
-        Some(Value::String(text)) => format!("`{}`", text.to_lowercase()),
+        Some(Value::String(text)) => format!("`{}`", word(text)),
         Some(Value::Number(number)) => match number.as_u64() {
             Some(bytes) if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("`{}M`", bytes >> 20),
             _ => format!("`{number}`"),
@@ -220,14 +240,31 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
+/// Returns a value of the API (`ByteRange`) as the command line writes it (`byte-range`).
+fn word(value: &str) -> String {
+    let mut word = String::new();
+    for (at, c) in value.char_indices() {
+        if at > 0 && c.is_ascii_uppercase() {
+            word.push('-');
+        }
+        word.push(c.to_ascii_lowercase());
+    }
+    word
+}
+
+/// Returns the entry of a list for this part.
+fn special(list: &[(&'static str, &'static str, &'static str)], option: &str, key: &str) -> Option<&'static str> {
+    list.iter().find(|(name, part, _)| (*name, *part) == (option, key)).map(|(_, _, value)| *value)
+}
+
 /// Returns the row of a part.
 fn row(source: &Source, schema: &Value, part: &Part, help: &str) -> String {
     let Part { key, values } = part;
-    let renamed = RENAMED.iter().find(|(option, part, _)| (*option, *part) == (source.option, key));
-    let field = renamed.map_or(key.as_str(), |(_, _, field)| field);
+    let field = special(RENAMED, source.option, key).unwrap_or(key);
     let rate = RATE_PARTS.iter().find(|(part, _)| part == key);
-    let meaning = match rate {
-        Some((_, meaning)) => *meaning,
+    let own = special(MEANINGS, source.option, key).or_else(|| rate.map(|(_, meaning)| *meaning));
+    let meaning = match own {
+        Some(meaning) => meaning,
         None => {
             let property = &schema["properties"][field];
             let description = property["description"].as_str().or_else(|| property["oneOf"][0]["description"].as_str());
@@ -237,8 +274,9 @@ fn row(source: &Source, schema: &Value, part: &Part, help: &str) -> String {
     let required = schema["required"].as_array().is_some_and(|required| required.iter().any(|name| *name == *field));
     let is_optional = help.contains(&format!("[{key}=")) || help.contains(&format!("[,{key}="));
     let is_sample = !values.contains('|') && values.starts_with(|c: char| c.is_ascii_digit() || c == '/');
-    let is_required = required && !is_optional || (source.option, key.as_str()) == ("--disk", "path");
+    let is_required = required && !is_optional;
     let default = match (is_required, is_sample) {
+        _ if let Some(default) = special(DEFAULTS, source.option, key) => default.into(),
         (true, _) => "required".into(),
         (false, true) => format!("`{values}`"),
         (false, false) => shown(source.minimal.get(field)),
@@ -258,7 +296,7 @@ fn section(page: &mut String, argument: &Arg, sources: &[Source], document: &Val
     let option = format!("--{}", argument.get_long().unwrap());
     let help = argument.get_help().unwrap().to_string();
     let (about, mut parts) = split(&help);
-    let about = about.split(": off,").next().unwrap_or_default();
+    let about = about.split(": off, null").next().unwrap_or_default();
     for (name, key, values) in NOT_IN_HELP {
         if *name == option {
             parts.push(Part { key: (*key).into(), values: (*values).into() });

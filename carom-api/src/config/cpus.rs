@@ -36,7 +36,7 @@ pub struct CpusConfig {
     #[serde(default = "default_max_phys_bits")]
     #[schema(minimum = 36, maximum = 52)]
     pub max_phys_bits: u8,
-    /// True if the guest can run VMs itself, provided that the host allows nested virtualization.
+    /// True if the guest can run VMs itself. The host must allow nested virtualization.
     #[serde(default = "yes")]
     pub nested: bool,
     /// Host CPUs that each vCPU may run on. A vCPU without an entry may run on any CPU.

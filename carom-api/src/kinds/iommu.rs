@@ -19,7 +19,7 @@ const PAGE_SIZE: u64 = 4096;
 /// Bounce windows of the virtio-iommu, and the limit on other mappings of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceConfig {
-    /// Budget of all windows in bytes, a multiple of 2 MiB (the chunk size). 0 means no windows, and then `max` must be 0 too.
+    /// Budget of all windows in bytes, a multiple of 2 MiB (the chunk size). If it is 0, there are no windows, and `max` must be 0 too.
     #[serde(default = "default_size")]
     #[schema(multiple_of = 2_097_152)]
     pub size: u64,

@@ -17,8 +17,8 @@ pub(crate) fn text(theirs: &Theirs, ours: &Ours) -> String {
         "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->\n\
          <!-- Made by CAROM_BLESS=1 cargo test -p carom-api comparison_page; do not edit. -->\n\
          # Against Cloud Hypervisor\n\
-         This page compares the OpenAPI document of Cloud Hypervisor (version {}, after release {}) with Carom's. It lists what Carom lacks, and \
-         what Carom has in addition. All other paths, names and types are the same. [API](api.md) describes further differences.\n\n",
+         This page is for users of Cloud Hypervisor's API. It compares the OpenAPI document of Cloud Hypervisor (version {}, after release {}) with Carom's. It lists the parts that \
+         Carom lacks, and those that only Carom has. All other paths, names and types are the same. [API](api.md) describes further differences.\n\n",
         theirs.document, theirs.release
     );
     configuration(&mut text, theirs, ours);
@@ -48,7 +48,7 @@ fn configuration(text: &mut String, theirs: &Theirs, ours: &Ours) {
         ours.type_at("VmConfig", path).is_some()
     });
     text.push_str(
-        "\nThe same holds for fields that are not in the document, but that clients send or older releases had:\n\n\
+        "\nCarom treats the following fields in the same way. The document lacks them, but clients send them, or older releases had them:\n\n\
          | field | neutral value | alternative |\n| --- | --- | --- |\n",
     );
     for refused in UNSUPPORTED {
