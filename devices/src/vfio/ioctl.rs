@@ -76,7 +76,7 @@ pub(in crate::vfio) fn unmap_all(container: &impl AsRawFd) -> io::Result<u64> {
 
 fn unmap(container: &impl AsRawFd, mut request: vfio_iommu_type1_dma_unmap) -> io::Result<u64> {
     request.argsz = argsz::<vfio_iommu_type1_dma_unmap>();
-    // SAFETY: The kernel reads and writes the structure, whose size is in `argsz`. No flag asks for data after it.
+    // SAFETY: The kernel reads and writes the structure, whose size is in `argsz`. No flag requests data after the structure.
     outcome(unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_UNMAP_DMA(), &mut request) })?;
     Ok(request.size)
 }
@@ -87,10 +87,10 @@ pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8
     const LARGEST: u32 = 1 << 20;
     let mut size = argsz::<vfio_iommu_type1_info>();
     loop {
-        // Allocated as words, so that the structure is aligned.
+        // Allocate words, so that the structure is aligned.
         let mut words = vec![0u64; (size as usize).div_ceil(8)];
         words[0] = u64::from(size);
-        // SAFETY: The kernel writes at most `size` bytes to the buffer, which is that large and aligned.
+        // SAFETY: The kernel writes at most `size` bytes to the buffer. The buffer has at least `size` bytes, and is aligned.
         outcome(unsafe { ioctl_with_mut_ptr(container, VFIO_IOMMU_GET_INFO(), words.as_mut_ptr()) })?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let needed = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -107,7 +107,7 @@ pub(in crate::vfio) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8
 /// True if the device can be reset.
 pub(in crate::vfio) fn has_reset(device: &impl AsRawFd) -> io::Result<bool> {
     let mut info = vfio_device_info { argsz: argsz::<vfio_device_info>(), ..Default::default() };
-    // SAFETY: The kernel writes at most as many bytes as the structure has. It gets this size in `argsz`.
+    // SAFETY: The kernel writes at most `argsz` bytes, which is the size of the structure.
     outcome(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_GET_INFO(), &mut info) })?;
     Ok(info.flags & VFIO_DEVICE_FLAGS_RESET != 0)
 }
@@ -139,7 +139,7 @@ pub(in crate::vfio) fn set_irqs(
     events: &[&EventFd],
 ) -> io::Result<()> {
     let request = irq_set(index, action, events)?;
-    // SAFETY: The kernel reads the structure and the descriptors after it. `request` holds as many as its count field
+    // SAFETY: The kernel reads the structure and the descriptors after it. `request` holds as many descriptors as its count field
     // says.
     let result = unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), request.as_ptr()) };
     outcome(result)?;

@@ -36,8 +36,7 @@ impl BarMapping {
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        // SAFETY: The range was mapped by `new`. Nothing uses it any more: every slot of the mapping holds a
-        // reference to it.
+        // SAFETY: The range was mapped by `new`. Nothing uses it any more, because every memory slot holds a reference to its mapping.
         if unsafe { libc::munmap(self.range.address as *mut libc::c_void, self.range.len) } != 0 {
             error!("VFIO: cannot unmap part of a BAR from this process: {}", io::Error::last_os_error());
         }
@@ -62,7 +61,7 @@ impl BarSlot {
         Ok(Self { slots: slots.clone(), slot: Some(slot), mapping: Some(mapping.clone()) })
     }
 
-    /// Keeps other devices' DMA away from the area for now.
+    /// Blocks DMA of other devices to the area until they map it again.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         self.slot.map_or(Ok(()), |slot| self.slots.withhold(slot))
     }
@@ -81,7 +80,7 @@ impl Drop for BarSlot {
     fn drop(&mut self) {
         if let Err(error) = self.hide() {
             error!(
-                "VFIO: cannot remove the memory slot of part of a BAR, so that part stays mapped until this process ends: {error}"
+                "VFIO: cannot remove the memory slot of part of a BAR, which stays mapped until this process ends: {error}"
             );
             // The guest may still see the mapping, so it must never be unmapped.
             std::mem::forget(self.mapping.take());

@@ -101,7 +101,7 @@ impl HostBar {
         Ok(())
     }
 
-    /// Keeps other devices' DMA away from the areas, because the device is about to stop decoding them.
+    /// Blocks DMA of other devices to the areas, because the device is about to stop decoding them.
     pub(crate) fn withhold(&self) -> io::Result<()> {
         first_error(lock(&self.shown).slots.iter().map(BarSlot::withhold))
     }

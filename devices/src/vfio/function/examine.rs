@@ -91,7 +91,7 @@ pub(crate) struct FunctionLayout {
     pub(crate) intx: bool,
 }
 
-/// Examines `host`, which messages call `name`. `line` is the number of the guest's interrupt line for its INTx, if there is one.
+/// Examines `host`. `name` is its name in messages. `line` is the number of the guest's interrupt line for its INTx, if there is one.
 pub(crate) fn examine(name: &str, host: &dyn HostFunction, line: Option<u8>) -> Result<FunctionLayout, VfioPciError> {
     let size = host.config_size();
     if size < u64::from(regs::EXTENDED) {
@@ -182,7 +182,7 @@ fn emulate_header(layout: &mut FunctionLayout, line: Option<u8>) {
     view.fix(regs::INTERRUPT_PIN, &[line.map_or(0, |_| INTA)]);
 }
 
-/// Returns the latest possible end of the capability at `offset`: the start of the next one in configuration space, or `limit`.
+/// Returns the latest possible end of the capability at `offset`: the start of the next capability in configuration space, or `limit`.
 fn end_of(offset: u16, list: &[FoundCapability], limit: u16) -> u16 {
     list.iter().map(|found| found.offset).filter(|other| *other > offset).min().unwrap_or(limit)
 }
@@ -221,7 +221,8 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
     view.emulate(regs::STATUS, &regs::STATUS_CAPABILITIES.to_le_bytes(), &has_list.to_le_bytes(), &[]);
 }
 
-/// Emulates the power state. The guest may write it, but the device stays in D0 and reports that it keeps its state.
+/// Emulates the power state. The guest may write it, but the device stays in D0. The capability reports that the device keeps its state
+/// (No_Soft_Reset).
 fn emulate_power(layout: &mut FunctionLayout, offset: u16, end: u16) -> Result<(), String> {
     const STATE: u8 = 3;
     const NO_SOFT_RESET: u8 = 8;

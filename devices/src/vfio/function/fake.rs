@@ -23,7 +23,7 @@ pub(crate) enum Event {
     Region(u8, u64, Vec<u8>),
     Enable(IrqKind, usize),
     Disable(IrqKind),
-    /// An event is set that unmasks INTx.
+    /// The event that unmasks INTx is set.
     Unmask,
     Reset,
 }
@@ -36,20 +36,20 @@ pub(crate) struct Inner {
     pub(crate) notices: Mutex<Vec<(IrqKind, Option<EventFd>)>>,
     /// Notices whose events the host rejects.
     pub(crate) refused: Mutex<Vec<IrqKind>>,
-    /// True if it rejects the event that unmasks INTx.
+    /// True if the function rejects the event that unmasks INTx.
     pub(crate) keeps_intx_masked: AtomicBool,
-    /// True if it fails when interrupts are disabled.
+    /// True if the function fails when interrupts are disabled.
     pub(crate) is_gone: AtomicBool,
     /// Number of vectors that the host has left.
     pub(crate) vectors_left: AtomicUsize,
     pub(crate) events: Mutex<Vec<Event>>,
     pub(crate) resets: bool,
-    /// True if the host holds it, so that it cannot be reset now.
+    /// True if the host holds the function, so that it cannot be reset now.
     pub(crate) held: AtomicBool,
     file: File,
 }
 
-/// Fake function. Clones refer to the same one.
+/// Fake function. Clones refer to the same function.
 #[derive(Clone)]
 pub(crate) struct FakeFunction(pub(crate) Arc<Inner>);
 
@@ -279,7 +279,7 @@ impl FakeSlots {
     pub(crate) fn visible(&self) -> Vec<(u64, usize)> {
         self.shown.lock().unwrap().iter().flatten().copied().collect()
     }
-    /// Returns how many slots were ever created.
+    /// Returns the number of slots that were ever created.
     pub(crate) fn made(&self) -> usize {
         self.shown.lock().unwrap().len()
     }

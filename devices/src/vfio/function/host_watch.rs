@@ -28,8 +28,8 @@ pub(crate) struct HostWatch {
 }
 
 impl HostWatch {
-    /// Starts to wait for notices about a function. `id` is its name for the listener, `name` its address in the
-    /// host. Returns `None` if the host sends no notices about it.
+    /// Starts to wait for notices about a function. `id` is its name for the listener, and `name` is its address in the host. Returns
+    /// `None` if the host sends no notices about the function.
     ///
     /// # Errors
     /// The host cannot create an event or a thread.

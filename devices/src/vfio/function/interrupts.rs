@@ -3,9 +3,9 @@
 //! Interrupts of a passed-through function: the guest's MSI and MSI-X registers on one side, VFIO's events on the other. INTx is
 //! enabled whenever MSI and MSI-X are both disabled.
 //!
-//! Vectors are scarce on the host: it has some 200 for each of its CPUs, for all devices. A function may have 2048 vectors, but a
-//! guest uses only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last one that the guest has
-//! unmasked, rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more.
+//! Vectors are scarce on the host. It has about 200 vectors per CPU for all devices. A function may have 2048 vectors, but a guest uses
+//! only as many as it has vCPUs. So VFIO delivers only the MSI-X vectors up to the last vector that the guest has unmasked. The number is
+//! rounded up to a power of two. When the guest unmasks a higher vector, VFIO delivers more vectors.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct Msi {
 }
 
 impl Msi {
-    /// Routes a vector to `message`, or removes its route. Does nothing if that is its state already.
+    /// Routes a vector to `message`, or removes its route if `message` is `None`. Does nothing if the vector has this route already.
     fn route(&mut self, vector: usize, message: Option<MsiMessage>) -> io::Result<()> {
         if self.routed[vector] != message {
             let number = u16::try_from(vector).map_err(io::Error::other)?;
@@ -118,7 +118,7 @@ impl Interrupts {
             self.switch(host, Some(active), Some(&*all))?;
         }
         // `switch` disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
-        // vector once: drivers tolerate an extra interrupt.
+        // vector once. Drivers tolerate an extra interrupt.
         first_error((0..active.vectors).map(|vector| table.trigger(vector))).and(outcome)
     }
 
@@ -173,7 +173,7 @@ impl Interrupts {
         }
     }
 
-    /// Removes INTx, which is disabled already.
+    /// Removes INTx. INTx must be disabled already.
     pub(crate) fn give_intx_up(&mut self) {
         self.intx = None;
     }
@@ -230,7 +230,7 @@ impl Interrupts {
     }
 }
 
-/// Returns the number of MSI-X vectors to deliver: all up to the last unmasked one, rounded up to a power of two, at least 1.
+/// Returns the number of MSI-X vectors to deliver: all vectors up to the last unmasked vector, rounded up to a power of two, at least 1.
 fn enough(table: &MsixTable) -> u16 {
     table.used().max(1).checked_next_power_of_two().unwrap_or(u16::MAX).min(table.count())
 }

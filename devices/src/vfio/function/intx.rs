@@ -7,7 +7,7 @@
 //! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks the device.
 //! 3. If the device still asserts INTx, it interrupts again.
 //!
-//! The guest masks INTx through the command register, and VFIO follows it.
+//! If the guest masks INTx through the command register, VFIO masks INTx in the device.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Intx {
         Ok(Self { line, raise: event()?, served: event()?, is_connected: false })
     }
 
-    /// Enables INTx. On error it is disabled.
+    /// Enables INTx. On error, INTx is disabled.
     pub(crate) fn enable(&mut self, host: &dyn HostFunction) -> io::Result<()> {
         self.line.connect(&self.raise, &self.served)?;
         self.is_connected = true;

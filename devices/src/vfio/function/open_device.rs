@@ -23,7 +23,7 @@ use crate::vfio::space::{Attachable, DmaSpace};
 /// Open VFIO device.
 pub(super) struct OpenDevice {
     name: String,
-    /// `Some` until this is dropped.
+    /// `Some` until the `OpenDevice` is dropped.
     device: Option<VfioDevice>,
     /// Dropped after the device. KVM keeps the file open until then.
     _listed: Option<ListedFile>,
@@ -61,8 +61,8 @@ impl Deref for OpenDevice {
 impl Drop for OpenDevice {
     fn drop(&mut self) {
         let device = self.device.take();
-        // The library panics if sysfs no longer has the device, which the host may take away at any time, or if the kernel does not
-        // detach it. Whatever the library leaves undone ends with the container, or with the process.
+        // The library panics if the kernel does not detach the device, or if sysfs no longer has the device, because the host may remove
+        // it at any time. Resources that the library then leaves open are closed with the container, or with the process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             error!("{}: the device went away while it was being closed", self.name);
         }
@@ -79,8 +79,8 @@ impl Attachable for OpenDevice {
     }
 }
 
-/// File that is registered with KVM until this is dropped. KVM keeps a registered file open, so the device would stay busy until the VM
-/// ends if the file were not removed.
+/// File that is registered with KVM until the value is dropped. KVM keeps a registered file open. If the file were not removed, the device
+/// would stay busy until the VM ends.
 struct ListedFile {
     /// The same open file.
     file: File,
@@ -116,7 +116,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
         VfioError::OpenDeviceCdev(source) => {
             file_error(function.cdev().unwrap_or_else(|| PathBuf::from("/dev/vfio/devices")), source)
         }
-        // All devices of a group share one address space, and another device of the group uses a different one.
+        // All devices of a group must share one address space, but another device of the group uses a different address space.
         VfioError::VfioDeviceAttachIommufdPt(errno) if errno.errno() == libc::EINVAL => busy(),
         VfioError::VfioDeviceBindIommufd(errno) => match errno.errno() {
             // The group is open, or the character device is open (EINVAL).
@@ -126,7 +126,7 @@ fn open_error(function: &HostFunctionPath, error: VfioError) -> VfioPciError {
             libc::EPERM => VfioPciError::NotViable { name, group, others: function.in_the_way() },
             _ => VfioPciError::Vfio { what: format!("cannot open {name}"), source: error },
         },
-        // Sysfs showed no host driver before, so one was bound since.
+        // Sysfs showed no host driver before, so a host driver was bound since.
         VfioError::GroupViable => VfioPciError::NotViable { name, group, others: function.in_the_way() },
         source => VfioPciError::Vfio { what: format!("cannot open {name}"), source },
     }

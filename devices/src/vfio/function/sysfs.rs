@@ -60,8 +60,8 @@ impl HostFunctionPath {
         self.group
     }
 
-    /// True if its driver resets it when it is opened, as the kernel's `vfio_pci_core_enable()` does. A variant driver may behave
-    /// differently, so the result is then false.
+    /// True if opening the function resets it, as in the kernel's `vfio_pci_core_enable()`. The result is false for a variant driver,
+    /// because such a driver may behave differently.
     pub(crate) fn is_reset_when_opened(&self) -> bool {
         link_name(&self.path.join("driver")).as_deref() == Some("vfio-pci")
     }
@@ -73,8 +73,8 @@ impl HostFunctionPath {
     }
 
     /// Returns the ranges of the host's bus addresses, in whole pages, where DMA of the function may reach another function instead of
-    /// the host's IOMMU. These are the BARs and bridge windows of its IOMMU group. The list is empty if the function is alone in its
-    /// group: the host can then isolate it from all others (ACS).
+    /// the host's IOMMU. These ranges are the BARs and bridge windows of the function's IOMMU group. The list is empty if the function is
+    /// alone in its group, because the host then isolates it from all other functions (ACS).
     pub fn peer_memory(&self) -> Vec<RangeInclusive<u64>> {
         let Ok(entries) = fs::read_dir(self.path.join("iommu_group/devices")) else { return Vec::new() };
         let functions: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -114,7 +114,7 @@ fn memory(line: &str) -> Option<RangeInclusive<u64>> {
     (flags & IS_MEMORY != 0 && first < last).then_some(first & !0xfff..=last | 0xfff)
 }
 
-/// `vfio-pci` or a variant for one kind of device, such as `mlx5_vfio_pci`.
+/// True if the driver is `vfio-pci`, or a variant for one kind of device, such as `mlx5_vfio_pci`.
 fn is_vfio_driver(name: &str) -> bool {
     name.replace('_', "-").contains("vfio-pci")
 }

@@ -293,7 +293,7 @@ fn host_vectors_grow_with_unmasking_and_no_interrupt_is_lost() {
     mask_vector(&m, 64, false);
     assert_eq!(m.host.events(), more(65));
 
-    // After another enable, MSI-X has enough vectors for the unmasked ones.
+    // After MSI-X is enabled again, it has enough vectors for the unmasked vectors.
     mask_vector(&m, 64, true);
     m.device.write_config(0x42, &[0, 0]);
     m.device.write_config(0x42, &[0, 0x80]);
@@ -545,7 +545,7 @@ mod hostile {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// For any configuration space of a device and any writes of a guest, the guest's lists end, and neither the
+        /// For any configuration space of a device and any writes of a guest, the guest's capability lists end, and neither the
         /// host's BARs nor their decoding change.
         #[test]
         fn random_space_and_random_writes_are_survived(

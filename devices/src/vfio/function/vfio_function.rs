@@ -26,7 +26,7 @@ use crate::vfio::space::{Attachable, DmaSpace};
 pub(crate) struct VfioFunction {
     device: Arc<OpenDevice>,
     has_reset: bool,
-    /// True if the host reset the function when it was opened and the function was not used since.
+    /// True until the first call of `reset`, if opening the function has reset it.
     is_new: AtomicBool,
 }
 
@@ -107,7 +107,7 @@ impl HostFunction for VfioFunction {
     }
 
     fn reset(&self) -> io::Result<bool> {
-        // A function-level reset takes 100 ms or more (PCI Express Base, section 6.6.2).
+        // Do not reset a new function again, because a function-level reset takes 100 ms or more (PCI Express Base, section 6.6.2).
         if self.has_reset && !self.is_new.swap(false, Ordering::Relaxed) {
             ioctl::reset(&**self.device)?;
         }

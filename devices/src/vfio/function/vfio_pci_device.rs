@@ -36,7 +36,7 @@ const HELD_FOR: Duration = Duration::from_secs(3);
 /// Pause between two attempts.
 const HELD_PAUSE: Duration = Duration::from_millis(50);
 
-/// Forwards every notice, and remembers if the host has asked for the device.
+/// Listener that forwards every notice, and records if the host has asked for the device.
 struct RequestWatcher {
     requested: Arc<AtomicBool>,
     listener: Arc<dyn HostListener>,
@@ -85,7 +85,7 @@ pub struct VfioPciDevice {
     held: AtomicBool,
     /// True if the host has asked for the device, to take it from its driver.
     requested: Arc<AtomicBool>,
-    // The mappings of the BARs keep the device open, so they are dropped before it.
+    // The mappings of the BARs keep the device open, so they are dropped before `host`.
     bars: Vec<HostBar>,
     host: Box<dyn HostFunction>,
 }
@@ -164,7 +164,9 @@ impl VfioPciDevice {
         match device.start_intx() {
             Err(source) if only_intx => return Err(without_intx(source)),
             Err(source) => {
-                warn!("{name}: the host cannot enable its INTx, so its driver has to use MSI or MSI-X: {source}");
+                warn!(
+                    "{name}: the host cannot enable INTx of this device, so its driver has to use MSI or MSI-X: {source}"
+                );
                 lock(&device.state).give_intx_up();
             }
             Ok(()) => {}
@@ -177,8 +179,7 @@ impl VfioPciDevice {
         &self.name
     }
 
-    /// Forwards the host's notices about the function to `listener` from now on. The host may send none for a
-    /// function.
+    /// Forwards the host's notices about the function to `listener` from now on. For some functions, the host sends no notices.
     ///
     /// # Errors
     /// The host cannot create an event or a thread.
@@ -195,7 +196,7 @@ impl VfioPciDevice {
         drop(watch);
     }
 
-    /// True if the last reset failed because the host held the function, in order to take it from its driver.
+    /// True if the last reset failed because the host held the function.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
@@ -329,7 +330,7 @@ impl PciDevice for VfioPciDevice {
                 && self.throttle.pass()
             {
                 warn!(
-                    "{}: cannot keep other devices' DMA away from a BAR before its decoding goes off: {error}",
+                    "{}: cannot block DMA of other devices to a BAR before its decoding is turned off: {error}",
                     self.name
                 );
             }
@@ -395,9 +396,11 @@ impl PciDevice for VfioPciDevice {
         });
     }
 
-    /// If the host takes the function back, it cannot be reset: the host holds it until it is closed. The VM
-    /// continues, since the guest loses the function anyway. In any other case the host holds a function only for a
-    /// moment, so the reset is tried again.
+    /// Resets the function. The host may hold the function, so that it cannot be reset now:
+    ///
+    /// - If the host is taking the function back, it holds the function until this process closes it. The reset then returns
+    ///   success, because the guest loses the function anyway and the VM continues.
+    /// - In any other case the host holds the function only for a moment, so the reset is tried again.
     fn reset(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {

@@ -24,7 +24,7 @@ pub enum DmaSpace {
     Ioas {
         /// Address space. Devices are opened in it.
         ioas: Arc<VfioIommufd>,
-        /// Registers the devices' files with KVM.
+        /// KVM's list of VFIO files, to which the devices' files are added.
         kvm: Option<Arc<dyn VfioFiles>>,
     },
 }
@@ -53,7 +53,7 @@ impl DmaSpace {
     pub(crate) fn unmap_all(&self) -> io::Result<()> {
         match self {
             Self::Container(container) => match ioctl::unmap_all(&**container) {
-                // The container's last device is closed and its address space gone.
+                // The container's last device is closed, so its address space no longer exists.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
                 outcome => outcome.map(drop),
             },
@@ -61,8 +61,8 @@ impl DmaSpace {
         }
     }
 
-    /// Returns the limits of the host's IOMMU for this address space. A device must be attached, since the limits are
-    /// unknown before.
+    /// Returns the limits of the host's IOMMU for this address space. A device must be attached, because the limits depend on the
+    /// attached devices.
     pub(crate) fn limits(&self) -> io::Result<MapperLimits> {
         match self {
             Self::Container(container) => Ok(type1_info::parse(&ioctl::iommu_info(&**container)?)),

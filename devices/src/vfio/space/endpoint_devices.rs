@@ -13,8 +13,8 @@ use crate::sync::lock;
 
 /// A device that can be attached to another address space while it runs.
 pub(crate) trait Attachable: Send + Sync {
-    /// Attaches the device to `space` and detaches it from its old address space, in one step. On error the device stays
-    /// in the old one.
+    /// Attaches the device to `space` and detaches it from its old address space, in one step. On error the device stays in the
+    /// old address space.
     fn attach(&self, space: &DmaSpace) -> io::Result<()>;
 }
 

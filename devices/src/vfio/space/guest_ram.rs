@@ -23,8 +23,8 @@ pub struct GuestRamMapping {
     mapped: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Maps all of `memory` in `space`, IOVA equal to GPA, readable and writable, as devices without a virtual IOMMU
-/// need. A device must be attached to `space` already. All of the memory is pinned.
+/// Maps all of `memory` in `space` for devices without a virtual IOMMU: IOVA equal to GPA, readable and writable. A device must be
+/// attached to `space` already. All of the memory is pinned.
 pub fn map_guest_ram(space: &DmaSpace, memory: &Arc<Ram>) -> Result<GuestRamMapping, VfioPciError> {
     let mapping = GuestRamMapping { space: space.clone(), _memory: memory.clone(), mapped: Mutex::default() };
     memory.iter().try_for_each(|region| mapping.add(region))?;
@@ -65,7 +65,7 @@ impl GuestRamMapping {
         match self.space.unmap(start, len) {
             Ok(done) if done == len => {}
             Ok(done) => error!("VFIO unmapped only {done:#x} of {len:#x} bytes of guest RAM at {start:#x}"),
-            // The container's last device is closed and its address space gone.
+            // The container's last device is closed, so its address space no longer exists.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => error!("cannot unmap guest RAM at {start:#x}: {error}"),
         }

@@ -32,13 +32,13 @@ enum Backend {
 }
 
 impl HostIommu {
-    /// Uses VFIO's groups and containers (`/dev/vfio/vfio`), which every host has.
+    /// Creates a host IOMMU that uses VFIO's groups and containers (`/dev/vfio/vfio`), which every host with VFIO has.
     pub fn containers(kvm_vfio: Option<Arc<VfioDeviceFd>>) -> Self {
         Self { backend: Backend::Containers(kvm_vfio) }
     }
 
-    /// Uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. They need Linux 6.6 built with `CONFIG_IOMMUFD`
-    /// and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, it is used instead of the file.
+    /// Creates a host IOMMU that uses IOMMUFD (`/dev/iommu`) and VFIO's character devices. They need Linux 6.6 built with
+    /// `CONFIG_IOMMUFD` and `CONFIG_VFIO_DEVICE_CDEV`. If a descriptor of IOMMUFD was inherited, it is used instead of the file.
     pub fn iommufd(kvm: Option<Arc<dyn VfioFiles>>) -> Result<Self, VfioPciError> {
         let iommufd = match inherited::iommufd() {
             Some(file) => file.map(IommuFd::new_from_fd).map_err(iommufd_error)?,
@@ -69,9 +69,9 @@ impl HostIommu {
         }
     }
 
-    /// Returns the mapper of `endpoint`. Its device `function` must be the only one attached to `space`. The mapper
-    /// keeps `memory`, which owns the guest RAM and all other memory that will be mapped. With IOMMUFD, a mapper
-    /// can adopt the endpoints of the other mappers of this `HostIommu`.
+    /// Returns the mapper of `endpoint`. `function` is the device of the endpoint, and must be the only device attached to `space`.
+    /// The mapper keeps `memory`, which owns the guest RAM and all other memory that will be mapped. With IOMMUFD, a mapper can
+    /// adopt the endpoints of the other mappers of this `HostIommu`.
     pub fn mapper(
         &self,
         space: DmaSpace,

@@ -35,8 +35,8 @@ pub(crate) fn iova_ranges(iommufd: &IommuFd, ioas_id: u32) -> io::Result<(Vec<(u
             allowed_iovas: ranges.as_mut_ptr() as u64,
             ..Default::default()
         };
-        // SAFETY: The kernel reads and writes the structure, whose size is in `size`. It writes at most `room`
-        // ranges to `allowed_iovas`, which points to that many. Nothing else refers to them meanwhile.
+        // SAFETY: The kernel reads and writes the structure, whose size is in `size`. It writes at most `room` ranges to
+        // `allowed_iovas`, which points to `room` ranges. Nothing else refers to these ranges during the call.
         let result = unsafe { ioctl_with_mut_ref(iommufd, IOMMU_IOAS_IOVA_RANGES(), &mut request) };
         let needed = request.num_iovas;
         if result < 0 {

@@ -29,8 +29,8 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|b| u64::from_ne_bytes(*b))
 }
 
-/// Reads the limits from the structure. A limit that the kernel does not report counts as unlimited. If it reports no
-/// page sizes, 4 KiB is used.
+/// Reads the limits from the structure. A limit that the kernel does not report counts as unlimited. If the kernel reports no page
+/// sizes, the page size is 4 KiB.
 pub(crate) fn parse(bytes: &[u8]) -> MapperLimits {
     let flags = word(bytes, FLAGS).unwrap_or(0);
     let page_sizes = long(bytes, PAGE_SIZES).filter(|mask| *mask != 0 && flags & VFIO_IOMMU_INFO_PGSIZES != 0);

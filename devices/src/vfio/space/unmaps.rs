@@ -58,8 +58,8 @@ impl Unmaps {
         Err(UnmapError::NotMapped)
     }
 
-    /// Handles a range without mappings. If an unmap of this range or of a larger one has begun, the range is done. Otherwise the caller is
-    /// wrong.
+    /// Handles a range without mappings. If an unmap of this range or of a larger range has begun, the range is done. Otherwise the caller
+    /// is wrong.
     fn nothing(&mut self, iova: u64, len: u64) -> Result<(), UnmapError> {
         let within =
             |range: &(u64, u64)| range.0 <= iova && iova - range.0 <= range.1 && range.1 - (iova - range.0) >= len;

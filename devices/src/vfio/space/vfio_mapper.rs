@@ -29,8 +29,7 @@ pub struct VfioMapper {
     limits: MapperLimits,
     /// Devices that can be attached to other address spaces. `None` with containers.
     devices: Option<EndpointDevices>,
-    /// Keeps the mapped memory alive as long as the mappings: the lifetime of a slice ends with the call that
-    /// maps it.
+    /// Keeps the mapped memory alive as long as the mappings, because the lifetime of a slice ends with the call that maps it.
     _memory: Box<dyn Any + Send>,
     throttle: Throttle,
     unmaps: Unmaps,
@@ -73,7 +72,7 @@ impl VfioMapper {
             && self.throttle.pass()
             && let Some(hint) = limit_reached(error, missing_memory)
         {
-            warn!("VFIO mapping refused: {hint}");
+            warn!("VFIO cannot map memory for a device: {hint}");
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Client {
     abilities: Abilities,
 }
 
-/// Connects to the server that listens at `path`. Does not wait for a server that accepts no connections.
+/// Connects to the server that listens at `path`. Fails at once if the server's queue of connections is full.
 pub(super) fn open_socket(path: &Path) -> Result<UnixStream, VfioPciError> {
     connect_now(path).map_err(|source| VfioPciError::NoServer { path: path.to_path_buf(), source })
 }
@@ -62,7 +62,7 @@ impl Client {
         limit: Duration,
     ) -> Result<Self, VfioPciError> {
         let connection = Connection::new(name, socket, dma, limit)
-            .map_err(|source| VfioPciError::Host { what: format!("cannot listen to {name}"), source })?;
+            .map_err(|source| VfioPciError::Host { what: format!("cannot start a thread for {name}"), source })?;
         let answer = connection.call(Command::Version, &version::proposal(), &[], MOST_VERSION);
         let answer = answer.map_err(|error| failure(name, &connection, Command::Version, error))?;
         let abilities = version::parse(&answer).map_err(|what| nonsense(name, &what))?;
@@ -162,7 +162,7 @@ impl Client {
         self.connection.call(Command::DmaMap, &message, &descriptors, SHORT).map(drop)
     }
 
-    /// Takes memory back from the server. The range must be exactly that of one [`map`](Self::map).
+    /// Takes memory back from the server. The range must be exactly the range of one [`map`](Self::map).
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), CallError> {
         self.connection.call(Command::DmaUnmap, &wire::dma_unmap(iova, len), &[], SHORT).map(drop)
     }
@@ -174,7 +174,7 @@ impl Client {
         let mut start = 0;
         for some in events.chunks(most) {
             let descriptors: Vec<_> = some.iter().map(AsFd::as_fd).collect();
-            // A PCI function has at most 2048.
+            // The number fits, because a PCI function has at most 2048 interrupts.
             let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
             let message = wire::enable_irqs(kind, start, count);
             self.connection.call(Command::SetIrqs, &message, &descriptors, SHORT)?;
@@ -198,7 +198,7 @@ fn nonsense(name: &str, what: &str) -> VfioPciError {
     VfioPciError::Nonsense { name: name.to_string(), what: format!("the vfio-user server {what}") }
 }
 
-/// Returns the reason why a device cannot be used: its server did not answer `command`.
+/// Returns the error for a device whose server did not answer `command`, or rejected it.
 fn failure(name: &str, connection: &Connection, command: Command, error: CallError) -> VfioPciError {
     match (error, connection.gone()) {
         (CallError::Gone, Some(reason)) => nonsense(name, &reason),

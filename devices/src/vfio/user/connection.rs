@@ -4,8 +4,8 @@
 //! to read and write memory.
 //!
 //! One thread reads all messages. It hands each answer to the thread that waits for it, and serves DMA_READ and DMA_WRITE itself. For
-//! these it takes no lock that a waiting thread may hold, since a server may access memory before it answers. Threads wait for a
-//! limited time.
+//! these two requests, it takes no lock that a waiting thread may hold, because a server may access memory before it answers. Threads wait
+//! for a limited time.
 //!
 //! A server is *gone* if it breaks the protocol, is silent for too long, or closes the socket. This is logged once, and all waiting
 //! threads get an error. No more messages are sent or read.
@@ -40,10 +40,10 @@ pub const ROLE: ThreadRole = ThreadRole { name: "vfio-user", calls: &[calls::MES
 /// Maximum time that a server may take in one [`Operation`], for all its messages. A vCPU may be waiting meanwhile, with interrupts off
 /// in its guest.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Budget of a server, as a fraction (3/2) of the limit: total time that it may delay other threads before the connection ends. Used time
-/// is slowly given back.
+/// Budget of a server: the total time that it may delay other threads before the connection ends. It is 3/2 of the limit (numerator and
+/// denominator). Used time is slowly given back.
 const BUDGET: (u32, u32) = (3, 2);
-/// Divisor of the limit: an answer within a fiftieth of the limit costs nothing, because a busy host does not run a server at once.
+/// Divisor of the limit: an answer within 1/50 of the limit costs nothing, because a busy host may not run a server at once.
 const FREE: u32 = 50;
 /// Maximum number of descriptors in one message.
 pub(super) const MOST_DESCRIPTORS: usize = 32;
@@ -122,7 +122,7 @@ impl Calls {
             return Err(CallError::Gone);
         }
         let first = requests.next;
-        // There are far fewer threads than numbers.
+        // A number is free, because this process has far fewer threads than numbers exist.
         let number = (0..=u16::MAX).map(|step| first.wrapping_add(step));
         let free = number.into_iter().find(|id| !requests.waiting.contains_key(id)).ok_or(CallError::Gone)?;
         requests.next = free.wrapping_add(1);
@@ -171,7 +171,7 @@ impl Calls {
         self.changed.notify_all();
     }
 
-    /// Marks the server as gone. Returns `false` if it was already.
+    /// Marks the server as gone. Returns `false` if it was gone already.
     fn give_up(&self, reason: &str) -> bool {
         let mut requests = lock(&self.requests);
         let first = requests.gone.is_none();
@@ -271,7 +271,7 @@ struct SharedConnection {
     peer: Peer,
     name: String,
     socket: UnixStream,
-    /// True while a thread sends a message. A flag, because a wait for the lock itself has no time limit.
+    /// True while a thread sends a message. The lock is not held meanwhile, because a wait for a lock has no time limit.
     is_sending: Mutex<bool>,
     sent: Condvar,
     calls: Calls,
@@ -282,7 +282,7 @@ struct SharedConnection {
 }
 
 impl SharedConnection {
-    /// Marks the server as gone, and logs it once.
+    /// Marks the server as gone, and logs the reason once.
     fn give_up(&self, reason: &str) {
         if self.calls.give_up(reason) {
             error!("{}: the vfio-user server {reason}; the device does not answer any more", self.name);
@@ -348,8 +348,8 @@ impl SharedConnection {
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,
-    /// The reader holds a reference, too. This one is dropped after the reader has ended, because the reader may not make the system calls
-    /// that take memory from the guest.
+    /// The reader holds a reference, too. This reference is dropped after the reader has ended. So the reader never drops the target, which
+    /// would need system calls that its role does not allow.
     _dma: Arc<dyn DmaTarget>,
 }
 
@@ -426,7 +426,7 @@ impl Connection {
         answer.unwrap_or_else(|| {
             let limit = limit.as_secs_f32();
             let why = if of_budget < of_operation {
-                "has kept others waiting too often recently".to_string()
+                "has delayed other threads for too long recently".to_string()
             } else {
                 format!("has not answered {} for {limit} s", command.name())
             };
@@ -448,8 +448,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // No log line, because this side ends the connection.
-        self.shared.calls.give_up("is left");
+        // This is not logged, because this side ends the connection.
+        self.shared.calls.give_up("was disconnected");
         let _ = self.shared.socket.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()

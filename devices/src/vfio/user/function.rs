@@ -71,8 +71,8 @@ impl ConfigAccess for UserFunction {
 }
 
 impl HostFunction for UserFunction {
-    /// Returns a region without mappable areas: a server could truncate a mapped file, and the guest's next access
-    /// would end the VM.
+    /// Returns a region without mappable areas, because a server could truncate a mapped file. The guest's next access would then end
+    /// the VM.
     fn region(&self, bar: u8) -> Region {
         let region = self.description.bars.get(usize::from(bar)).copied().unwrap_or_default();
         Region { size: region.size, readable: region.readable, writable: region.writable, mappable: Vec::new() }

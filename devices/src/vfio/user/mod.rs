@@ -2,7 +2,7 @@
 
 //! vfio-user: devices that another process of the host emulates. That process is not trusted.
 //!
-//! The process is called the *server*, and Carom connects to it by a socket. Its device is a
+//! The process is called the *server*, and Carom connects to it by a socket. The server's device is a
 //! [`HostFunction`](super::function::HostFunction), like those of VFIO, so one PCI front end serves both. Behind the virtual
 //! IOMMU the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest
 //! RAM.
@@ -82,8 +82,7 @@ impl UserServer {
         Ok(Self { client, table, mastering, ram })
     }
 
-    /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA, as a device without a virtual IOMMU
-    /// needs.
+    /// Gives the server all guest RAM for reading and writing, with IOVA equal to GPA. A device without a virtual IOMMU needs this.
     ///
     /// # Errors
     /// Guest RAM is not backed by a file, or is backed by reserved huge pages, or the server rejects it.
@@ -91,11 +90,11 @@ impl UserServer {
         self.ram.iter().try_for_each(|region| self.share(region))
     }
 
-    /// Gives the server one region of guest RAM, such as a hotplugged one.
+    /// Gives the server one region of guest RAM, such as a hotplugged region.
     ///
     /// # Errors
-    /// The region is not backed by a file, or is backed by reserved huge pages, or the server rejects it. Then the server does
-    /// not have it.
+    /// The region is not backed by a file, or is backed by reserved huge pages, or the server rejects it. The server then gets no
+    /// access to the region.
     pub fn share(&self, region: &RamRegion) -> Result<(), VfioPciError> {
         let fail = |source| VfioPciError::Host {
             what: format!(
@@ -135,12 +134,12 @@ impl UserServer {
         }
     }
 
-    /// Returns the mapper of its device, behind a virtual IOMMU.
+    /// Returns the mapper of the server's device, for a device behind a virtual IOMMU.
     pub fn mapper(&self) -> UserMapper {
         UserMapper::new(self.client.clone(), self.table.clone())
     }
 
-    /// Exposes its device as a function of the guest, and resets it. `id` is its name in logs and the API.
+    /// Exposes the server's device as a function of the guest, and resets the device. `id` is its name in logs and the API.
     ///
     /// # Errors
     /// The device is not a PCI endpoint that can be passed through, or cannot be reset.
@@ -163,7 +162,7 @@ impl UserServer {
 }
 
 /// True if a file's memory comes from the host's reserve of huge pages. A process that can write such a file can free its pages
-/// and take them for itself. An access to such a page then ends this process.
+/// and take them for itself. This process ends if it then accesses such a page.
 fn is_of_reserved_pages(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type == HUGETLBFS)
 }

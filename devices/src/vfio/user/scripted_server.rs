@@ -20,10 +20,10 @@ use rustix::net::{
 use super::wire::{ACCESS, CONFIG_REGION, Command, HEADER, Header, Kind, MSI_IRQS};
 use crate::pci::regs;
 
-/// Offset of its MSI capability.
+/// Offset of the MSI capability of the server's device.
 pub(super) const MSI: u16 = 0x40;
 
-/// Request that it got.
+/// Request that the server got.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) command: u16,
@@ -50,12 +50,12 @@ pub(super) enum Instead {
 /// Decides for each request if and how the server breaks the protocol.
 pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
 
-/// Scripted server. It ends when the client goes.
+/// Scripted server. It ends when the client disconnects.
 pub(super) struct Server {
     socket: UnixStream,
-    /// Requests that it got so far.
+    /// Requests that the server got so far.
     asked: Arc<Mutex<Vec<Asked>>>,
-    /// Answers to its own requests.
+    /// Answers to the server's own requests.
     answers: Receiver<(Header, Vec<u8>)>,
     thread: Option<JoinHandle<()>>,
 }

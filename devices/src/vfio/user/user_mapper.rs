@@ -3,11 +3,11 @@
 //! I/O address space of a server's device behind virtio-iommu.
 //!
 //! A server that has a descriptor of guest RAM can access all of it, whatever the guest maps. So mapped RAM is announced without a
-//! descriptor: the server reads and writes it by messages, which this side checks. A chunk of a window has its own file, and its
+//! descriptor. The server reads and writes it by messages, which this side checks. A chunk of a window has its own file, and its
 //! descriptor goes to the server. A descriptor cannot be taken back, so no other endpoint gets the chunk afterwards.
 //!
-//! Memory of devices is announced without a descriptor, too. A file that the guest sees as memory can be read and written by
-//! messages. Registers cannot: the server gets an error for such a message, and the guest gets a fault.
+//! Memory of devices is announced without a descriptor, too. If the memory is a file that is mapped into the guest, the server can read
+//! and write it by messages. For a message that accesses registers, the server gets an error, and the guest gets a fault.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ const LAST_IOVA: u64 = (1 << 48) - 1;
 /// UNMAP, the connection to it ends. When a server is gone, mappings are only kept in the table. The other devices of the domain
 /// continue.
 pub struct UserMapper {
-    /// First, so that it is cleared while the client exists.
+    /// This is the first field, so that the table is cleared while the client exists.
     table: MapperTable,
     client: Arc<Client>,
 }
@@ -75,13 +75,13 @@ impl DmaMapper for UserMapper {
         if self.table.count() as u64 >= u64::from(self.client.abilities().mappings) {
             return Err(MapError::NoResources);
         }
-        // Before the request is sent: the server may use the mapping before its answer arrives.
+        // Insert the entry before the request is sent, because the server may use the mapping before its answer arrives.
         let memory = self.table.insert_slice(iova, &memory, permissions)?;
         if self.client.gone().is_some() {
             return Ok(());
         }
         self.announce(iova, len, memory, permissions).inspect_err(|_| {
-            // The entry was inserted above.
+            // Ignore the result, because the entry was inserted above.
             let _ = self.table.remove(iova, len, |_, _| {});
         })
     }

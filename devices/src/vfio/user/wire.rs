@@ -191,7 +191,7 @@ impl Fields {
     }
 }
 
-/// Converts a length for a 32-bit field. No message is longer.
+/// Converts a length for a 32-bit field. The length of every message fits.
 fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -219,7 +219,7 @@ pub(super) struct DmaFlags {
     pub(super) write: bool,
 }
 
-/// Encodes DMA_MAP. `offset` is the offset in the file whose descriptor goes with it, or 0 without a descriptor.
+/// Encodes DMA_MAP. `offset` is the offset in the file whose descriptor is sent with the message, or 0 without a descriptor.
 pub(super) fn dma_map(flags: DmaFlags, offset: u64, iova: u64, len: u64) -> Vec<u8> {
     let flags = u32::from(flags.read) | (u32::from(flags.write) << 1);
     Fields::default().long(32).long(flags).quad(offset).quad(iova).quad(len).0
@@ -290,7 +290,7 @@ pub(super) fn parse_irq_info(bytes: &[u8], index: u32) -> Option<u32> {
     (bytes.len() >= 16 && long(bytes, 8) == index).then(|| if by_event { long(bytes, 12) } else { 0 })
 }
 
-/// Encodes DEVICE_SET_IRQS for `count` interrupts of a kind, from `start` on. Their eventfds go with it as descriptors.
+/// Encodes DEVICE_SET_IRQS for `count` interrupts of a kind, from `start` on. Their eventfds are sent with the message as descriptors.
 pub(super) fn enable_irqs(index: u32, start: u32, count: u32) -> Vec<u8> {
     const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
     Fields::default().long(20).long(EVENTFD_TRIGGER).long(index).long(start).long(count).0
@@ -313,8 +313,7 @@ pub(super) fn parse_region_access(bytes: &[u8], region: u32, offset: u64, len: u
     bytes.get(ACCESS..).filter(|_| echoed)
 }
 
-/// Decodes DMA_READ, or the start of DMA_WRITE: address and length. Returns `None` if the length exceeds that of a
-/// message.
+/// Decodes DMA_READ, or the start of DMA_WRITE: address and length. Returns `None` if the length exceeds [`MOST_DATA`].
 pub(super) fn parse_dma_access(bytes: &[u8]) -> Option<(u64, usize)> {
     let len = usize::try_from(quad(bytes, 8)).ok().filter(|len| *len <= MOST_DATA)?;
     (bytes.len() >= ACCESS).then(|| (quad(bytes, 0), len))

@@ -104,7 +104,7 @@ fn device_whose_server_dies_reads_as_all_ones() {
 }
 
 #[test]
-fn refused_accesses_read_as_all_ones_and_the_device_goes_on() {
+fn refused_accesses_read_as_all_ones_and_device_stays_usable() {
     let refuses = |header: &Header, payload: &[u8]| {
         let read = header.command == Command::RegionRead.number() || header.command == Command::RegionWrite.number();
         (read && payload[8] == 0 && payload[0] == 0x80).then_some(Instead::Refuse(5))
@@ -133,7 +133,7 @@ fn impossible_devices_are_refused() {
         let error = machine(Server::start(Box::new(rule))).err().unwrap();
         assert!(!error.is_user_error(), "{error}");
     }
-    // A size beyond the maximum is reduced to it.
+    // A size beyond the maximum is reduced to the maximum.
     assert!(machine(Server::start(Box::new(region(7, u64::MAX)))).is_ok());
     let error = machine(Server::that(Command::Reset, || Instead::Refuse(1))).err().unwrap().to_string();
     assert!(error.contains("does not reset the device"), "{error}");

@@ -72,7 +72,7 @@ fn repeatedly_slow_server_is_given_up() {
     assert!(in_some_try(|| {
         let (_server, client) = impatient_client(slow(Command::RegionRead, LIMIT * 7 / 10))?;
         let answered = (0..20).take_while(|_| client.read_region(0, 0, &mut [0; 4]).is_ok()).count();
-        Some((1..4).contains(&answered) && is_gone(&client, "kept others waiting too often"))
+        Some((1..4).contains(&answered) && is_gone(&client, "delayed other threads for too long"))
     }));
 }
 
