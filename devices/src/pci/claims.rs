@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Addresses of BARs: those that the VMM assigns, and those that the guest moves BARs to.
+//! Addresses of BARs. The VMM assigns them, and the guest may move the BARs.
 //!
 //! A BAR keeps its place in the guest's address space while its decoding is off. So the sizing sequence of an operating system costs
 //! nothing (decoding off, ones written and read, address restored, decoding on). A BAR loses its place only when it is decoded
 //! elsewhere, or when another BAR is decoded there.
 //!
-//! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed, and leaves
-//! once another BAR needs the old place.
+//! If the guest moves a BAR to a forbidden address, the BAR stays at its old place. It moves once the new address is allowed. If another
+//! BAR needs the old place before that, the BAR has no place until it can move.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ impl BarWindows {
     }
 }
 
-/// Forwards accesses of one BAR to its function while the function decodes them.
+/// Handler of accesses to one BAR. It forwards them to the function while the function decodes the BAR.
 struct BarAccess {
     device: Arc<dyn PciDevice>,
     bar: Bar,
@@ -78,10 +78,10 @@ struct Claim {
     owner: u8,
     /// Address that the VMM assigned.
     home: u64,
-    /// Address that it claims in the guest's address space.
+    /// Address that the BAR claims in the guest's address space.
     place: Option<u64>,
     access: Arc<BarAccess>,
-    /// Address that its function requests but that it cannot have: outside the windows, or where another BAR is.
+    /// Address that the function requests for the BAR, but that was refused. The address is outside the windows, or another BAR has it.
     refused: Option<u64>,
     /// True if a forbidden move was logged. Further moves are not logged, so that the guest cannot fill the log.
     complained: bool,
@@ -104,13 +104,13 @@ impl Claim {
         self.access.decoded.store(decoded, Ordering::Release);
     }
 
-    /// True if it is decoded at the address that its function requests.
+    /// True if the BAR is decoded at the address that its function requests.
     fn belongs_there(&self) -> bool {
         self.is_decoded() && self.refused.is_none()
     }
 
     fn lies_in(&self, space: Space, base: u64, size: u64) -> bool {
-        // Sizes are powers of two and addresses are aligned to them, so nothing here can wrap.
+        // A size is a power of two, and an address is aligned to the size, so nothing here can wrap.
         self.space() == space
             && self.place.is_some_and(|place| place <= base + (size - 1) && base <= place + (self.bar().size - 1))
     }
@@ -128,7 +128,7 @@ impl Claim {
 
 /// BARs of all functions on a root bus.
 pub(super) struct Claims {
-    /// A weak reference, because the address space refers back to this through the configuration space.
+    /// A weak reference, because the address space refers back to these claims through the configuration space.
     space: Weak<dyn AddressSpace>,
     windows: BarWindows,
     io: AddressAllocator,
@@ -151,10 +151,10 @@ impl Claims {
         Ok(Self { space: Arc::downgrade(space), windows, io, mem32, mem64, list: Vec::new() })
     }
 
-    /// Allocates and assigns an address for each BAR of `device`. On failure none is assigned.
+    /// Allocates and assigns an address for each BAR of `device`. On failure, no address stays allocated.
     pub(super) fn assign(&mut self, owner: u8, device: &Arc<dyn PciDevice>) -> Result<(), PciError> {
         let mut bars = device.bars();
-        // Allocate the largest first, so that naturally aligned BARs leave no gaps.
+        // Allocate the largest BARs first, so that naturally aligned BARs leave no gaps.
         bars.sort_by_key(|bar| std::cmp::Reverse(bar.size));
         for bar in bars {
             let Some(home) = self.allocate(&bar) else {
@@ -260,24 +260,23 @@ impl Claims {
         while (0..self.list.len()).any(|index| moves(self, index)) {}
     }
 
-    /// Checks that the decoded BARs of `owner` have the addresses that its function requests. A forbidden move of the guest makes them
-    /// differ.
+    /// Checks that the decoded BARs of `owner` have the addresses that its function requests.
     ///
     /// # Errors
-    /// They differ. Such a state could not be restored.
+    /// A BAR has another address, because the guest has tried to move it to a forbidden address. Such a state could not be restored.
     pub(super) fn check(&self, owner: u8) -> Result<(), StateError> {
         for claim in self.list.iter().filter(|claim| claim.owner == owner) {
             let bar = claim.bar().index;
             if let Some(address) = claim.access.device.bar_address(bar).filter(|address| claim.place != Some(*address))
             {
-                let rule = format!("the guest has moved it to {address:#x}, where it cannot be");
+                let rule = format!("the guest has moved it to the forbidden address {address:#x}");
                 return Err(StateError::rule(format!("BAR {bar}"), rule));
             }
         }
         Ok(())
     }
 
-    /// Like [`Self::follow`], for a restored function: an address that cannot be claimed is an error.
+    /// Like [`Self::follow`], for a restored function. But an address that cannot be claimed is an error.
     pub(super) fn restore(&mut self, owner: u8) -> Result<(), StateError> {
         for index in 0..self.list.len() {
             let claim = &self.list[index];

@@ -29,14 +29,14 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// Capability to add: its ID, the bytes after the two header bytes, and their bits that the guest may write.
+/// Capability to add: its ID, the bytes after the two header bytes, and a mask of the bits that the guest may write.
 #[derive(Clone, Copy, Debug)]
 pub struct Capability<'a> {
     /// Capability ID.
     pub id: u8,
     /// Bytes from offset 2 of the capability on.
     pub body: &'a [u8],
-    /// Writable bits of `body`. If it is shorter than `body`, the rest is read-only.
+    /// Writable bits of `body`. If `writable` is shorter than `body`, the rest of `body` is read-only.
     pub writable: &'a [u8],
 }
 
@@ -54,7 +54,7 @@ pub struct ConfigState {
 pub struct WrittenBytes {
     /// Offset of the first byte.
     pub offset: u16,
-    /// Bits that the guest may write. All other bits are 0.
+    /// Values of the bytes. Bits that the guest may not write are 0.
     pub bytes: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Lets the guest write the bits of `mask` from `offset` on, in addition to those that it may write already.
+    /// Lets the guest write the bits of `mask` from `offset` on. Bits that the guest may write already stay writable.
     pub fn allow(&mut self, offset: u16, mask: &[u8]) {
         for (byte, value) in self.writable.iter_mut().skip(offset.into()).zip(mask) {
             *byte |= *value;
@@ -222,7 +222,10 @@ impl ConfigSpace {
             state.registers.iter().map(|run| (run.offset, run.bytes.len())).collect()
         };
         if shape(state) != shape(&self.state()) {
-            return Err(StateError::rule("registers", "differ from those that the guest may write in this function"));
+            return Err(StateError::rule(
+                "registers",
+                "differ from the registers that a guest may write in this function",
+            ));
         }
         let bytes = state.registers.iter().flat_map(|run| (run.offset..).zip(&run.bytes));
         if let Some((offset, _)) =

@@ -9,14 +9,14 @@ use crate::state::{DeviceState, StateError};
 
 /// A PCI function.
 ///
-/// Any vCPU may make any call at any time, except [`PciDevice::bars`]. So implementations must lock what they share. The root bus
-/// assigns the registers before the guest runs, and watches writes to configuration space. After each write it compares
-/// [`PciDevice::bar_address`] with its claims in the guest's address space, so a device need not report that a BAR moved.
+/// Any vCPU may make any call at any time, except [`PciDevice::bars`]. So implementations must lock shared state. The root bus assigns
+/// the BARs before the guest runs. After each write to configuration space, the root bus compares [`PciDevice::bar_address`] with its
+/// claims in the guest's address space. So a device need not report that a BAR moved.
 pub trait PciDevice: Send + Sync {
     /// Name for logs and the API, such as `_iommu` or `vfio0`.
     fn id(&self) -> &str;
     /// Returns the configuration space of a function that this process emulates. `None` if the function overrides all methods that
-    /// use this one.
+    /// use this method.
     fn config(&self) -> Option<&FunctionConfig> {
         None
     }
@@ -41,13 +41,14 @@ pub trait PciDevice: Send + Sync {
     fn bar_address(&self, index: u8) -> Option<u64> {
         self.config()?.bar_address(index)
     }
-    /// Called after BAR `index` is decoded at `address`. Nothing else of the VM is in this range. A device that shows memory to the
-    /// guest creates or moves its memory slots. Called again with the same address after decoding was off and on, which is no move.
+    /// Called after BAR `index` is decoded at `address`. Nothing else of the VM is in this range. If the BAR is mapped into the guest,
+    /// the device creates or moves its memory slots here. After decoding was turned off and on, the call is repeated with the same
+    /// address.
     fn bar_moved(&self, _index: u8, _address: u64) -> io::Result<()> {
         Ok(())
     }
-    /// Called when BAR `index`, whose decoding is off, loses the address of its last [`PciDevice::bar_moved`] to another BAR. Also
-    /// called when the function is removed from the bus. A device that shows memory to the guest there removes its memory slots.
+    /// Called when BAR `index` loses the address of its last [`PciDevice::bar_moved`]. This happens if another BAR takes the address, or
+    /// the function is removed from the bus. If the BAR is mapped into the guest, the device removes its memory slots here.
     fn bar_released(&self, _index: u8) -> io::Result<()> {
         Ok(())
     }
@@ -55,7 +56,7 @@ pub trait PciDevice: Send + Sync {
     fn read_bar(&self, _index: u8, _offset: u64, _data: &mut [u8]) {}
     /// Writes at `offset` in BAR `index`. `offset + data.len()` is at most the BAR's size. A function without BARs does nothing.
     fn write_bar(&self, _index: u8, _offset: u64, _data: &[u8]) {}
-    /// True if BAR `index` is ordinary memory of this process, and no code handles accesses to it.
+    /// True if BAR `index` is ordinary memory of this process, so that no code handles accesses to the BAR.
     fn is_memory(&self, index: u8) -> bool {
         let _ = index;
         false

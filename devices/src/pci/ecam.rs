@@ -92,7 +92,7 @@ impl ConfigPorts {
         Self { root, address: AtomicU32::new(0), reset }
     }
 
-    /// Returns the state of the ports. Called with all vCPUs stopped.
+    /// Returns the state of the ports. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.
@@ -126,7 +126,7 @@ impl BusDevice for ConfigPorts {
         if let (0, 4) = (offset, data.len()) {
             data.copy_from_slice(&self.address.load(Ordering::Relaxed).to_le_bytes());
         } else if let Some((address, register)) = self.decode(offset) {
-            // The part of an access beyond the data port reaches no register.
+            // Ignore the part of an access that is beyond the data port.
             let within = data.len().min(usize::from(4 - (register & 3)));
             self.root.read_config(address, register, &mut data[..within]);
         }

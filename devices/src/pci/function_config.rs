@@ -45,7 +45,7 @@ impl FunctionConfig {
         lock(&self.current).write(offset, data);
     }
 
-    /// Resets all registers to power-on.
+    /// Resets all registers to their values at power-on.
     pub fn reset(&self) {
         let power_on = lock(&self.power_on).clone();
         *lock(&self.current) = power_on;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed,
-//! and write them to release devices.
+//! Hotplug on the root buses. The guest's ACPI methods read these registers to learn which devices were added or must be removed. They
+//! write the registers to release devices.
 //!
 //! | offset | register | access |
 //! | --- | --- | --- |
-//! | 0 | devices added since the last read, which clears it | read |
-//! | 4 | devices that must be removed, set since the last read, which clears it | read |
+//! | 0 | devices added since the last read; a read clears the register | read |
+//! | 4 | devices whose removal was requested since the last read; a read clears the register | read |
 //! | 8 | devices that the guest has released | write |
 //!
 //! Each register has 32 bits, bit n for device n of the bus, and accepts only 32-bit accesses. Each segment has its own registers, a
-//! [`HotplugBank`]. All segments share one interrupt line. It is active while the first or second register of any segment has a bit
-//! set. A guest that does not handle the interrupt yet will find it active later.
+//! [`HotplugBank`]. All segments share one interrupt line. The line is active while the first or second register of any segment has a
+//! bit set. So a guest that enables the interrupt late misses no event.
 
 use std::sync::{Arc, Mutex};
 
@@ -33,13 +33,13 @@ const EJECT: u64 = 8;
 /// Kind and version of the saved state.
 const STATE: (&str, u32) = ("pci-hotplug", 1);
 
-/// Saved state: devices that the guest must still be told about.
+/// Saved state: added devices that the guest has not read about yet.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HotplugState {
     /// Bit n: device n of segment 0 was added.
     came: u32,
-    /// The same for the other segments, in order.
+    /// Added devices of the other segments, in the order of the segments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     came_on_others: Vec<u32>,
 }
@@ -57,7 +57,7 @@ struct State {
 
 /// Registers of all segments.
 pub struct HotplugRegisters {
-    /// Registers of each segment. Locked before the locks of the bus. The bus never calls back into this type.
+    /// Registers of each segment. This lock is taken before the locks of the bus. The bus never calls back into this type.
     states: Mutex<Vec<State>>,
     root: Arc<PciRoot>,
     line: Box<dyn InterruptLine>,
@@ -94,11 +94,11 @@ impl HotplugRegisters {
         }
     }
 
-    /// Asks the guest to release the device at `address`, again if it was asked before.
-    /// Does nothing if no device is there. The guest may have released it before the caller knew, and the request must not apply to
-    /// the next device at this address.
+    /// Asks the guest to release the device at `address`, even if the guest was asked before. Does nothing if no device is at this
+    /// address. The guest may have released the device before the caller knew, and the request must not apply to the next device at
+    /// this address.
     pub fn request(&self, address: PciAddress) {
-        // The lock is also held while a device leaves, so it cannot leave in between.
+        // The lock is also held while a device leaves the bus, so the device cannot leave between the check and the request.
         let mut states = lock(&self.states);
         if !self.root.devices().iter().any(|(at, _)| *at == address) {
             return;
@@ -118,8 +118,8 @@ impl HotplugRegisters {
         (0..).zip(lock(&self.states).iter_mut()).flat_map(of_segment).collect()
     }
 
-    /// Resets the registers to power-on. No guest holds the devices that must be removed any more, so they leave the bus. Call it
-    /// with all vCPUs stopped.
+    /// Resets the registers to their values at power-on. No guest holds the devices that must be removed any more, so they leave the
+    /// bus. Call it while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut states = lock(&self.states);
         for (segment, state) in (0..).zip(states.iter_mut()) {
@@ -129,10 +129,10 @@ impl HotplugRegisters {
         self.drive(&states);
     }
 
-    /// Returns the state of the registers. Called with all vCPUs stopped.
+    /// Returns the state of the registers. Call it while all vCPUs are stopped.
     ///
     /// # Errors
-    /// A device is being removed. The guest still uses it, but the restored VM would not have it.
+    /// A device is being removed. The guest still uses the device, but the restored VM would not have it.
     pub fn save(&self) -> Result<DeviceState, StateError> {
         let states = lock(&self.states);
         if states.iter().any(|state| state.leaving | state.gone != 0) {
@@ -145,8 +145,8 @@ impl HotplugRegisters {
         DeviceState::new(STATE.0, STATE.1, &came)
     }
 
-    /// Restores `state` into registers that were just created or reset, and sets the interrupt line. The interrupt controllers must
-    /// be restored before, and all devices must be on the bus.
+    /// Restores `saved` into registers that were just created or reset, and sets the interrupt line. Before this call, the interrupt
+    /// controllers must be restored, and all devices must be on the bus.
     ///
     /// # Errors
     /// The state is rejected. Nothing has changed then.
@@ -188,7 +188,7 @@ impl HotplugRegisters {
     fn drive(&self, states: &[State]) {
         let active = states.iter().any(|state| state.came | state.to_go != 0);
         if let Err(error) = self.line.set(active) {
-            // Not a warning, because a guest could cause it as often as it likes.
+            // This is no warning, because a guest could flood the log with it.
             debug!("hotplug: cannot set the interrupt line: {error}");
         }
     }
@@ -222,7 +222,7 @@ impl BusDevice for HotplugBank {
         self.registers.drive(&states);
     }
 
-    /// Releases devices. Devices whose removal was not requested stay: the guest cannot change the VM's configuration.
+    /// Releases devices. A device whose removal was not requested stays, because the guest cannot change the VM's configuration.
     fn write(&self, offset: u64, data: &[u8]) {
         let (EJECT, Ok(data)) = (offset, <[u8; 4]>::try_from(data)) else { return };
         let mut states = lock(&self.registers.states);
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![3], 1));
         rig.eject(u32::MAX);
         assert_eq!((rig.gone(), rig.left.load(Ordering::Relaxed)), (vec![], 1));
-        // Another device can take its address. No one asked for its removal.
+        // Another device takes the address. Its removal was not requested.
         rig.plug(3);
         rig.eject(1 << 3);
         assert_eq!(rig.on_bus(), [2, 3]);
@@ -355,7 +355,7 @@ mod tests {
         assert!(!rig.is_up());
     }
 
-    /// The guest has released a device, but the caller that asks again does not know it yet.
+    /// The guest has released a device, but the caller that repeats the request does not know this yet.
     #[test]
     fn late_removal_request_does_not_affect_next_device_in_slot() {
         let rig = rig();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The MSI-X table and pending-bit array, emulated (PCI Express Base, section 7.7.2).
+//! Emulated MSI-X table and pending-bit array (PCI Express Base, section 7.7.2).
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub enum MsixError {
     },
 }
 
-/// State of an MSI-X table, with its pending interrupts. Routes are created from it.
+/// State of an MSI-X table, with its pending interrupts. A restored table creates its routes from this state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MsixState {
@@ -72,10 +72,10 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     vectors: Arc<dyn MsiVectors>,
     control: u16,
-    /// True if the function may be a bus master. A message is a write to memory.
+    /// True if the function may be a bus master. If not, it cannot send messages, because a message is a write to memory.
     on_bus: bool,
-    /// One bit for each vector: an interrupt that [`trigger`](Self::trigger) raised while the vector was masked. An interrupt
-    /// that hardware raised waits in the vector's event instead.
+    /// One bit for each vector. It is set if [`trigger`](Self::trigger) was called while the vector was masked. An interrupt that
+    /// hardware raised waits in the vector's event instead.
     pending: Vec<u64>,
 }
 
@@ -111,15 +111,15 @@ impl MsixTable {
     /// Handles the guest's write to the message control register. Only the enable and function mask bits count.
     ///
     /// # Errors
-    /// As for all calls that change routes: the first vector that the interrupt controller rejects. All other vectors have
-    /// their routes. The next change tries the rejected vector again.
+    /// The first vector that the interrupt controller rejects. All other vectors have their routes. The next change tries the
+    /// rejected vector again. All functions that change routes return errors in this way.
     pub fn set_control(&mut self, control: u16) -> Result<(), MsixError> {
         self.control = control & (CONTROL_ENABLE | CONTROL_FUNCTION_MASK);
         self.apply_all()
     }
 
-    /// Sets whether the function may be a bus master. If not, its messages stay pending. Initially it may. A reset does not
-    /// change this.
+    /// Sets whether the function may be a bus master. If not, its messages stay pending. A new table allows it, and a reset does
+    /// not change this setting.
     pub fn set_on_bus(&mut self, on_bus: bool) -> Result<(), MsixError> {
         self.on_bus = on_bus;
         self.apply_all()
@@ -197,7 +197,7 @@ impl MsixTable {
         }
     }
 
-    /// Returns the state of the table. Meanwhile no vCPU may run and no vector may be triggered.
+    /// Returns the state of the table. During the call, no vCPU may run, and no vector may be triggered.
     pub fn state(&self) -> MsixState {
         let vector = |(index, entry): (usize, &Entry)| {
             let waiting = self.waiting(index / 8 * 8) & (1 << (index % 8)) != 0;
@@ -207,11 +207,11 @@ impl MsixTable {
         MsixState { control: self.control, vectors: self.entries.iter().enumerate().map(vector).collect() }
     }
 
-    /// Restores `state`, with its routes, into a table that was just created or reset. A pending interrupt that is not masked
-    /// is raised, so the vCPUs' local APICs must be restored before.
+    /// Restores `state`, with its routes, into a table that was just created or reset. Restore the vCPUs' local APICs first,
+    /// because pending interrupts that are not masked are raised.
     ///
     /// # Errors
-    /// A field breaks a rule, and nothing has changed. Or the interrupt controller rejected a route.
+    /// A field breaks a rule, or the interrupt controller rejected a route. If a field breaks a rule, nothing has changed.
     pub fn restore(&mut self, state: &MsixState) -> Result<(), StateError> {
         if state.vectors.len() != self.entries.len() {
             return Err(StateError::rule(
@@ -236,8 +236,8 @@ impl MsixTable {
         })
     }
 
-    /// Resets the table to power-on: off, masked, nothing pending. It does so even if the interrupt controller does not remove
-    /// a route.
+    /// Resets the table to its state at power-on: off, masked, nothing pending. The reset completes even if the interrupt
+    /// controller fails to remove a route.
     pub fn reset(&mut self) -> Result<(), MsixError> {
         self.pending.fill(0);
         for entry in &mut self.entries {

@@ -46,9 +46,9 @@ impl FunctionState {
 
 /// PCI bus 0 of each segment, with its host bridge: 32 devices with one function each.
 ///
-/// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. A write to configuration space that enables or moves a
-/// BAR claims or moves a range in the [`AddressSpace`] *during that access*, on the vCPU's thread. So an `AddressSpace` must allow
-/// [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a [`crate::platform::BusDevice`] call.
+/// The guest accesses the buses through [`super::Ecam`] and [`super::ConfigPorts`]. If a write to configuration space enables or moves a
+/// BAR, the bus claims or moves a range in the [`AddressSpace`]. It does this *during the write*, on the vCPU's thread. So an
+/// `AddressSpace` must allow [`AddressSpace::insert`] and [`AddressSpace::remove`] from within a [`crate::platform::BusDevice`] call.
 pub struct PciRoot {
     functions: RwLock<Vec<Functions>>,
     /// Claims of each segment.
@@ -82,7 +82,7 @@ impl PciRoot {
     /// Adds `device` at `address` and assigns its BARs. The guest sees a BAR once the function's command register enables its decoding.
     pub fn add(&self, address: PciAddress, device: Arc<dyn PciDevice>) -> Result<(), PciError> {
         let (segment, number) = self.place(address).ok_or(PciError::NoSuchPlace(address))?;
-        // Lock the claims first, as in `reset`. The lock is held so that two functions cannot be added at one address.
+        // Lock the claims before the functions, as `remove` does. The lock prevents that two functions are added at one address.
         let mut claims = lock(&self.claims[segment]);
         if let Some(occupant) = self.function(address) {
             return Err(PciError::Occupied { address, by: occupant.id().to_string() });
@@ -94,8 +94,10 @@ impl PciRoot {
     }
 
     /// Removes the function at `address` from the bus. From then on the address does not respond, the BARs are out of the guest's view, and
-    /// their addresses are free. Returns `None` if no function is there, or if it is a host bridge, which always stays. An access that a
-    /// vCPU has begun may end later. The function is closed once that access and all other holders have released it.
+    /// their addresses are free. Returns `None` if no function is at `address`, or if the function is a host bridge, which always stays.
+    ///
+    /// An access that a vCPU has begun may end after this call. The function is closed once all holders have released it, including such
+    /// an access.
     pub fn remove(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address).filter(|(_, number)| *number != 0)?;
         let mut claims = lock(&self.claims[segment]);
@@ -146,7 +148,7 @@ impl PciRoot {
     /// Resets every function to its state at power-on, with its BARs at their assigned addresses. All functions are reset even if some
     /// fail, and the first error is returned. Call it with all vCPUs stopped.
     ///
-    /// The highest address is reset first: the IOMMU has a low address, and may rely on the devices behind it being quiet.
+    /// The highest address is reset first, because the IOMMU has a low address and may expect that the devices behind it do no DMA.
     pub fn reset(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for (address, function) in self.devices().into_iter().rev() {
@@ -163,8 +165,8 @@ impl PciRoot {
         outcome
     }
 
-    /// Pauses every function, the highest address first: the IOMMU has a low address, and serves the devices behind it until they are
-    /// paused.
+    /// Pauses every function. The highest address is paused first, because the IOMMU has a low address and serves the devices behind it
+    /// until they are paused.
     pub fn pause(&self) {
         self.devices().iter().rev().for_each(|(_, function)| function.pause());
     }
@@ -174,10 +176,10 @@ impl PciRoot {
         self.devices().iter().for_each(|(_, function)| function.resume());
     }
 
-    /// Returns the state of all functions. Called with all vCPUs stopped and all functions paused.
+    /// Returns the state of all functions. Call it while all vCPUs are stopped and all functions are paused.
     ///
     /// # Errors
-    /// A function cannot be saved. The error has its name.
+    /// A function cannot be saved. The error names the function.
     pub fn save(&self) -> Result<Vec<FunctionState>, StateError> {
         let save = |(address, function): &(PciAddress, Arc<dyn PciDevice>)| {
             let checked = self.claims_at(*address).map_or(Ok(()), |claims| lock(claims).check(address.device));
@@ -188,7 +190,7 @@ impl PciRoot {
     }
 
     /// Restores `states` into functions that were just created or reset and are paused, and claims the addresses of their BARs. The lowest
-    /// address is restored first: the IOMMU has a low address, and the devices behind it need its mappings.
+    /// address is restored first, because the IOMMU has a low address and the devices behind it need its mappings.
     ///
     /// # Errors
     /// The functions differ from the saved ones, or a state is rejected. The bus can then only be [reset](PciRoot::reset).
@@ -220,7 +222,7 @@ impl PciRoot {
         self.claims.get(usize::from(address.segment))
     }
 
-    /// Returns the function at `address`. No lock is held after that, so calls to the function may take long.
+    /// Returns the function at `address`. No lock is held after the return, so calls to the function may take long.
     fn function(&self, address: PciAddress) -> Option<Arc<dyn PciDevice>> {
         let (segment, number) = self.place(address)?;
         self.functions.read().unwrap_or_else(PoisonError::into_inner)[segment][number].clone()

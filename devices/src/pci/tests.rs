@@ -531,8 +531,7 @@ mod hostile {
     use super::*;
 
     proptest! {
-        /// For any guest writes, every claim stays in its window. None overlaps another, because the map would refuse
-        /// that.
+        /// For any guest writes, every claim stays in its window. The map itself refuses overlapping claims.
         #[test]
         fn claims_stay_in_their_windows(writes in prop::collection::vec((5u64..8, 0u16..0x30, any::<u32>(), 0usize..9), 0..80)) {
             let m = machine();
@@ -541,7 +540,7 @@ mod hostile {
             }
             for (device, offset, value, len) in writes {
                 let mut data = value.to_le_bytes().to_vec();
-                // Half of the addresses lie near the windows. Otherwise all would be refused.
+                // Half of the addresses lie near the windows. Otherwise nearly all addresses would be refused.
                 if value & 1 == 0 { data[3] = 0xc0; }
                 data.extend([0x40, 0, 0, 0]);
                 m.write(device, offset, &data[..len.min(8)]);

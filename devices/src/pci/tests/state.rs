@@ -96,7 +96,7 @@ fn bus_with_a_bar_moved_to_a_forbidden_address_is_not_saved() {
     decode(&machine, 2, 0xc001_0000);
     decode(&machine, 2, 0xfee0_0000);
     let refused = machine.root.save().unwrap_err().to_string();
-    assert_eq!(refused, "function: BAR 0: the guest has moved it to 0xfee00000, where it cannot be");
+    assert_eq!(refused, "function: BAR 0: the guest has moved it to the forbidden address 0xfee00000");
 }
 
 #[test]
