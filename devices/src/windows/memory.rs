@@ -79,7 +79,7 @@ pub struct WindowMemory {
 }
 
 impl WindowMemory {
-    /// Reserves the region and starts the stash. Allocates only the scratch chunk.
+    /// Reserves the region and starts the stash's thread. Allocates only the scratch chunk.
     ///
     /// # Errors
     /// A [`WindowError`] names the field and its rule, or the operation that the host rejected.
@@ -179,14 +179,14 @@ impl WindowMemory {
         matches!(lock(&self.shared.state).places.get(index as usize), Some(ChunkPlace::Backed(_)))
     }
 
-    /// Returns the memory of the place with this index. If no chunk is backed there, the memory may be that of the scratch chunk, or may be
+    /// Returns the memory of the place with this index. If no chunk is backed there, the memory may belong to the scratch chunk, or may be
     /// inaccessible.
     pub(crate) fn chunk(&self, index: u32) -> Option<VolatileSlice<'_>> {
         self.shared.region.slice(index)
     }
 
     /// Returns a file descriptor of a backed chunk for another process that does DMA. The descriptor allows exactly the accesses in
-    /// `permissions`. From then on, the chunk is never parked or reused: its memory is dropped with it.
+    /// `permissions`. From then on, the chunk is never parked or reused. When it is released, its memory is freed.
     ///
     /// Returns `None` if no such descriptor is possible: see [`Chunk::hand_out`].
     ///

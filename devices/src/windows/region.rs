@@ -30,7 +30,7 @@ pub(super) struct Region {
     is_kept: bool,
     /// Name of the region in messages, once the guest can see it.
     name: Option<Registration>,
-    /// Number of attempts to map a chunk that will fail.
+    /// Number of calls of [`map`](Self::map) that fail from now on, in tests.
     #[cfg(test)]
     pub(super) refusals: std::sync::atomic::AtomicU32,
 }
@@ -90,8 +90,8 @@ impl Region {
         let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-        // SAFETY: The range lies within the reservation, which nothing else in this process uses. It is accessed only through raw pointers
-        // and by the guest, and any mapping is valid for these.
+        // SAFETY: The range lies within the reservation, which nothing else in this process uses. Only raw pointers and the guest access
+        // the range, and any mapping is valid for such accesses.
         let result = unsafe { mmap(address, place.len, access, flags, file, 0) };
         if let Err(error) = result {
             self.fill_hole(place);

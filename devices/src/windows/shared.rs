@@ -59,9 +59,9 @@ pub(super) struct WindowState {
     pub(super) places: Vec<ChunkPlace>,
     /// Memory slot of each place that was ever backed.
     pub(super) slots: Vec<Option<Slot>>,
-    /// Free places. The last one is used next.
+    /// Free places. The last place in the list is used next.
     pub(super) free: Vec<u32>,
-    /// Lost places. The first one is retried next.
+    /// Lost places. The first place in the list is retried next.
     pub(super) lost: VecDeque<u32>,
     /// Supply of chunks, and the budget.
     pub(super) supply: Supply<Chunk>,
@@ -114,7 +114,7 @@ impl SharedWindows {
         }
         self.remove(slot)?;
         let host = self.region.place(index).ok_or_else(invalid)?;
-        // SAFETY: The region stays mapped until it is dropped. `Drop for SharedWindows` removes all slots before. If a slot cannot be
+        // SAFETY: The region stays mapped until it is dropped. Before that, `Drop for SharedWindows` removes all slots. If a slot cannot be
         // removed, the region stays mapped for ever. No code creates references to the region's bytes.
         let number = unsafe { self.slots.insert(gpa, host, false) }?;
         *slot = Some(Slot { gpa, number });

@@ -198,7 +198,7 @@ pub(super) fn take<'g, M: Monitor>(
         if supply.busy == 0 && supply.retired.is_empty() {
             return Err(ChunkError::NoResources);
         }
-        // A chunk will be available soon: the stash's thread is dropping one or allocating one.
+        // A chunk will be available soon, because the stash's thread is dropping or allocating a chunk.
         guard = monitor.wait_until_done(guard);
     }
 }
