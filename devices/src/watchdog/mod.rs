@@ -4,8 +4,8 @@
 //! (`drivers/watchdog/i6300esb.c`) and BSDs have drivers for it. They have no driver for a virtio device of this kind.
 //!
 //! The driver starts a counter with two stages and must reload it again and again. When both stages are over, the machine is reset. The
-//! end of the first stage raises no interrupt, because drivers do not use one. `registers` has the registers that the driver sees, and
-//! `timer` the thread that waits. The counter stops while the VM is paused.
+//! end of the first stage raises no interrupt, because drivers do not use such an interrupt. The counter stops while the VM is paused.
+//! `registers` has the registers that the driver sees, and `timer` has the thread that waits.
 
 mod registers;
 mod timer;
@@ -61,8 +61,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates a watchdog. If the guest does not reload it in time, it notifies `observer` and calls `expired`, which must start a
-    /// reset of the machine and must not wait. `id` is the device's name in logs and the API, and the name of its thread.
+    /// Creates a watchdog. If the guest does not reload the watchdog in time, it notifies `observer` and calls `expired`. `expired` must
+    /// start a reset of the machine and must not wait. `id` is the device's name in logs and the API, and the name of its thread.
     ///
     /// # Errors
     /// The host cannot create a thread.

@@ -30,7 +30,7 @@ const CONFIG_MASK: u16 = NO_RESET | FAST | 3;
 const FREE_RUNNING: u8 = 1 << 2;
 /// Lock bit: the counter runs.
 const ENABLE: u8 = 1 << 1;
-/// Lock bit: none of the three bits can change until the next reset.
+/// Lock bit: the three lock bits cannot change until the next reset.
 const LOCKED: u8 = 1 << 0;
 
 /// Reload bit: the second stage has ended. Writing 1 clears it.
@@ -90,7 +90,7 @@ impl Registers {
         Self(RegistersState { config: 0, lock: 0, preload: [MAX_PRELOAD; 2], keys: 0, second: false, timed_out: false })
     }
 
-    /// Resets the registers to power-on, except for the timeout flag.
+    /// Resets the registers to their values at power-on, except for the timeout flag.
     pub(super) fn reset(&mut self) -> Timing {
         let timed_out = self.0.timed_out;
         *self = Self::new();

@@ -54,7 +54,8 @@ impl Timer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Lets `act` access the registers. Starts the stage again or stops the counter if `act` returns [`Timing::BeginsAnew`].
+    /// Lets `act` access the registers. If `act` returns [`Timing::BeginsAnew`], the stage starts again if the registers enable the
+    /// counter. Otherwise the counter stops.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
         let mut state = self.shared.lock();
         let (result, timing) = act(&mut state.registers);
@@ -96,7 +97,7 @@ impl Timer {
         (state.registers.state(), left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Restores the saved state, paused.
+    /// Restores the saved state. The counter is then paused.
     ///
     /// # Errors
     /// The state is impossible.
