@@ -6,8 +6,8 @@ use std::fmt::{self, Display, Formatter};
 
 use syscalls::Sysno;
 
-/// Number of an x86-64 system call, displayed with its name if Linux 6.18 has one. A signal handler may write it, because the names are
-/// in a static table.
+/// Number of an x86-64 system call, displayed with its name if Linux 6.18 has one. A signal handler may format this value, because the
+/// names are in a static table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallName(pub(super) i64);
 
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn known_calls_have_names_and_unknown_ones_their_number() {
-        // Numbers without a call lie between those of Linux 5.0 and those of later versions. Numbers of x32 have bit 30 set.
+        // The calls of Linux 5.0 and of later versions have a gap of unused numbers between them. Numbers of x32 have bit 30 set.
         for (number, told) in [
             (libc::SYS_read, "read (0)"),
             (libc::SYS_setsid, "setsid (112)"),

@@ -65,7 +65,7 @@ pub const fn unix_stream(call: i64) -> Call {
     Where(call, STREAM)
 }
 
-/// `socket` for Internet datagrams. The kernel takes requests about network interfaces on such a socket.
+/// `socket` for Internet datagrams. Such a socket is needed for `ioctl` requests about network interfaces.
 pub const INTERNET_DATAGRAMS: &[Call] = {
     const DATAGRAMS: Argument = Bits(1, !SOCKET_FLAGS, libc::SOCK_DGRAM.cast_unsigned());
     &[

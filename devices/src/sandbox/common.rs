@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that no role lists: those of logging, and of all C and Rust library versions in use.
+//! Calls that every thread needs, so that no role lists them. They are for logging, and for all versions of the C and Rust libraries in
+//! use.
 
 use super::call::Argument::{Bits, Is, Null};
 use super::call::Call::{self, Any, Ioctl, OnItself, Where, With, Without};
@@ -12,7 +13,7 @@ const FUTEX_WAIT: i64 = 455;
 const FUTEX_REQUEUE: i64 = 456;
 /// `PR_SET_VMA`, which the C library may use to name its memory.
 const NAME_MEMORY: u32 = 0x5356_4d41;
-/// Once a thread is filtered, it cannot create executable memory.
+/// Protection that a filtered thread cannot request, because it must not create executable memory.
 const EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
 
 /// `F_SETFL` without `O_ASYNC`, which makes the kernel send signals.
@@ -80,7 +81,7 @@ pub const COMMON: &[Call] = &[
     fcntl(libc::F_GETFL),
     SET_FLAGS,
     fcntl(libc::F_DUPFD_CLOEXEC),
-    // Terminal settings, which a panicking thread restores: `TCGETS`, `TCSETS` to `TCSETSF`, and the same for any speed.
+    // Terminal settings, which a panicking thread restores: `TCGETS`, `TCSETS` to `TCSETSF`, and their variants for any speed.
     Ioctl(0x5401),
     Ioctl(0x5402),
     Ioctl(0x5403),
@@ -101,7 +102,7 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_rt_sigprocmask),
     Any(libc::SYS_rt_sigreturn),
     OnItself(libc::SYS_tgkill),
-    // A signal handler can run on any thread. It notifies the thread that waits for signals over a socket.
+    // A signal handler can run on any thread. It sends on a socket to notify the thread that handles signals.
     Where(libc::SYS_sendto, &[Null(4)]),
     With(libc::SYS_prctl, 0, libc::PR_SET_NAME.cast_unsigned()),
     // For crash reports.
@@ -110,8 +111,8 @@ pub const COMMON: &[Call] = &[
     Any(libc::SYS_exit_group),
 ];
 
-/// Calls of libraries in a thread that opens no files. The libraries work without them: the C library reads a kernel setting
-/// when it frees memory, and the panic backtrace reads symbols. The calls fail with `EACCES` and do not end the process.
+/// Calls that libraries make even in a thread that opens no files. The C library reads a kernel setting when it frees memory, and a panic
+/// backtrace reads symbols. The libraries work without these calls, so the calls fail with `EACCES` and do not end the process.
 pub const REFUSED: &[i64] = &[
     libc::SYS_open,
     libc::SYS_openat,

@@ -51,7 +51,7 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
 /// Applies `rules` to this thread, to all threads that are started from now on, and to their children.
 ///
 /// # Errors
-/// The kernel rejects the rules: a thread has at most 16 sets of rules. This thread's limits are then unchanged.
+/// The kernel rejects the rules, for example because a thread can have at most 16 sets of rules. This thread's limits are then unchanged.
 pub fn limit_files(rules: RulesetCreated) -> io::Result<()> {
     starter::limit_files(&rules)?;
     rules.restrict_self().map_err(io::Error::other)?;

@@ -2,7 +2,7 @@
 
 //! Threads that are pinned to some CPUs of the host.
 //!
-//! A thread is pinned before its system calls are filtered. So no role needs the call, and no thread can change its CPUs later.
+//! A thread is pinned before its system calls are filtered. So no role needs sched_setaffinity(2), and no thread can change its CPUs later.
 
 use std::cell::Cell;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thiserror::Error;
 
 thread_local! {
-    /// Affinity of this thread before it was pinned. The threads that it starts get this affinity, not the pinned one.
+    /// Affinity of this thread before it was pinned. Threads that this thread starts get this affinity.
     static BEFORE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
@@ -63,7 +63,7 @@ impl HostCpus {
         if set.is_err_and(|error| error != rustix::io::Errno::INVAL) {
             return set.map_err(host);
         }
-        // The kernel ignores CPUs that cannot be used, and fails if none is left.
+        // The kernel ignores CPUs that cannot be used, and fails if no other CPU is left.
         let got = if set.is_ok() { sched_getaffinity(None).map_err(host)? } else { CpuSet::new() };
         let missing = (0..CpuSet::MAX_CPU).find(|cpu| self.0.is_set(*cpu) && !got.is_set(*cpu));
         match missing.map(u32::try_from) {
@@ -89,11 +89,11 @@ impl Placement {
         (Self { only: Some((cpus, tell)), before }, Some(told))
     }
 
-    /// Applies the placement to this new thread. Returns false if that fails; the thread must then end.
+    /// Applies the placement to this new thread. Returns false if the thread cannot be pinned. The thread must then end.
     pub(super) fn take(self) -> bool {
         let Some((cpus, tell)) = self.only else {
-            // The thread that started this one passed its own affinity on. If this cannot be undone, the thread is slower but still
-            // correct.
+            // This thread inherited the affinity of the thread that started it. If the affinity cannot be changed back, this thread is
+            // slower but still correct.
             let _ = self.before.map(|before| sched_setaffinity(None, &before));
             return true;
         };

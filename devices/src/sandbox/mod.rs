@@ -2,11 +2,11 @@
 
 //! Limits on the system calls of threads (seccomp), and on the files that they may access (Landlock).
 //!
-//! A thread starts with a role ([`start`]): a constant in the thread's file, with its system calls. After [`begin`], any other call ends
-//! the process with a message, fails, or is logged by the kernel, depending on the [`Mode`].
+//! A thread starts with a role ([`start`]). The role lists the thread's system calls, and is a constant in the thread's source file. After
+//! [`begin`], any other call ends the process with a message, fails, or is logged by the kernel, depending on the [`Mode`].
 //!
-//! A thread inherits the filter of the thread that starts it. So a single thread, which does nothing else, starts all others. A vCPU
-//! can ask it to start a device's thread. The vCPU itself needs no right to start threads, and its filter does not limit the device's
+//! A thread inherits the filter of the thread that starts it. So one thread has the only task to start all other threads. A vCPU can ask
+//! this thread to start a device's thread. The vCPU itself needs no right to start threads, and its filter does not limit the device's
 //! thread. Without [`begin`], as in tests, nothing is filtered.
 
 mod call;

@@ -2,9 +2,10 @@
 
 //! BPF program of a filter.
 //!
-//! The library's programs compare a call with each call that has rules, one after another. That is expensive: when a thread installs a
-//! filter, the kernel runs it for each call number that no earlier filter stops (`seccomp_cache_prepare()` of kernel/seccomp.c), and also
-//! compiles it. So the program here finds a call by binary search, and loads an argument once for all of its values.
+//! The programs of `seccompiler` compare a call with each call that has rules, one after another. Such programs are expensive to install.
+//! When a thread installs a filter, the kernel compiles it, and runs it for each call number that no earlier filter stops
+//! (`seccomp_cache_prepare()` of kernel/seccomp.c). So the program here finds a call by binary search, and loads an argument once for all
+//! of its values.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -59,7 +60,7 @@ pub(super) fn program(fixed: &BTreeMap<i64, SeccompAction>, rules: &Rules, other
     program
 }
 
-/// Allows a call if one of `alternatives` holds, and answers `other` otherwise.
+/// Returns instructions that allow a call if one of `alternatives` holds, and answer `other` otherwise.
 fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     let value = |alternative: &Vec<Argument>| match alternative[..] {
         [Argument::Is(index, value)] => Some((index, value)),
@@ -71,7 +72,7 @@ fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     }
     let mut program = BpfProgram::new();
     for (index, values) in values {
-        // A conditional jump cannot skip more values.
+        // A conditional jump skips at most 255 instructions.
         for values in values.chunks(200) {
             program.push(load_argument(index, 0));
             let last = values.len() - 1;
@@ -93,7 +94,7 @@ fn compare(alternatives: &[Vec<Argument>], other: u32) -> BpfProgram {
     program
 }
 
-/// Continues with the next instruction if the condition holds. Otherwise skips `skip` instructions after this check.
+/// Returns instructions that check a condition. If it does not hold, they skip the `skip` instructions after this check.
 fn check(condition: Argument, skip: usize) -> BpfProgram {
     let equals = |value, after: usize| jump(JUMP_IF_EQUAL, value, 0, short(skip + after));
     match condition {
@@ -114,7 +115,7 @@ fn short(instructions: usize) -> u8 {
     u8::try_from(instructions).expect("a call has few conditions, and values are compared in chunks")
 }
 
-/// Loads half of an argument: the low one at byte 0, the high one at byte 4.
+/// Returns the instruction that loads half of an argument: the low half at byte 0, the high half at byte 4.
 fn load_argument(index: u8, byte: usize) -> sock_filter {
     load(offset_of!(libc::seccomp_data, args) + usize::from(index) * size_of::<u64>() + byte)
 }
@@ -127,7 +128,7 @@ fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
         spans.push((number, *answer));
         spans.push((number + 1, other));
     }
-    // Of two spans that start at the same number, the later one counts.
+    // Of two spans that start at the same number, the later span counts.
     spans.reverse();
     spans.dedup_by_key(|(number, _)| *number);
     spans.reverse();
@@ -135,7 +136,7 @@ fn spans(answers: &BTreeMap<i64, Answer>, other: Answer) -> Vec<(u32, Answer)> {
     spans
 }
 
-/// Finds the span of the loaded call number. The rules start `after` instructions after this search.
+/// Returns instructions that find the span of the loaded call number. The rules start `after` instructions after this search.
 fn search(spans: &[(u32, Answer)], after: usize) -> BpfProgram {
     let (low, high) = spans.split_at(spans.len() / 2);
     let Some((middle, answer)) = high.first() else { return Vec::new() };
@@ -159,7 +160,7 @@ fn distance(instructions: usize) -> u32 {
     u32::try_from(instructions).expect("a program has a few hundred instructions")
 }
 
-/// Loads the word at offset `place` of `struct seccomp_data`.
+/// Returns the instruction that loads the word at offset `place` of `struct seccomp_data`.
 fn load(place: usize) -> sock_filter {
     jump(LOAD, distance(place), 0, 0)
 }

@@ -38,7 +38,7 @@ impl Mode {
     }
 }
 
-/// First part of a thread's work, which runs before the thread is filtered. Returns the work for the time after that.
+/// First part of a thread's work, which runs before the thread is filtered. It returns the second part, which runs afterwards.
 type Prepare = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
 
 /// Request to start a thread.
@@ -63,8 +63,8 @@ enum Order {
     LimitFiles(RulesetCreated, Sender<io::Result<()>>),
 }
 
-/// Stack size of a thread, in bytes. Rust's default is 2 MiB. If such a stack happens to be aligned, the host may use a whole huge page
-/// for it at the first access, which wastes memory.
+/// Stack size of a thread, in bytes. It is below Rust's default of 2 MiB. If a stack of 2 MiB happens to be aligned, the host may allocate
+/// a whole huge page at the first access, which wastes memory.
 const STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
 static STARTER: OnceLock<(Mode, Sender<Order>)> = OnceLock::new();
@@ -133,8 +133,8 @@ pub fn start_on(
     start_prepared(role, name, cpus, move || run)
 }
 
-/// Starts a thread that first runs `prepare` with the calls of the starter thread. Then it runs the result of `prepare` with the calls of
-/// `role`.
+/// Starts a thread that first runs `prepare`, and may then make the calls of the starter thread. Afterwards, the thread runs the result of
+/// `prepare`, and may make only the calls of `role`.
 ///
 /// # Errors
 /// Those of [`start_on`].
@@ -226,7 +226,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
 }
 
 /// Starts the thread. The thread runs the result of `prepare` only after the kernel has accepted its filter. The caller of
-/// [`start_prepared`] waits for that. The starter thread does not wait, so it can start other threads meanwhile.
+/// [`start_prepared`] waits until the filter is installed. The starter thread does not wait, so it can start other threads meanwhile.
 fn start_filtered(
     role: ThreadRole,
     name: String,

@@ -22,8 +22,7 @@ pub(super) fn watch() -> io::Result<()> {
 
 /// Writes a line from the stack and ends the process. It does only what a signal handler may do.
 extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until it
-    // returns.
+    // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let by_filter = unsafe { (*info).si_code } == SYS_SECCOMP;
     // SAFETY: As above. For this signal, the registers are those of the system call, whose number is in RAX.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
