@@ -2,7 +2,7 @@
 
 //! Gives unused guest RAM back to the host, for the balloon.
 //!
-//! RAM that is mapped for a host device is pinned. If such a page were given back, the guest would get a new page at its next access, but
+//! RAM that is mapped for a host device is pinned. If a pinned page were given back, the guest would get a new page at its next access, but
 //! the device would still access the old page. So [`Reclaim`] tracks pinned pages and does not give them back. [`PinningMapper`] and
 //! [`PinnedWhole`] notify it before pages are pinned and after they are unpinned. `pins` counts the pins of each page, and `discard` makes
 //! the system call.
@@ -139,8 +139,8 @@ impl Reclaim {
         done
     }
 
-    /// Counts a pin (`pin` is true, before the pages are pinned) or an unpin (false, afterwards) of `len` bytes at `address` of this
-    /// process. Ignores memory that is not RAM.
+    /// Counts a pin or an unpin of `len` bytes at `address` of this process. For a pin (`pin` is true), call this before the pages are
+    /// pinned. For an unpin, call it after they are unpinned. Ignores memory that is not RAM.
     fn count(&self, address: usize, len: u64, pin: bool) {
         let mut pinned = lock(&self.pinned);
         let of = |region: &RamRegion| address.checked_sub(region.as_ptr() as usize).map(|offset| offset as u64);

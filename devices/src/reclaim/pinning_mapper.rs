@@ -37,7 +37,7 @@ impl Drop for Ledger {
 ///
 /// The wrapper makes each new mapping slower: by O(log n) with n existing mappings, and by the time for counting in [`Reclaim`].
 pub struct PinningMapper<M> {
-    /// This is the first field, so it is dropped first. Its mappings stay pinned until then.
+    /// The mapper is the first field, so it is dropped before `ledger`. Its mappings count as pinned until it is dropped.
     mapper: M,
     ledger: Ledger,
 }

@@ -149,7 +149,7 @@ fn run(steps: Vec<Step>, shared: bool, huge: u64) {
                 };
                 let goes = |page: u64| {
                     let (start, count) = REGIONS.into_iter().find(|(first, count)| page < first + count).unwrap();
-                    // First page of the host page. The host frees memory only in whole host pages.
+                    // Number of the host page's first 4 KiB page. The host frees memory only in whole host pages.
                     let first = start + (page - start) / huge * huge;
                     let inside =
                         first * PAGE >= gpa && (first + huge) * PAGE <= gpa + len && first + huge <= start + count;
