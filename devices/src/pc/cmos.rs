@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CMOS of the PC: a clock (Motorola MC146818) with 128 bytes of memory. Two ports give access to one byte at a time. It is for firmware,
-//! which reads the time, and the amount of RAM from the same bytes as on other PCs.
+//! CMOS of the PC: a clock (Motorola MC146818) with 128 bytes of memory. Two ports give access to one byte at a time. Firmware reads the
+//! time and the amount of RAM from the CMOS. The amount of RAM is in the same bytes as on other PCs.
 //!
-//! The clock shows the host's time in UTC and ignores the guest's writes. So a guest cannot set a wrong time for its next boot. Firmware
-//! sets the clock at each boot to the time that it has read, which would otherwise cut off fractions of a second. The clock has no alarms
-//! and no interrupts.
+//! The clock shows the host's time in UTC. It has no alarms and no interrupts. It ignores the guest's writes for two reasons:
+//!
+//! - A guest must not set a wrong time for its next boot.
+//! - At each boot, firmware sets the clock to the time that it has just read. If the clock accepted the write, each boot would lose a
+//!   fraction of a second.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -172,7 +174,7 @@ impl Cmos {
         Self { registers: Mutex::new(registers), now }
     }
 
-    /// Returns the state of the CMOS. Called with all vCPUs stopped.
+    /// Returns the state of the CMOS. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.
@@ -192,7 +194,7 @@ impl Cmos {
         let mut registers = self.lock();
         let same = |at: &u8| cells[usize::from(*at)] == registers.cells[usize::from(*at)];
         if !(0..=INDEX_MASK).filter(|at| !is_writable(*at)).all(|at| same(&at)) {
-            return Err(rule("differ from those of this VM where no guest can write"));
+            return Err(rule("differ from the cells of this VM at an index that no guest can write"));
         }
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
             return Err(rule("say that an update is in progress, which is impossible"));
@@ -201,7 +203,7 @@ impl Cmos {
         Ok(())
     }
 
-    /// Resets the index and the stopped time. The memory keeps its contents, because it has a battery on a PC. Called with all vCPUs
+    /// Resets the index and the stopped time. The memory keeps its contents, because it has a battery on a PC. Call it while all vCPUs are
     /// stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! System control port B of the PC (port 0x61), as far as a guest without the PC's timer and speaker uses it. It reports that
-//! an NMI has no cause that the chipset knows. Without it, the port would read as all ones. A guest would then take each NMI
-//! for a parity error of memory or bus, even an NMI that is sent to make it panic.
+//! System control port B of the PC (port 0x61), without the PC's timer and speaker. When a guest gets an NMI, it reads this port to learn
+//! whether the chipset reports an error. This port never reports an error. Without this device, the port would read as all ones. The
+//! guest would then take each NMI for a parity error of memory or bus, even an NMI that is sent to make it panic.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -40,7 +40,7 @@ struct ControlPortState {
 pub struct ControlPort(AtomicU8);
 
 impl ControlPort {
-    /// Returns the state of the port. Called with all vCPUs stopped.
+    /// Returns the state of the port. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.
@@ -61,7 +61,7 @@ impl ControlPort {
         Ok(())
     }
 
-    /// Resets the port to power-on. Called with all vCPUs stopped.
+    /// Resets the port to its state at power-on. Call it while all vCPUs are stopped.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Command port of the PC's keyboard controller (0x64), with only the command that resets the machine. There is no keyboard. EDK2
-//! uses the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
+//! Command port of the PC's keyboard controller (0x64). The only command is the reset of the machine, and there is no keyboard. EDK2 uses
+//! the command for a warm reset, which Linux requests on hardware-reduced ACPI machines (`efi_reboot_required`).
 
 use crate::platform::BusDevice;
 
@@ -11,7 +11,7 @@ pub const REGISTERS_LEN: u64 = 1;
 /// Command: pulse the reset line of the processor.
 const RESET: u8 = 0xfe;
 
-/// Command port. A callback gets the guest's resets.
+/// Command port. It calls a function when the guest requests a reset.
 pub struct KeyboardReset<F: Fn() + Send + Sync>(F);
 
 impl<F: Fn() + Send + Sync> KeyboardReset<F> {
@@ -22,7 +22,7 @@ impl<F: Fn() + Send + Sync> KeyboardReset<F> {
 }
 
 impl<F: Fn() + Send + Sync> BusDevice for KeyboardReset<F> {
-    /// Leaves all ones, because no controller responds.
+    /// Leaves `data` at its preset value of all ones, as if no controller existed.
     fn read(&self, _offset: u64, _data: &mut [u8]) {}
 
     fn write(&self, offset: u64, data: &[u8]) {

@@ -66,7 +66,7 @@ impl SerialPort {
         Self { uart: Mutex::new(Serial::new(InterruptEvent(Arc::new(interrupt)), output)) }
     }
 
-    /// Gives the guest bytes to read. Returns how many of them fit.
+    /// Gives the guest bytes to read. Returns how many bytes fit.
     pub fn receive(&self, bytes: &[u8]) -> usize {
         let mut uart = self.lock();
         let room = uart.fifo_capacity().min(bytes.len());
@@ -79,7 +79,7 @@ impl SerialPort {
         })
     }
 
-    /// Returns the state of the port. Called with all vCPUs stopped. The guest's output has already been passed on.
+    /// Returns the state of the port, without output, which has already been passed on. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.
@@ -87,8 +87,8 @@ impl SerialPort {
         DeviceState::new(STATE.0, STATE.1, &SerialPortState(self.lock().state()))
     }
 
-    /// Restores `state`, and raises the interrupt if one is pending. The interrupt controllers must be restored before. Input that
-    /// was received before is lost.
+    /// Restores `state`, and raises the interrupt if one is pending. Restore the interrupt controllers first. Input that this port
+    /// received before the call is lost.
     ///
     /// # Errors
     /// The state is rejected. Nothing has changed then.
@@ -106,8 +106,8 @@ impl SerialPort {
         Ok(())
     }
 
-    /// Resets the port to power-on. Input that the guest has not read is lost, because it was not meant for the next guest. Called
-    /// with all vCPUs stopped.
+    /// Resets the port to its state at power-on. Input that the guest has not read is lost, because it was not meant for the next guest.
+    /// Call it while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut uart = self.lock();
         let new = Serial::new(uart.interrupt_evt().clone(), Box::new(io::sink()) as Box<dyn Write + Send>);
@@ -137,7 +137,7 @@ impl BusDevice for SerialPort {
         if let (Ok(register), Some(byte)) = (u8::try_from(offset), data.first())
             && let Err(error) = self.lock().write(register, *byte)
         {
-            log::debug!("serial port: {error:?}");
+            log::debug!("serial port: a register write failed: {error:?}");
         }
     }
 }

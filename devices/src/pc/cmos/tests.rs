@@ -122,7 +122,7 @@ fn restored_memory_is_unchanged_and_bad_states_are_refused() {
         state.payload["cells"][at] = value.into();
         new.restore(&state).unwrap_err().to_string()
     };
-    assert_eq!(with(0x5b, 9), "cells: differ from those of this VM where no guest can write");
+    assert_eq!(with(0x5b, 9), "cells: differ from the cells of this VM at an index that no guest can write");
     assert_eq!(with(0x0a, 0xa6), "cells: say that an update is in progress, which is impossible");
     let mut short = state.clone();
     short.payload = serde_json::json!({ "index": 0, "cells": [1, 2] });
@@ -143,7 +143,7 @@ fn reset_keeps_the_memory_and_clears_index_and_time() {
 }
 
 proptest! {
-    /// Compares with a model in which only the guest's bytes can be written.
+    /// Compares the CMOS with a model in which only writable bytes change.
     #[test]
     fn any_accesses_leave_time_and_ram_alone(
         accesses in prop::collection::vec((any::<bool>(), 0u64..4, prop::collection::vec(any::<u8>(), 0..5)), 0..64)
