@@ -48,7 +48,7 @@ pub enum Access {
 pub struct InheritedListener {
     /// The socket.
     pub listener: UnixListener,
-    /// While it is alive, no other part gets the socket.
+    /// While this value exists, no other part of the VM gets the socket.
     pub in_use: Arc<()>,
 }
 
@@ -86,8 +86,8 @@ pub(crate) fn iommufd() -> Option<io::Result<File>> {
     another(&Kind::Iommufd).map(|fd| fd.map(File::from))
 }
 
-/// Returns the descriptor of VFIO's character device for the function in this directory of sysfs (without symbolic links), if one was
-/// kept. It is given out once, because the kernel binds it to an IOMMUFD until it is closed.
+/// Returns the descriptor of VFIO's character device for a function, if one was kept. `function` is the function's directory in sysfs,
+/// without symbolic links. The descriptor is given out once, because the kernel binds it to an IOMMUFD until it is closed.
 pub(crate) fn vfio_device(function: &Path) -> Option<File> {
     let mut kept = lock(&KEPT);
     let place = kept.iter().position(|kept| matches!(&kept.kind, Kind::VfioDevice(of) if of == function))?;
@@ -99,12 +99,11 @@ pub fn is_kept(path: &Path) -> bool {
     with_kept(path, |_| ()).is_some()
 }
 
-/// Returns another descriptor of the file or block device with the number N, if `path` is `/dev/fd/N` or `/proc/self/fd/N` and it was
-/// kept. It refers to the same open file: no rights to the file are checked, and the position is shared. For appending, a pipe is
-/// allowed, too.
+/// Returns a duplicate of the kept descriptor N, if `path` is `/dev/fd/N` or `/proc/self/fd/N`. Returns `None` if no such descriptor was
+/// kept. The duplicate refers to the same open file, so both share the position, and no access rights of the file are checked.
 ///
 /// # Errors
-/// The descriptor is of another kind, or is not open for this access.
+/// The descriptor is neither a file nor a block device (nor a pipe, for appending), or is not open for this access.
 pub fn file(path: &Path, access: Access) -> Option<io::Result<File>> {
     with_kept(path, |kept| {
         let file = match (kept.kind == Kind::Pipe, access) {
@@ -147,7 +146,7 @@ pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     })
 }
 
-/// Like [`file()`], for a socket that is connected to a server. It is given out once, because its protocol cannot start again.
+/// Like [`file()`], for a socket that is connected to a server. The socket is given out once, because its protocol cannot start again.
 ///
 /// # Errors
 /// The descriptor is of another kind, or was given out already.
@@ -192,10 +191,10 @@ impl Kept {
     }
 }
 
-/// Only connections are given away.
+/// Returns the error for a descriptor that was given away. Only connections are given away and stay listed.
 fn spent() -> io::Error {
     io::Error::other(
-        "the connection of this descriptor is used up: it serves one boot of one device; start carom again with a new one",
+        "the connection of this descriptor is used up: it serves one boot of one device; start carom with a new connection",
     )
 }
 
