@@ -12,7 +12,7 @@ use super::regions::{self, Origin, Region, Supply};
 /// Reason why a page is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The host cannot supply a page.
+    /// The host cannot supply the page.
     Missing,
     /// The page has an uncorrectable memory error.
     Poisoned,
@@ -84,8 +84,8 @@ pub fn missing_memory() -> Option<String> {
     lacking.then(|| Loss { address: None, gpa: None, cause: Cause::Missing }.explain())
 }
 
-/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. A hole that cannot be filled now
-/// does not count.
+/// Returns one line for the user if the file of a region was truncated, so that guest data is lost. Ignores holes that cannot be filled
+/// now.
 pub fn truncated_memory() -> Option<String> {
     let truncated =
         regions::with_all(|all| all.iter().any(|region| lacks_its_last_page(region) && has_short_file(region)));

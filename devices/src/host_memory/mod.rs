@@ -2,10 +2,11 @@
 
 //! Guest memory that the host cannot supply, or has lost.
 //!
-//! A page of guest memory can be missing: its file was truncated, the file system is full, or no huge page is free. It can also have an
-//! uncorrectable memory error. Then the guest's data is lost, and the VM must stop. Such a page is found in one of these ways:
+//! A page of guest memory can be missing because its file was truncated, the file system is full, or no huge page is free. A page can
+//! also have an uncorrectable memory error. In all these cases the guest's data is lost, and the VM must stop. A lost page is found in one
+//! of these ways:
 //!
-//! - A thread of this process touches the page. The kernel sends SIGBUS, which the handler in `sigbus` takes ([`watch`]).
+//! - A thread of this process touches the page. The kernel sends SIGBUS to the handler in `sigbus` ([`watch`]).
 //! - A system call on guest memory fails with EFAULT. The device then calls [`report_io`].
 //! - KVM cannot map the page for the guest. The vCPU thread then creates a [`Loss`] from KVM's report.
 //!

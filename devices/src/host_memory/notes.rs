@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Notes about lost memory, from threads and signal handlers to the thread that acts on them.
+//! Notes about lost memory. Threads and signal handlers leave notes for the thread that stops the VM.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -16,7 +16,7 @@ const WRITING: u8 = 1;
 const MISSING: u8 = 2;
 const POISONED: u8 = 3;
 
-/// Room for one note. A further note is dropped, because the first one already stops the VM.
+/// Room for one note. A further note is dropped, because the first note already stops the VM.
 struct Place {
     state: AtomicU8,
     address: AtomicUsize,
@@ -47,8 +47,9 @@ impl Place {
     }
 }
 
-/// Notes of threads that continue, and of threads that cannot.
+/// Note of a thread that continues.
 static GOING_ON: Place = Place::new();
+/// Note of a thread that cannot continue.
 static STUCK: Place = Place::new();
 
 /// Lost guest memory, found by a thread or a signal handler.
@@ -56,15 +57,16 @@ static STUCK: Place = Place::new();
 pub struct Note {
     /// One line for the user.
     pub reason: String,
-    /// True if the thread that found it waits for ever, with all locks that it holds.
+    /// True if the thread that found the loss waits for ever, and holds its locks for ever.
     pub is_stuck: bool,
 }
 
-/// Takes the notes that were left since the last call, at most one of each kind. Only one thread may call it.
+/// Takes the notes that were left since the last call: at most one of a thread that continues, and one of a thread that is stuck. Only
+/// one thread may call this function.
 pub fn take_notes() -> impl Iterator<Item = Note> {
     let note = |place: &Place, is_stuck: bool| {
         let (address, cause) = place.take()?;
-        // The VM may have ended meanwhile, together with that thread.
+        // A thread that continued may have ended meanwhile together with its VM. If the region is gone, the note is dropped.
         if !is_stuck {
             regions::find(address)?;
         }
@@ -74,7 +76,7 @@ pub fn take_notes() -> impl Iterator<Item = Note> {
     [note(&GOING_ON, false), note(&STUCK, true)].into_iter().flatten()
 }
 
-/// Leaves a note. A signal handler may call it.
+/// Leaves a note. A signal handler may call this function.
 pub(super) fn leave(address: usize, cause: Cause, is_stuck: bool) {
     if is_stuck { &STUCK } else { &GOING_ON }.leave(address, cause);
     wake::wake();
@@ -93,7 +95,7 @@ pub fn report_io(errno: i32, ranges: impl Iterator<Item = HostRange>, kernel_wri
         (start..range.address.saturating_add(range.len)).step_by(4096)
     });
     let lost = |page: &usize| populate_page(*page, kernel_writes).is_err() && regions::find(*page).is_some();
-    // If the page is available again, nothing is lost: the request failed, and the device tells the guest so.
+    // If the page is available again, nothing is lost. The device reports the failure of the request to the guest.
     if let Some(page) = pages.into_iter().find(lost) {
         error!("{}", Loss { address: Some(page), gpa: None, cause }.explain());
         leave(page, cause, false);

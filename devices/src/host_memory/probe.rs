@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Asks the host for a page without touching it, so that a missing page is an error number instead of a
-//! signal.
+//! Asks the host for a page without touching the page, so that a missing page causes an error number instead of a signal.
 
 use std::io;
 use std::ptr;

@@ -2,8 +2,8 @@
 
 //! Ranges of this process that are guest memory, and the sources of their pages.
 //!
-//! Each range is kept twice: with file and complete text for ordinary threads, and in a table of atomics for the signal handler, which
-//! must neither lock nor allocate.
+//! Each range is recorded twice. A list for ordinary threads holds the file and the complete text. A table of atomics is for the signal
+//! handler, which must neither lock nor allocate.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -90,7 +90,7 @@ static SLOTS: [Slot; TABLE] = [const {
 
 impl Slot {
     fn write(&self, generation: u64, range: HostRange, name: &str) {
-        // Keep the end of a long name. The end says more than the start: a path ends with the file.
+        // Keep the end of a long name, because a path ends with the name of the file.
         let mut cut = name.len().saturating_sub(TEXT_BYTES);
         while !name.is_char_boundary(cut) {
             cut += 1;
@@ -107,7 +107,7 @@ impl Slot {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Returns its generation if it contains `address`.
+    /// Returns the generation of the region if it contains `address`.
     fn holds(&self, address: usize) -> Option<u64> {
         let generation = self.generation.load(Ordering::Acquire);
         let offset = address.checked_sub(self.start.load(Ordering::Relaxed))?;
@@ -115,12 +115,12 @@ impl Slot {
     }
 }
 
-/// Keeps a region registered until it is dropped, which must happen before the range is unmapped.
+/// Registration of a region. Dropping it ends the registration. Drop it before the range is unmapped.
 #[derive(Debug)]
 pub struct Registration(u64);
 
-/// Registers `range` as guest memory. If ranges overlap, the one registered last counts. A range with the same address and length is
-/// replaced.
+/// Registers `range` as guest memory. A registered range with the same address and length is replaced. If ranges overlap, the range
+/// registered last counts.
 pub fn register(range: HostRange, origin: Origin) -> Registration {
     let mut regions = lock(&REGIONS);
     if let Some(place) = regions.list.iter().position(|region| region.range == range) {

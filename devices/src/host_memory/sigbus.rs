@@ -3,8 +3,8 @@
 //! SIGBUS: the kernel's signal that a page of a mapping is lost.
 //!
 //! Devices access guest memory by copies in many places, and these copies cannot return an error. So a thread that touches a lost page of
-//! guest memory never returns from the handler: it would continue with bytes that the guest never wrote. The handler leaves a note, and the
-//! process ends with its reason (`is_stuck`).
+//! guest memory never returns from the handler, because it would continue with bytes that the guest never wrote. The handler leaves a note
+//! with `is_stuck`. The thread that takes this note ends the process, and reports the reason.
 //!
 //! In two cases SIGBUS interrupts no access of the thread itself, and the handler returns:
 //!
@@ -26,7 +26,8 @@ use super::regions::{TEXT_BYTES, find_in_signal};
 use super::wake;
 use crate::crash::write_report;
 
-/// Codes of the signal (`asm-generic/siginfo.h`): no such page, and memory errors that must be handled, or may be handled.
+/// Codes of the signal (`asm-generic/siginfo.h`): missing page, memory error that must be handled (action required), and memory error that
+/// may be handled (action optional).
 const BUS_ADRERR: c_int = 2;
 const BUS_MCEERR_AR: c_int = 4;
 const BUS_MCEERR_AO: c_int = 5;
@@ -37,11 +38,11 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Action for the signal before [`watch`].
 static BEFORE: OnceLock<sigaction> = OnceLock::new();
 
-/// Handles SIGBUS for guest memory from now on. After each note, the thread that leaves it gets the signal `signal_to_wake`. Other causes
-/// of SIGBUS are left to the action that was registered before.
+/// Handles SIGBUS for guest memory from now on. A thread that leaves a note then sends the signal `signal_to_wake` to itself. If SIGBUS has
+/// another cause, the action that was registered before is performed.
 ///
 /// # Errors
-/// It was called before, or the kernel rejects the handler.
+/// `watch` was called before, or the kernel rejects the handler.
 pub fn watch(signal_to_wake: i32) -> io::Result<()> {
     let mut before = MaybeUninit::<sigaction>::zeroed();
     // SAFETY: No new action is given. The old action is written to `before`, which has room for it.
@@ -116,7 +117,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 /// True if the thread was about to return from a system call.
 fn is_behind_syscall(instruction: u64) -> bool {
     let Ok(end) = usize::try_from(instruction) else { return false };
-    // Code begins at the start of a page. The bytes before that page may be no code.
+    // At the start of a page, do not read the bytes before, because the previous page may be unmapped or hold no code.
     if end & 4095 < SYSCALL.len() {
         return false;
     }

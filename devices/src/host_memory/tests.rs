@@ -84,7 +84,7 @@ fn memory_error_in_system_call_is_noted_and_thread_continues() {
     let _one = lock(&ONE);
     watch_once();
     let mapped = Mapped::of_file("zone 'poisoned', file /x");
-    // Codes: required, as KVM sends it to a vCPU's thread, and optional.
+    // Codes: action required, as KVM sends it to a vCPU's thread, and action optional.
     for code in [4, 5] {
         sigbus::send_to_self(code, mapped.address() + PAGE);
         let expected =
