@@ -65,7 +65,7 @@ pub struct FaultRelay {
 
 /// Handle of the reporting thread. Dropping the handle ends the reports, and waits for a report in progress.
 ///
-/// The thread never drops the reporter: its sandbox forbids system calls that dropping a virtio-iommu needs.
+/// The thread never drops the reporter, because the thread's sandbox forbids system calls that dropping a virtio-iommu needs.
 pub struct FaultReports(Arc<Mutex<Option<Arc<dyn FaultReporter>>>>);
 
 impl Drop for FaultReports {
@@ -104,7 +104,7 @@ impl FaultRelay {
         Ok(reports)
     }
 
-    /// Takes the queued faults, and the number of lost ones.
+    /// Takes the queued faults, and the number of lost faults.
     #[cfg(test)]
     pub(crate) fn take(&self) -> (Vec<Stopped>, u64) {
         (self.queue.try_iter().collect(), self.lost.swap(0, Ordering::Relaxed))

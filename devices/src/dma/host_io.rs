@@ -2,8 +2,8 @@
 
 //! Tracking of I/O of the host kernel in guest memory, such as asynchronous reads of a disk's file.
 //!
-//! The kernel continues such an operation even if this process changes its mappings. So before memory is unmapped from a device, its
-//! operations must be cancelled, and the UNMAP must wait for their end.
+//! The kernel continues such an operation even if this process changes its mappings. So an UNMAP must first cancel the device's operations
+//! in the range, and wait for their end.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ struct Operation {
     _devices: Vec<DeviceRange>,
     /// True if the owner was asked to end the operation.
     is_cancelled: bool,
-    /// True if this operation, or another one of its owner, did not end in time. No UNMAP waits for it any more.
+    /// True if this operation, or another operation of its owner, did not end in time. No UNMAP waits for this operation any more.
     is_given_up: bool,
 }
 
@@ -61,9 +61,9 @@ pub(super) struct Running {
     operations: Vec<Operation>,
 }
 
-/// Waits for the end of operations. Tests replace it to count the waits.
+/// Way to wait for the end of operations. Tests replace it to count the waits.
 pub(super) trait Waiter: Send + Sync {
-    /// Waits until an operation ends, for at most `most`. Returns the time that it waited.
+    /// Waits until an operation ends, for at most `most`. Returns the time of the wait.
     fn wait<'r>(
         &self,
         running: MutexGuard<'r, Running>,
@@ -72,7 +72,7 @@ pub(super) trait Waiter: Send + Sync {
     ) -> (MutexGuard<'r, Running>, Duration);
 }
 
-/// Waits in real time.
+/// Waiter that waits in real time.
 struct ByClock;
 
 impl Waiter for ByClock {
@@ -137,8 +137,8 @@ impl Operations {
         lock(&self.running).operations.iter().any(|operation| operation.touches(first, last))
     }
 
-    /// Marks all operations that overlap `[first, last]` as cancelled. Returns those that were not marked before. The caller must call
-    /// their owners, without the lock.
+    /// Marks all operations that overlap `[first, last]` as cancelled. Returns the number and owner of each operation that was not marked
+    /// before. The caller must call [`IoOwner::cancel`] for these operations while the lock is free.
     fn to_cancel(&self, first: u64, last: u64) -> Vec<(u64, Arc<dyn IoOwner>)> {
         let mut running = lock(&self.running);
         let wanted = |operation: &&mut Operation| !operation.is_cancelled && operation.touches(first, last);
@@ -153,9 +153,10 @@ impl Operations {
 
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
-    /// Returns false if one of them still runs after `limit`. Its owner is then given up, and later calls do not wait for the operations
-    /// that this owner has now. All waits within one [`Operation`](patience::Operation) share the limit, but each call may wait for at least
-    /// [`GRACE`], or `limit` if this is shorter. The caller must ensure that no new operation can begin in the range.
+    /// Returns false if an operation still runs after `limit`. Then its owner is given up ([`IoOwner::give_up`]), and later calls do not
+    /// wait for operations that this owner has now. All waits within one [`Operation`](patience::Operation) share the limit. But each call
+    /// may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no new operation can begin in the
+    /// range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);

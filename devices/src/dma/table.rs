@@ -123,7 +123,7 @@ impl Entries {
         self.devices.get(&found.start)?.pages(offset, len.min(found.len))
     }
 
-    /// Checks that `access` is allowed to all of the `len` bytes from `iova` on. The error has the first IOVA at which it is denied.
+    /// Checks that `access` is allowed to all `len` bytes from `iova` on. The error has the first IOVA at which the access is denied.
     pub(super) fn check(&self, iova: u64, len: usize, access: Permissions) -> Result<(), Stop> {
         let mut done = 0;
         while done < len {
@@ -145,7 +145,7 @@ impl Entries {
         next != Some(first) && next == last.checked_add(1)
     }
 
-    /// Removes every mapping in `[first, last]`, and calls `each` with its first IOVA and its length.
+    /// Removes all mappings in `[first, last]`. Calls `each` with the first IOVA and the length of each mapping.
     fn drain(&mut self, first: u64, last: u64, mut each: impl FnMut(u64, u64)) {
         while let Some((&start, &entry)) = self.map.range(first..=last).next() {
             self.map.remove(&start);
@@ -250,7 +250,7 @@ impl DmaTable {
     /// unmapped memory. The MAP itself succeeds, because the mapping may be meant for other devices of the domain.
     ///
     /// # Errors
-    /// `memory` is none of these, or the range overlaps a mapping.
+    /// `memory` is of another kind, or the range overlaps a mapping.
     pub(crate) fn insert_slice(
         &self,
         iova: u64,
@@ -317,7 +317,7 @@ impl DmaTable {
         Ok(())
     }
 
-    /// Returns the whole mapping that allows `access` to `iova`, to send it to a server.
+    /// Returns the whole mapping that contains `iova`, if it allows `access`. The caller sends the mapping to a server.
     pub(crate) fn mapping(&self, iova: u64, access: Permissions) -> Option<Mapping> {
         let entries = read_lock(&self.entries);
         entries.find(iova, access).ok()?;
@@ -442,8 +442,8 @@ impl DmaTable {
         })
     }
 
-    /// Records I/O of the host kernel in these ranges (IOVA and length), and returns its memory. If the access is not completely allowed,
-    /// reports it and returns `None`.
+    /// Records I/O of the host kernel in these ranges (IOVA and length), and returns the memory of the ranges. If the access is not
+    /// completely allowed, reports the access and returns `None`.
     pub(super) fn begin_io(
         &self,
         parts: &[(u64, usize)],

@@ -67,7 +67,8 @@ impl DmaMapper for TableMapper {
         Ok(self.table.remove(iova, len, |_, _| {})?)
     }
 
-    /// Returns false: the table refers to the chunk's address in this process, where other memory is mapped while the chunk is parked.
+    /// Returns false, because the table refers to the chunk's address in this process. While the chunk is parked, other memory is mapped at
+    /// this address.
     fn keeps_page_tables(&self) -> bool {
         false
     }
