@@ -2,7 +2,7 @@
 
 //! Crash report of the process: a file that names the version, the thread, the cause and the last requests. It contains no guest memory.
 //!
-//! The file is opened in advance ([`leave_reports_in`]), because a crashing thread may have no right to open files.
+//! The file is opened in advance ([`leave_reports_in`]), because the role of a crashing thread may not allow it to open files.
 
 pub(crate) mod patient_write;
 mod report;
@@ -29,8 +29,9 @@ pub(crate) fn last_requests() -> String {
     text
 }
 
-/// Makes the signals of failures end the process even if another process sends them. Without this, Rust's library takes the first
-/// SIGSEGV or SIGBUS for a fault that repeats, and the process continues. Call it before other threads start.
+/// Makes signals of failures, such as SIGSEGV, end the process even if another process sends them. Without this handler, Rust's library
+/// takes a sent SIGSEGV or SIGBUS for a fault that will repeat. It ignores the first signal, and the process continues. Call this
+/// function before other threads start.
 ///
 /// # Errors
 /// The host's kernel rejects the handler.
@@ -38,8 +39,8 @@ pub fn watch_signals() -> io::Result<()> {
     signals::watch()
 }
 
-/// Makes the process write reports to `file`: of panics, of signals that end the process, and of system calls that the thread's role
-/// does not allow. Call it once, before other threads start.
+/// Makes the process write crash reports to `file`. A panic, a signal that ends the process, or a system call that the thread's role does
+/// not allow causes a report. Call this function once, before other threads start.
 ///
 /// # Errors
 /// The process has a report file already, or the host's kernel rejects the handler.

@@ -14,7 +14,7 @@ pub(crate) const STEPS: u32 = 10;
 /// Time of one wait.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes as many of `bytes` to `file` as the reader takes. `steps` is the number of waits left, and counts down.
+/// Writes as many of `bytes` to `file` as the reader takes. `steps` is the number of waits that are left. Each failed wait lowers it.
 pub(crate) fn write(file: &impl AsFd, bytes: &[u8], steps: &mut u32) {
     write_with(file, bytes, steps, || {
         poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&STEP)).is_ok_and(|ready| ready > 0)

@@ -16,7 +16,7 @@ use super::{patient_write, rings};
 
 /// Maximum number of reports of a process. More than one is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
-/// Milliseconds that a report waits for the report of another thread.
+/// Maximum time in milliseconds that a report waits for the report of another thread.
 const PATIENCE: u32 = 1000;
 
 thread_local! {
@@ -47,16 +47,16 @@ pub(crate) fn role() -> &'static str {
 pub(super) fn set_file(file: File) -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let base = maps.split('-').next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or_default();
-    TARGET.set(Target { file, base }).map_err(|_| io::Error::other("reports are written to a file already"))
+    TARGET.set(Target { file, base }).map_err(|_| io::Error::other("a file for crash reports is set already"))
 }
 
-/// Writes a report if a report file is set. A signal handler may call it, if formatting `cause` and `trace` is allowed there, too.
+/// Writes a report if a report file is set. A signal handler may call this function, if it may also format `cause` and `trace`.
 pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
     let Some(target) = TARGET.get() else { return };
     if WRITTEN.fetch_add(1, Ordering::Relaxed) >= MOST {
         return;
     }
-    // If this thread fails while it writes a report, it would wait for itself. So the wait is limited.
+    // The wait is limited, because a thread that fails while it writes a report would otherwise wait for itself for ever.
     for _ in 0..PATIENCE {
         if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // Text that cannot be written is lost.

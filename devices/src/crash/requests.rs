@@ -11,7 +11,7 @@ use iommu_bounce::spec::{readable, request};
 /// Number of requests that a ring keeps.
 const KEPT: usize = 256;
 
-/// Number of 64-bit words that are kept of a request. MAP has the most bytes of fields, 36.
+/// Number of 64-bit words kept per request. The longest fields are those of MAP, with 36 bytes.
 const WORDS: usize = 5;
 
 /// Flag of [`Slot::outcome`]: the request is answered, and its status is in the lowest byte.
@@ -59,8 +59,8 @@ impl RequestRing {
         Self { count: AtomicU64::new(0), slots: [const { Slot::empty() }; KEPT] }
     }
 
-    /// Records the fields of a request with this readable part. Bytes that the guest put after the fields, or into a request of unknown
-    /// type, are not recorded.
+    /// Records the fields of a request. `readable` is its device-readable part. If the guest put more bytes after the fields, they are not
+    /// recorded. Of a request of unknown type, only the type is recorded.
     pub fn begin(&self, readable: &[u8]) -> Pending {
         let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
         let mut bytes = [0; WORDS * 8];
@@ -77,7 +77,7 @@ impl RequestRing {
         Pending(number)
     }
 
-    /// Records the answer of a request with this writable part. The status is four bytes before its end.
+    /// Records the answer to a request. `written` is its device-writable part. The status is the first of the last four bytes.
     pub fn end(&self, Pending(number): Pending, written: &[u8]) {
         let slot = self.slot(number);
         // The slot may hold a newer request by now: each slot is used again after `KEPT` requests.
@@ -88,7 +88,7 @@ impl RequestRing {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "it is below KEPT")]
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below KEPT")]
     fn slot(&self, number: u64) -> &Slot {
         &self.slots[(number % KEPT as u64) as usize]
     }

@@ -61,7 +61,7 @@ pub(super) struct Kept {
     pub(super) writable: u32,
     /// Code and value that the device noted about the request, if any.
     pub(super) note: Option<(u8, u64)>,
-    /// Number of bytes that were written to the request, if it was given back.
+    /// Number of bytes that the device wrote to the request. `None` if the device has not given the request back.
     pub(super) used: Option<u32>,
     pub(super) status: Option<u8>,
 }
@@ -117,8 +117,7 @@ pub(super) fn line(to: &mut impl Write, kind: RingKind, kept: &Kept) -> fmt::Res
     }
 }
 
-/// Writes what the device noted about a request. The meaning of `code` and `value` is set where the
-/// device notes them.
+/// Writes the device's note about a request. The device defines the meaning of `code` and `value`.
 fn request(to: &mut impl Write, device: u32, code: u8, value: u64) -> fmt::Result {
     match device {
         VIRTIO_ID_BLOCK => match u32::from(code) {

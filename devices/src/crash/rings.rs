@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rings of the last requests to devices. The number of rings is fixed, and devices take them and give them back. A request
-//! is recorded in a few instructions, without a lock or an allocation. The rings are read when the process crashes.
+//! Rings of the last requests to devices. The number of rings is fixed, and devices take rings and give them back. A request is recorded
+//! in a few instructions, without a lock or an allocation. The rings are read when the process crashes.
 //!
-//! A ring is never freed, so a report may read a ring while its device is being removed. The text may then mix requests of
-//! the old and the new owner.
+//! A ring's memory is never freed, so a report may read a ring while its device is being removed. If another device takes the ring
+//! meanwhile, the text may mix requests of the old and the new owner.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,11 +18,11 @@ const RINGS: usize = 256;
 /// Number of words for a name. Longer names are cut.
 const NAME_WORDS: usize = 5;
 
-/// Flag of [`Slot::outcome`]: the request was given back. The lower half is the number of bytes written to it.
+/// Flag of [`Slot::outcome`]: the request was given back. The lower half of the outcome is the number of bytes written to the request.
 const USED: u64 = 1 << 56;
 /// Flag of [`Slot::outcome`]: the request has a status.
 const STATUS: u64 = 1 << 57;
-/// Flag of [`Slot::outcome`]: the device has noted what the request is.
+/// Flag of [`Slot::outcome`]: the device has noted fields of the request ([`Ring::note`]).
 const NOTED: u64 = 1 << 58;
 const STATUS_SHIFT: u32 = 32;
 const CODE_SHIFT: u32 = 40;
@@ -66,7 +66,7 @@ impl Slot {
         self.number.load(Ordering::Relaxed) >> HEAD_BITS == number
     }
 
-    /// Records the sizes of the request, as far as they are known.
+    /// Records the sizes of the request's two parts.
     #[inline]
     pub(crate) fn set_sizes(&self, readable: usize, writable: usize) {
         let [readable, writable] = [readable, writable].map(|len| u64::from(u32::try_from(len).unwrap_or(u32::MAX)));
@@ -123,7 +123,7 @@ impl Ring {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "it is below KEPT")]
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below KEPT")]
     fn slot(&self, number: u64) -> &Slot {
         &self.slots[(number % KEPT as u64) as usize]
     }
@@ -165,7 +165,7 @@ impl Ring {
         }
     }
 
-    /// Records what a request is. `code` and `value` are fields of the request.
+    /// Records two fields that describe a request: `code` and `value`.
     #[inline]
     pub(crate) fn note(&self, Number(number): Number, code: u8, value: u64) {
         let slot = self.slot(number);
@@ -276,7 +276,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // The next owner starts at 1 again. Old slots must not look like its requests.
+        // The next owner counts its requests from 1 again, so old slots must not look like requests of the next owner.
         self.0.slots.iter().for_each(|slot| slot.number.store(0, Ordering::Relaxed));
         self.0.count.store(0, Ordering::Relaxed);
         self.0.taken.store(false, Ordering::Release);

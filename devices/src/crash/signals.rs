@@ -28,7 +28,8 @@ thread_local! {
     static FAULTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes each of these signals write a report and then perform its earlier action. A second call changes nothing.
+/// Makes each of these signals write a report. Then a fault causes the signal's earlier action, and a sent signal causes the default
+/// action. A second call changes nothing.
 pub(super) fn watch() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
@@ -41,7 +42,7 @@ pub(super) fn watch() -> io::Result<()> {
             return Err(io::Error::last_os_error());
         }
     }
-    // SAFETY: Each was written above.
+    // SAFETY: The loop above has written each element.
     let before = before.map(|before| unsafe { before.assume_init() });
     BEFORE.set(before).map_err(|_| io::Error::other("these signals are watched already"))?;
     for (signal, _) in FATAL {
@@ -59,14 +60,14 @@ pub(super) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the report, and makes the signal perform its earlier action.
+/// Handles a signal as [`watch`] describes.
 extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until it returns.
+    // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let info = unsafe { &*info };
     let code = info.si_code;
     // SAFETY: The field exists for each of these signals. For signals that are no faults, it holds an arbitrary number.
     let address = unsafe { info.si_addr() } as usize;
-    // SAFETY: As above.
+    // SAFETY: The kernel passes a valid pointer, as above.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
     let register =
         |which: c_int| usize::try_from(which).ok().and_then(|at| registers.get(at)).copied().unwrap_or_default();
@@ -86,7 +87,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         write_report(format_args!("{name}, which was sent"), format_args!("instruction {ip:#x}, stack {sp:#x}"));
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
-        // Restore the earlier action. The fault repeats when this returns.
+        // Restore the earlier action. When this handler returns, the fault repeats.
         // SAFETY: The action is the one that the kernel returned before.
         unsafe { sigaction(signal, &before[place], std::ptr::null_mut()) };
         return;
