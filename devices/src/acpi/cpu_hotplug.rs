@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Processor hotplug. The guest's ACPI methods read these registers to learn which processors are present, were added or must be
-//! removed, and write them to release processors.
+//! removed. They write the registers to release processors.
 //!
 //! | offset | registers | access |
 //! | --- | --- | --- |
 //! | 0 | processors that are present | read |
-//! | 32 | processors added since the last read, which clears it | read |
-//! | 64 | processors that must be removed, set since the last read, which clears it | read |
+//! | 32 | processors added since the last read; a read clears the register | read |
+//! | 64 | processors whose removal was requested since the last read; a read clears the register | read |
 //! | 96 | number of a processor that the guest has released | write |
 //! | 100 | number of a processor that the guest refuses to release | write |
 //!
-//! Each register has 32 bits and accepts only 32-bit accesses. The first three are groups of eight registers, where bit n of
-//! register m stands for processor 32 m + n. The interrupt line is active while the second or third group has a bit set. A guest
-//! that does not handle the interrupt yet will find it active later.
+//! Each register has 32 bits and accepts only 32-bit accesses. The first three rows are groups of eight registers: bit n of register m
+//! stands for processor 32 m + n. The interrupt line is active while the second or third group has a bit set. So a guest that enables
+//! the interrupt late misses no event.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -49,13 +49,13 @@ pub type Numbers = BTreeSet<u32>;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// Number of processors that the VM should have: those with the lowest numbers. Others are present until the guest releases
-    /// them.
+    /// Number of processors that the VM should have. They are the processors with the lowest numbers. Other present processors stay
+    /// until the guest releases them.
     wanted: u32,
     present: Numbers,
-    /// Added processors that the guest must still be told about.
+    /// Added processors that the guest has not read about yet.
     came: Numbers,
-    /// Processors that must be removed, which the guest must still be told about.
+    /// Processors that must be removed, if the guest has not read about the request yet.
     to_go: Numbers,
     /// Processors that must be removed, and that the guest has neither released nor refused to release.
     leaving: Numbers,
@@ -100,24 +100,26 @@ impl CpuHotplug {
         lock(&self.inner).state.present.clone()
     }
 
-    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. Such a processor has just
-    /// left, or the guest was told to release it and has not answered. In this case the guest may still release it at any time.
+    /// Returns a processor below `wanted` that prevents a change to `wanted` processors, if there is one. There are two cases:
+    ///
+    /// - The processor has left, and [`take_gone`](Self::take_gone) has not returned it yet.
+    /// - The guest has read the request to release the processor, and has not answered. It may release the processor at any time.
     pub fn in_the_way(&self, wanted: u32) -> Option<u32> {
         lock(&self.inner).in_the_way(wanted)
     }
 
     /// Makes the first `wanted` processors present, and tells the guest about the added ones. Asks the guest to release all other
-    /// present processors, again if it was asked before.
+    /// present processors, even if the guest was asked before.
     ///
     /// # Errors
-    /// This processor is [in the way](Self::in_the_way). Nothing has changed.
+    /// The number of a processor that is [in the way](Self::in_the_way). Nothing has changed then.
     pub fn want(&self, wanted: u32) -> Result<(), u32> {
         let mut inner = lock(&self.inner);
         if let Some(number) = inner.in_the_way(wanted) {
             return Err(number);
         }
         let State { present, came, to_go, leaving, .. } = &mut inner.state;
-        // Withdraw requests that the guest was not told about yet.
+        // Withdraw requests that the guest has not read yet.
         to_go.retain(|number| *number >= wanted);
         leaving.retain(|number| *number >= wanted);
         came.extend((0..wanted).filter(|number| present.insert(*number)));
@@ -133,8 +135,8 @@ impl CpuHotplug {
         std::mem::take(&mut lock(&self.inner).gone)
     }
 
-    /// Resets the registers for a guest that boots. The wanted processors are present, and there is nothing new to report. No guest
-    /// holds the other processors any more, so they leave. Call it with all vCPUs stopped.
+    /// Resets the registers for a guest that boots. The guest finds the wanted processors at boot, so no processor is reported as added.
+    /// No guest holds the other processors any more, so they leave. Call it while all vCPUs are stopped.
     pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;
@@ -143,7 +145,7 @@ impl CpuHotplug {
         self.drive(state);
     }
 
-    /// Returns the state of the registers. Called with all vCPUs stopped, after all gone processors were [taken](Self::take_gone).
+    /// Returns the state of the registers. Call it while all vCPUs are stopped, after all gone processors were [taken](Self::take_gone).
     ///
     /// # Errors
     /// It never fails today.
@@ -177,7 +179,7 @@ impl CpuHotplug {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(!state.came.is_empty() || !state.to_go.is_empty()) {
-            // Not a warning, because a guest could cause it as often as it likes.
+            // This is no warning, because a guest could flood the log with it.
             debug!("processor hotplug: cannot set the interrupt line: {error}");
         }
     }
@@ -210,7 +212,7 @@ impl BusDevice for CpuHotplug {
         *data = bits.to_le_bytes();
     }
 
-    /// Releases processors. A processor stays if its removal was not requested, or if the guest was not told about the request yet.
+    /// Releases processors. A processor stays if its removal was not requested, or if the guest has not read the request yet.
     fn write(&self, offset: u64, data: &[u8]) {
         let Ok(data) = <[u8; 4]>::try_from(data) else { return };
         let number = u32::from_le_bytes(data);
@@ -309,7 +311,7 @@ mod tests {
         let rig = rig(4);
         rig.registers.want(2).unwrap();
         rig.write(EJECT, 3);
-        assert_eq!(rig.present(), [0, 1, 2, 3], "the guest was not told yet");
+        assert_eq!(rig.present(), [0, 1, 2, 3], "the guest has not read the request yet");
         assert_eq!((rig.is_up(), rig.read(TO_GO), rig.is_up()), (true, 0b1100, false));
         for number in [0, 1, 4, 32, 255, 256, u32::MAX] {
             rig.write(EJECT, number);
@@ -354,7 +356,7 @@ mod tests {
         let rig = rig(4);
         rig.registers.want(2).unwrap();
         assert_eq!(rig.registers.in_the_way(4), None);
-        // The guest was not told about the request.
+        // The guest has not read the request.
         rig.registers.want(4).unwrap();
         assert_eq!((rig.is_up(), rig.read(TO_GO), rig.present()), (false, 0, vec![0, 1, 2, 3]));
         rig.registers.want(2).unwrap();
@@ -434,8 +436,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes and reads, the wanted processors are present. A processor leaves only if the guest was told to
-        /// release it.
+        /// Whatever a guest writes and reads, the wanted processors stay present. After a reset, no other processor is present.
         #[test]
         fn guest_decides_only_when_a_processor_leaves(
             steps in prop::collection::vec((0u8..4, 1u32..6, 0u64..30), 0..60),

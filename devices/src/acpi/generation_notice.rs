@@ -2,8 +2,8 @@
 
 //! Register that notifies the guest of a new VM Generation ID.
 //!
-//! It has one byte, which is 1 if the ID is new since the last read, and otherwise 0. A read clears it. The interrupt line is
-//! active while the byte is 1, so a guest whose interrupt is masked does not miss the event.
+//! The register is one byte: 1 if the ID has changed since the last read, and otherwise 0. A read clears the byte. The interrupt line is
+//! active while the byte is 1, so a guest that has masked the interrupt does not miss the event.
 
 use std::sync::Mutex;
 
@@ -15,7 +15,7 @@ use crate::sync::lock;
 /// Size of the register in bytes.
 pub const REGISTER_LEN: u64 = 1;
 
-/// Register of a new VM Generation ID.
+/// Register that notifies the guest of a new VM Generation ID.
 pub struct GenerationNotice {
     is_new: Mutex<bool>,
     line: Box<dyn InterruptLine>,
@@ -32,7 +32,7 @@ impl GenerationNotice {
         self.set(true);
     }
 
-    /// Resets the register to power-on.
+    /// Resets the register to its value at power-on, 0.
     pub fn reset(&self) {
         self.set(false);
     }
@@ -44,7 +44,7 @@ impl GenerationNotice {
         if before != is_new
             && let Err(error) = self.line.set(is_new)
         {
-            // Not a warning: the guest can cause it as often as it likes.
+            // This is no warning, because a guest could flood the log with it.
             debug!("VM Generation ID: cannot set the interrupt line: {error}");
         }
         before

@@ -6,11 +6,11 @@
 //! | offset | register |
 //! | --- | --- |
 //! | 16 n | GPA of memory device n, 64 bits |
-//! | 16 n + 8 | its size in bytes, 64 bits; 0 if the device does not exist |
-//! | 512 | memory devices added since the last read, which clears it: bit n for device n, 32 bits |
+//! | 16 n + 8 | size of memory device n in bytes, 64 bits; 0 if the device does not exist |
+//! | 512 | memory devices added since the last read, 32 bits, bit n for device n; a read clears the register |
 //!
-//! The registers are read-only, 32 bits at a time. Other accesses read zero. The interrupt line is active while the last register
-//! has a bit set. A guest that does not handle the interrupt yet will find it active later. Added RAM is never removed.
+//! The registers are read-only, 32 bits at a time. Reads of another width return zero. The interrupt line is active while the last
+//! register has a bit set. So a guest that enables the interrupt late misses no event. Added RAM is never removed.
 
 use std::sync::Mutex;
 
@@ -47,7 +47,7 @@ pub struct MemoryDevice {
 #[serde(deny_unknown_fields)]
 struct State {
     devices: Vec<MemoryDevice>,
-    /// Bit n: the guest was not told about device n yet.
+    /// Bit n is set if the guest has not read about device n yet.
     came: u32,
 }
 
@@ -64,7 +64,7 @@ impl MemoryDevices {
         Self { state: Mutex::new(State { devices, came: 0 }), line }
     }
 
-    /// True if there is no room for another device.
+    /// True if no further device can be added.
     pub fn is_full(&self) -> bool {
         lock(&self.state).devices.len() >= MAX_MEMORY_DEVICES
     }
@@ -74,7 +74,7 @@ impl MemoryDevices {
         lock(&self.state).devices.clone()
     }
 
-    /// Tells the guest about added RAM. Returns `false`, without any change, if there is no room for it.
+    /// Notifies the guest of added RAM. If no further device can be added, changes nothing and returns `false`.
     pub fn announce(&self, device: MemoryDevice) -> bool {
         let mut state = lock(&self.state);
         let number = state.devices.len();
@@ -87,14 +87,14 @@ impl MemoryDevices {
         true
     }
 
-    /// Resets the registers for a guest that boots: the RAM is there, and there is nothing new to report.
+    /// Resets the registers for a guest that boots. The guest finds all RAM at boot, so no device is reported as added.
     pub fn reset(&self) {
         let mut state = lock(&self.state);
         state.came = 0;
         self.drive(&state);
     }
 
-    /// Returns the state of the registers. Called with all vCPUs stopped.
+    /// Returns the state of the registers. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.
@@ -122,7 +122,7 @@ impl MemoryDevices {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(state.came != 0) {
-            // Not a warning, because a guest could cause it as often as it likes.
+            // This is no warning, because a guest could flood the log with it.
             debug!("memory devices: cannot set the interrupt line: {error}");
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Registers that ACPI tables describe to the guest. They can be at ports or in memory. Devices that exist only on a PC belong
-//! in [`pc`](crate::pc).
+//! Registers that ACPI tables describe to the guest. The registers can be at ports or in memory. Devices that exist only on a PC are in
+//! [`pc`](crate::pc).
 
 pub mod cpu_hotplug;
 pub mod generation_notice;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. It is for firmware, which uses it
-//! to measure delays. The ACPI tables do not describe it to the kernel, which has better clocks.
+//! ACPI power management timer (ACPI 6.5, section 4.8.3.3): a 32-bit counter that never stops. Firmware uses it to measure delays. The
+//! ACPI tables do not describe the timer, because the guest's kernel has better clocks.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub const REGISTERS_LEN: u64 = 4;
 /// Ticks per second.
 const HERTZ: u128 = 3_579_545;
 
-/// Kind and version of its saved state.
+/// Kind and version of the timer's saved state.
 const STATE: (&str, u32) = ("pm-timer", 1);
 
 /// Saved state of the timer.
@@ -28,7 +28,7 @@ struct PmTimerState {
     ticks: u32,
 }
 
-/// The counter at a point in time.
+/// Value of the counter at a point in time.
 #[derive(Clone, Copy)]
 struct Since {
     start: Instant,
@@ -63,7 +63,7 @@ impl Default for PmTimer {
 }
 
 impl PmTimer {
-    /// Returns the state of the timer. Called with all vCPUs stopped.
+    /// Returns the state of the timer. Call it while all vCPUs are stopped.
     ///
     /// # Errors
     /// It never fails today.

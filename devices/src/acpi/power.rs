@@ -30,7 +30,7 @@ pub enum PowerRequest {
     Reset,
 }
 
-/// Sleep and reset registers. A callback gets the guest's requests.
+/// Sleep and reset registers. They call a function with each request of the guest.
 pub struct PowerRegisters<F: Fn(PowerRequest) + Send + Sync>(F);
 
 impl<F: Fn(PowerRequest) + Send + Sync> PowerRegisters<F> {
