@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! File descriptors of this process. A guest can make the process open descriptors, but only so many that a reserve stays: for API
-//! clients, files of hotplugged devices, snapshots and resets.
+//! File descriptors of this process. A guest can make the process open descriptors, but it cannot use up a reserve. The reserve is for
+//! API clients, files of hotplugged devices, snapshots and resets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// Maximum size of the reserve.
 const MOST_RESERVED: u64 = 128;
 
-/// Number of descriptors that the kernel's table has room for from the start.
+/// Size of the kernel's descriptor table after [`prepare`], in descriptors.
 const ROOM: u64 = 1024;
 
 /// Raises the limit on descriptors as far as the host allows, and makes the kernel's descriptor table grow. Call it once, before other
@@ -28,7 +28,7 @@ pub fn prepare() {
             warn!("cannot raise the limit on descriptors (ulimit -n): {error}");
         }
     }
-    // If the table does not grow now, it grows later.
+    // Ignore an error: the table then grows later.
     let last = limit.current.map_or(ROOM, |limit| limit.min(ROOM)).saturating_sub(1);
     drop(i32::try_from(last).map(|last| fcntl_dupfd_cloexec(io::stdin(), last)));
 }
@@ -55,7 +55,8 @@ pub struct Shortage {
     pub reserved: u64,
 }
 
-/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if it may, or if this is unknown.
+/// Returns the shortage if a guest may not open `wanted` more descriptors. Returns `None` if the guest may open them, or if the limit or
+/// the number of open descriptors is unknown.
 pub fn shortage(wanted: u64) -> Option<Shortage> {
     let limit = getrlimit(Resource::Nofile).current?;
     // The kernel assigns the lowest free number.
@@ -68,7 +69,7 @@ fn shortage_of(open: u64, wanted: u64, limit: u64) -> Option<Shortage> {
     (!fits).then(|| Shortage { open, limit, reserved: limit - for_guests(limit) })
 }
 
-/// Returns how many descriptors may be open in all, including one that is opened for a guest.
+/// Returns how many of `limit` descriptors are outside the reserve.
 fn for_guests(limit: u64) -> u64 {
     limit - MOST_RESERVED.min(limit / 4)
 }

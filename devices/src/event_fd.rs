@@ -2,8 +2,8 @@
 
 //! Operations on eventfds that never block, even if another process shares the eventfd.
 //!
-//! The flag that makes a file blocking belongs to the open file, which all processes with a descriptor share. So a process that
-//! got an eventfd can make this process' reads and writes of it block, at any time.
+//! The flag `O_NONBLOCK` belongs to the open file, which all processes with a descriptor of the file share. So a process that got an
+//! eventfd can clear the flag at any time. After that, this process would block in ordinary reads and writes of the eventfd.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,7 +21,7 @@ pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// True if the eventfd was written since the last read. Its counter is unchanged.
+/// True if the eventfd was written since the last read. Does not change the counter.
 pub fn has_fired(event: &EventFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {

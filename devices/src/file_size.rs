@@ -9,13 +9,13 @@ use rustix::process::{Resource, getrlimit};
 /// Ways to raise the limit.
 const REMEDY: &str = "raise it: ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit";
 
-/// Returns a hint to append to an error's text. It is empty unless the error is EFBIG. For threads whose role does not
-/// allow getrlimit(2).
+/// Returns a hint to append to an error's text. The hint is empty unless the error is EFBIG. Unlike [`explain`], it needs no
+/// getrlimit(2), which some thread roles do not allow.
 pub fn hint(error: &io::Error) -> &'static str {
     if error.raw_os_error() != Some(libc::EFBIG) {
         return "";
     }
-    " (the limit on the size of files is reached, RLIMIT_FSIZE or the file system's; see ulimit -f, LimitFSIZE= in a systemd unit)"
+    " (the file would exceed RLIMIT_FSIZE or the limit of its file system; see ulimit -f, or LimitFSIZE= in a systemd unit)"
 }
 
 /// Adds the limit and its remedy to `error` if it is EFBIG, and returns any other error unchanged.
@@ -34,7 +34,7 @@ fn explain_with(error: io::Error, limit: Option<u64>) -> io::Error {
             let text = format!("{error}; the limit on the size of files (RLIMIT_FSIZE) is {limit} bytes; {REMEDY}");
             io::Error::new(error.kind(), text)
         }
-        // The limit is that of the file system.
+        // RLIMIT_FSIZE is unlimited, so the file would exceed the limit of its file system.
         None => error,
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Ranges of this process's memory that the guest sees. Other devices of the guest may access ranges that belong to devices.
+//! Ranges of this process's memory that are mapped into the guest. If a range belongs to a device, other devices of the guest may access
+//! it.
 
 use std::any::Any;
 use std::fs::File;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use iommu_bounce::DeviceMemoryKind;
 use vm_memory::VolatileSlice;
 
-/// Range of this process's memory that the guest will see.
+/// Range of this process's memory that will be mapped into the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRange {
     /// Address in this process, page-aligned.
@@ -30,17 +31,17 @@ pub struct FilePlace {
 /// Content of a range.
 #[derive(Clone, Debug)]
 pub enum DeviceContent {
-    /// Registers or memory of a host device. This process never accesses them: the device may not respond, which would end the
-    /// process.
+    /// Registers or memory of a host device. This process never accesses them, because an access could end the process if the device
+    /// does not respond.
     Registers,
-    /// Pages of the host. This process may access them like guest RAM.
+    /// Pages of host memory. This process may access them like guest RAM.
     Pages {
         /// File that holds the pages, for servers that need access. `None` if no file holds the guest's writes.
         file: Option<FilePlace>,
     },
 }
 
-/// Range of this process's memory that a device shows to the guest. It stays mapped while a clone of it exists.
+/// Range of this process's memory that a device maps into the guest. It stays mapped while a clone of the value exists.
 #[derive(Clone)]
 pub struct DeviceRange {
     host: HostRange,
@@ -82,7 +83,7 @@ impl DeviceRange {
         }
     }
 
-    /// Returns the file that holds it, or `None` if no file does.
+    /// Returns the file that holds the pages, or `None` if there is no such file.
     pub(crate) fn file(&self) -> Option<&FilePlace> {
         match &self.content {
             DeviceContent::Pages { file } => file.as_ref(),
@@ -97,7 +98,8 @@ impl DeviceRange {
         (end <= self.host.len).then_some(offset)
     }
 
-    /// Returns `len` bytes at `offset`, or `None` if the range ends before. For mappers, which use only the address.
+    /// Returns `len` bytes at `offset`, or `None` if the range ends before. Only mappers call this, because they use the address without
+    /// accessing the bytes.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<VolatileSlice<'_>> {
         let address = self.host.address.checked_add(offset)?;
         self.offset_of(address, len)?;
@@ -120,7 +122,7 @@ pub(crate) mod test_support {
 
     use super::*;
 
-    /// Creates a range of `len` bytes with `content`. The weak reference tells if it is still mapped.
+    /// Creates a range of `len` bytes with `content`. The weak reference is valid while the range is mapped.
     pub(crate) fn range(len: usize, read_only: bool, content: DeviceContent) -> (DeviceRange, Weak<MmapRegion>) {
         let region = Arc::new(MmapRegion::<()>::new(len).expect("there is memory"));
         let host = HostRange { address: region.as_ptr().expose_provenance(), len };

@@ -2,8 +2,8 @@
 
 //! Device models of Carom: PCI, the virtio transport and virtio devices, VFIO passthrough, devices of a PC, ACPI registers.
 //!
-//! This crate does not use KVM itself, and knows no command line. The traits in [`platform`] describe what a device needs from
-//! the machine. The VMM implements them.
+//! This crate neither calls KVM nor parses command lines. The traits in [`platform`] describe what a device needs from the machine.
+//! The VMM implements these traits.
 
 pub mod acpi;
 pub mod counters;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unix sockets that clients of the VMM connect to. A stale socket is replaced. Sockets that a process serves and other files are never
-//! replaced. No socket is left behind.
+//! Unix sockets that clients of the VMM connect to. A new socket replaces a stale socket at its path, but no other kind of file and no
+//! socket that a process serves. The socket's file is removed with the socket.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,13 +26,13 @@ pub struct ListeningSocket {
     listener: UnixListener,
     /// The socket's file, and its identity at creation.
     file: Option<(PathBuf, Identity)>,
-    /// While it is alive, no other part of the VM gets the inherited socket.
+    /// While this value exists, no other part of the VM gets the inherited socket.
     _in_use: Option<Arc<()>>,
 }
 
 type Identity = (u64, u64);
 
-/// Sockets of this process, so that errors do not blame another process.
+/// Sockets of this process. If one of them is in use, the error must not blame another process.
 static OWN: Mutex<Vec<Identity>> = Mutex::new(Vec::new());
 
 /// Users who may connect to a socket.
@@ -44,7 +44,7 @@ pub enum Clients {
     ByUmask,
 }
 
-/// Maximum time to wait for other processes that start.
+/// Maximum time to wait for other processes that create the same socket.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -75,7 +75,7 @@ impl ListeningSocket {
             Clients::Owner => listen_for_owner(path),
         }?;
         let identity = identity(path).inspect_err(|_| {
-            // The file was created just now. If it cannot be removed either, the cause is the same.
+            // Remove the new file. If this fails, too, the cause is probably the same, so only the first error is returned.
             let _ = fs::remove_file(path);
         })?;
         lock(&OWN).push(identity);
@@ -85,7 +85,8 @@ impl ListeningSocket {
     /// Creates a socket for a part of the VM. If `path` is `/dev/fd/N`, uses the inherited socket with this number.
     ///
     /// # Errors
-    /// Those of [`Self::bind`]. Or the descriptor is not a listening socket, or another part of the VM uses it.
+    /// Those of [`Self::bind`] for a path. For an inherited socket: the descriptor is not a listening socket, or another part of the VM
+    /// uses it.
     pub fn for_part(path: &Path, clients: Clients) -> io::Result<Self> {
         let Some(inherited) = inherited::listener(path) else { return Self::bind_for(path, clients) };
         let InheritedListener { listener, in_use } = inherited?;
@@ -133,15 +134,15 @@ impl Drop for ListeningSocket {
     }
 }
 
-/// Lock of a process that creates a socket: a file next to the socket that only this user can open and lock. Dropping the lock removes
-/// the file.
+/// Lock file of a process that creates a socket. The file is next to the socket, and only this user can open and lock it. Dropping the
+/// lock removes the file.
 struct StartLock {
     file: File,
     path: PathBuf,
 }
 
 impl StartLock {
-    /// Waits for other processes that start, for a limited time, because one of them may have been stopped.
+    /// Waits for other processes that create the same socket. The wait is limited, because one of these processes may be stopped.
     fn take(socket: &Path, patience: Duration) -> io::Result<Self> {
         let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
         name.push(".lock");
@@ -250,7 +251,7 @@ mod tests {
         drop(other);
         fs::remove_file(&path).unwrap();
 
-        // A killed process has left the socket.
+        // A killed process has left its socket behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let socket = ListeningSocket::bind(&path).unwrap();
@@ -268,7 +269,7 @@ mod tests {
         drop(plain);
     }
 
-    /// A user who may read the directory can lock it.
+    /// Any user who may read the directory can lock it.
     #[test]
     fn locked_directory_does_not_prevent_a_new_socket() {
         let dir = tempfile::tempdir().unwrap();

@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::inherited;
 
-/// Connects to the process that listens at `path`. Does not wait for a process that accepts no connections. If `path` names an
-/// inherited connection, uses that one ([`inherited::connection`]).
+/// Connects to the process that listens at `path`. Fails at once if the listener's queue is full. If `path` names an inherited
+/// connection, returns the inherited connection instead ([`inherited::connection`]).
 pub(crate) fn connect_now(path: &Path) -> io::Result<UnixStream> {
     if let Some(stream) = inherited::connection(path).transpose()? {
         stream.set_nonblocking(false)?;

@@ -44,7 +44,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Begins an operation. Within another operation, it becomes a part of that one.
+    /// Begins an operation. If this thread is in another operation, the new operation becomes a part of the other operation.
     #[must_use]
     pub fn begin() -> Self {
         let is_outermost = CURRENT.with(|current| {
@@ -87,7 +87,7 @@ impl Drop for Operation {
     }
 }
 
-/// Divisor of the refill rate: a [`Budget`] gets back 1/64 of the time that passes.
+/// Divisor of the refill rate: a [`Budget`] regains 1/64 of the time that passes.
 const COMES_BACK: u32 = 64;
 
 /// Time for which a server may delay other threads. Used time is slowly given back.
@@ -109,7 +109,7 @@ impl Budget {
         Self { whole, free, left: whole, since: now, paid: now }
     }
 
-    /// Returns the time that an answer may take, from `now` on.
+    /// Returns the maximum time from `now` on that an answer may take.
     pub(crate) fn allows(&mut self, now: Instant) -> Duration {
         self.refill(now);
         self.left + self.free

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Traits that describe what devices need from the machine. The VMM implements them.
+//! Traits that describe what devices need from the machine. The VMM implements these traits.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,16 +13,16 @@ pub use crate::host_range::HostRange;
 
 /// Handler of accesses to a range of port or memory-mapped I/O.
 ///
-/// Both calls run on the thread of the vCPU that made the access. So a device handles its registers synchronously, and several vCPUs may
-/// call it at once.
+/// Both functions run on the thread of the vCPU that made the access. So a device handles its registers synchronously, and several vCPUs
+/// may call the device at once.
 pub trait BusDevice: Send + Sync {
     /// Reads `data.len()` bytes at `offset` from the start of the range. Bytes for which the device has no register keep the caller's
     /// preset value (all ones).
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Writes `data` at `offset` from the start of the range.
     fn write(&self, offset: u64, data: &[u8]);
-    /// True if the guest sees ordinary memory in the range, through a memory slot. If an access to the range reaches the VMM anyway, the
-    /// host may be unable to supply the page.
+    /// True if the range is ordinary memory, which the guest accesses through a memory slot. If an access to the range reaches the VMM
+    /// anyway, the host may be unable to supply the page.
     fn is_memory(&self) -> bool {
         false
     }
@@ -60,7 +60,7 @@ pub trait SharedLine: Send + Sync {
     /// that the device can raise it again. `served` is also written for interrupts of other devices on the line.
     ///
     /// # Errors
-    /// The host refuses. Nothing is connected then.
+    /// The host refuses. Neither event is connected then.
     fn connect(&self, raise: &EventFd, served: &EventFd) -> io::Result<()>;
     /// Undoes [`connect`](Self::connect). The line is lowered if no other device is connected to it.
     ///
@@ -97,8 +97,8 @@ pub trait MsiVectors: Send + Sync {
     /// Returns the number of vectors.
     fn count(&self) -> u16;
     /// Returns the event of `vector`. A write to it raises the interrupt without an exit to the VMM. If the vector is unrouted (masked),
-    /// a written event stays pending, and fires once the vector is routed again. No one else reads the event while the vector is routed.
-    /// Another process may have the event, and may make it blocking.
+    /// a written event stays pending, and fires once the vector is routed again. While the vector is routed, only the host's kernel reads
+    /// the event. Another process may hold the event, and may make it blocking.
     fn event(&self, vector: u16) -> Option<&EventFd>;
     /// Routes `vector` to `message`, or unroutes (masks) it with `None`.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
@@ -112,7 +112,7 @@ pub trait MsiAllocator: Send + Sync {
     fn allocate(&self, count: u16) -> io::Result<Arc<dyn MsiVectors>>;
 }
 
-/// Connects guest writes with events, so that a thread that waits for an event is woken without an exit to the VMM.
+/// Connections of guest writes to events. A connected write wakes the thread that waits for the event, without an exit to the VMM.
 pub trait Doorbells: Send + Sync {
     /// Makes the host's kernel write `event` for each guest write at `address`, of any width. The device that has claimed the address no
     /// longer gets these writes.
@@ -127,9 +127,9 @@ pub trait Doorbells: Send + Sync {
     fn disconnect(&self, space: Space, address: u64, event: &EventFd) -> io::Result<()>;
 }
 
-/// Allocates memory slots as KVM has them: ranges of this process's memory that the guest accesses without exits.
+/// Allocator of KVM memory slots. A slot is a range of this process's memory that the guest accesses without exits.
 pub trait MemorySlots: Send + Sync {
-    /// Shows `host` to the guest at guest-physical address `gpa`. Returns the slot.
+    /// Maps `host` into the guest at guest-physical address `gpa`. Returns the slot.
     ///
     /// # Safety
     /// The range must stay mapped in this process, by any mapping, until the slot is removed. Nothing in this process may hold a Rust
@@ -141,7 +141,7 @@ pub trait MemorySlots: Send + Sync {
     /// # Safety
     /// A clone of `range` must exist until the slot is removed.
     unsafe fn insert_device(&self, gpa: u64, range: &DeviceRange) -> io::Result<u32> {
-        // SAFETY: The range stays mapped as long as a clone of it exists. There is no reference to its bytes.
+        // SAFETY: The range stays mapped as long as a clone of it exists. No reference to its bytes exists.
         unsafe { self.insert(gpa, range.host(), range.is_read_only()) }
     }
     /// Blocks access by other devices, because the contents of the slot will not respond for a while. Other devices can access the slot
@@ -176,8 +176,8 @@ pub enum DeviceEvent {
 
 /// Observer of device events.
 pub trait DeviceObserver: Send + Sync {
-    /// Reports an event of the device with this name. Called from within the device, on a vCPU's thread or the device's thread. It must
-    /// not wait, and must not call the device. A guest can cause events as often as it likes.
+    /// Reports an event of the device with this name. The device calls this function on a vCPU's thread or on its own thread. The
+    /// function must not wait, and must not call the device. A guest can cause any number of events.
     fn observe(&self, id: &str, event: DeviceEvent);
 }
 
@@ -192,8 +192,8 @@ pub enum HostNotice {
 
 /// Handler of the host's notices.
 pub trait HostListener: Send + Sync {
-    /// Reports a notice about the device with this name and this host address. Called on a thread of the device. Closing the device
-    /// waits for this thread, so the call must not wait, and must not call the device.
+    /// Reports a notice about the device with this name and this host address. A thread of the device calls this function. Closing the
+    /// device waits for this thread, so the function must not wait, and must not call the device.
     fn notify(&self, id: &str, host: &str, notice: HostNotice);
 }
 

@@ -15,7 +15,7 @@ use crate::pci::{Bar, BarKind, ConfigSpace, ConfigState, FunctionConfig, Identit
 use crate::platform::{DeviceEvent, DeviceObserver};
 use crate::state::{DeviceState, StateError};
 
-/// Vendor and device ID, class and revision of the specification and QEMU.
+/// Vendor and device ID, class and revision, as in the specification and in QEMU.
 const IDENTITY: Identity = Identity {
     vendor: 0x1b36,
     device: 0x0011,
@@ -54,7 +54,7 @@ pub struct PvPanic {
 }
 
 impl PvPanic {
-    /// Creates a device that reports each event to `observer` once until it is reset. `id` is its name in logs and the API.
+    /// Creates a device that reports each event to `observer` only once until the next reset. `id` is its name in logs and the API.
     pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
         let mut config = ConfigSpace::new(IDENTITY);
         config.add_bar(BAR);

@@ -11,8 +11,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion,
 use crate::host_memory::Registration;
 use crate::sync::lock;
 
-/// Per-page data of each region: none. Live migration and incremental snapshots need a bitmap of written pages, which would be defined
-/// here (`vm_memory::bitmap::AtomicBitmap`).
+/// Per-page data of each region. Today there is none. Live migration and incremental snapshots would need a bitmap of written pages here
+/// (`vm_memory::bitmap::AtomicBitmap`).
 pub type RamBitmap = ();
 
 /// A contiguous part of RAM.
@@ -37,8 +37,9 @@ pub enum RamError {
 
 /// All RAM of a guest, by guest-physical address.
 ///
-/// Regions can be added after the existing ones while other threads read. The last region can be withdrawn. All regions stay mapped as
-/// long as the RAM, even withdrawn ones, so a thread may keep a region that it has found. A look-up takes O(log n) and no lock.
+/// While other threads use the RAM, regions can be added after the existing ones, and the last region can be withdrawn. All regions,
+/// even withdrawn ones, stay mapped as long as the RAM exists. So a thread may keep a region that it has found. A look-up takes O(log n)
+/// time and no lock.
 #[derive(Debug)]
 pub struct Ram {
     /// Names of the regions in messages. Dropped before the regions are unmapped.
@@ -108,7 +109,7 @@ impl Ram {
         Self::new(ranges.into_iter().map(region).collect::<Result<_, _>>()?, 0)
     }
 
-    /// Keeps the name of a region as long as the RAM.
+    /// Keeps the name of a region as long as the RAM exists.
     pub fn keep_name(&self, name: Registration) {
         lock(&self.names).push(name);
     }
@@ -129,8 +130,8 @@ impl Ram {
         Ok(())
     }
 
-    /// Withdraws the last region, if it begins at `gpa` and is not the only one. Returns true if it was withdrawn. The region stays
-    /// mapped, because a thread that has found it may still access it. The guest must not know the region.
+    /// Withdraws the last region, if it begins at `gpa` and is not the only region. Returns true if the region was withdrawn. The region
+    /// stays mapped, because a thread that has found it may still access it. The guest must not know the region.
     pub fn withdraw(&self, gpa: GuestAddress) -> bool {
         let _changing = lock(&self.changing);
         let last = self.num_regions().checked_sub(1).filter(|last| *last > 0);
@@ -146,8 +147,7 @@ impl Ram {
         self.withdrawn_tenant(gpa, len).map(|tenant| &tenant.region)
     }
 
-    /// Adds the withdrawn region with these addresses again, instead of mapping another one. Returns `false` if there is no such
-    /// region.
+    /// Adds the withdrawn region with these addresses again, instead of mapping new memory. Returns `false` if no such region exists.
     ///
     /// # Errors
     /// Those of [`add`](Self::add).
@@ -188,7 +188,7 @@ impl GuestMemoryBackend for Ram {
     fn find_region(&self, addr: GuestAddress) -> Option<&RamRegion> {
         let begins = |place: &Place| current(place).is_some_and(|region| region.start_addr() <= addr);
         let found = self.get(self.places.partition_point(begins).checked_sub(1)?)?;
-        // The place may have got another region meanwhile.
+        // Another thread may have changed the region in this place meanwhile.
         (found.start_addr() <= addr && addr <= found.last_addr()).then_some(found)
     }
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rate limits of requests. They are token buckets, which queues of one or several devices can share.
+//! Rate limits of requests. The limits are token buckets, which queues of one or several devices can share.
 //!
 //! A bucket holds tokens, one per byte or per request, and regains them at a fixed rate until it is full. A request passes if at least
 //! one token is left, and takes its full cost. A request that costs more than is left puts the bucket into debt, and all further requests
-//! wait until the debt is paid. So a request that is larger than the bucket also passes, the average rate is exact, and small requests
-//! cannot block a large one for ever.
+//! wait until the debt is paid. This has three advantages:
 //!
-//! Existing crates for rate limits either have no one-time burst (`governor`), or use their own timers and clock.
+//! - A request that is larger than the bucket passes, too.
+//! - The average rate is exact.
+//! - Small requests cannot block a large request for ever.
+//!
+//! Existing crates for rate limits have no one-time burst (`governor`), or use their own timers and clock.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -37,7 +40,8 @@ pub struct RateLimits {
 /// Maximum time to wait before the next attempt.
 const MOST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Bucket. A token has as many parts as the refill time has nanoseconds, so nothing is rounded: each nanosecond adds `size` parts.
+/// Token bucket. A token has as many parts as the refill time has nanoseconds. So each nanosecond adds exactly `size` parts, and nothing
+/// is rounded.
 #[derive(Debug)]
 struct Bucket {
     size: i128,
@@ -59,7 +63,7 @@ impl Bucket {
         Self { size, refill_time, parts: size * refill_time, burst: params.one_time_burst, seen: now }
     }
 
-    /// Adds the parts of the time that has passed.
+    /// Adds the parts for the time that has passed.
     fn refill(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.seen).as_nanos();
         self.seen = self.seen.max(now);
@@ -197,8 +201,8 @@ mod tests {
     }
 
     proptest! {
-        /// The bytes that pass in any period are at most those that the bucket holds and regains, plus one request. A request that waits
-        /// for the reported time passes.
+        /// In any period, the bytes that pass are at most the tokens that the bucket holds and regains, plus one request. A request that
+        /// waits for the reported time passes.
         #[test]
         fn rate_is_kept_and_reported_waits_suffice(
             size in 1u64..10_000,

@@ -11,11 +11,11 @@ use crate::host_range::DeviceRange;
 use crate::platform::{HostRange, MemorySlots};
 use crate::sync::lock;
 
-/// Revokes access of all devices behind the virtual IOMMU to a range, given by guest-physical address and length. Returns `false` if
-/// the host refuses.
+/// Function that revokes the access of all devices behind the virtual IOMMU to a range, given by guest-physical address and length. It
+/// returns `false` if the host refuses.
 pub type Revoke = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
-/// Memory of a device that the guest sees.
+/// Memory of a device that is mapped into the guest.
 struct Piece {
     gpa: u64,
     slot: u32,
@@ -34,8 +34,8 @@ impl Piece {
     }
 }
 
-/// Memory slots for BARs that keep track of their contents. [`GuestRam::device`](iommu_bounce::GuestRam::device) is served from here.
-/// Before a slot is removed, other devices lose access to its contents.
+/// Memory slots for BARs, and a list of the slots' contents. [`GuestRam::device`](iommu_bounce::GuestRam::device) looks memory up in this
+/// list. Before a slot is removed, other devices lose access to its contents.
 pub struct ShownMemory {
     slots: Arc<dyn MemorySlots>,
     pieces: Mutex<Vec<Piece>>,
@@ -48,17 +48,17 @@ impl ShownMemory {
         Self { slots, pieces: Mutex::default(), revoke: OnceLock::new() }
     }
 
-    /// Allows devices to access the contents of the slots from now on. `revoke` takes this access away again, and is called with no
-    /// lock held. Only the first call has an effect.
+    /// Allows devices to access the contents of the slots from now on. `revoke` revokes this access, and is called with no lock held. Only
+    /// the first call of `set_revoke` has an effect.
     pub fn set_revoke(&self, revoke: Revoke) {
         // A second call would come from a second IOMMU, which no VM has.
         let _ = self.revoke.set(revoke);
     }
 
-    /// Calls `then` with the memory that the guest sees at `[gpa, gpa + len)`, if one BAR holds all of it and allows `permissions`.
+    /// Calls `then` with the device memory at `[gpa, gpa + len)`, if one BAR holds the whole range and allows `permissions`.
     ///
-    /// No lock is held during the call, because a mapper looks the memory up with [`at_host`](Self::at_host). The caller holds the
-    /// lock that `revoke` takes until it has recorded the mapping. So a slot that is removed meanwhile waits for the caller.
+    /// No lock of `self` is held during `then`, because a mapper looks the memory up with [`at_host`](Self::at_host). Until the caller has
+    /// recorded the mapping, it holds the lock that `revoke` takes. So the removal of a slot waits for the caller.
     pub(crate) fn with(&self, gpa: u64, len: u64, permissions: Permissions, then: ThenDevice<'_>) {
         let Ok(len) = usize::try_from(len) else { return };
         if self.revoke.get().is_none() {
@@ -84,7 +84,7 @@ impl ShownMemory {
 }
 
 impl ShownMemory {
-    /// Revokes other devices' access to the contents of a slot. If it is `going`, they cannot get access again.
+    /// Revokes other devices' access to the contents of a slot. If `going` is true, they cannot get access again.
     fn take_away(&self, slot: u32, going: bool) -> io::Result<()> {
         let place = lock(&self.pieces).iter_mut().find(|piece| piece.slot == slot).map(|piece| {
             piece.going |= going;
@@ -142,7 +142,7 @@ pub(crate) mod test_support {
         }
     }
 
-    /// Creates slots that show these ranges to the guest.
+    /// Creates slots that hold these ranges.
     pub(crate) fn showing(ranges: &[&DeviceRange]) -> Arc<ShownMemory> {
         let shown = ShownMemory::new(Arc::new(Nowhere));
         for (range, gpa) in ranges.iter().zip((0x10_0000_0000..).step_by(1 << 32)) {

@@ -5,8 +5,8 @@
 use std::hint;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-/// Locks `mutex`, even after a thread panicked while it held the lock. The state of a device is valid between any two of
-/// its statements. A dead vCPU thread must not take other threads along before the VM is torn down.
+/// Locks `mutex`, even after a thread panicked while it held the lock. This is sound because every statement of a device leaves its state
+/// valid. A vCPU thread that panicked must not make other threads panic before the VM is torn down.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -21,8 +21,8 @@ pub(crate) fn write_lock<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T>
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Number of attempts of [`lock_soon`]. They take some microseconds, several times the engine's time for a request that
-/// needs no host.
+/// Number of attempts of [`lock_soon`]. All attempts together take a few microseconds. This is several times longer than the engine needs
+/// for a request without a call to the host.
 const TRIES: usize = 100;
 
 /// Like [`lock`], for a thread that must not sleep. Returns `None` if another thread holds `mutex` for some microseconds.

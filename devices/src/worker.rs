@@ -24,9 +24,9 @@ pub enum Wait {
     Doorbell,
     /// [`Task::source`] can be read.
     Source,
-    /// This time is over.
+    /// This time has passed.
     Time(Duration),
-    /// [`Task::source`] can be read, or this time is over.
+    /// [`Task::source`] can be read, or this time has passed.
     SourceOrTime(Duration),
 }
 
@@ -55,8 +55,8 @@ impl Wait {
 pub trait Task: Send + 'static {
     /// Called first by the thread, before its system calls are limited to those of its role.
     fn begin(&mut self) {}
-    /// Does the pending work. Between two pieces of work, the task must check [`Orders::call`], and return if it is true. The
-    /// remaining work is done in the next call.
+    /// Does the pending work. Between two pieces of work, the task must check [`Orders::call`], and return if the result is true. The
+    /// next call of `run` does the remaining work.
     fn run(&mut self, orders: &Orders) -> Wait;
     /// Called before the thread pauses or ends. When this returns, no operation that the task began may be in progress.
     fn settle(&mut self) {}
@@ -64,7 +64,7 @@ pub trait Task: Send + 'static {
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Called if [`run`](Self::run) panicked. `run` is not called again.
+    /// Called if [`begin`](Self::begin) or [`run`](Self::run) panicked. `run` is not called again.
     fn panicked(&self);
     /// Called after [`panicked`](Self::panicked). When this returns, no operation that the task began may be in progress.
     fn abandon(&mut self) {}
@@ -96,7 +96,7 @@ impl Orders {
 
     fn give(&self, order: Order) {
         self.handshake.give(order);
-        // The write fails only if the counter is at its maximum. Then the event wakes the worker, too.
+        // The write fails only if the counter is at its maximum. Even then, the event wakes the worker.
         let _ = self.wake.write(1);
     }
 
@@ -107,17 +107,17 @@ impl Orders {
     }
 }
 
-/// Thread with its task. Dropping it ends the thread.
+/// Thread with its task. Dropping the worker ends the thread.
 pub struct Worker<T: Task> {
     orders: Arc<Orders>,
-    /// The thread holds the lock while it is not parked.
+    /// While the thread runs the task or waits for work, it holds the lock.
     task: Arc<Mutex<T>>,
     role: &'static str,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Task> Worker<T> {
-    /// Starts a thread, paused if `paused`. It runs `task` once, and again after each write to `doorbell`.
+    /// Starts a thread, paused if `paused`. The thread runs `task` once, and again after each write to `doorbell`.
     ///
     /// # Errors
     /// The host cannot create a thread or a descriptor.
@@ -146,7 +146,8 @@ impl<T: Task> Worker<T> {
                 let work = AssertUnwindSafe(|| work(&of_thread, &task_of_thread, &doorbell));
                 if begun.and_then(|()| catch_unwind(work)).is_err() {
                     lock(&task_of_thread).panicked();
-                    // The thread that drops the task may not make these system calls.
+                    // Abandon the task on this thread, because the thread that drops it may not be allowed to make the necessary system
+                    // calls.
                     let _ = catch_unwind(AssertUnwindSafe(|| lock(&task_of_thread).abandon()));
                 }
                 of_thread.handshake.end();
@@ -167,7 +168,7 @@ impl<T: Task> Worker<T> {
         self.orders.give(Order::Run);
     }
 
-    /// Calls `look` with the task of a paused worker. If the worker is not paused, waits until it is.
+    /// Calls `look` with the task. Pause the worker first, because a worker that is not paused may keep the task locked for any time.
     pub fn with_task<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut lock(&self.task))
     }
@@ -207,8 +208,8 @@ const UNKNOWN: Rung = Rung { wake: true, doorbell: true };
 fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
-        // An event written from here on wakes the thread again. An event that was not written is not read, because each read
-        // costs a system call. A read fails if the event was not written.
+        // An event written from here on wakes the thread again. An event that was not written is not read, because each read costs a
+        // system call. Ignore errors, because a read fails if an `UNKNOWN` event was not written.
         let _ = rung.wake.then(|| orders.wake.read());
         let _ = rung.doorbell.then(|| doorbell.read());
         let mut task = lock(task);
