@@ -95,10 +95,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
             } else {
                 let name = str::from_utf8(&text[..len]).unwrap_or("guest memory");
                 write_report(
-                    format_args!(
-                        "lost guest memory: {name}, {offset:#x} bytes into it (SIGBUS, code {})",
-                        info.si_code
-                    ),
+                    format_args!("lost guest memory: {name}, offset {offset:#x} (SIGBUS, code {})", info.si_code),
                     format_args!("instruction {instruction:#x}"),
                 );
                 notes::leave(address, cause, true);
@@ -130,7 +127,7 @@ fn is_behind_syscall(instruction: u64) -> bool {
 /// Performs the action that the signal would have had without this handler.
 fn pass_on(signal: c_int, code: c_int) {
     if let Some(before) = BEFORE.get() {
-        // SAFETY: The action is the one that the kernel returned before.
+        // SAFETY: The kernel returned this action before.
         unsafe { sigaction(signal, before, ptr::null_mut()) };
     }
     // A fault repeats when the handler returns. A sent signal, or an early report of a memory error, does not repeat.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Wakes the thread that acts on notes, by a signal.
+//! Sends a signal to wake the thread that acts on notes.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

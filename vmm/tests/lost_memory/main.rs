@@ -373,7 +373,7 @@ fn queue_in_truncated_memory_ends_the_vmm_with_a_report() {
     vm.fails(&[&name, "offset 0x100"]);
     let report = fs::read_to_string(report).unwrap();
     assert!(report.contains("thread: disk_q0 (role block)\n"), "{report}");
-    assert!(report.contains(&format!("cause: lost guest memory: {name}, 0x100")), "{report}");
+    assert!(report.contains(&format!("cause: lost guest memory: {name}, offset 0x100")), "{report}");
 }
 
 #[test]
