@@ -46,7 +46,7 @@ pub enum StateError {
         found: u32,
     },
     /// The payload does not have the device's format.
-    #[error("the state of '{kind}': {source}")]
+    #[error("the state of '{kind}' is invalid: {source}")]
     Payload {
         /// Kind of the device.
         kind: &'static str,
@@ -61,8 +61,8 @@ pub enum StateError {
         /// Rule that the field breaks.
         rule: String,
     },
-    /// The device has state that cannot be saved, such as that of a host device.
-    #[error("its state cannot be saved: {0}")]
+    /// The device has state that cannot be saved, such as the state of a host device.
+    #[error("the state cannot be saved: {0}")]
     Unsupported(&'static str),
     /// The error concerns one device.
     #[error("{id}: {source}")]
@@ -148,7 +148,11 @@ mod tests {
         );
         let state = DeviceState::new("register", 3, &[1, 2]).unwrap();
         assert!(
-            state.payload::<Register>("register", 3).unwrap_err().to_string().starts_with("the state of 'register': ")
+            state
+                .payload::<Register>("register", 3)
+                .unwrap_err()
+                .to_string()
+                .starts_with("the state of 'register' is invalid: ")
         );
     }
 }

@@ -55,7 +55,7 @@ struct State {
     present: Numbers,
     /// Added processors that the guest has not read about yet.
     came: Numbers,
-    /// Processors that must be removed, if the guest has not read about the request yet.
+    /// Processors whose removal was requested, if the guest has not read the request yet.
     to_go: Numbers,
     /// Processors that must be removed, and that the guest has neither released nor refused to release.
     leaving: Numbers,
@@ -88,8 +88,8 @@ fn take_word(numbers: &mut Numbers, first: u32) -> u32 {
 }
 
 impl CpuHotplug {
-    /// Creates the registers of a VM that has the processors `present` and should have the first `wanted` ones. `left` is called on a
-    /// vCPU's thread when the guest has released a processor.
+    /// Creates the registers of a VM that has the processors `present`, and that should have the first `wanted` processors. `left` is
+    /// called on a vCPU's thread when the guest has released a processor.
     pub fn new(wanted: u32, present: Numbers, line: Box<dyn InterruptLine>, left: Box<dyn Fn() + Send + Sync>) -> Self {
         let state = State { wanted, present, came: Numbers::new(), to_go: Numbers::new(), leaving: Numbers::new() };
         Self { inner: Mutex::new(Inner { state, gone: Numbers::new() }), line, left }
@@ -108,7 +108,7 @@ impl CpuHotplug {
         lock(&self.inner).in_the_way(wanted)
     }
 
-    /// Makes the first `wanted` processors present, and tells the guest about the added ones. Asks the guest to release all other
+    /// Makes the first `wanted` processors present, and notifies the guest of added processors. Asks the guest to release all other
     /// present processors, even if the guest was asked before.
     ///
     /// # Errors
@@ -169,7 +169,10 @@ impl CpuHotplug {
             [("came", &new.came, present), ("leaving", &new.leaving, &others), ("to_go", &new.to_go, &new.leaving)]
         {
             if let Some(number) = numbers.difference(all).next() {
-                return Err(StateError::rule(field, format!("names processor {number}, which is impossible")));
+                return Err(StateError::rule(
+                    field,
+                    format!("has processor {number}, which contradicts another field"),
+                ));
             }
         }
         inner.state = new;
@@ -179,7 +182,7 @@ impl CpuHotplug {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(!state.came.is_empty() || !state.to_go.is_empty()) {
-            // This is no warning, because a guest could flood the log with it.
+            // Log this at debug level, because a guest could flood the log with warnings.
             debug!("processor hotplug: cannot set the interrupt line: {error}");
         }
     }
@@ -400,9 +403,9 @@ mod tests {
         assert_eq!(refused, "present: differs from the processors of this VM");
         let good = json!({"wanted": 4, "present": [0, 1, 2, 3], "came": [], "to_go": [], "leaving": []});
         for (field, value, wanted) in [
-            ("came", json!([4]), "came: names processor 4, which is impossible"),
-            ("leaving", json!([3]), "leaving: names processor 3"),
-            ("to_go", json!([u32::MAX]), "to_go: names processor 4294967295"),
+            ("came", json!([4]), "came: has processor 4, which contradicts another field"),
+            ("leaving", json!([3]), "leaving: has processor 3"),
+            ("to_go", json!([u32::MAX]), "to_go: has processor 4294967295"),
         ] {
             let mut state = good.clone();
             state[field] = value;

@@ -44,7 +44,7 @@ impl GenerationNotice {
         if before != is_new
             && let Err(error) = self.line.set(is_new)
         {
-            // This is no warning, because a guest could flood the log with it.
+            // Log this at debug level, because a guest could flood the log with warnings.
             debug!("VM Generation ID: cannot set the interrupt line: {error}");
         }
         before

@@ -122,7 +122,7 @@ impl MemoryDevices {
 
     fn drive(&self, state: &State) {
         if let Err(error) = self.line.set(state.came != 0) {
-            // This is no warning, because a guest could flood the log with it.
+            // Log this at debug level, because a guest could flood the log with warnings.
             debug!("memory devices: cannot set the interrupt line: {error}");
         }
     }

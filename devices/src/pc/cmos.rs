@@ -197,7 +197,7 @@ impl Cmos {
             return Err(rule("differ from the cells of this VM at an index that no guest can write"));
         }
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
-            return Err(rule("say that an update is in progress, which is impossible"));
+            return Err(rule("report an update in progress, but this clock never does"));
         }
         *registers = Registers { index, cells, standing: None };
         Ok(())

@@ -41,7 +41,7 @@ struct SerialFields {
 #[serde(transparent)]
 struct SerialPortState(#[serde(with = "SerialFields")] SerialState);
 
-/// Event that raises the port's interrupt line. A UART that replaces another one uses the same event.
+/// Event that raises the port's interrupt line. A UART that replaces another UART uses the same event.
 #[derive(Clone)]
 struct InterruptEvent(Arc<EventFd>);
 
@@ -119,7 +119,7 @@ impl SerialPort {
     }
 }
 
-/// Replaces a UART by another one, and keeps the old output.
+/// Replaces a UART by another UART, and keeps the old output.
 fn replace(uart: &mut Uart, by: Uart) {
     let output = std::mem::replace(uart, by).into_writer();
     *uart.writer_mut() = output;
@@ -212,7 +212,7 @@ mod tests {
 
         port.write(0, b"A");
         assert_eq!(*output.0.lock().unwrap(), b"A");
-        // Bytes that a console could not deliver before go to the new guest, which notices them when it reads the port.
+        // The new guest gets bytes that a console could not deliver to the old guest. It notices them when it reads the port.
         assert_eq!(port.receive(b"x"), 1);
         assert!(event.read().is_err());
         port.write(1, &[1]);

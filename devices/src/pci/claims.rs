@@ -217,7 +217,7 @@ impl Claims {
             _ => &mut self.mem32,
         };
         let freed = vm_allocator::RangeInclusive::new(home, home + (size - 1)).and_then(|range| allocator.free(&range));
-        debug_assert!(freed.is_ok(), "it was allocated as one range");
+        debug_assert!(freed.is_ok(), "the BAR's address was allocated as one range");
     }
 
     /// Moves the BARs of `owner` back to the addresses that the VMM assigned.

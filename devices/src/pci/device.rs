@@ -75,7 +75,7 @@ pub trait PciDevice: Send + Sync {
     /// The device has state that cannot be saved.
     fn save(&self) -> Result<DeviceState, StateError> {
         Err(StateError::Unsupported(
-            "devices of the host and of other processes do not save it; remove the device first",
+            "host devices and devices of other processes cannot save their state; remove the device first",
         ))
     }
     /// Restores `state` into a device that was just created or reset. The device is then paused. The caller claims the addresses of
@@ -86,7 +86,7 @@ pub trait PciDevice: Send + Sync {
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let _ = state;
         Err(StateError::Unsupported(
-            "devices of the host and of other processes do not save it; remove the device first",
+            "host devices and devices of other processes cannot save their state; remove the device first",
         ))
     }
 }

@@ -13,7 +13,7 @@ pub enum HostBridgeKind {
     /// Generic PCI Express host bridge of the Linux PCI ID list.
     #[default]
     Generic,
-    /// Cloud Hypervisor's host bridge. EDK2's build for Cloud Hypervisor recognises its machine by it
+    /// Cloud Hypervisor's host bridge. EDK2's build for Cloud Hypervisor recognises its machine by this host bridge
     /// (`OvmfPkg/Include/IndustryStandard/CloudHv.h`).
     CloudHypervisor,
 }

@@ -188,7 +188,7 @@ impl HotplugRegisters {
     fn drive(&self, states: &[State]) {
         let active = states.iter().any(|state| state.came | state.to_go != 0);
         if let Err(error) = self.line.set(active) {
-            // This is no warning, because a guest could flood the log with it.
+            // Log this at debug level, because a guest could flood the log with warnings.
             debug!("hotplug: cannot set the interrupt line: {error}");
         }
     }

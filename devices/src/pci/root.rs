@@ -82,7 +82,7 @@ impl PciRoot {
     /// Adds `device` at `address` and assigns its BARs. The guest sees a BAR once the function's command register enables its decoding.
     pub fn add(&self, address: PciAddress, device: Arc<dyn PciDevice>) -> Result<(), PciError> {
         let (segment, number) = self.place(address).ok_or(PciError::NoSuchPlace(address))?;
-        // Lock the claims before the functions, as `remove` does. The lock prevents that two functions are added at one address.
+        // Lock the claims before the functions, as `remove` does. While the claims are locked, no other function can get this address.
         let mut claims = lock(&self.claims[segment]);
         if let Some(occupant) = self.function(address) {
             return Err(PciError::Occupied { address, by: occupant.id().to_string() });
@@ -193,7 +193,7 @@ impl PciRoot {
     /// address is restored first, because the IOMMU has a low address and the devices behind it need its mappings.
     ///
     /// # Errors
-    /// The functions differ from the saved ones, or a state is rejected. The bus can then only be [reset](PciRoot::reset).
+    /// The functions differ from the saved functions, or a state is rejected. The bus can then only be [reset](PciRoot::reset).
     pub fn restore(&self, states: &[FunctionState]) -> Result<(), StateError> {
         let devices = self.devices();
         let here: Vec<(PciAddress, &str)> =

@@ -137,7 +137,7 @@ pub(super) fn machine() -> Machine {
     let map = Arc::new(Map::default());
     let windows =
         BarWindows { io: 0xc000..=0xffff, mem32: MEM32..=MEM32 + 0x3f_ffff, mem64: MEM64..=MEM64 + 0xfff_ffff };
-    // The windows of the second segment are below those of the first.
+    // The windows of the second segment are below the windows of the first segment.
     let others = BarWindows {
         io: 0x8000..=0xbfff,
         mem32: MEM32 - 0x40_0000..=MEM32 - 1,
@@ -147,7 +147,7 @@ pub(super) fn machine() -> Machine {
     Machine { map, ecam: Ecam::new(root.clone()), root }
 }
 
-/// Creates a machine with two functions, at 5 and 6. Each has one BAR and decodes it. The BARs are adjacent.
+/// Creates a machine with two functions, as devices 5 and 6. Each function has one BAR and decodes it. The BARs are adjacent.
 fn neighbours() -> (Machine, [Arc<Function>; 2]) {
     let m = machine();
     let functions = [1, 2].map(|tag| Function::new(tag, &[SMALL]));
@@ -377,7 +377,7 @@ fn address_of_a_bar_with_decoding_off_can_be_taken() {
     m.decode(6, false);
     one.moves();
     two.moves();
-    // The guest swaps the addresses of the two.
+    // The guest swaps the addresses of the two BARs.
     m.set_bar(5, 0, MEM32 + 0x1000);
     m.set_bar(6, 0, MEM32);
     m.decode(5, true);

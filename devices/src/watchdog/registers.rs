@@ -23,7 +23,7 @@ const RELOAD: u64 = 0xc;
 const NO_RESET: u16 = 1 << 5;
 /// Configuration bit: one count takes 2^5 ticks of the PCI clock instead of 2^15.
 const FAST: u16 = 1 << 2;
-/// Configuration: bits that are kept. The lowest two are the kind of interrupt of the first stage.
+/// Configuration: bits that are kept. The two lowest bits are the kind of interrupt of the first stage.
 const CONFIG_MASK: u16 = NO_RESET | FAST | 3;
 
 /// Lock bit: the counter starts again after the first stage, so there is no second stage.
@@ -222,7 +222,7 @@ impl Registers {
             && preload.iter().all(|value| *value <= MAX_PRELOAD)
             && usize::from(*keys) <= KEYS.len();
         if !sound {
-            return Err(StateError::rule("registers", "have impossible values"));
+            return Err(StateError::rule("registers", "have values that no guest can cause"));
         }
         self.0 = state.clone();
         Ok(())

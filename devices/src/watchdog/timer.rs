@@ -54,8 +54,8 @@ impl Timer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Lets `act` access the registers. If `act` returns [`Timing::BeginsAnew`], the stage starts again if the registers enable the
-    /// counter. Otherwise the counter stops.
+    /// Lets `act` access the registers. If `act` returns [`Timing::BeginsAnew`], starts the stage again, or stops the counter if the
+    /// registers disable it.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Registers) -> (T, Timing)) -> T {
         let mut state = self.shared.lock();
         let (result, timing) = act(&mut state.registers);
