@@ -48,8 +48,8 @@ pub struct PvPanic {
     id: String,
     config: FunctionConfig,
     observer: Arc<dyn DeviceObserver>,
-    /// Events that were reported since the last reset. Each is reported only once: a kernel panics once, and a kernel that
-    /// writes in a loop must not flood the observer.
+    /// Events that were reported since the last reset. Each event is reported only once, because a kernel panics only once, and a kernel
+    /// that writes in a loop must not flood the observer.
     told: AtomicU8,
 }
 

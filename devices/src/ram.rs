@@ -96,7 +96,7 @@ impl Ram {
         Self::from_ranges_with_files(ranges.iter().map(|(gpa, len)| (*gpa, *len, None)))
     }
 
-    /// Like [`from_ranges`](Self::from_ranges), with files for ranges that have one.
+    /// Like [`from_ranges`](Self::from_ranges), but a range may be backed by a file.
     ///
     /// # Errors
     /// The ranges are out of order, or the memory cannot be mapped.

@@ -23,7 +23,7 @@ impl Policy {
     }
 }
 
-/// Returns the policy of this thread, or `None` for any other policy, such as a real-time one.
+/// Returns the policy of this thread, or `None` for any other policy, such as a real-time policy.
 pub(crate) fn current_policy() -> Option<Policy> {
     // SAFETY: 0 is the calling thread. No memory is touched.
     let number = unsafe { libc::sched_getscheduler(0) };

@@ -31,7 +31,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// Returns a condition that is met as soon as either of the two is met.
+    /// Returns a condition that is met as soon as either condition is met.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let parts = |wait| match wait {
@@ -209,7 +209,7 @@ fn work<T: Task>(orders: &Orders, task: &Mutex<T>, doorbell: &EventFd) {
     let mut rung = UNKNOWN;
     while orders.may_run(|| lock(task).settle()) {
         // An event written from here on wakes the thread again. An event that was not written is not read, because each read costs a
-        // system call. Ignore errors, because a read fails if an `UNKNOWN` event was not written.
+        // system call. With `UNKNOWN`, both events are read. A read of an event that was not written fails, so errors are ignored.
         let _ = rung.wake.then(|| orders.wake.read());
         let _ = rung.doorbell.then(|| doorbell.read());
         let mut task = lock(task);

@@ -59,8 +59,8 @@ impl RequestRing {
         Self { count: AtomicU64::new(0), slots: [const { Slot::empty() }; KEPT] }
     }
 
-    /// Records the fields of a request. `readable` is its device-readable part. If the guest put more bytes after the fields, they are not
-    /// recorded. Of a request of unknown type, only the type is recorded.
+    /// Records the fields of a request. `readable` is its device-readable part. Bytes that the guest put after the fields are not recorded.
+    /// If the type of the request is unknown, only the type is recorded.
     pub fn begin(&self, readable: &[u8]) -> Pending {
         let fields = readable.first().map_or(0, |kind| fields(*kind)).min(readable.len());
         let mut bytes = [0; WORDS * 8];

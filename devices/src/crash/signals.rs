@@ -88,7 +88,7 @@ extern "C" fn failed(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     }
     if faults && let (Some(before), Some(place)) = (BEFORE.get(), place) {
         // Restore the earlier action. When this handler returns, the fault repeats.
-        // SAFETY: The action is the one that the kernel returned before.
+        // SAFETY: The kernel returned this action before.
         unsafe { sigaction(signal, &before[place], std::ptr::null_mut()) };
         return;
     }

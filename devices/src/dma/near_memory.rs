@@ -17,7 +17,7 @@ pub(super) type RamSlice<'a> = VolatileSlice<'a, BS<'a, RamBitmap>>;
 /// View of guest memory that caches the last accessed region.
 ///
 /// Serving one request takes about ten accesses to rings, descriptors and buffers, while the guest waits. Through `Ram` itself, these
-/// would be the most expensive part: each access looks its region up twice, and supports ranges over several regions.
+/// accesses would be the most expensive part, because each access looks its region up twice, and supports ranges over several regions.
 pub(crate) struct NearMemory<'m> {
     memory: &'m Ram,
     last: Cell<Option<&'m RamRegion>>,

@@ -96,7 +96,7 @@ pub(super) fn identify(file: &File) -> io::Result<Kind> {
     }
 }
 
-/// Determines the kind of a socket: a listening one, or one that is connected to a server.
+/// Determines the kind of a socket: a listening socket, or a socket that is connected to a server.
 fn of_socket(file: &File) -> io::Result<Kind> {
     let fd = file.as_fd();
     if socket_domain(fd)? != AddressFamily::UNIX || socket_type(fd)? != SocketType::STREAM {

@@ -66,7 +66,7 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
 enum Step {
     /// Map a range of pages with one of two mappers. If the flag is true, the host rejects the mapping.
     Map(usize, (u64, u64), bool),
-    /// Unmap one of the mapper's mappings, if it has any. If the flag is true, the host rejects this.
+    /// Unmap one of the mapper's mappings, if it has any. If the flag is true, the host rejects the unmap.
     Unmap(usize, prop::sample::Index, bool),
     /// Pin (true) or unpin (false) all RAM.
     Whole(bool),
@@ -120,7 +120,7 @@ fn run(steps: Vec<Step>, shared: bool, huge: u64) {
                 if !fail {
                     side.mapped.push((iova, first, count));
                 }
-                // Some mappings are adjacent to the next one.
+                // Some mappings are adjacent to the next mapping.
                 iova += (count + u64::from(first.is_multiple_of(2))) * PAGE;
             }
             Step::Unmap(side, which, fail) => {

@@ -53,7 +53,7 @@ impl Call {
     }
 }
 
-/// Task of a thread, with the system calls that it makes in addition to those of every thread.
+/// Task of a thread, with the system calls that it makes in addition to the calls that every thread may make.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadRole {
     /// Its name, for messages.

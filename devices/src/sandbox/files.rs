@@ -44,7 +44,7 @@ pub fn no_files() -> Result<RulesetCreated, RulesetError> {
         .handle_access(known_accesses())?
         .scope(scopes(Erratum::current()))?
         .create()
-        // The process set `no_new_privs` when it started. A filter may deny the call here.
+        // Do not set `no_new_privs` again. The process set it when it started, and a filter may deny the call here.
         .map(|rules| rules.no_new_privs(false))
 }
 

@@ -5,9 +5,9 @@
 //! A thread starts with a role ([`start`]). The role lists the thread's system calls, and is a constant in the thread's source file. After
 //! [`begin`], any other call ends the process with a message, fails, or is logged by the kernel, depending on the [`Mode`].
 //!
-//! A thread inherits the filter of the thread that starts it. So one thread has the only task to start all other threads. A vCPU can ask
-//! this thread to start a device's thread. The vCPU itself needs no right to start threads, and its filter does not limit the device's
-//! thread. Without [`begin`], as in tests, nothing is filtered.
+//! A thread inherits the filter of the thread that starts it. So one thread, the *starter thread*, starts all other threads and does
+//! nothing else. A vCPU can ask the starter thread to start a device's thread. The vCPU itself needs no right to start threads, and its
+//! filter does not limit the device's thread. Without [`begin`], as in tests, nothing is filtered.
 
 mod call;
 mod call_name;

@@ -24,7 +24,7 @@ pub(super) fn watch() -> io::Result<()> {
 extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: The kernel passes both pointers to a handler registered with SA_SIGINFO. They are valid until the handler returns.
     let by_filter = unsafe { (*info).si_code } == SYS_SECCOMP;
-    // SAFETY: As above. For this signal, the registers are those of the system call, whose number is in RAX.
+    // SAFETY: As above. For this signal, the registers have their values at the system call. RAX has the number of the call.
     let registers = unsafe { &(*context.cast::<ucontext_t>()).uc_mcontext.gregs };
     let register = |which: c_int| usize::try_from(which).ok().and_then(|at| registers.get(at)).copied().unwrap_or(-1);
     let (number, second) = (register(libc::REG_RAX), register(libc::REG_RSI));
@@ -35,7 +35,7 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let _ = if by_filter {
         write!(rest, "carom: a thread of role '{}' made system call {call}", crash::role())
     } else {
-        write!(rest, "carom: signal SIGSYS came from outside")
+        write!(rest, "carom: SIGSYS was sent to this process, but not by its system call filter")
     };
     if by_filter && number == libc::SYS_ioctl {
         let _ = write!(rest, " (ioctl {second:#x})");

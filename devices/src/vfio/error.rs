@@ -70,7 +70,7 @@ pub enum VfioPciError {
         /// Its header type.
         header_type: u8,
     },
-    /// The function is not bound to VFIO, but to a host driver or to none.
+    /// The function is not bound to VFIO, but to a host driver or to no driver.
     #[error(
         "{name} is {}, not to vfio-pci; bind it to vfio-pci: write vfio-pci to /sys/bus/pci/devices/{name}/driver_override, \
          {name} to /sys/bus/pci/devices/{name}/driver/unbind if it has a driver, and {name} to /sys/bus/pci/drivers_probe",

@@ -99,7 +99,7 @@ impl Chunk {
         }
         if !self.handed_out {
             // Another process could reopen a read-only descriptor for writing through /proc. So forbid all further writable mappings. This
-            // process already has one.
+            // process already has a writable mapping.
             let more = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
             fcntl_add_seals(&self.file, SealFlags::SEAL | more)?;
             self.handed_out = true;

@@ -100,7 +100,8 @@ impl SharedWindows {
         usize::try_from(self.chunk_size).map_err(io::Error::other)
     }
 
-    /// Creates the memory slot of place `index`, unless it already has one at the region's current address. The place must have a mapping.
+    /// Creates the memory slot of place `index`, unless the place has a slot at the region's current address. The place must have a
+    /// mapping.
     ///
     /// # Errors
     /// The platform rejected a call. The guest then does not see the place, or sees it at the region's old address.

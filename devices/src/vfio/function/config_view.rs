@@ -84,7 +84,7 @@ impl ConfigView {
         }
     }
 
-    /// Serves a write by the guest. Emulated bits change here, all others in the device. Consecutive bytes go to the
+    /// Serves a write by the guest. Emulated bits change in this view. All other bits change in the device. Consecutive bytes go to the
     /// device in one access, up to a byte that is wholly emulated.
     pub(crate) fn write(&mut self, config: &dyn ConfigAccess, offset: u16, data: &[u8]) {
         let start = usize::from(offset);

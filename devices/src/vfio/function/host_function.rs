@@ -20,7 +20,7 @@ pub(crate) trait ConfigAccess: Send + Sync {
     fn write_config(&self, offset: u16, data: &[u8]);
 }
 
-/// BAR, with the access that the host gives.
+/// BAR, with the accesses that the host allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Region {
     /// Size in bytes. 0 means that the BAR does not exist.

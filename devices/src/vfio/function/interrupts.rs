@@ -114,7 +114,7 @@ impl Interrupts {
         let all = table.vectors().clone();
         let outcome = self.switch(host, Some(ActiveIrqs { vectors, ..active }), Some(&*all));
         if outcome.is_err() {
-            // The host has no more vectors. Keep the old ones enabled.
+            // The host has no more vectors. Keep the old vectors enabled.
             self.switch(host, Some(active), Some(&*all))?;
         }
         // `switch` disables all vectors before it enables more. An interrupt that the device raises in between is lost. So trigger each
@@ -193,7 +193,7 @@ impl Interrupts {
             (Some(active), _) => host.disable_irqs(active.kind),
             (None, _) => Ok(()),
         };
-        // Enable the wanted interrupts even if the old ones cannot be disabled.
+        // Enable the wanted interrupts even if the old interrupts cannot be disabled.
         self.report("interrupts", off);
         if let (Some(INTX), Some(intx)) = (wanted, &mut self.intx) {
             intx.enable(host)?;

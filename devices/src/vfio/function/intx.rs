@@ -3,8 +3,8 @@
 //! INTx of a passed-through function: the guest's interrupt line on one side, VFIO's events on the other.
 //!
 //! The host's kernel handles each interrupt without this process:
-//! 1. The device interrupts. VFIO masks it and writes an event, and KVM raises the guest's line.
-//! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks the device.
+//! 1. The device asserts INTx. VFIO masks INTx and writes an event, and KVM raises the guest's line.
+//! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks INTx.
 //! 3. If the device still asserts INTx, it interrupts again.
 //!
 //! If the guest masks INTx through the command register, VFIO masks INTx in the device.

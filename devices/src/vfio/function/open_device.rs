@@ -64,7 +64,7 @@ impl Drop for OpenDevice {
         // The library panics if the kernel does not detach the device, or if sysfs no longer has the device, because the host may remove
         // it at any time. Resources that the library then leaves open are closed with the container, or with the process.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
-            error!("{}: the device went away while it was being closed", self.name);
+            error!("{}: cannot close the device completely, for example because the host has removed it", self.name);
         }
     }
 }
@@ -82,7 +82,7 @@ impl Attachable for OpenDevice {
 /// File that is registered with KVM until the value is dropped. KVM keeps a registered file open. If the file were not removed, the device
 /// would stay busy until the VM ends.
 struct ListedFile {
-    /// The same open file.
+    /// Duplicate of the file's descriptor.
     file: File,
     kvm: Arc<dyn VfioFiles>,
 }

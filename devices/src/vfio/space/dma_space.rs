@@ -24,7 +24,7 @@ pub enum DmaSpace {
     Ioas {
         /// Address space. Devices are opened in it.
         ioas: Arc<VfioIommufd>,
-        /// KVM's list of VFIO files, to which the devices' files are added.
+        /// KVM's list of VFIO files. The devices' files are added to this list.
         kvm: Option<Arc<dyn VfioFiles>>,
     },
 }

@@ -23,7 +23,7 @@ const GROUP: MapperGroup = MapperGroup(0);
 
 /// Mapper for the devices of one host address space. It grants exactly the permissions that the caller asks for.
 ///
-/// Dropping it empties the address space.
+/// Dropping the mapper empties the address space.
 pub struct VfioMapper {
     space: DmaSpace,
     limits: MapperLimits,

@@ -130,7 +130,7 @@ impl Calls {
         Ok(free)
     }
 
-    /// Waits until `deadline` for the answer to request `id`. Returns `None` if none arrives.
+    /// Waits until `deadline` for the answer to request `id`. Returns `None` if no answer arrives.
     pub(super) fn wait(&self, id: u16, deadline: Instant) -> Option<Result<Vec<u8>, CallError>> {
         let mut requests = lock(&self.requests);
         loop {
@@ -344,7 +344,7 @@ impl SharedConnection {
     }
 }
 
-/// Connection to a server. Dropping it closes the socket. After that the memory is not accessed any more.
+/// Connection to a server. Dropping it closes the socket. After that, the server cannot access memory by messages any more.
 pub(super) struct Connection {
     shared: Arc<SharedConnection>,
     reader: Option<JoinHandle<()>>,

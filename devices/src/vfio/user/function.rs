@@ -144,7 +144,7 @@ impl HostFunction for UserFunction {
     }
 }
 
-/// Ignores the failure if the server is gone, because that is reported already.
+/// Ignores the failure if the server is gone, because the loss of the server was reported already.
 fn unless_gone(outcome: Result<(), CallError>) -> io::Result<()> {
     match outcome {
         Ok(()) | Err(CallError::Gone) => Ok(()),

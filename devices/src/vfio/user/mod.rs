@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vfio-user: devices that another process of the host emulates. That process is not trusted.
+//! vfio-user: devices that another process of the host emulates. Carom does not trust this other process.
 //!
-//! The process is called the *server*, and Carom connects to it by a socket. The server's device is a
+//! The other process is called the *server*, and Carom connects to it by a socket. The server's device is a
 //! [`HostFunction`](super::function::HostFunction), like those of VFIO, so one PCI front end serves both. Behind the virtual
 //! IOMMU the device can access only memory that the guest maps ([`UserMapper`]). Without a virtual IOMMU it can access all guest
 //! RAM.

@@ -7,7 +7,7 @@ use super::*;
 const ENABLE: [Event; 2] = [Event::Enable(IrqKind::Intx, 1), Event::Unmask];
 const DISABLE: Event = Event::Disable(IrqKind::Intx);
 
-/// Adds INTx to a function. Its own interrupt pin is INTC#.
+/// Adds INTx to a function. The function's own interrupt pin is INTC#.
 fn with_intx(host: FakeFunction) -> FakeFunction {
     host.set(regs::INTERRUPT_PIN, &[3]);
     host.offer(IrqKind::Intx);
