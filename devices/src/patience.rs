@@ -171,7 +171,7 @@ mod tests {
         budget.pay(at(2), at(2) + SECOND / 10);
         assert!(budget.allows(at(3)) >= left, "a quick answer costs nothing");
         budget.pay(at(3), at(20));
-        assert_eq!(budget.allows(at(20)), SECOND / 10, "spent");
+        assert_eq!(budget.allows(at(20)), SECOND / 10, "the budget is spent");
         assert_eq!(budget.allows(at(84)), SECOND + SECOND / 10);
         assert_eq!(budget.allows(at(100_000)), SECOND * 7 + SECOND / 10);
     }

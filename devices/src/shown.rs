@@ -147,7 +147,7 @@ pub(crate) mod test_support {
         let shown = ShownMemory::new(Arc::new(Nowhere));
         for (range, gpa) in ranges.iter().zip((0x10_0000_0000..).step_by(1 << 32)) {
             // SAFETY: The piece keeps a clone of the range.
-            unsafe { shown.insert_device(gpa, range) }.expect("it never fails");
+            unsafe { shown.insert_device(gpa, range) }.expect("this fake never fails");
         }
         Arc::new(shown)
     }
@@ -309,7 +309,7 @@ mod tests {
         drop(range);
         slots.refuse.store(true, Ordering::Relaxed);
         assert!(shown.remove(slot).is_err());
-        assert!(mapped.upgrade().is_some(), "the guest may still see it");
+        assert!(mapped.upgrade().is_some(), "the guest may still see the memory");
         slots.refuse.store(false, Ordering::Relaxed);
         shown.remove(slot).unwrap();
         assert!(mapped.upgrade().is_none());

@@ -345,7 +345,7 @@ mod tests {
         rig.write(REFUSE, 2);
         assert_eq!(rig.registers.in_the_way(3), None);
         rig.write(EJECT, 2);
-        assert_eq!(rig.present(), [0, 1, 2], "refused");
+        assert_eq!(rig.present(), [0, 1, 2], "the guest has refused");
         rig.registers.want(2).unwrap();
         // A late answer to the earlier request has no effect.
         rig.write(REFUSE, 2);
@@ -369,7 +369,7 @@ mod tests {
         rig.write(EJECT, 2);
         assert_eq!(rig.registers.want(3), Err(1));
         rig.write(REFUSE, 1);
-        assert_eq!(rig.registers.want(3), Err(2), "its thread still runs");
+        assert_eq!(rig.registers.want(3), Err(2), "the thread of vCPU 2 still runs");
         rig.registers.take_gone();
         rig.registers.want(3).unwrap();
         assert_eq!((rig.present(), rig.read(CAME)), (vec![0, 1, 2, 3], 0b100));

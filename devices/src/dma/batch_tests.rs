@@ -124,7 +124,7 @@ fn batched_unmaps_share_one_deadline_for_all_devices() {
     let stuck: Vec<_> = (0..).zip(&owners).map(|(n, owner)| rig.begin(n, owner)).collect();
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert!(rig.waited() < IO_DEADLINE + Duration::from_secs(1), "{:?}", rig.waited());
-    assert!(lock(&rig.waits.0).iter().all(|wait| !wait.is_zero()), "each wait has some time");
+    assert!(lock(&rig.waits.0).iter().all(|wait| !wait.is_zero()), "each wait has time left");
     assert!(owners.iter().all(|owner| owner.given_up.load(Ordering::Relaxed) == 1));
     drop(stuck);
 }

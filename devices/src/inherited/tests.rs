@@ -102,7 +102,7 @@ fn connection_is_given_out_once_and_closed_by_its_user() {
     let had = connection(&kept).unwrap().unwrap();
     assert!(refusal(connection(&kept)).starts_with("the connection of this descriptor is used up"));
     drop(had);
-    assert_eq!(other.read(&mut [0]).unwrap(), 0, "no other descriptor keeps it open");
+    assert_eq!(other.read(&mut [0]).unwrap(), 0, "no other descriptor keeps the connection open");
 }
 
 #[test]

@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(rig.read(TO_GO), 1 << 2);
         assert!(!rig.is_up());
         assert_eq!((rig.read(CAME), rig.read(TO_GO), rig.read(EJECT)), (0, 0, 0));
-        assert_eq!(rig.on_bus(), [2, 31], "requested, but not released");
+        assert_eq!(rig.on_bus(), [2, 31], "the guest has not released device 2");
     }
 
     #[test]

@@ -480,7 +480,7 @@ mod tests {
             table.reset().unwrap();
             tell.send(seen).unwrap();
         });
-        assert_eq!(told.recv_timeout(Duration::from_secs(10)).expect("it waits for ever"), [0, 4, 4]);
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)).expect("the table waits for ever"), [0, 4, 4]);
     }
 
     const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_1000, data: 0x41 };

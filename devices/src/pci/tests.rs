@@ -194,9 +194,9 @@ fn ecam_decodes_device_function_and_register() {
     assert_eq!(m.read(6, 0), u32::MAX);
     let mut data = [0; 4];
     m.ecam.read(5 << 15 | 1 << 12, &mut data);
-    assert_eq!(data, [0xff; 4], "function 1");
+    assert_eq!(data, [0xff; 4], "function 1 does not exist");
     m.ecam.read(5 << 15 | 0xffe, &mut data);
-    assert_eq!(data, [0, 0, 0xff, 0xff], "beyond the function");
+    assert_eq!(data, [0, 0, 0xff, 0xff], "bytes beyond the function are all ones");
     data = [0xab; 4];
     m.ecam.read(u64::MAX, &mut data);
     m.ecam.write(m.ecam.size(), &data);
@@ -326,7 +326,7 @@ fn sizing_moves_nothing() {
     m.write(5, regs::BAR0, &old.to_le_bytes());
     m.decode(5, true);
     assert_eq!(m.map.ranges(), [(MEM32, 0x1000), (MEM64, 0x10_0000)]);
-    assert_eq!(function.moves(), [(2, Some(MEM64)), (0, Some(MEM32))], "same places, which is no move");
+    assert_eq!(function.moves(), [(2, Some(MEM64)), (0, Some(MEM32))], "the BARs are still at their old places");
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn forbidden_place_is_refused() {
     for address in [0, 0x10_0000, MEM32 - 0x1000, MEM32 + 0x40_0000, 0xfee0_0000, 0xffff_f000, MEM32 + 0x1000] {
         m.set_bar(5, 0, address);
         assert_eq!(m.map.ranges(), before, "{address:#x}");
-        assert_eq!(m.map.read(MEM32), 7, "it stays at its address");
+        assert_eq!(m.map.read(MEM32), 7, "the BAR stays at its address");
     }
     m.set_bar(5, 4, 0xcf8);
     assert_eq!(m.map.ranges(), before);

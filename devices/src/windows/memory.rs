@@ -157,7 +157,7 @@ impl WindowMemory {
         self.shared.work.notify_one();
     }
 
-    /// Fills or frees the stash, after the driver has begun or stopped using windows.
+    /// Fills the stash if the driver has begun to use windows (`in_use` is true), and frees it if the driver has stopped.
     pub fn set_in_use(&self, in_use: bool) {
         lock(&self.shared.state).supply.set_in_use(in_use);
         self.shared.work.notify_one();

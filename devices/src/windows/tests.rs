@@ -159,7 +159,7 @@ fn parked_chunk_is_hidden_and_returns_zeroed_in_same_memory() {
     slots.store(place(index) + CHUNK - 1, 0x5a);
     store.park(index).unwrap();
     assert!(store.memory(index).is_none());
-    assert!(is_open(inodes[0]), "a device may have it mapped");
+    assert!(is_open(inodes[0]), "a device may have the file mapped");
     assert_ne!(mapped_inodes(host.address, host.len), inodes);
     slots.store(place(index), 0x77);
     assert!(matches!(store.back(), Err(ChunkError::NoResources)), "a parked chunk counts against the budget");
@@ -358,7 +358,7 @@ fn lost_chunks_recover_in_turn_even_if_lost_during_backing() {
     // Neither the chunk nor the scratch chunk can be mapped.
     windows.refuse_maps(2);
     assert!(store.back().is_err());
-    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "all of the budget is lost");
+    assert!(matches!(store.back(), Err(ChunkError::NoResources)), "lost chunks use up the budget");
     windows.refuse_maps(1);
     let recovered: Vec<_> = (0..4).map(|_| store.recover()).collect();
     let third = 3 - first - second;

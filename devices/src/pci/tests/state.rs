@@ -41,7 +41,7 @@ fn restored_bus_decodes_the_saved_addresses() {
     assert_eq!(new.map.read(0xc001_0003), 5);
     let mut moves = functions[0].moves();
     moves.sort_unstable();
-    assert_eq!(moves.len(), 2, "one for each BAR that is decoded");
+    assert_eq!(moves.len(), 2, "each decoded BAR moves once");
     assert_eq!(moves[0], (0, Some(0xc001_0000)));
     // The other function's BARs still follow the guest.
     decode(&new, 5, 0xc001_1000);

@@ -169,11 +169,11 @@ fn server_reaches_memory_only_while_the_device_is_a_bus_master() {
     device.write_config(regs::COMMAND, &[6, 0]);
     assert!(reaches());
     device.write_config(regs::COMMAND, &[2]);
-    assert!(!reaches(), "a byte that turns it off");
+    assert!(!reaches(), "a one-byte write turned bus mastering off");
     device.write_config(0, &[0, 0, 0, 0, 6, 0, 0, 0]);
-    assert!(reaches(), "a wide write");
+    assert!(reaches(), "a wide write turned bus mastering on");
     device.write_config(regs::COMMAND + 1, &[0]);
-    assert!(reaches(), "another byte");
+    assert!(reaches(), "a write to another byte changed nothing");
     device.reset().unwrap();
     assert!(!reaches(), "after a reset");
 }

@@ -44,7 +44,7 @@ fn ram_has_no_descriptor_and_is_reached_by_messages() {
     assert_eq!(
         unmaps,
         [wire::dma_unmap(0x10_0000, 0x1000), wire::dma_unmap(0x10_1000, 0x1000)],
-        "each as it was mapped"
+        "each DMA_UNMAP has the range of one DMA_MAP"
     );
     assert_eq!(rig.read(0x10_0000, 1), None);
 }
@@ -187,10 +187,10 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
     assert_eq!(rig.read(0, 1), None);
     let again = store.back().unwrap();
     both.write_all_at(&[9; 8], 0).unwrap();
-    assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "a chunk without a previous user");
+    assert_eq!(store.memory(again).unwrap().read_obj::<u64>(0).unwrap(), 0, "the next chunk has no previous user");
 }
 
-/// No server has a descriptor of a chunk that devices may only write, so its memory is kept for the next driver. Two facts keep a
+/// If devices may only write a chunk, no server gets its descriptor. So the chunk's memory is kept for the next driver. Two facts keep a
 /// server away from the chunk: after a reset the device is not a bus master, and later nothing is mapped.
 #[test]
 fn chunk_written_before_reset_reads_zero_for_next_driver() {
@@ -210,14 +210,14 @@ fn chunk_written_before_reset_reads_zero_for_next_driver() {
     assert!(writes());
     assert_eq!(store.memory(chunk).unwrap().read_obj::<u64>(0).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
     device.reset().unwrap();
-    assert!(!writes(), "it is still mapped, but the device is not a bus master");
+    assert!(!writes(), "the chunk is still mapped, but the device is not a bus master");
     store.park(chunk).unwrap();
     assert!(!writes(), "while the chunk has no user");
     mapper.unmap(0x8000, CHUNK).unwrap();
     device.write_config(regs::COMMAND, &[6, 0]);
     assert!(!writes(), "nothing is mapped");
     store.unpark(chunk).unwrap();
-    assert!(!writes(), "the next driver has it, but has not mapped it");
+    assert!(!writes(), "the next driver has the chunk, but has not mapped it");
     let memory = store.memory(chunk).unwrap();
     assert!((0..512).all(|word| memory.read_obj::<u64>(8 * word).unwrap() == 0));
     drop(relay);
