@@ -193,7 +193,7 @@ pub(super) fn limit_files(rules: &RulesetCreated) -> io::Result<()> {
 }
 
 fn gone() -> io::Error {
-    io::Error::other("the thread that starts threads has ended")
+    io::Error::other("the starter thread of the sandbox has ended")
 }
 
 fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
@@ -211,7 +211,7 @@ fn serve(orders: &Receiver<Order>, mode: Mode, known: &[&str]) {
         let filter = match made.get(role.name) {
             Some(filter) => Ok(Filter::clone(filter)),
             None if !known.contains(&role.name) => {
-                Err(io::Error::other(format!("no thread can have the role '{}'", role.name)))
+                Err(io::Error::other(format!("no thread can have the role '{}': begin() did not get it", role.name)))
             }
             None => {
                 let filter = Filter::of(&role, mode.action());

@@ -7,7 +7,7 @@
 //! 2. At the guest's end of interrupt, KVM lowers the line and writes the other event. VFIO then unmasks INTx.
 //! 3. If the device still asserts INTx, it interrupts again.
 //!
-//! If the guest masks INTx through the command register, VFIO masks INTx in the device.
+//! If the guest masks INTx through the command register, VFIO masks it on the host.
 
 use std::io;
 use std::sync::Arc;

@@ -86,8 +86,8 @@ fn server_that_breaks_the_protocol_is_gone() {
     let reply = Kind::Reply { refused: None };
     let read = Command::RegionRead.number();
     for (bytes, part) in [
-        // An answer to no request, an answer to another request, an answer that is too long, two impossible sizes, and an
-        // impossible type.
+        // The messages are an answer to no request, an answer to another request, an answer that is too long, two
+        // impossible sizes, and an impossible type.
         (header(999, read, reply, 0), "a request that is not pending"),
         (header(1, 77, reply, 0), "with an answer to command 77"),
         (header(1, read, reply, 5000), "with 5000 bytes"),
