@@ -3,8 +3,8 @@
  * A software IOMMU with one device behind it, for KUnit tests of bounced DMA
  *
  * The device's DMA goes through the IOMMU's table, page by page. So a test can act as any device,
- * also as one that accesses memory that it should not reach. The IOMMU provides bounce memory, as
- * an IOMMU with windows does.
+ * also as a device that accesses memory that it should not reach. The IOMMU provides bounce memory,
+ * as an IOMMU with windows does.
  */
 
 #include <kunit/test.h>
@@ -239,7 +239,7 @@ static int fake_add_device(struct fake_iommu *fake)
 	if (!fake->pdev)
 		return -ENOMEM;
 	fake->dev = &fake->pdev->dev;
-	/* Buses do this. Devices that are not coherent do not bounce. */
+	/* A bus makes devices coherent in this way. Other devices do not bounce. */
 	arch_setup_dma_ops(fake->dev, true);
 	scoped_guard(mutex, &iommu_probe_device_lock)
 		ret = iommu_fwspec_init(fake->dev, dev_fwnode(fake->hw));
@@ -248,7 +248,7 @@ static int fake_add_device(struct fake_iommu *fake)
 		ret = platform_device_add(fake->pdev);
 	if (!ret && !fake->domain.bounce)
 		ret = -ENODEV;
-	/* Drivers do this. It decides whether sync calls are elided. */
+	/* Drivers set these masks. This call also decides whether sync calls are elided. */
 	return ret ?: dma_set_mask_and_coherent(fake->dev, DMA_BIT_MASK(64));
 }
 

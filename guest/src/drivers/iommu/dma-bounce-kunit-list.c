@@ -14,7 +14,7 @@
 #include "dma-bounce-map.h"
 
 #ifndef kunit_warning_suppress
-/* In older kernels, a test cannot expect a warning. They suppress all messages meanwhile. */
+/* In older kernels, a test cannot expect a warning, so all messages are suppressed meanwhile. */
 #define kunit_warning_suppress(test) \
 	for (suppress_printk = !!(test); suppress_printk; suppress_printk = 0)
 #endif

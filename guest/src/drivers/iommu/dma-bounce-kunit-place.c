@@ -75,14 +75,17 @@ static void node_test(struct kunit *test)
 
 	if (num_node_state(N_NORMAL_MEMORY) < 2)
 		kunit_skip(test, "this machine has one node");
-	/* Memory without a requested node comes from the CPU's node, which is wrong once. */
+	/*
+	 * Memory without a requested node would come from this CPU's node, which is wrong in one
+	 * round.
+	 */
 	set_cpus_allowed_ptr(current, cpumask_of(raw_smp_processor_id()));
 	for_each_node_state(node, N_NORMAL_MEMORY)
 		add_chunk_on(test, node);
 }
 
 #ifdef CONFIG_ZONE_DEVICE
-/* Makes pages for memory of another device, at unused addresses, and calls @use with one. */
+/* Makes pages for memory of another device, at unused addresses, and calls @use with one page. */
 static void use_device_page(struct kunit *test, enum memory_type type,
 			    void (*use)(struct kunit *test, struct page *page))
 {
@@ -164,7 +167,7 @@ static void peer_memory_test(struct kunit *test)
 	struct bounce_test *t = test->priv;
 
 	if (!IS_ENABLED(CONFIG_PCI_P2PDMA))
-		kunit_skip(test, "this kernel has none");
+		kunit_skip(test, "this kernel has no peer-to-peer memory");
 	bounce_kunit_fill(t);
 	use_device_page(test, MEMORY_DEVICE_PCI_P2PDMA, decline_peer_page);
 	bounce_kunit_expect_area(test);
@@ -172,12 +175,12 @@ static void peer_memory_test(struct kunit *test)
 #else
 static void device_memory_test(struct kunit *test)
 {
-	kunit_skip(test, "this kernel has none");
+	kunit_skip(test, "this kernel has no device memory with pages");
 }
 
 static void peer_memory_test(struct kunit *test)
 {
-	kunit_skip(test, "this kernel has none");
+	kunit_skip(test, "this kernel has no device memory with pages");
 }
 #endif /* CONFIG_ZONE_DEVICE */
 

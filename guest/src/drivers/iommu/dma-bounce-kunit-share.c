@@ -167,7 +167,7 @@ static void grab(struct taker *taker)
 	rcu_read_unlock();
 }
 
-/* If no chunk is idle, it gets chunks in use, until both domains have about as many chunks. */
+/* If no chunk is idle, such a domain gets chunks in use, until both have about as many chunks. */
 static void starved_busy_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;

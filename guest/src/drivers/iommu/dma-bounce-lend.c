@@ -9,7 +9,7 @@
  *
  * A lent chunk has a place in the pool's range, and no slots. It is given back when the application
  * has unmapped it and nothing holds its pages. When the last device leaves a domain, applications
- * lose their mappings (SIGBUS), and the kernel waits until nothing holds the pages, as device-dax.
+ * lose their mappings (SIGBUS). The kernel waits until nothing holds the pages, like device-dax.
  *
  * The provider's memory needs pages. For windows, they are made when the first file is opened.
  */

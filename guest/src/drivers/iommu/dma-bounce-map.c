@@ -301,7 +301,7 @@ static bool is_list_of(struct device *dev, struct scatterlist *sgl, struct dma_b
 	dma_addr_t addr = sg_dma_address(sgl);
 
 	return !dev_WARN_ONCE(dev, addr != dma_bounce_slot_iova(slot) + slot->offset,
-			      "no start of a bounced list: %pad\n", &addr);
+			      "not the start of a bounced list: %pad\n", &addr);
 }
 
 /**
@@ -336,9 +336,9 @@ out:
 }
 
 /*
- * Returns true if a list may be one buffer that was mapped as a single buffer. Mainline allows to
- * unmap such a buffer as a list with one entry. Lists that are marked as bounced by swiotlb are
- * excluded, because they are unmapped entry by entry.
+ * Returns true if a list may be one buffer that was mapped as a single buffer. Mainline allows
+ * callers to unmap such a buffer as a list with one entry. Lists that are marked as bounced by
+ * swiotlb are excluded, because they are unmapped entry by entry.
  */
 static bool is_lone_buffer(struct scatterlist *sgl, int nents)
 {
@@ -353,7 +353,7 @@ static bool is_lone_buffer(struct scatterlist *sgl, int nents)
  * @attrs: attributes of the unmapping
  *
  * Return: true if the list was mapped by one slot. False for other lists, also for lists with a
- * separate slot for each entry. Those were mapped by the code for swiotlb.
+ * separate slot for each entry, which the code for swiotlb has mapped.
  */
 bool __dma_bounce_unmap_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			   unsigned long attrs)

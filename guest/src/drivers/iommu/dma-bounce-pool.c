@@ -125,7 +125,7 @@ void dma_bounce_chunk_del(struct dma_bounce_pool *pool, struct dma_bounce_chunk 
 /*
  * Asks the provider to add a chunk at a free place. At some places, the provider may always fail.
  * If it fails at a place, this tries the next place, and the next search starts after the failed
- * ones.
+ * places.
  */
 static void *chunk_back(struct dma_bounce_pool *pool, dma_addr_t *iova, size_t *size, int prot)
 {

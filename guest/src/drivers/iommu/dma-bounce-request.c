@@ -4,7 +4,8 @@
  *
  * In newer kernels, a block request has no scatterlist. Its driver maps the pieces one by one, or
  * links them into one range of IOVA. A request that bounces takes one slot instead. The slot need
- * not remember the pieces: a request is unmapped before it is completed, so it still has them.
+ * not remember the pieces: a request is unmapped before it is completed, so the request still has
+ * them.
  */
 
 #include <linux/blk-mq-dma.h>

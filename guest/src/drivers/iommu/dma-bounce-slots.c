@@ -108,7 +108,7 @@ static void depot_look(struct dma_bounce_slots *slots, struct dma_bounce_depot *
 		depot->needed_at = jiffies;
 }
 
-/* Counts the free slots for this CPU: in the depot, and in the CPUs that cache_steal() asks. */
+/* Counts the free slots for this CPU: in the depot, and in stacks that cache_steal() searches. */
 static unsigned int slots_left(struct dma_bounce_slots *slots, enum dma_bounce_kind kind,
 			       unsigned int class)
 {

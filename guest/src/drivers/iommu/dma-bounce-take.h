@@ -139,7 +139,7 @@ dma_bounce_slot_take(struct dma_bounce_pool *pool, struct device *dev, phys_addr
  */
 static inline void dma_bounce_reset_need_sync(struct dma_bounce_pool *pool, struct device *dev)
 {
-	/* dma_dev_need_sync() does not fit here: debugging of the DMA API makes it true always. */
+	/* Do not use dma_dev_need_sync(), because debugging of the DMA API makes it always true. */
 	if (likely(!dev_dma_skip_sync(dev)))
 		return;
 	dma_reset_need_sync(dev);

@@ -122,7 +122,7 @@ void edu_fill(struct edu *edu)
 }
 
 /**
- * edu_area_as_expected - compare all of that memory with its expected contents
+ * edu_area_as_expected - compare the device's area with its expected contents
  * @edu: the device
  *
  * Return: true if they are equal.
@@ -133,7 +133,7 @@ bool edu_area_as_expected(struct edu *edu)
 }
 
 /**
- * edu_map - map part of that memory
+ * edu_map - map part of the device's area
  * @edu: the device
  * @offset: start of the part
  * @len: length of the part in bytes

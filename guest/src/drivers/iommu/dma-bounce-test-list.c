@@ -65,7 +65,7 @@ int edu_test_list(struct edu *edu)
 	list_copy(edu->area, flat, true);
 	if (ret || memcmp(flat, edu->seen, len))
 		goto out_unmap;
-	/* A sync copies the first two pieces back. Then a sync copies all pieces back. */
+	/* A sync copies the first two pieces back. Then another sync copies all pieces back. */
 	ret = edu_writes(edu, sg_dma_address(edu->sgl), len, flat);
 	if (ret)
 		goto out_unmap;

@@ -348,9 +348,9 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 		return ERR_PTR(ret);
 	offset = le64_to_cpu(req.shm_offset);
 	if (!claim_shown(window, offset)) {
-		dev_err_ratelimited(&window->vdev->dev, "device puts a chunk at %#llx\n", offset);
+		dev_err_ratelimited(&window->vdev->dev, "invalid or used chunk offset %#llx\n", offset);
 		if (send_del(window, id, iova))
-			dev_err_ratelimited(&window->vdev->dev, "it keeps it at %pad\n", &iova);
+			dev_err_ratelimited(&window->vdev->dev, "device keeps the chunk at %pad\n", &iova);
 		return ERR_PTR(-EIO);
 	}
 	return window->region + offset;
