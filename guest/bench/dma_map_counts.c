@@ -3,8 +3,8 @@
  * Cost of mapping and unmapping, in counts
  *
  * Each call is between two marks, which are no-operations. The emulator's plug-in
- * (tests/integration/plugin/counts.c) counts the instructions and memory accesses between them. Any
- * PCI device will do, because nothing is transferred. Bind the driver by driver_override.
+ * (tests/integration/plugin/counts.c) counts the instructions and memory accesses between the
+ * marks. Any PCI device works, because nothing is transferred. Bind the driver by driver_override.
  */
 
 #define pr_fmt(fmt) "dma-map-counts: " fmt
@@ -24,7 +24,7 @@
 /* Number of counted calls of each kind */
 #define COUNTED	1000
 
-/* Number of rounds of 20 ms in which the device maps, so that the pool has chunks */
+/* Number of warm-up rounds of 20 ms. Their mappings make the pool add chunks. */
 #define ATTEMPTS	100
 
 /* Number of pages in the list */
@@ -93,7 +93,7 @@ static __always_inline int count(struct bench *bench, const enum call call)
 	return 0;
 }
 
-/* Maps for some time: the first mappings find no slots, and the pool adds chunks for them. */
+/* Maps for some time, because the first mappings find no slots and make the pool add chunks. */
 static void warm_up(struct bench *bench)
 {
 	unsigned int i, n;

@@ -3,8 +3,9 @@
  * Cost of dma_sync_*() for a mapping that does not bounce
  *
  * Each call is between two marks, which are no-operations. The emulator's plug-in
- * (tests/integration/plugin/counts.c) counts the instructions between them. Then calls are timed.
- * Any PCI device will do, because nothing is transferred. Bind the driver by driver_override.
+ * (tests/integration/plugin/counts.c) counts the instructions between the marks. Then calls are
+ * timed. Any PCI device works, because nothing is transferred. Bind the driver by
+ * driver_override.
  */
 
 #define pr_fmt(fmt) "dma-sync-bench: " fmt
@@ -110,7 +111,10 @@ static int run(struct bench *bench)
 	if (!dev->dma_skip_sync)
 		pr_info("CAROM-SYNC-LOST 1\n");
 	measure_all(bench, "never-bounced", MARK_END);
-	/* The first bounced mapping of a device has this effect, by swiotlb or by a pool. */
+	/*
+	 * The first mapping that bounces clears the device's flag like this, by swiotlb or by a
+	 * pool.
+	 */
 	dev->dma_skip_sync = false;
 	measure_all(bench, "has-bounced", MARK_END + CALLS);
 	mark(MARK_REPORT);

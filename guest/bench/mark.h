@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Marks: no-operations between which the emulator's plug-in (tests/integration/plugin/counts.c)
- * counts
+ * Marks in the code of a benchmark. A mark is a no-operation. The emulator's plug-in
+ * (tests/integration/plugin/counts.c) counts between two marks.
  */
 #ifndef _MARK_H
 #define _MARK_H

@@ -8,9 +8,8 @@
  * lent-check FILE: maps FILE and touches it until the memory is taken away. The exit status is 0 at
  * SIGBUS.
  *
- * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. By then, the device has
- * another pool, for which FILE was not opened. Prints a line. The exit status is 0 if the mapping
- * is refused.
+ * lent-check FILE -: opens FILE, waits for a line of input, and maps FILE. Before the caller sends the line, it
+ * must give the device another pool. Prints a line. The exit status is 0 if the mapping is refused.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -74,7 +73,7 @@ static void mappings(int file)
 	check("private mapping is refused",
 	      mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0) == MAP_FAILED && errno == EINVAL);
 	errno = 0;
-	check("more than there is is refused",
+	check("mapping of 1 GiB is refused",
 	      mmap(NULL, 1 << 30, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED && errno == ENOMEM);
 	lent = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	if (lent == MAP_FAILED) {
@@ -89,7 +88,7 @@ static void transfers(int fd)
 	fill(lent, SIZE);
 	check("write of 4 MiB", pwrite(fd, lent, SIZE, 0) == SIZE);
 	memset(own, 0, SIZE);
-	check("what was written is read to own memory", pread(fd, own, SIZE, 0) == SIZE && is_filled(own, SIZE));
+	check("read of the written data to own memory", pread(fd, own, SIZE, 0) == SIZE && is_filled(own, SIZE));
 	fill(own, SIZE);
 	check("write from own memory", pwrite(fd, own, SIZE, 0) == SIZE);
 	memset(lent, 0, SIZE);
@@ -101,7 +100,10 @@ static void transfers(int fd)
 	      is_zero(lent, 512) && is_zero(lent + 1536, PAGE));
 }
 
-/* Makes one request with pieces of @len bytes, alternately lent and own. @first is 0 if the first piece is lent. */
+/*
+ * Makes one request with pieces of @len bytes. They are lent and own memory in turn. @first is 0 if the first piece
+ * is lent.
+ */
 static void mixed(int fd, size_t len, int first, const char *what)
 {
 	struct iovec to[PIECES];

@@ -81,11 +81,11 @@ static int dax(const char *path, const char *device)
 	fill(pages + PAGE, 1);
 	check("written from a file's page", pwrite(disk, pages + PAGE, PAGE, 0) == PAGE);
 	memset(own, 0, PAGE);
-	check("read back", pread(disk, own, PAGE, 0) == PAGE && is_filled(own, 1));
+	check("data read back", pread(disk, own, PAGE, 0) == PAGE && is_filled(own, 1));
 	fill(own, 2);
 	check("written from memory", pwrite(disk, own, PAGE, 0) == PAGE);
 	check("read into a file's page", pread(disk, pages + 2 * PAGE, PAGE, 0) == PAGE && is_filled(pages + 2 * PAGE, 2));
-	check("in the file", pread(file, own, PAGE, 2 * PAGE) == PAGE && is_filled(own, 2));
+	check("read data is in the file", pread(file, own, PAGE, 2 * PAGE) == PAGE && is_filled(own, 2));
 	return failures != 0;
 }
 
@@ -115,8 +115,8 @@ static int bar(const char *number, const char *address)
 	map.vaddr = (uintptr_t)page;
 	map.flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
 	check("a page of the BAR is mapped", !ioctl(container, VFIO_IOMMU_MAP_DMA, &map));
-	check("it is unmapped", !ioctl(container, VFIO_IOMMU_UNMAP_DMA, &unmap) && unmap.size == PAGE);
-	check("and mapped again", !ioctl(container, VFIO_IOMMU_MAP_DMA, &map));
+	check("the page is unmapped", !ioctl(container, VFIO_IOMMU_UNMAP_DMA, &unmap) && unmap.size == PAGE);
+	check("the page is mapped again", !ioctl(container, VFIO_IOMMU_MAP_DMA, &map));
 	return failures != 0;
 }
 

@@ -137,7 +137,7 @@ int main(int argc, char **argv)
 	int fd = argc == 3 ? open(argv[1], O_RDWR | O_DIRECT) : -1;
 
 	if (fd < 0 || bad < SIZE || bad % PAGE) {
-		fprintf(stderr, "usage: nvme-check DEVICE BAD (a place in bytes, a multiple of %u)\n", PAGE);
+		fprintf(stderr, "usage: nvme-check DEVICE BAD (an offset in bytes, a multiple of %u, at least 65536)\n", PAGE);
 		return 2;
 	}
 	buffer = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

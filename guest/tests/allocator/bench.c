@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Benchmark of how the allocator of bounce slots scales. Threads take and return slots, each on its
- * own CPU, with a few slots in flight. For 1, 2, 4, 8 and 16 threads, prints the operations a
- * second (a slot taken and returned), and the operations for each thread that had a core to run on.
+ * own CPU, with a few slots in flight. Runs with 1, 2, 4, 8 and 16 threads. Prints the operations
+ * per second of all threads, and of each thread that had a core to run on. One operation takes and
+ * returns a slot.
  */
 
 #include "shim.h"

@@ -9,7 +9,10 @@ __thread unsigned int shim_cpu;
 u64 shim_online = 0xffff;
 unsigned long shim_jiffies;
 
-/* The count is odd while the thread is in a critical section. Each has its own cache line. */
+/*
+ * Count of a thread, odd while the thread is in a critical section. Each count has its own
+ * cache line.
+ */
 static struct {
 	unsigned long count;
 } __attribute__((aligned(64))) sections[MAX_THREADS];
@@ -30,7 +33,10 @@ void rcu_read_lock(void)
 {
 	unsigned long *count = my_section();
 
-	/* Sequentially consistent: other threads see the section before its first read. */
+	/*
+	 * Sequentially consistent, so that other threads see the new count before the
+	 * section's first read.
+	 */
 	__atomic_exchange_n(count, READ_ONCE(*count) + 1, __ATOMIC_SEQ_CST);
 }
 

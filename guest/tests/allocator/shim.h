@@ -64,7 +64,7 @@ typedef uint64_t phys_addr_t;
 #define kvcalloc(n, size, gfp)	shim_zalloc((n) * (size))
 #define kvfree(p)		free(p)
 
-/* Aligned as large allocations of the kernel are */
+/* Aligned like large allocations of the kernel */
 static inline void *shim_zalloc(size_t size)
 {
 	size_t rounded = (size + 63) / 64 * 64;
@@ -190,7 +190,7 @@ extern unsigned long shim_jiffies;
 #define time_before(a, b)	((long)((a) - (b)) < 0)
 #define time_after_eq(a, b)	((long)((a) - (b)) >= 0)
 
-/* RCU: each thread counts the beginnings and ends of its critical sections. */
+/* RCU: each thread counts the begins and ends of its critical sections. */
 struct rcu_head {
 	int unused;
 };

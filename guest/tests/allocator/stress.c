@@ -3,10 +3,11 @@
  * Random load on the allocator of bounce slots, in user space
  *
  * Threads take slots, write to them, check the written bytes, and return the slots. They change
- * their CPUs all the time. Meanwhile another thread adds chunks, withdraws idle chunks, cuts them
- * again, retires chunks in use, and frees their memory. Each step checks that no page is in two
- * slots, that addresses lead to their slots, and that freed memory is not touched (by
- * AddressSanitizer). At the end, no slot may be lost. The exit status is 1 if a check fails.
+ * their CPUs all the time. Meanwhile another thread adds chunks, withdraws idle chunks, and
+ * divides them into other slots. It also retires chunks in use, and frees their memory. Each step
+ * checks that no page is in two slots, and that addresses lead to their slots. AddressSanitizer
+ * checks that freed memory is not touched. At the end, no slot may be lost. The exit status is 1
+ * if a check fails.
  *
  * Usage: stress SECONDS [SEED]
  */
@@ -39,7 +40,7 @@ static unsigned long notified, asked, gets, misses, adds, withdrawals, drains, d
 
 static void fail(int line, const char *what)
 {
-	fprintf(stderr, "stress.c:%d: does not hold: %s (seed %llu)\n", line, what, seed);
+	fprintf(stderr, "stress.c:%d: check failed: %s (seed %llu)\n", line, what, seed);
 	fflush(stdout);
 	_exit(1);
 }
@@ -95,7 +96,7 @@ static void take(u32 me, struct held *held, unsigned long long *state)
 	if (!slot) {
 		__atomic_add_fetch(&misses, 1, __ATOMIC_RELAXED);
 		rcu_read_unlock();
-		/* Let the thread run that adds chunks. */
+		/* Let the thread that adds chunks run. */
 		sched_yield();
 		return;
 	}
@@ -391,7 +392,7 @@ int main(int argc, char **argv)
 	for (i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	check_nothing_lost();
-	printf("seed %llu: %lu slots taken, %lu misses; chunks: %lu added (%lu as depots asked), %lu withdrawn, %lu cut anew, %lu drained; %lu times all died, %lu orphans\n",
+	printf("seed %llu: %lu slots taken, %lu misses; chunks: %lu added (%lu because a depot asked), %lu withdrawn, %lu reused, %lu drained; all chunks freed %lu times, %lu orphans\n",
 	       seed, gets, misses, adds, asked, withdrawals, recycled, drains, deaths, orphans);
 	/* The run must have met each case. */
 	CHECK(gets && misses && withdrawals && recycled && drains && deaths && orphans && notified &&

@@ -27,7 +27,7 @@ static unsigned int nheld, notified;
 
 static void fail(int line, const char *what)
 {
-	fprintf(stderr, "unit.c:%d: does not hold: %s\n", line, what);
+	fprintf(stderr, "unit.c:%d: check failed: %s\n", line, what);
 	exit(1);
 }
 
@@ -48,7 +48,7 @@ static void begin(u64 online)
 	CHECK(!dma_bounce_slots_open(&slots, BASE, PLACES * CHUNK, CHUNK_SHIFT));
 }
 
-/* Publishes @size bytes at a place. */
+/* Publishes a chunk of @size bytes at a place. */
 static struct dma_bounce_chunk *add(unsigned long place, unsigned int class, size_t size)
 {
 	struct dma_bounce_chunk *chunk;
@@ -102,7 +102,10 @@ static bool *asks(unsigned int class)
 	return &slots.depots[DMA_BOUNCE_RW][class].asks;
 }
 
-/* With one chunk of few slots, the depot asks when a CPU takes the last ones, then later again. */
+/*
+ * With one chunk of few slots, the depot asks when a CPU takes the last slots, and asks again
+ * later.
+ */
 static void few_slots_test(void)
 {
 	begin(1);
@@ -120,7 +123,7 @@ static void few_slots_test(void)
 	CHECK(!get(LARGE));
 	CHECK(!get(LARGE));
 	CHECK(notified == 2);
-	/* With another chunk the depot stops asking, until that chunk is nearly used up, too. */
+	/* With another chunk, the depot stops asking until that chunk is nearly used up, too. */
 	add(1, LARGE, CHUNK);
 	CHECK(!*asks(LARGE));
 	take_to(LARGE, 14);
@@ -131,7 +134,7 @@ static void few_slots_test(void)
 	end();
 }
 
-/* With one chunk of many slots, the depot asks when as many are left as a CPU may keep. */
+/* With one chunk of many slots, the depot asks when only as many are free as a CPU may keep. */
 static void many_slots_test(void)
 {
 	begin(1);
@@ -193,7 +196,7 @@ static void spare_chunk_test(void)
 	shim_jiffies += 1;
 	CHECK(dma_bounce_chunk_withdraw(&slots, second, 10, true));
 	dma_bounce_chunk_remove(&slots, second);
-	/* Without @spare, the chunk is given up. */
+	/* Without @spare, the chunk is withdrawn. */
 	second = add(1, LARGE, CHUNK);
 	take_to(LARGE, 6);
 	dma_bounce_slots_flush(&slots, true);
@@ -205,7 +208,7 @@ static void spare_chunk_test(void)
 	end();
 }
 
-/* Only online CPUs are asked for a slot. Slots of offline CPUs return by flushing. */
+/* Slots of online CPUs can be taken. Slots of offline CPUs return only by flushing. */
 static void offline_test(void)
 {
 	begin(1ULL << 40 | 1);
