@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Keeps a guest's CPU free of other work, for measurements of what the guest's kernel itself does.
 //!
-//! If a device's interrupt arrives on the CPU that runs the guest, it interrupts the guest, and the guest counts this time as its
-//! own. Without these settings, the host's kernel may or may not use one CPU for both.
+//! If a device's interrupt arrives on the CPU that runs the guest, the guest stops meanwhile, and counts this time as its
+//! own. Without these settings, the host's kernel sometimes uses the same CPU for the guest and for interrupts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,8 +26,8 @@ pub(crate) struct Apart {
 }
 
 impl Apart {
-    /// With `interrupts`, new interrupts of all devices go to the first CPU. Only use this on a machine of our own. Existing
-    /// interrupts stay where they are.
+    /// With `interrupts`, new interrupts of all devices go to the first CPU. Use this only on a machine that does no other
+    /// work. Existing interrupts stay where they are.
     ///
     /// # Errors
     /// Fails if the kernel rejects the mask.
@@ -45,7 +45,7 @@ impl Apart {
     /// Places the vCPU threads of VMM `pid` that have not been placed yet. vCPU 0 gets the last CPU, vCPU 1 the CPU before it,
     /// and so on, cyclically.
     pub(crate) fn place(&mut self, pid: u32) {
-        // The VMM may have ended, and threads come and go, so errors are ignored.
+        // Ignore errors, because the VMM or a thread may have ended.
         let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
         for task in tasks.flatten() {
             let Some(vcpu) = vcpu_of(&task.path()).filter(|vcpu| !self.placed.contains(vcpu)) else { continue };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Carom process driven by its API. A test starts, calls and observes it. It ends with the test.
+//! Carom process that a test starts, calls by its API and observes. The process ends with the test.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,10 +22,10 @@ use crate::vmm::Kernel;
 /// Interval between checks.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Maximum number of characters of the console and of stderr that are shown of a failed test.
+/// Maximum number of characters that a failed test prints of the console and of stderr.
 const SHOWN: usize = 4000;
 
-/// Maximum time for an answer. Booting pins memory and loads files, which takes seconds under emulation.
+/// Maximum time for an answer. Booting pins memory and loads files, and takes seconds under emulation.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
 /// Calls the API at `socket` and returns status and body.
@@ -45,8 +45,8 @@ pub fn exchange(socket: &Path, method: &str, path: &str, body: Option<&Value>) -
     Ok((status, answer_body(&mut reader)?))
 }
 
-/// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps a connection open that its client wants
-/// closed, so the header's length gives the end of the body.
+/// Reads the body of an answer whose status line has been read. Cloud Hypervisor keeps the connection open even if its
+/// client asks to close it, so only the header's length tells where the body ends.
 fn answer_body(reader: &mut impl BufRead) -> Result<String> {
     let mut len = 0;
     loop {
@@ -135,8 +135,8 @@ impl ApiVmm {
         Ok(vmm)
     }
 
-    /// Starts another process after the previous one has ended, with additional arguments and the same socket and files. The file
-    /// of events starts empty.
+    /// Starts another process after the previous process has ended. The new process has the same socket and files, and
+    /// additional arguments. The file of events starts empty.
     ///
     /// # Errors
     /// Fails if the previous process has not ended, Carom cannot be started, or its API does not answer.
@@ -212,7 +212,7 @@ impl ApiVmm {
                 return Ok(());
             }
             if start.elapsed() > limit {
-                bail!("no {text:?} ({times} times) on the console after {limit:?}");
+                bail!("the console does not contain {text:?} {times} times after {limit:?}");
             }
             thread::sleep(POLL);
         }
@@ -273,7 +273,7 @@ impl ApiVmm {
     /// Returns the events so far.
     ///
     /// # Errors
-    /// Fails if the file contains anything else than events.
+    /// Fails if the file contains a line that is not an event.
     pub fn events(&self) -> Result<Vec<Event>> {
         events::read(&self.dir.path().join("events"))
     }
@@ -288,7 +288,7 @@ impl ApiVmm {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            ensure!(start.elapsed() < limit, "carom does not end");
+            ensure!(start.elapsed() < limit, "carom did not end within {limit:?}");
             thread::sleep(POLL);
         }
     }

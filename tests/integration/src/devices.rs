@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Jobs for guests that use a device with and without bouncing. The device is found by its driver. Drives verify all written
-//! data. Network cards send bytes to a server, which returns them. The jobs print the time that the I/O took and the counters of
-//! the device's pool.
+//! Jobs for guests that use a device with and without bouncing. The device is found by its driver. Jobs of drives verify all
+//! written data. Jobs of network cards send bytes to a server, which returns them. All jobs print the time of the I/O and
+//! the counters of the device's pool.
 
 use std::fmt;
 use std::io;
@@ -38,8 +38,8 @@ choose() { echo "$1" >"/sys/bus/pci/devices/$DEVICE/iommu_bounce/mode" || exit 9
 print_pool() { sed 's/^/CAROM-STAT-/' $(grep -lx "device $DEVICE" /sys/kernel/debug/iommu_bounce/*/stats); }
 "#;
 
-/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare what comes back. One connection
-/// uses large packets, one uses small packets, and several run at the same time.
+/// Shell functions that take the interface `CARD` up, send random bytes to the server and compare the returned bytes. One
+/// connection uses large packets, another uses small packets, and several run at the same time.
 const CARD_FUNCTIONS: &str = r#"
 CARD=eth0
 wait_for_card() {
@@ -72,7 +72,7 @@ several() {
 }
 "#;
 
-/// Echo server, as a guest reaches it.
+/// Address of an echo server, and of the guest that connects to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer<'a> {
     /// The guest's own address.
@@ -146,7 +146,7 @@ pub fn card_job(driver: &str, choice: &str, peer: &Peer<'_>) -> String {
 /// Checks that all bytes of `cards` cards came back unchanged.
 ///
 /// # Errors
-/// Fails if they did not.
+/// Fails if a card lost or changed bytes.
 pub fn check_same(outcome: &Outcome, cards: usize) -> Result<()> {
     let same: Vec<&str> = outcome.values("CAROM-SAME").collect();
     ensure!(same == ["large", "small"].repeat(cards), "unexpected results: {same:?}; console:\n{}", outcome.console);
@@ -187,7 +187,7 @@ impl fmt::Display for Figures {
 /// Parses the output of the jobs of [`drive_job`] and [`card_job`], in the order in which they ran.
 ///
 /// # Errors
-/// Fails if one of them printed an incomplete result.
+/// Fails if a job printed an incomplete result.
 pub fn figures(outcome: &Outcome) -> Result<Vec<Figures>> {
     let seconds: Vec<&str> = outcome.values("CAROM-SECONDS").collect();
     seconds.iter().enumerate().map(|(number, text)| one(outcome, number, text)).collect()
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the output of two devices' jobs. All values of the second are twice those of the first.
+    /// Returns the output of two devices' jobs. Each value of the second device is twice the value of the first device.
     fn outcome() -> Outcome {
         let names = [
             "bounced_pages",

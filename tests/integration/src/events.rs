@@ -79,7 +79,7 @@ pub struct Counters {
 /// Reads an event file. If the file does not exist, returns no events.
 ///
 /// # Errors
-/// Fails if the file cannot be read or contains anything else than events.
+/// Fails if the file cannot be read, or if it contains anything that is not an event.
 pub fn read(path: &Path) -> Result<Vec<Event>> {
     if !path.exists() {
         return Ok(Vec::new());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// Long because each property of a guest has a short method of its own.
+// This file is long, because each property of a guest has its own short method.
 //! A guest: its description, its run, and its outcome.
 
 use std::ffi::OsStr;
@@ -65,7 +65,8 @@ pub struct Outcome {
     pub probes: Vec<Probe>,
     /// [`Probe::executed`] at the VMM's start.
     pub executed_at_start: Option<u64>,
-    /// Time from the VMM's start until the guest's first program was seen to begin. [`Guest::look_every`] sets the resolution.
+    /// Time from the VMM's start until the console showed the start of the guest's first program. [`Guest::look_every`] sets
+    /// the resolution.
     pub begun: Option<Duration>,
     /// Time from the VMM's start to its end.
     pub elapsed: Duration,
@@ -74,8 +75,8 @@ pub struct Outcome {
 }
 
 impl Guest {
-    /// Returns a guest with 1 vCPU, 512 MiB, no device and the patched kernel, on Carom. `name` must be unique within one run of
-    /// the tests or the demo, because consoles are kept under it.
+    /// Returns a guest with 1 vCPU, 512 MiB, no device and the patched kernel, on Carom. `name` must be unique within one
+    /// run of the tests or the demo, because it names the guest's console file.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -148,7 +149,8 @@ impl Guest {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: false }))
     }
 
-    /// Like [`Guest::group_drive`], with a drive that has 8 bytes of protection metadata per block. Drive and kernel check them.
+    /// Like [`Guest::group_drive`], with a drive that has 8 bytes of protection metadata per block. The drive and the kernel
+    /// check the metadata.
     #[must_use]
     pub fn metadata_drive(self, image: &Path) -> Self {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: true }))
@@ -166,31 +168,31 @@ impl Guest {
         self.with(|guest| guest.machine.emulated.push(Emulated::Card { tap: tap.into(), iommu }))
     }
 
-    /// Adds a device of a vfio-user server (Carom only): the value of `--user-device`.
+    /// Adds a device of a vfio-user server (Carom only). `value` is the value of `--user-device`.
     #[must_use]
     pub fn user_device(self, value: &str) -> Self {
         self.with(|guest| guest.machine.user_devices.push(value.into()))
     }
 
-    /// Adds a disk (Carom only): the value of `--disk`.
+    /// Adds a disk (Carom only). `value` is the value of `--disk`.
     #[must_use]
     pub fn disk(self, value: &str) -> Self {
         self.with(|guest| guest.machine.disks.push(value.into()))
     }
 
-    /// Adds a rate limit that disks share (Carom only): the value of `--rate-limit-group`.
+    /// Adds a rate limit that disks share (Carom only). `value` is the value of `--rate-limit-group`.
     #[must_use]
     pub fn rate_limit_group(self, value: &str) -> Self {
         self.with(|guest| guest.machine.rate_limit_groups.push(value.into()))
     }
 
-    /// Adds a network device (Carom only): the value of `--net`.
+    /// Adds a network device (Carom only). `value` is the value of `--net`.
     #[must_use]
     pub fn net(self, value: &str) -> Self {
         self.with(|guest| guest.machine.cards.push(value.into()))
     }
 
-    /// Adds a source of random bytes (Carom only): the value of `--rng`.
+    /// Adds a source of random bytes (Carom only). `value` is the value of `--rng`.
     #[must_use]
     pub fn rng(self, value: &str) -> Self {
         self.with(|guest| guest.machine.rng = Some(value.into()))
@@ -202,7 +204,7 @@ impl Guest {
         self.with(|guest| guest.machine.shared_memory = true)
     }
 
-    /// Offers bounce windows: the value of `--iommu-bounce`, such as `size=64M`.
+    /// Offers bounce windows. `value` is the value of `--iommu-bounce`, such as `size=64M`.
     #[must_use]
     pub fn bounce(self, value: &str) -> Self {
         self.with(|guest| guest.machine.bounce = Some(value.into()))
@@ -214,7 +216,7 @@ impl Guest {
         self.with(|guest| guest.machine.arguments.extend_from_slice(arguments))
     }
 
-    /// Adds a balloon (Carom only): the value of `--balloon`, such as `size=0,free_page_reporting=on`.
+    /// Adds a balloon (Carom only). `value` is the value of `--balloon`, such as `size=0,free_page_reporting=on`.
     #[must_use]
     pub fn balloon(self, value: &str) -> Self {
         self.with(|guest| guest.machine.balloon = Some(value.into()))
@@ -250,7 +252,7 @@ impl Guest {
         self.with(|guest| guest.machine.user = Some(id))
     }
 
-    /// Restricts the VMM to the files that it is given, by Landlock (Carom only).
+    /// Restricts the VMM by Landlock to the files in its arguments (Carom only).
     #[must_use]
     pub fn landlock(self) -> Self {
         self.with(|guest| guest.machine.landlock = true)
@@ -262,8 +264,8 @@ impl Guest {
         self.with(|guest| guest.machine.seccomp = filtered)
     }
 
-    /// Keeps the vCPU threads on the last CPUs. In the rig, also keeps the interrupts of the guest's devices on the first CPU.
-    /// For measurements of what the guest's kernel itself does.
+    /// Keeps the vCPU threads on the last CPUs. In the rig, also keeps the interrupts of the guest's devices on the first
+    /// CPU. Use this to measure what the guest's kernel itself does.
     #[must_use]
     pub fn vcpus_apart(self) -> Self {
         self.with(|guest| guest.vcpus_apart = true)
@@ -351,7 +353,7 @@ impl Guest {
         Ok(script)
     }
 
-    /// Records the start, and creates what the guest needs in `dir`. Returns the VMM's command, the console file, and the API
+    /// Records the start, and creates the guest's files in `dir`. Returns the VMM's command, the console file, and the API
     /// socket if the VMM is Carom.
     pub(crate) fn command(&self, site: &Site, dir: &Path) -> Result<(Command, PathBuf, Option<PathBuf>)> {
         tally::note_started(&site.out, &self.name)?;
@@ -446,9 +448,9 @@ impl Guest {
     }
 }
 
-/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without them reports
-/// `mitigations=off` as unknown, which takes hundreds of exits. Kernels that are built here have their configuration next to
-/// them.
+/// True if a kernel supports mitigations of CPU vulnerabilities, which cost speed. A kernel without mitigations reports
+/// `mitigations=off` as unknown, and this report takes hundreds of exits. The configuration of a kernel that this project
+/// builds is in the kernel's directory.
 fn has_mitigations(kernel: &Path) -> bool {
     let config = fs::read_to_string(kernel.with_file_name("config"));
     config.map_or(true, |config| config.lines().any(|line| line == "CONFIG_CPU_MITIGATIONS=y"))
@@ -477,11 +479,12 @@ impl Outcome {
     }
 }
 
-/// True if the guest's kernel was ended by an impossible event: an interrupt at the first instruction of the entry for system
-/// calls or interrupts. Interrupts are off there. QEMU's emulation of nested guests sometimes does so if it lacks our fixes
-/// (`xtask/src/emulator.rs`).
+/// True if an impossible event ended the guest's kernel: an interrupt at the first instruction of the entry for system calls
+/// or interrupts, where interrupts are off. QEMU's emulation of nested guests sometimes delivers such an interrupt if it
+/// lacks our fixes (`xtask/src/emulator.rs`).
 ///
-/// At the entry for interrupts, this only counts on the entry stack: an overflow of a task's own stack also ends there.
+/// A fault at the entry for interrupts only counts on the entry stack, because an overflow of a task's own stack also ends
+/// at this entry.
 fn emulator_failed(console: &str) -> bool {
     let interrupt = || console.contains("<ENTRY_TRAMPOLINE>") && console.contains("RIP: 0010:irq_entries_start+0x");
     console.contains("PANIC: double fault") && (console.contains("RIP: 0010:entry_SYSCALL_64+0x0/") || interrupt())
@@ -561,7 +564,7 @@ mod tests {
         assert!(!reset(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n"));
     }
 
-    /// Returns a site that only has the way in which the machine is run.
+    /// Returns a site in which only `rig` is set.
     fn site(rig: &str) -> Site {
         Site { rig: rig.into(), ..Site::default() }
     }

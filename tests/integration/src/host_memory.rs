@@ -106,7 +106,7 @@ impl MemoryGroup {
         Ok(number_after(&stat, "anon ")? + number_after(&stat, "shmem ")?)
     }
 
-    /// Returns the bytes of the group's processes on swap devices.
+    /// Returns the bytes of the group's memory that are on swap devices.
     ///
     /// # Errors
     /// Fails if the value cannot be read.
@@ -188,7 +188,7 @@ impl DmaMemory {
         Ok(Self { pins, table_pages: number_after(&text, "nr_iommu_pages ").ok() })
     }
 
-    /// Waits until the values are at most these again. The kernel frees page tables after a moment.
+    /// Waits until the current values are at most these values. The kernel frees page tables after a moment.
     ///
     /// # Errors
     /// Fails if a value is still larger after a minute.

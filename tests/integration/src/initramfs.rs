@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Gives a guest its job: appends a second cpio archive to the base initramfs, which the kernel unpacks over the first.
 //!
-//! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`. Several archives may follow each other. Each may
-//! be compressed; uncompressed archives are aligned to four bytes.
+//! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`. Several archives may follow each other, and
+//! each archive may be compressed. Uncompressed archives are aligned to four bytes.
 
 use std::fs;
 use std::path::Path;

@@ -62,8 +62,8 @@ pub fn check(outcome: &Outcome, site: &Site, kernel: Kernel, skipped: &[&str]) -
     Ok(())
 }
 
-/// Returns the names of all suites and cases that a kernel has. If `list` exists, the kernel has a part of the patch, and `list`
-/// names them. Otherwise they depend on the kernel's release.
+/// Returns the names of all suites and cases that a kernel has. If `list` exists, the kernel has only a part of the patch,
+/// and `list` contains these names. Otherwise the names depend on the kernel's release.
 fn expected(list: &Path, release: &str) -> Result<Vec<String>> {
     if list.exists() {
         let names = fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn all_must_have_passed() {
+    fn missing_or_failed_case_is_reported() {
         let mut lines = passed();
         assert!(wrong_of(&lines, &[]).is_empty());
         lines.retain(|line| !line.contains("stuck_test"));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs real guests on Carom, and on QEMU for comparison, and checks what they did.
+//! Runs real guests on Carom, and on QEMU for comparison, and checks their results.
 //!
 //! The guests need KVM and devices bound to `vfio-pci`. Both exist in the rig (`scripts/rig`) or on a suitable host. [`Site`]
-//! says what is available. [`Guest`] describes one guest and runs it. [`Outcome`] is its result. [`workload`] contains jobs that
-//! several users give to guests.
+//! says what is available. [`Guest`] describes one guest and runs it. [`Outcome`] is its result. [`workload`] contains jobs
+//! that several programs give to guests.
 
 mod apart;
 pub mod api;

@@ -42,7 +42,7 @@ pub enum Ended {
 /// Result of a process.
 #[derive(Debug)]
 pub struct Finished {
-    /// How the process ended.
+    /// End of the process.
     pub ended: Ended,
     /// stdout. For a VMM, this is the guest's console.
     pub stdout: String,
@@ -66,7 +66,7 @@ const MARK: &str = "CAROM-MARK ";
 /// gets SIGUSR1.
 ///
 /// # Errors
-/// Fails if the program cannot be started or watched. A bad end of the program is not an error.
+/// Fails if the program cannot be started or watched. A failure of the program itself is not an error.
 pub fn run_limited(command: &mut Command, console: &Path, limits: Limits, api: Option<&Path>) -> Result<Finished> {
     run_watched(command, console, limits, api, POLL, |_, _| {})
 }

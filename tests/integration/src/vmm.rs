@@ -39,7 +39,7 @@ impl Vmm {
         }
     }
 
-    /// True for this build of Carom and another one: both have its options, events and counters.
+    /// True for both builds of Carom, which have the same options, events and counters.
     #[must_use]
     pub fn is_carom(self) -> bool {
         matches!(self, Self::Carom | Self::Base)
@@ -191,7 +191,7 @@ pub(crate) struct Machine {
     pub(crate) locked_memory: Option<u64>,
     /// User and group ID of the VMM, which has no capabilities then (Carom only).
     pub(crate) user: Option<u32>,
-    /// True if Landlock restricts the VMM to the files that it is given (Carom only).
+    /// True if Landlock restricts the VMM to the files in its arguments (Carom only).
     pub(crate) landlock: bool,
     /// True if seccomp filters are on.
     pub(crate) seccomp: bool,
@@ -245,12 +245,12 @@ pub(crate) fn command(site: &Site, vmm: Vmm, machine: &Machine) -> Result<Comman
                 .context("CAROM_BASE_VMM is not set; set it to the path of another build of Carom")?,
             machine,
         ),
-        // Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's virtio-iommu ignores that, so the
-        // guest could not attach the devices behind such a bridge.
+        // Behind a bridge from PCI Express to PCI, DMA carries the bridge's address. QEMU's virtio-iommu ignores this, so
+        // the guest could not attach the devices behind such a bridge.
         Vmm::Qemu => qemu(site, machine, "virtio-iommu-pci", Group::Functions),
         // Without caching mode, VFIO is not notified of new mappings.
         Vmm::QemuIntel => qemu(site, machine, "intel-iommu,caching-mode=on,intremap=off", Group::Bridge),
-        // If the site names no program, use the one of the PATH.
+        // If the site names no program, use `cloud-hypervisor` from the PATH.
         Vmm::CloudHypervisor => {
             cloud_hypervisor(site.cloud_hypervisor.as_deref().unwrap_or(Path::new("cloud-hypervisor")), machine)
         }

@@ -115,8 +115,9 @@ impl MapTime {
 /// Functions of `drivers/iommu/dma-iommu.c` in Linux 6.12 that map and unmap for a driver.
 const PROFILED: &str = "iommu_dma_map_page iommu_dma_map_sg iommu_dma_unmap_page iommu_dma_unmap_sg";
 
-/// Callers of [`PROFILED`]. They are profiled, too, so that the profiler's own code and data are in use shortly before the other
-/// functions are entered. After a guest's exit, the CPU must translate each of their pages again.
+/// Callers of [`PROFILED`]. They are profiled, too, so that the profiler's own code and data are in use shortly before the
+/// functions of [`PROFILED`] are entered. After a guest's exit, the CPU must translate each page of this code and data
+/// again.
 const CALLERS: &str = "dma_map_page_attrs dma_map_sgtable dma_unmap_page_attrs dma_unmap_sg_attrs";
 
 /// Entry points of interrupts (`arch/x86/kernel/irq.c`, `arch/x86/kernel/apic/apic.c`, `kernel/softirq.c`).
@@ -154,7 +155,7 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     let mut results = BTreeMap::new();
     for line in outcome.values("CAROM-FIO") {
         let words: Vec<&str> = line.split(' ').collect();
-        let [size, iops, kib_s, errors] = words[..] else { anyhow::bail!("fio result {line:?}: four words wanted") };
+        let [size, iops, kib_s, errors] = words[..] else { anyhow::bail!("fio result {line:?}: expected four words") };
         let number = |text: &str| text.parse::<f64>().with_context(|| format!("invalid fio result {line:?}"));
         ensure!(errors == "0", "fio at {size} ended with error {errors}");
         let result = Fio { iops: number(iops)?, mib_s: number(kib_s)? / 1024.0 };
@@ -167,8 +168,9 @@ pub fn fio_results(outcome: &Outcome) -> Result<BTreeMap<String, Fio>> {
     Ok(results)
 }
 
-/// Returns a job that runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and 4
-/// KiB random reads at depth 1. Each runs for `seconds` after a warm-up of one second. [`pattern_results`] reads the results.
+/// Returns a job that runs fio (direct, libaio, depth 64, one job) with each of [`PATTERNS`] at each of [`BLOCK_SIZES`], and
+/// 4 KiB random reads at depth 1. Each measurement runs for `seconds` after a warm-up of one second. [`pattern_results`]
+/// reads the results.
 ///
 /// The used area of the drive is written first, so that no later write must allocate space in the drive's image on the host.
 #[must_use]
@@ -196,18 +198,18 @@ pub fn fio_patterns(seconds: u32) -> String {
 /// Reads the results of [`fio_patterns`].
 ///
 /// # Errors
-/// Fails if a result is missing, or if fio reported errors or did nothing.
+/// Fails if a result is missing, or if fio reported errors or completed no operation.
 pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
     let figure = |text: &str, errors: &str| {
         ensure!(errors == "0", "fio ended with error {errors}");
         let number: f64 = text.parse().with_context(|| format!("invalid fio result {text:?}"))?;
-        ensure!(number > 0.0, "fio did nothing");
+        ensure!(number > 0.0, "fio completed no operation");
         Ok(number)
     };
     let mut iops: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
     for line in outcome.values("CAROM-PATTERN") {
         let words: Vec<&str> = line.split(' ').collect();
-        let [pattern, size, number, errors] = words[..] else { anyhow::bail!("{line:?}: four words wanted") };
+        let [pattern, size, number, errors] = words[..] else { anyhow::bail!("{line:?}: expected four words") };
         let number = figure(number, errors).with_context(|| format!("{pattern} at {size}"))?;
         iops.entry(pattern.into()).or_default().insert(size.into(), number);
     }
@@ -216,7 +218,7 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
         ensure!(there, "no result of {pattern} at {size}; console:\n{}", outcome.console);
     }
     let latency = outcome.value("CAROM-READ-LATENCY-US")?;
-    let (number, errors) = latency.split_once(' ').with_context(|| format!("{latency:?}: two words wanted"))?;
+    let (number, errors) = latency.split_once(' ').with_context(|| format!("{latency:?}: expected two words"))?;
     Ok(Patterns { iops, read_latency_us: figure(number, errors).context("randread at 4k")? })
 }
 
@@ -266,7 +268,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
     let profiler_us = us / calls;
     let mut times = BTreeMap::new();
     for line in outcome.values("CAROM-MAP-TIME") {
-        let (size, numbers) = line.split_once(' ').with_context(|| format!("{line:?}: a size wanted"))?;
+        let (size, numbers) = line.split_once(' ').with_context(|| format!("{line:?}: expected a size"))?;
         let [bytes, before @ .., maps, map_us, unmaps, unmap_us] = positive::<9>(numbers)?;
         let in_round = |after: f64, before: f64| {
             let amount = after - before;
@@ -295,7 +297,7 @@ fn positive<const N: usize>(line: &str) -> Result<[f64; N]> {
     let numbers: Vec<f64> =
         line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| format!("profile {line:?}"))?;
     ensure!(numbers.iter().all(|number| *number > 0.0), "profile {line:?}: nothing was done");
-    numbers.try_into().ok().with_context(|| format!("profile {line:?}: {N} numbers wanted"))
+    numbers.try_into().ok().with_context(|| format!("profile {line:?}: expected {N} numbers"))
 }
 
 /// Returns a job that writes `mib` MiB of the NVMe drive in mixed block sizes at random places, then reads and checks all data
@@ -342,7 +344,7 @@ pub fn check_verified(outcome: &Outcome, times: usize) -> Result<()> {
 pub struct Mapping {
     /// True if the device reads the mapped memory, false if it writes it.
     pub to_device: bool,
-    /// Threads that map concurrently, each for itself.
+    /// Number of threads that map concurrently. Each thread has its own buffer.
     pub threads: u8,
     /// Number of 4 KiB pages of each mapping.
     pub pages: u16,

@@ -11,9 +11,10 @@ use syn::{Ident, ItemFn, LitStr, Result};
 
 /// Registers a function as a test of `carom_integration::harness`. The attribute's arguments say when the test runs:
 ///
-/// - `needs(Usb, Edu)`: only if all these requirements are met. They are variants of `carom_integration::harness::Need`.
-/// - `slow = "reason"`: only on request, for example because other tests mostly cover it.
-/// - `by_iommufd`: once more by IOMMUFD, after all tests have run without it.
+/// - `needs(Usb, Edu)`: only if the machine meets all these requirements, which are variants of
+///   `carom_integration::harness::Need`.
+/// - `slow = "reason"`: only on request, for example because other tests mostly cover the subject.
+/// - `by_iommufd`: also a second time, with IOMMUFD, after all tests have run without IOMMUFD.
 #[proc_macro_attribute]
 pub fn guest_test(attributes: TokenStream, item: TokenStream) -> TokenStream {
     expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

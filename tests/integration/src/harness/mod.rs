@@ -52,7 +52,7 @@ pub struct GuestTest {
 inventory::collect!(GuestTest);
 
 impl GuestTest {
-    /// Returns the name as Rust's own tests have it: modules and function, without the program.
+    /// Returns the name in the format of Rust's own tests: modules and function, without the program.
     #[must_use]
     pub fn name(&self) -> String {
         match self.module.split_once("::") {
@@ -83,7 +83,7 @@ pub fn tell(text: &str) {
 pub fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     if let Ok(own) = fcntl_dupfd_cloexec(stderr(), 3) {
-        // This is the only place that sets it.
+        // Setting fails only if the variable is set already, and no other code sets it.
         let _ = STDERR.set(own.into());
     }
     // Tests share devices, so they run one at a time.
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_test_runs_on_request_and_one_with_unmet_needs_never() {
+    fn slow_test_runs_on_request_and_unmet_needs_always_skip() {
         let slow = GuestTest { slow: Some("others do"), ..PLAIN };
         assert_eq!(PLAIN.left_out(false), None);
         assert_eq!(slow.left_out(false).as_deref(), Some("slow: others do"));
@@ -163,7 +163,7 @@ mod tests {
         assert!(lacking.left_out(true).unwrap().contains("CAROM_USB"));
     }
 
-    /// A program with our main function would not compile functions with Rust's own attribute.
+    /// A program with this harness's main function would not run functions with Rust's own attribute.
     #[test]
     fn no_guest_test_has_the_attribute_of_other_tests() {
         let mut rest = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")];

@@ -25,7 +25,7 @@ pub const SYSTEMD: &str = "/lib/systemd/systemd";
 /// Settings for injected failures of slab allocations (`CONFIG_FAILSLAB`).
 pub const FAILING_ALLOCATIONS: &str = "/sys/kernel/debug/failslab";
 
-/// Place of a requirement.
+/// Variable or file that shows if a requirement is met.
 enum Place {
     /// Environment variable that is set if the requirement is met.
     Variable(&'static str),
@@ -45,7 +45,7 @@ pub enum Need {
     EduNarrow,
     /// A second NVMe drive.
     SecondDrive,
-    /// A second NVMe drive whose reads fail at a known place.
+    /// A second NVMe drive whose reads fail at a known offset.
     FailingDrive,
     /// A network card with a server that echoes.
     Net,
@@ -88,7 +88,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Returns the place of the requirement.
+    /// Returns the variable or file of the requirement.
     fn place(self) -> Place {
         Place::Variable(match self {
             Self::Edu => "CAROM_EDU",

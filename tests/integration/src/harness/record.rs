@@ -69,8 +69,8 @@ impl Record {
         &self.path
     }
 
-    /// Returns the recorded results. A file that cannot be read has none. A line that was cut off when the machine died is
-    /// ignored.
+    /// Returns the recorded results, or no results if the file cannot be read. Ignores a line that was cut off when the
+    /// machine died.
     #[must_use]
     pub fn done(&self) -> Done {
         let text = fs::read_to_string(&self.path).unwrap_or_default();
@@ -89,7 +89,7 @@ impl Record {
         fs::read_to_string(self.failures_path()).unwrap_or_default()
     }
 
-    /// Records the result of a test after this time, and its output if it failed.
+    /// Records the result and the duration of a test, and its output if it failed.
     pub(super) fn note(&self, test: &str, outcome: Outcome, time: Duration, said: &str) -> Result<()> {
         if outcome == Outcome::Failed {
             append(&self.failures_path(), &format!("---- {test} ----\n{said}\n"))?;
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finished_tests_are_known_and_the_one_at_hand_is_not_finished() {
+    fn finished_tests_are_known_and_a_started_test_is_not_finished() {
         let dir = tempfile::tempdir().unwrap();
         let record = Record::new(&dir.path().join("record"));
         assert_eq!(record.done(), Done::default());

@@ -129,8 +129,8 @@ pub fn job_of_registered(cells: &[Cell]) -> String {
     job_with("/dev/nvme0n1", cells, |_| "engine=io_uring memory=--fixedbufs=1")
 }
 
-/// Like [`job_of_registered`], with the registered buffers in memory that the kernel lends for the drive. fio removes the file
-/// that it maps, so it gets a link.
+/// Like [`job_of_registered`], with the registered buffers in memory that the kernel lends for the drive. fio removes the
+/// file that it maps, so the job gives fio a link to the device file.
 #[must_use]
 pub fn job_of_lent(cells: &[Cell]) -> String {
     let link = r#"ln -sf "/dev/iommu_bounce/$NVME" /tmp/lent; engine=io_uring memory="--fixedbufs=1 --mem=mmapshared:/tmp/lent""#;
@@ -232,7 +232,7 @@ fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<D
     let operations = |first: usize| Ok::<_, anyhow::Error>(number(first + 2)? * number(first + 3)? / 1000.0);
     let [reads, writes] = [6, 47].map(operations);
     let (reads, writes) = (reads?, writes?);
-    ensure!(reads + writes > 0.0, "fio did nothing");
+    ensure!(reads + writes > 0.0, "fio completed no operation");
     let first = if reads > 0.0 { 6 } else { 47 };
     let percentile = |at: usize| {
         let text = field(first + 12 + at)?;

@@ -69,7 +69,7 @@ impl<S: Sample> Journal<S> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if !text.is_empty() && !text.ends_with('\n') {
-            // An incomplete last line must not spoil the next one.
+            // An incomplete last line must not spoil the next line.
             file.write_all(b"\n").context("cannot write to the file of samples")?;
         }
         Ok(Self { file, all: ended(&text) })
@@ -147,7 +147,7 @@ fn ended<S: Sample>(text: &str) -> Vec<S> {
         }
     }
     for (key, tries) in begun.into_iter().filter(|(_, tries)| *tries >= TRIES) {
-        samples.push(S::failed(key, format!("the machine died each of {tries} times")));
+        samples.push(S::failed(key, format!("the machine died in each of {tries} attempts")));
     }
     samples
 }

@@ -97,7 +97,8 @@ const fn beside(name: &'static str, vmm: Vmm) -> Mode {
     Mode { name, vmm, iommu: false, windows: false, reporting: false, kernel: Kernel::Patched, cmdline: "" }
 }
 
-/// Modes of guests with emulated devices: without a virtual IOMMU, and behind one in strict mode.
+/// Modes of guests with emulated devices: without a virtual IOMMU, and behind a virtual IOMMU in strict
+/// mode.
 pub static EMULATED_MODES: [Mode; 10] = [
     NO_VIOMMU,
     NO_VIOMMU_BASE_VMM,

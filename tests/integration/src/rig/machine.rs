@@ -113,7 +113,7 @@ struct Machine {
     /// Accelerator: `tcg` or `kvm`.
     accelerator: &'static str,
     keep_console: Option<PathBuf>,
-    /// True if no signal ended the emulator: it exited with a status. Another start would end the same way.
+    /// True if the emulator exited with a status, and no signal ended it. Another start would end the same way.
     refused: bool,
     dir: TempDir,
 }
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_a_sign_is_dead_and_one_with_signs_is_not() {
+    fn machine_is_dead_after_100_seconds_without_a_sign() {
         let start = Instant::now();
         let mut vital = Vital::new(start);
         assert_eq!(vital.look(start + seconds(5), 3, start, NO_LIMIT), None);
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_counts_from_when_the_machine_is_up() {
+    fn silence_counts_only_after_the_machine_has_booted() {
         let start = Instant::now();
         let mut vital = Vital::new(start);
         assert_eq!(vital.look(start + seconds(50), 3, start, seconds(20)), None);

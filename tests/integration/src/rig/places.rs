@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Host directories that are hidden in the emulated machine and must be bind-mounted there.
 //!
-//! The machine's root is the host's, but it has its own file systems on `/tmp`, `/run` and `/dev/shm` (`scripts/lib/rig-init`). A
-//! checkout, a target directory or a cache in these directories is bound to the same path in the machine.
+//! The machine's root is the host's root, but the machine has its own file systems on `/tmp`, `/run` and `/dev/shm`
+//! (`scripts/lib/rig-init`). A checkout, a target directory or a cache in these directories is bound to the same path in the
+//! machine.
 
 use std::ffi::OsString;
 use std::fs;
@@ -56,7 +57,8 @@ impl Bind {
     }
 }
 
-/// True if the machine has something else at `path`. The whole `/tmp` is never bound, because programs may expect an empty one.
+/// True if the machine has something else at `path`. The whole `/tmp` is never bound, because programs may expect an empty
+/// `/tmp`.
 fn is_hidden(path: &Path) -> bool {
     OWN.iter().any(|own| path.strip_prefix(own).is_ok_and(|rest| rest != Path::new("")))
 }

@@ -11,7 +11,7 @@ use carom_tools::rig::Boot;
 use super::job::{BAD_PLACE, FIRST_MORE_SLOT, NULL_SLOT};
 use super::options::Options;
 
-/// Files of a run. All are in one directory.
+/// Files of a run, in one directory.
 pub(super) struct Files<'a>(pub(super) &'a Path);
 
 impl Files<'_> {
@@ -95,7 +95,8 @@ pub(super) fn has_igb(emulator: &[OsString]) -> Result<bool> {
     Ok(output.with_context(|| format!("cannot start {}", program.display()))?.status.success())
 }
 
-/// Returns all other arguments. With `igb`, the machine has an igb card, which older emulators lack.
+/// Returns the arguments that the functions above do not return. With `igb`, the machine has an igb card, which older
+/// emulators lack.
 ///
 /// # Errors
 /// Fails if a path is not UTF-8.
@@ -111,7 +112,7 @@ pub(super) fn arguments(
     let mut all = Arguments::default();
     all.add(&["-machine", "q35,kernel-irqchip=split", "-smp", "2", "-m", &options.memory]);
     all.add(&["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
-    // 48 bits: with the default of QEMU 7.2, which is 39, mapping a device BAR above that fails.
+    // QEMU 7.2 has 39 address bits by default, and then a device BAR above 39 bits cannot be mapped.
     all.add(&["-device", "intel-iommu,intremap=on,aw-bits=48"]);
     all.add(&["-kernel", plain(&boot.kernel)?, "-initrd", plain(&files.initramfs())?]);
     all.add(&["-append", &command_line(boot.parameters)]);
@@ -124,7 +125,7 @@ pub(super) fn arguments(
     }
     all.add(&["-drive", &format!("file={},if=none,id=nvme1,format=raw,cache=unsafe", file(first)?)]);
     all.add(&["-device", "nvme,drive=nvme1,serial=carom1,addr=0x5"]);
-    // Reads of one place of the second drive fail.
+    // Reads of the second drive fail at one offset.
     let backing = format!("driver=file,node-name=nvme2-file,filename={},cache.no-flush=on", file(second)?);
     let failing = format!(
         "driver=blkdebug,node-name=nvme2,image=nvme2-file,inject-error.0.event=none,inject-error.0.iotype=read,\
@@ -154,7 +155,7 @@ pub(super) fn arguments(
     all.add(&["-device", "pcie-root-port,id=root_port,chassis=1,addr=0xc", "-device", "e1000e,bus=root_port,romfile="]);
     all.add(&["-drive", &format!("file={},if=none,id=stick,format=raw,cache=unsafe", file(files.stick())?)]);
     all.add(&["-device", "qemu-xhci,id=usb,addr=0xd", "-device", "usb-storage,bus=usb.0,drive=stick"]);
-    // Only its port can reset this device.
+    // Only the port can reset this device.
     all.add(&["-device", "pcie-root-port,id=ahci_port,chassis=2,addr=0xe"]);
     all.add(&["-drive", &format!("file={},if=none,id=sata,format=raw,cache=unsafe", file(files.sata())?)]);
     all.add(&["-device", "ich9-ahci,id=ahci,bus=ahci_port", "-device", "ide-hd,bus=ahci.0,drive=sata"]);
@@ -164,7 +165,8 @@ pub(super) fn arguments(
         all.network("igb_net");
         all.add(&["-device", "igb,netdev=igb_net,bus=igb_port,romfile="]);
     }
-    // Two functions of one device share an IOMMU group. If the second has a driver, the first cannot be passed through.
+    // Two functions of one device share an IOMMU group. If the second function has a driver, the first function cannot be
+    // passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
     // Slot 0x1d comes after that of `--disk`: Linux names disks by the order of their addresses, and `--disk` must be the first.
     all.add(&["-drive", &format!("file={},if=none,id=swap,format=raw,cache=unsafe", file(files.swap())?)]);

@@ -26,30 +26,33 @@ struct Rule {
 enum Moves {
     /// No variation, or less than the rule's minimum difference.
     Not,
-    /// Variation with the host's load, so the spread of the rounds matters. With fewer than [`ROUNDS`] rounds, the difference
-    /// must reach this part of the base. `None` means that it is then never reported.
+    /// Variation with the host's load, so the spread of the rounds matters. With fewer than [`ROUNDS`] rounds, a difference
+    /// is reported only if it exceeds this fraction of the base. `None` means that so few rounds never show a difference.
     WithLoad(Option<f64>),
 }
 
-/// Requests of the guest per operation. The number of chunks of a pool depends on how many reads are in flight at the same time.
+/// Requests of the guest per operation. A pool requests chunks, and their number depends on how many reads are in flight at
+/// once.
 const REQUESTS: Rule = Rule { part: 0.02, least: 0.005, moves: Moves::Not };
 
-/// Exits. If most of them are interrupts, five rounds vary by a third to two thirds, so one or two rounds are not enough.
+/// Exits per operation. If most exits are interrupts, five rounds vary by a third to two thirds. One or two rounds are not
+/// enough then.
 const EXITS: Rule = Rule { part: 0.05, least: 0.02, moves: Moves::WithLoad(None) };
 
-/// Cost of a call in the guest's kernel: the median of a thousand equal calls, so a difference of one is significant. A
-/// difference of half is possible if the middle two rounds differ.
+/// Cost of a call in the guest's kernel: the median of a thousand equal calls. A difference of one is significant. A
+/// difference of half only means that the middle two rounds differ.
 const CALL: Rule = Rule { part: 0.0, least: 0.5, moves: Moves::Not };
 
-/// Instructions of the whole machine. They vary, because interrupts merge differently and threads poll for different times. A
-/// cell of 4k varies by a twelfth between runs. Eight rounds of a start had a range of up to a ninth.
+/// Instructions of the whole machine. They vary, because interrupts merge differently and threads poll for different times.
+/// The count of a cell with blocks of 4 KiB varies by a twelfth between runs. The counts of eight starts had a range of up
+/// to a ninth.
 const MACHINE: Rule = Rule { part: 0.02, least: 0.0, moves: Moves::WithLoad(Some(0.12)) };
 
-/// With fewer rounds, the variation of a count is unknown.
+/// Minimum number of rounds that show the variation of a count.
 const ROUNDS: usize = 3;
 
-/// By chance, all six rounds of one run are above all six rounds of the other in one of 924 comparisons. With three rounds, this
-/// happens in one of 20.
+/// Minimum number of rounds for which disjoint ranges are enough. By chance, all six rounds of one run exceed all six rounds
+/// of the other run in one of 924 comparisons. With three rounds, this happens in one of 20.
 const MANY_ROUNDS: usize = 6;
 
 /// Compared tables and their counts. The other figures of these tables are times or numbers of operations.
@@ -103,7 +106,7 @@ pub(crate) fn tables() -> [&'static str; 5] {
 /// Compares the counts of `results` with those of `base`, and returns the result as text.
 ///
 /// # Errors
-/// Fails if the two have no cell in common.
+/// Fails if the runs have no cell in common.
 pub(crate) fn text(results: &Results, base: &Results) -> Result<String> {
     let (mut same, mut changed) = (0, Vec::new());
     for (table, counts) in COMPARED {
@@ -165,7 +168,7 @@ fn pair<'row>(table: &'static str, row: &'row Merged, before: &Merged, figure: &
 
 fn change(pair: &Pair<'_>, rule: Rule, after: &Spread, before: &Spread) -> Change {
     let difference = pair.after - pair.before;
-    // Distance between the nearest rounds of both runs, and the larger range of one run's rounds.
+    // `apart` is the gap between the ranges of both runs. `within` is the larger of both ranges.
     let apart = (after.min - before.max).max(before.min - after.max);
     let within = (after.max - after.min).max(before.max - before.min);
     let part = match rule.moves {

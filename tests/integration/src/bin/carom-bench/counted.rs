@@ -21,7 +21,7 @@ pub(crate) const FIRST_END: usize = 16;
 /// Medians by the number of the mark and the kind of count.
 pub(crate) type Counts = BTreeMap<(usize, String), u64>;
 
-/// Guests of a table. Each binds the edu device to a module.
+/// Guests of a table. Each guest binds the edu device to a module.
 pub(crate) struct Guests {
     /// Modes with their kernels.
     pub(crate) modes: [(Mode, Kernel); 3],
@@ -29,7 +29,7 @@ pub(crate) struct Guests {
     pub(crate) module: &'static str,
     /// Shell commands before and after the module gets the device. `$edu` is the device in both.
     pub(crate) jobs: [&'static str; 2],
-    /// Duration of a guest. All of it is counted.
+    /// Estimated duration of a guest. The emulator counts from start to end.
     pub(crate) estimate: Duration,
     /// Makes rows from the guest's output, and from the counts if the rig counts.
     pub(crate) measured: fn(&Outcome, &Mode, Option<&Counts>) -> Result<Measured>,
@@ -76,7 +76,8 @@ done
 [ -n "$edu" ] || exit 93
 "#;
 
-/// Binds the device to the module and prints the module's results. The name of the driver is that of the module, with dashes.
+/// Returns commands that bind the device to the module and print the module's results. The driver's name is the module's
+/// name with dashes.
 fn bind(module: &str) -> String {
     let driver = module.replace('_', "-");
     format!(
@@ -90,7 +91,7 @@ dmesg | sed -n 's/.*{driver}: CAROM-/CAROM-/p'
     )
 }
 
-/// Reads the emulator's output. Before the first count, there is none.
+/// Returns the emulator's output, which is empty before the first count.
 fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_default()
 }
@@ -99,10 +100,10 @@ fn read(file: &Path) -> String {
 pub(crate) fn parse(text: &str) -> Result<Counts> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
-        let [number, what, _, _, median, _] = words[..] else { bail!("six words wanted") };
+        let [number, what, _, _, median, _] = words[..] else { bail!("a line must have six words") };
         Ok(((number.parse()?, what.into()), median.parse()?))
     };
-    text.lines().map(|text| line(text).with_context(|| format!("counts of the emulator: {text:?}"))).collect()
+    text.lines().map(|text| line(text).with_context(|| format!("cannot parse the emulator's line {text:?}"))).collect()
 }
 
 /// Returns the median of the counts up to a mark.

@@ -45,8 +45,8 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     MODES.iter().filter(wanted).map(|mode| against_empty(mode, cells.clone(), estimate(&cells), row)).collect()
 }
 
-/// Returns the work of a guest that runs [`EMPTY`] and then other cells. `row` gets the results of another cell and of the empty
-/// cell.
+/// Returns the work of a guest that runs [`EMPTY`] and then other cells. `row` makes a row of the results of another cell
+/// and of the empty cell.
 pub(crate) fn against_empty(
     mode: &'static Mode,
     cells: Vec<Cell>,

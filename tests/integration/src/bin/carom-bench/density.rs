@@ -24,7 +24,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("swapped_in_mib", "memory read back from swap during the measurement, in MiB", 1),
     Shown::new("cpu_percent", "CPU usage of the host, in %", 0),
     Shown::new("start_ms", "time from the start of the added VMMs to their guests' first program, in ms", 0),
-    Shown::new("borne", "1 if the host bears this number of guests, otherwise 0", 0),
+    Shown::new("borne", "1 if the host sustains this number of guests, otherwise 0", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
@@ -39,7 +39,7 @@ struct Host {
     most: usize,
 }
 
-/// Lines of each guest that are measured.
+/// Number of measured lines of each guest.
 const LINES: usize = 2;
 
 /// Maximum time for guests to become ready.
@@ -58,7 +58,8 @@ const SWAP_IN_MIB: f64 = 1.0;
 /// Maximum latency, as a multiple of the first guests' latency.
 const LATENCY_RATIO: f64 = 2.0;
 
-/// Latency that is always accepted, in µs. A busy host that emulates this machine adds about as much, even with few guests.
+/// Latency that is always accepted, in µs. A busy host that emulates this machine adds about this latency, even with few
+/// guests.
 const LATENCY_FLOOR_US: f64 = 50_000.0;
 
 /// Maximum number of measurements of guests that are too slow. The best measurement counts.
@@ -75,7 +76,7 @@ fn work(scope: Scope, site: &Site) -> Vec<Work> {
     modes.iter().filter(|mode| mode.is_at(site)).map(|mode| of_mode(*mode, scope)).collect()
 }
 
-/// Returns the drives for guests. The second drive is not among them, because some of its reads fail.
+/// Returns the drives for guests. Leaves out the second drive, because some of its reads fail.
 fn drives(site: &Site) -> Vec<String> {
     site.nvme.iter().take(1).chain(&site.more_nvme).cloned().collect()
 }
@@ -97,7 +98,8 @@ fn of_mode(mode: Mode, scope: Scope) -> Work {
     Work { name: mode.name.into(), estimate, run: Box::new(run) }
 }
 
-/// Returns the rows of a mode, one for each number of guests. The last row is not borne unless the drives are used up.
+/// Returns the rows of a mode, one for each number of guests. The last row has the first number of guests that the host does
+/// not sustain, unless the drives are used up before.
 fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> {
     let program = fs::read(site.tenant.as_ref().context("CAROM_TENANT is not set; start this by scripts/bench")?)
         .context("cannot read CAROM_TENANT")?;
@@ -123,7 +125,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         let mut row = Row::new([("mode", mode.name.into()), ("guests", wanted.into())], []);
         let mut come = ready(&mut tenants, begun, &group);
         if let Err(Stop::Hung(number, why)) = &come {
-            // As in single runs, an emulated guest sometimes hangs.
+            // An emulated guest sometimes hangs, here as in runs of a single guest.
             eprintln!("guest {number} of {} hung and is started again; {why}", mode.name);
             measured.retries += 1;
             let number = *number;
@@ -150,7 +152,7 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
                 row.figures.insert("refused".into(), 1.0);
                 false
             }
-            Err(Stop::Hung(number, why)) => bail!("guest {number} hung once more; {why}"),
+            Err(Stop::Hung(number, why)) => bail!("guest {number} hung again; {why}"),
             Err(Stop::Other(error)) => return Err(error),
         };
         row.figures.insert("borne".into(), f64::from(u8::from(borne)));
@@ -258,7 +260,7 @@ struct Window {
 fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Stop> {
     let seen =
         tenants.iter_mut().map(|tenant| Ok(tenant::lines(tenant.console()?).len())).collect::<Result<Vec<_>>>()?;
-    // The first new line may include earlier time.
+    // The first new line may cover time before this window.
     let wanted = |before: usize| before + 1 + LINES;
     let (swapped, cpu, start) = (pages_swapped_in()?, cpu_times()?, Instant::now());
     loop {
@@ -271,7 +273,7 @@ fn window(tenants: &mut [Background], group: &MemoryGroup) -> Result<Window, Sto
             break;
         }
         if start.elapsed() > LINES_TIME {
-            return Err(Stop::Other(anyhow!("a guest has printed nothing for {LINES_TIME:?}")));
+            return Err(Stop::Other(anyhow!("a guest printed too few lines in {LINES_TIME:?}")));
         }
         thread::sleep(Duration::from_millis(100));
     }

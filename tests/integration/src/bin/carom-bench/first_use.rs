@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! First use of an emulated machine's memory. At first, the emulator's host has not allocated this memory, so the first use takes
-//! several times as long as later ones. Without this module, the first guests would pay for it.
+//! First use of an emulated machine's memory. The emulator's host allocates this memory at its first use, which takes
+//! several times as long as later uses. This module uses the memory first, so that the first guests are as fast as later
+//! guests.
 
 use std::fs;
 use std::hint::black_box;

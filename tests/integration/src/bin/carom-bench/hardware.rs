@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Model that predicts results on hardware from the counts of a run. The counts are measured in the rig, which changes them
-//! little. The cost of copies is measured here. All other costs are estimated by a lower and an upper bound.
+//! Model that predicts results on hardware from the counts of a run. The counts are measured in the rig, whose emulation
+//! changes them little. The cost of copies is measured on the machine that runs this program. All other costs are estimated
+//! by a lower and an upper bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -72,10 +73,13 @@ const HOST_MAP: Cost = Cost {
 const HOST_UNMAP: Cost = Cost {
     what: "unmapping in the host",
     time: range(1000.0, 4000.0),
-    why: "assumed: the same, and the invalidation of the IOTLB, for which the CPU waits",
+    why: "assumed: like mapping, plus the invalidation of the IOTLB, for which the CPU waits",
 };
-const PAGE: Cost =
-    Cost { what: "page of a mapping", time: range(60.0, 250.0), why: "assumed: pin and enter, remove and unpin" };
+const PAGE: Cost = Cost {
+    what: "page of a mapping",
+    time: range(60.0, 250.0),
+    why: "assumed: pin and map a page, unmap and unpin a page",
+};
 const SLOT: Cost = Cost {
     what: "slot, without the copy",
     time: range(80.0, 300.0),
@@ -131,8 +135,8 @@ impl Cell {
 
     /// Returns the additional cost compared with an operation without a virtual IOMMU that has the same exits.
     fn added(&self, copy: Range) -> Range {
-        // The driver waits once for the requests of a mapping and once for the requests of its end. In lazy mode it does not wait
-        // for the latter.
+        // The driver waits once for the MAP requests of an operation and once for its UNMAP requests. In lazy mode it does
+        // not wait for UNMAP requests.
         let ended = if self.mode == LAZY.name { 0.0 } else { self.unmap_requests.min(1.0) };
         let waits = self.map_requests.min(1.0) + ended;
         let pages = self.bytes() / 4096.0 * self.map_requests.min(1.0);
@@ -156,9 +160,9 @@ impl Cell {
         DRIVE.0.min(DRIVE.1 / self.bytes()).min(1e9 / cpu_ns)
     }
 
-    /// Returns the bounds of the ratio between this cell's rate and that of `base`, which does the same without a virtual IOMMU.
-    /// Also returns the ratio with all costs in the middle. Costs that both have in common are equal for both. The drive may
-    /// limit both rates, so any corner may be the minimum or the maximum.
+    /// Returns the bounds of the ratio of this cell's rate to the rate of `base`, the same cell without a virtual IOMMU.
+    /// Also returns the ratio with all costs in the middle of their bounds. A cost of both cells has the same value in both.
+    /// The drive may limit both rates, so any combination of bounds may give the minimum or the maximum.
     fn ratio(&self, base: &Self, copy: Range) -> (Range, f64) {
         let common = |exits: f64| OPERATION.time.plus(EXIT.time.times(exits));
         let (own, other, added) = (common(self.exits), common(base.exits), self.added(copy));
@@ -171,16 +175,16 @@ impl Cell {
     }
 }
 
-/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns: with both possibly cached, and with neither
-/// cached.
+/// Measures the time per byte of copies of `bytes` from slots to buffers, in ns. One bound is the time if the CPU's caches
+/// may contain slots and buffers. The other bound is the time if the caches contain neither.
 fn copy_ns(bytes: usize) -> Result<Range> {
     let warm = turns_ns(bytes, bytes * IN_FLIGHT, 201)?;
     let cold = turns_ns(bytes, COLD_BYTES, 7)?;
     Ok(range(warm.min(cold), warm.max(cold)))
 }
 
-/// Measures the time per byte of the fastest of some turns, in ns. A turn copies slots of `span` bytes in total. Other work on
-/// the machine only adds to the time.
+/// Measures the time per byte of the fastest of some turns, in ns, because other work on the machine only adds to the time.
+/// A turn copies slots of `span` bytes in total.
 fn turns_ns(bytes: usize, span: usize, turns: usize) -> Result<f64> {
     let (slots, mut buffers) = (vec![1_u8; span], vec![0_u8; span]);
     let mut turn = || {
@@ -223,7 +227,7 @@ fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
     let (operations, bytes) = DRIVE;
     let _ = writeln!(
         text,
-        "{operations} operations per second and {} MiB/s. Shown: the middle of all costs (the bounds).\n",
+        "{operations} operations per second and {} MiB/s. Figures use the middle of all costs; the bounds are in parentheses.\n",
         bytes / 1_048_576.0
     );
     let mut costs = markdown::new_table_of(1, ["cost", "ns", "from"]);
@@ -253,7 +257,7 @@ fn show(cells: &[Cell], copies: &BTreeMap<u32, Range>) -> Result<String> {
         table.add_row([cell.pattern.clone(), format!("{}k", cell.kib), cell.mode.clone(), time, rates, of_base]);
     }
     text += &markdown::finish(&table);
-    text += "\nTo measure it: scripts/bench --direct ADDRESS throughput\n";
+    text += "\nTo measure these figures: scripts/bench --direct ADDRESS throughput\n";
     Ok(text)
 }
 
@@ -302,7 +306,7 @@ mod tests {
         );
         let lazy = Cell { mode: LAZY.name.into(), ..strict(4) };
         assert!((added.high - lazy.added(COPY).high - WAIT.time.high).abs() < 1e-9);
-        // The requests of one mapping are waited for once.
+        // The driver waits once for all requests of a mapping.
         let many = Cell { map_requests: 8.0, host_maps: 8.0, ..strict(64) };
         assert!((many.added(COPY).high - added.high - 7.0 * HOST_MAP.time.high - 15.0 * PAGE.time.high).abs() < 1e-9);
     }
@@ -311,7 +315,7 @@ mod tests {
     fn rate_is_limited_by_the_drive() {
         let large = bounce(128);
         assert_eq!(large.rate(1.0), DRIVE.1 / (128.0 * 1024.0));
-        // Both wait for the drive, so no ratio is below 1.
+        // The drive limits both cells, so no ratio is below 1.
         let base = cell("no-viommu", 128);
         assert_eq!(large.ratio(&base, range(0.01, 0.01)).0.high, 1.0);
         assert_eq!(cell("no-viommu", 4).rate(1.0), DRIVE.0);
@@ -331,7 +335,7 @@ mod tests {
     fn ratio_drops_below_one_if_only_one_mode_is_drive_bound() {
         let (base, large) = (cell("no-viommu", 64), bounce(64));
         let (bounds, _) = large.ratio(&base, range(0.07, 0.07));
-        // With the lower bounds, both are drive-bound.
+        // With the lower bounds, the drive limits both cells.
         assert!(bounds.low < 1.0 && bounds.high == 1.0, "{bounds:?}");
     }
 
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_each_cell_beside_the_one_without_an_iommu() {
+    fn table_compares_each_cell_with_the_cell_without_an_iommu() {
         let cells = [cell("no-viommu", 4), bounce(4), strict(4)];
         let text = show(&cells, &BTreeMap::from([(4, COPY)])).unwrap();
         assert!(text.contains("copy of 4k") && text.contains("| read    | 4k   | bounce"), "{text}");

@@ -18,8 +18,8 @@ const SHOWN: &[Shown] = &[Shown::new("instructions", "instructions of the whole 
 
 pub(crate) const TABLE: Table = Table::new("io_instructions", "mode", SHOWN, work).once();
 
-/// Duration of a guest. All of it is counted: about seven billion instructions in strict mode, extrapolated from the cells of
-/// 64k.
+/// Estimated duration of a guest. The emulator counts from start to end: about seven billion instructions in strict mode,
+/// extrapolated from the cells with blocks of 64 KiB.
 const ESTIMATE: Duration = Duration::from_secs(90);
 
 /// Compared modes.
@@ -27,7 +27,7 @@ static COMPARED: [Mode; 8] =
     [NO_VIOMMU, BOUNCE, BOUNCE_BASE, BOUNCE_BASE_VMM, STRICT, STRICT_BASE_VMM, QEMU_STRICT, CH_STRICT];
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
-    // An emulated machine without an edu device does not count either.
+    // An emulated machine without an edu device does not count instructions.
     let modes = COMPARED.iter().filter(|mode| site.edu.is_some() && mode.is_at(site));
     modes.map(in_a_guest).collect()
 }
@@ -36,8 +36,8 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
 /// size has fewer operations, so that each cell is done before fio's time limit.
 const ASKING: [(u32, u32); 3] = [(4, 4000), (64, 4000), (128, 2000)];
 
-/// Factor for the number of operations in other modes. Their operations are faster, and with more operations, the merging of
-/// interrupts affects the result less.
+/// Factor for the number of operations in other modes. Their operations are faster. More operations reduce the effect of
+/// merged interrupts on the result.
 const MORE: u32 = 4;
 
 /// Returns the cells of a mode.

@@ -21,7 +21,7 @@ const SHOWN: &[Shown] = &[Shown::new("login_ms", "from the VMM's start to Debian
 pub(crate) const TABLE: Table = Table::new("login", "vmm", SHOWN, work);
 
 const RAM_MIB: u32 = 768;
-/// Time of a boot in the rig.
+/// Estimated duration of a boot in the rig.
 const ESTIMATE: Duration = Duration::from_secs(80);
 const PROMPT: &str = "debian login: ";
 
@@ -38,7 +38,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     [Vmm::Carom, Vmm::Qemu, Vmm::CloudHypervisor].into_iter().filter(|vmm| vmm.is_at(site)).map(of).collect()
 }
 
-/// Boots the guest from a copy of its disk in the host's RAM, which is made before the start. Ends the guest at the prompt.
+/// Copies the guest's disk to the host's RAM, and then boots the guest from the copy. Ends the guest at the prompt.
 fn log_in(vmm: Vmm, site: &Site) -> Result<Duration> {
     let files = Distribution::in_directory(
         site.distribution.as_ref().context("CAROM_DISTRIBUTION is not set; start this by scripts/bench")?,
@@ -74,8 +74,8 @@ fn wait_for_prompt(console: &Receiver<Vec<u8>>, start: Instant) -> Result<Durati
     loop {
         match console.recv_timeout(limit.saturating_sub(start.elapsed())) {
             Ok(more) => shown.extend(more),
-            Err(RecvTimeoutError::Timeout) => bail!("no login after {limit:?}:\n{}", end(&shown)),
-            Err(RecvTimeoutError::Disconnected) => bail!("the VMM ended before the login:\n{}", end(&shown)),
+            Err(RecvTimeoutError::Timeout) => bail!("no login prompt after {limit:?}:\n{}", end(&shown)),
+            Err(RecvTimeoutError::Disconnected) => bail!("the VMM ended before the login prompt:\n{}", end(&shown)),
         }
         if shown.windows(PROMPT.len()).any(|part| part == PROMPT.as_bytes()) {
             return Ok(start.elapsed());

@@ -86,7 +86,7 @@ enum Action {
         /// Directory for plots.
         #[arg(long, value_name = "DIR")]
         plots: Option<PathBuf>,
-        /// File of an earlier run. Its counts are compared with these.
+        /// File of an earlier run, whose counts are compared with the counts of this run.
         #[arg(long, value_name = "BASE")]
         compare: Option<PathBuf>,
     },
@@ -252,7 +252,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
             (site, versions)
         }
     };
-    // Samples of other peers do not belong to this run, even if Carom is the same.
+    // Samples with other peers do not belong to this run, even if Carom is the same.
     let peers = [QEMU, CLOUD_HYPERVISOR, BASE, OTHER].map(|variable| env::var(variable).unwrap_or_default());
     let run = format!("{} {} {peers:?}", scope.name(), versions.get("carom").map_or("", String::as_str));
     let tables: Vec<&Table> = TABLES.iter().filter(|table| measurement.wants(table.name)).collect();
@@ -266,7 +266,7 @@ fn run(measurement: &Measurement, host: String, samples: &Path, part: Part) -> R
     steps.retain(|step| part.has(&step.key.table));
     let mut journal: Journal<Sample> = Journal::open(samples)?;
     if site.rig == "tcg" && steps.iter().any(|step| !journal.has(&step.key)) {
-        eprintln!("writing to the emulated machine's memory once");
+        eprintln!("the emulated machine's memory is written to once, so that the first guests are not slower");
         first_use::use_free_memory()?;
     }
     journal.measure(&steps, |step| measure(step, &site))?;

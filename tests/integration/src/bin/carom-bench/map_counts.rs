@@ -21,8 +21,9 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("map_counts", "mode", SHOWN, work).once();
 
-/// Mapped object, direction, and number of pages, in the order of the module's marks. Each has one mark for mapping and one for
-/// unmapping. The cost of the first call, which maps nothing, is subtracted from the others.
+/// Mapped object, direction, and number of pages of each call, in the order of the module's marks. Each call has one mark
+/// for mapping and one mark for unmapping. The first call maps nothing. Its cost is subtracted from the cost of the other
+/// calls.
 const CALLS: [(&str, &str, u32); 5] = [
     ("nothing", "", 0),
     ("page", "to the device", 1),

@@ -49,7 +49,7 @@ fn mappings(scope: Scope) -> Vec<Mapping> {
 
 /// Returns the work of a guest. A single thread has the only vCPU; several threads share two vCPUs.
 fn in_a_guest(mode: &'static Mode, vcpus: u8, mappings: Vec<Mapping>) -> Work {
-    // After that, the program needs some time to check its counts.
+    // After each measurement, the program needs some time to check its counts.
     let each = Duration::from_secs(u64::from(SECONDS) + 1);
     let estimate = AROUND + each * u32::try_from(mappings.len()).unwrap_or(u32::MAX);
     let run = move |site: &Site, name: &str| {

@@ -130,7 +130,8 @@ fn row(mode: &Mode, traffic: &Traffic, line: &str) -> Result<Row> {
     let report: Value = serde_json::from_str(line).with_context(|| format!("invalid report of iperf3: {line:?}"))?;
     ensure!(report["error"].is_null(), "iperf3: {}", report["error"]);
     let end = &report["end"];
-    let number = |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {end}"));
+    let number =
+        |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("iperf3's report has no {key}: {end}"));
     let mut row = Row::new(
         [("mode", mode.name.into()), ("traffic", traffic.kind.into()), ("direction", traffic.direction.into())],
         [],

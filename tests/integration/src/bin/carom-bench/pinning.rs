@@ -68,7 +68,7 @@ fn returned_percent(outcome: &Outcome) -> Result<f64> {
     let free: Vec<f64> =
         outcome.values(FREE).map(str::parse).collect::<Result<_, _>>().context("invalid free memory")?;
     let [before, after] = free[..] else { bail!("expected two values of the guest's free memory, got {}", free.len()) };
-    // fio allocates and frees some memory, but little.
+    // fio also allocates and frees memory, but only a little.
     let freed = after - before;
     ensure!(freed > f64::from(FREED_MIB) * 512.0, "the guest has freed {freed} KiB of {FREED_MIB} MiB");
     Ok(returned / freed * 100.0)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost of growing pools: empty pools against filled pools, and against swiotlb's. Also measures buffers that are used once or
-//! often, against static mapping.
+//! Cost of growing pools. Compares empty pools with filled pools and with swiotlb's pools. Also compares buffers that are
+//! used once or often with static mapping.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const SWIOTLB: Mode = Mode { name: "swiotlb", cmdline: "swiotlb=force", ..NO_VIO
 /// Without an IOMMU, with a swiotlb pool of 1 MiB, which the kernel enlarges at run time (`CONFIG_SWIOTLB_DYNAMIC`).
 const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=512,force", ..NO_VIOMMU };
 
-/// Modes with a pool, and one without.
+/// Modes with a pool, and a mode without a pool.
 static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PAGES];
 
 /// Modes in which buffers are used. The first mode maps them statically.
@@ -54,9 +54,9 @@ done"#;
 enum Kind {
     /// The pool is empty before the cell, if the mode has a pool that can be emptied.
     Empty,
-    /// The same cell has just run.
+    /// The pool is filled, because the same cell has just run.
     Filled,
-    /// A buffer is used this many times. The pool is empty before.
+    /// A buffer is used this many times. The pool is empty before the first use.
     Uses(u32),
 }
 
@@ -77,7 +77,7 @@ fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     [READ, WRITE].into_iter().flat_map(of).collect()
 }
 
-/// Returns cells that each read to one buffer. Cells that would take minutes in strict mode are left out.
+/// Returns the cells, each of which reads to one buffer. Cells that would take minutes in strict mode are left out.
 fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     let slow = *mode == STRICT;
     let sizes: &[(u32, &[u32])] = match scope {

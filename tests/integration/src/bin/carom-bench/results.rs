@@ -30,7 +30,7 @@ pub(crate) struct Results {
     pub(crate) summary_measured: BTreeMap<String, Measured>,
     /// Failures, one per line.
     pub(crate) failures: Vec<String>,
-    /// Number of guests that hung, or that the emulator ended, and that were started again.
+    /// Number of guests that were started again, because they hung or the emulator ended them.
     pub(crate) retries: u32,
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Gain of a second job on a second vCPU, on a real drive and on a drive that discards writes, which limits neither.
+//! Gain of a second job on a second vCPU. Measured on a real drive, and on a drive that discards writes and limits
+//! neither one job nor two jobs.
 
 use anyhow::Context;
 use carom_integration::Site;

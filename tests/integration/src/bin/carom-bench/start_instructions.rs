@@ -18,7 +18,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("start_instructions", "vmm", SHOWN, work);
 
-/// Duration of a guest. All of it is counted.
+/// Estimated duration of a guest. The emulator counts from start to end.
 const ESTIMATE: Duration = Duration::from_secs(20);
 
 fn work(_: Scope, site: &Site) -> Vec<Work> {
@@ -27,7 +27,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
         estimate: ESTIMATE,
         run: Box::new(move |site, name| measure(started, site, name)),
     };
-    // An emulated machine without an edu device does not count either.
+    // An emulated machine without an edu device does not count instructions.
     let there = if site.edu.is_some() { Started::all(site) } else { Vec::new() };
     there.into_iter().map(of).collect()
 }

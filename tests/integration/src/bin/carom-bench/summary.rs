@@ -36,7 +36,7 @@ const OF_BASE: [OfBase; 5] = [
     ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
 ];
 
-/// Mode with static pinning. The density of other modes is compared with it.
+/// Mode with static pinning, with which the density of other modes is compared.
 const STATIC: &str = "no-viommu";
 
 /// Mode whose density ratio is the main figure.
@@ -113,7 +113,7 @@ struct Against<'a> {
 }
 
 impl Against<'_> {
-    /// Calls `each` with each row, its figure, and the figure of the row that it is compared with.
+    /// Calls `each` with each row, its figure, and the figure of the row to compare with.
     fn each(&self, samples: &[&Sample], mut each: impl FnMut(&Row, f64, f64)) {
         let all: Vec<(u32, &Row)> = rows(samples, self.table).collect();
         for (round, row) in all.iter().filter(|(_, row)| (self.own)(row)) {
@@ -183,7 +183,7 @@ fn sandbox(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Adds the loss of speed of a buffer compared with static mapping, as a fraction of 1, as `slowdown_MODE_BUFFER_USES`.
+/// Adds the fraction of speed that a buffer loses compared with static mapping, as `slowdown_MODE_BUFFER_USES`.
 fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     let base = |row: &Row| is(row, "mode", STATIC);
     let own = |row: &Row| !base(row);
@@ -194,14 +194,14 @@ fn slowdown(samples: &[&Sample], figures: &mut Figures) {
     });
 }
 
-/// Summary of a mode's curve of operations per second against guests.
+/// Summary of a mode's operations per second by number of guests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Curve {
-    /// Maximum number of borne guests: the knee.
+    /// Maximum number of guests that the host sustains.
     guests: f64,
-    /// Maximum operations per second of any borne number of guests: the plateau.
+    /// Maximum operations per second of all guests, over all numbers of guests that the host sustains.
     iops: f64,
-    /// Operations per second that each guest adds, from the smallest number of guests.
+    /// Operations per second of each guest, at the smallest number of guests.
     slope: f64,
 }
 

@@ -19,7 +19,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("sync", "mode", SHOWN, work).once();
 
-/// Calls, by the module's names. The cost of the first, which does nothing, is subtracted from the others.
+/// Calls, by the module's names. The first call does nothing. Its cost is subtracted from the cost of the other calls.
 const CALLS: [&str; 5] = ["nothing", "single_for_cpu", "single_for_device", "sg_for_cpu", "sg_for_device"];
 
 /// States of the device, by the module's names.

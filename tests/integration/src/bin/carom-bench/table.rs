@@ -81,7 +81,7 @@ impl Shown {
 /// Row of a single measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// Keys: what the figures belong to.
+    /// Keys, which identify the measurement.
     pub(crate) of: Vec<(String, Value)>,
     /// Figures by name.
     pub(crate) figures: BTreeMap<String, f64>,
@@ -101,17 +101,17 @@ impl Row {
     }
 }
 
-/// Part of a table that is measured at a time, usually one guest.
+/// Part of a table that is measured at once, usually by one guest.
 pub(crate) struct Work {
     /// Name, unique within the table.
     pub(crate) name: String,
     /// Estimated duration.
     pub(crate) estimate: Duration,
-    /// Measures.
+    /// Function that measures.
     pub(crate) run: Measure,
 }
 
-/// Function that measures at a site. The name is unique among the run's guests.
+/// Function that measures at a site. Its second argument is a name that is unique among the run's guests.
 pub(crate) type Measure = Box<dyn Fn(&Site, &str) -> Result<Measured>>;
 
 /// Result of a measurement.
@@ -152,7 +152,7 @@ pub(crate) fn ms(time: Duration) -> f64 {
 
 /// Returns the time from the VMM's start to the guest's first program, in ms.
 pub(crate) fn start_ms(outcome: &Outcome) -> Result<f64> {
-    outcome.begun.map(ms).context("the guest's first program was not seen to begin")
+    outcome.begun.map(ms).context("the console does not show the start of the guest's first program")
 }
 
 /// Returns a key's value as text, without quotes.

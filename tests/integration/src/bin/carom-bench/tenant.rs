@@ -7,13 +7,14 @@ use carom_integration::workload::WAIT_FOR_NVME;
 /// Line that the guest prints after touching its working set once, before it starts to work.
 pub(crate) const READY: &str = "CAROM-TENANT-READY";
 
-/// Writes per second. Each is read again.
+/// Writes per second. Each written block is read again.
 const RATE: u32 = 10;
 
 /// Working set, in MiB.
 const WORKING_SET_MIB: u32 = 96;
 
-/// Times with and without the working set, in seconds. They are so long that all guests together leave half of the CPUs idle.
+/// Times with and without the working set, in seconds. They are long enough that all guests together leave half of the CPUs
+/// idle.
 const HOLD: u32 = 8;
 const REST: u32 = 16;
 

@@ -122,7 +122,7 @@ impl Started {
         let mut guest = guest.look_every(Duration::from_millis(5));
         let mut arguments = Vec::new();
         if self.vmm == Vmm::CloudHypervisor {
-            // Carom has both in all guests.
+            // All guests of Carom have an API socket and an event file.
             for (option, file) in [("--api-socket", "api"), ("--event-monitor", "events")] {
                 arguments.extend([option.into(), format!("path={}", dir.join(file).display())]);
             }

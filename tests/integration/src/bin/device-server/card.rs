@@ -33,7 +33,7 @@ impl Card {
         Self { tap, waiting: None }
     }
 
-    /// Returns the interface if its packets are wanted.
+    /// Returns the interface if the card can take a packet from it.
     pub(crate) fn source(&self, rings: &[Ring]) -> Option<BorrowedFd<'_>> {
         (self.waiting.is_none() && rings.first().is_some_and(Ring::runs)).then(|| self.tap.as_fd())
     }

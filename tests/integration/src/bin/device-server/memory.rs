@@ -27,7 +27,7 @@ impl Region {
 /// Failed access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// There is no such memory, or this access to it is denied.
+    /// No region has this address, or the front end denies this access.
     Denied(u64),
     /// The translation for this access is unknown: ask the front end.
     Unknown(u64, u8),

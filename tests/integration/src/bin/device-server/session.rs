@@ -30,7 +30,7 @@ const REGIONS: u64 = 64;
 pub(crate) struct Manner {
     /// True if addresses are translated.
     pub(crate) iommu: bool,
-    /// Address whose translation is requested in addition to those that the server needs.
+    /// Address whose translation the server also requests, without using it.
     pub(crate) probe: Option<u64>,
     /// True if the server confirms that translations were removed.
     pub(crate) confirms: bool,
@@ -116,7 +116,9 @@ impl Session {
         match self.device.work(&mut self.rings, &self.memory) {
             Ok(()) => Ok(()),
             Err(Fault::Unknown(address, access)) => self.ask(address, access),
-            Err(Fault::Denied(address)) => bail!("the driver uses {address:#x}, but no memory is there"),
+            Err(Fault::Denied(address)) => bail!(
+                "the driver uses address {address:#x}, but this address has no memory or the front end denies the access"
+            ),
         }
     }
 

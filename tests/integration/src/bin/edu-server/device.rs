@@ -28,7 +28,7 @@ const DMA_INTERRUPT: u32 = 0x100;
 /// Started transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// True for a transfer to memory, false for one from memory.
+    /// True for a transfer to memory, false for a transfer from memory.
     pub(crate) to_memory: bool,
     /// Address in memory.
     pub(crate) address: u64,

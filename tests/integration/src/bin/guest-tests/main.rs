@@ -72,7 +72,7 @@ struct Common {
 }
 
 impl Common {
-    /// Returns the filter as an argument of the tests. Fails if no test has a name with it.
+    /// Returns the filter as an argument of the tests. Fails if no test's name contains the filter.
     fn filter_for(&self, tests: &Program) -> Result<Option<OsString>> {
         let Some(filter) = &self.filter else { return Ok(None) };
         ensure!(tests.has_test(filter)?, "no test's name contains {filter:?}");
@@ -111,7 +111,7 @@ fn act(action: Action, progress: &Progress) -> Result<ExitCode> {
     }
 }
 
-/// Runs the VFIO tests and the guest tests. In a complete run in the rig, also runs some of both by IOMMUFD.
+/// Runs the VFIO tests and the guest tests. A complete run in the rig also runs some tests of both programs by IOMMUFD.
 fn integration(
     common: &Common,
     all: bool,
@@ -154,7 +154,7 @@ const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duratio
 /// Limits with slow tests, which must also suffice on a busy machine.
 const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
-/// Limits of named tests. Some run as long as a variable says.
+/// Limits of tests that the user names. The duration of some tests is set by a variable.
 const NAMED: Limits = Limits { time: Duration::from_secs(24 * 3600), ..PLAIN };
 
 /// Limits for guests that are ten times slower.

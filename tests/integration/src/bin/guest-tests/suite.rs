@@ -63,9 +63,9 @@ impl<'a> Suites<'a> {
 
     /// Runs a program with the harness. With `by_iommufd`, runs only its tests with this attribute.
     ///
-    /// The emulated machine itself sometimes hangs, whatever runs in it. Finished tests are not repeated. The other tests run in
-    /// a new machine, including the interrupted one. If a machine finishes no test and dies
-    /// in the same test as the machine before, the run ends.
+    /// The emulated machine itself sometimes hangs, whatever runs in it. Then a new machine runs the tests that have not
+    /// finished, including the interrupted test. If a machine finishes no test and dies in the same test as the machine
+    /// before, the run ends.
     pub(crate) fn run(
         &mut self,
         program: &Program,
@@ -128,7 +128,7 @@ impl<'a> Suites<'a> {
         let mut end = self.start(program, place, &arguments, &[])?;
         if end == End::Died {
             self.died += 1;
-            self.progress.say(&format!("the emulated machine died; {} runs again in a new one", program.name));
+            self.progress.say(&format!("the emulated machine died; {} runs again in a new machine", program.name));
             end = self.start(program, place, &arguments, &[])?;
         }
         self.failed |= end != End::Exited(0);

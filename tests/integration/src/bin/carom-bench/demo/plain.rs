@@ -34,7 +34,7 @@ type BySize = BTreeMap<String, Fio>;
 pub(crate) struct Plain {
     vmm: String,
     fio: BySize,
-    /// For two jobs: the result of two threads.
+    /// Result of one thread, or of two threads in a guest with two jobs.
     dma_map: DmaMap,
     dma_map_to_device: Option<DmaMap>,
     requests: Option<Requests>,
@@ -104,7 +104,7 @@ impl Form for Plain {
         let requests = outcome.counters.first().map(|counters| counters.requests);
         ensure!(
             requests.is_some() == (mode.iommu && mode.vmm.is_carom()),
-            "the VMM reports counters without a virtio-iommu, or no counters with one"
+            "the VMM reports counters without a virtio-iommu, or no counters with a virtio-iommu"
         );
         Ok(Self {
             vmm: mode.vmm.name().into(),
@@ -171,7 +171,7 @@ impl Form for Plain {
     }
 }
 
-/// Returns the single mappings that a guest measures. The first one's result is the figure `dma_map`.
+/// Returns the mappings that a guest measures. The result of the first mapping is the figure `dma_map`.
 fn mappings(step: &Step) -> &'static [Mapping] {
     if step.two_jobs { &[FROM_DEVICE_TWO_THREADS] } else { &[FROM_DEVICE, TO_DEVICE] }
 }

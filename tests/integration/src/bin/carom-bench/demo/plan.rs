@@ -31,7 +31,7 @@ pub(crate) struct Options<'text> {
     pub(crate) quick: bool,
     /// Rounds per configuration.
     pub(crate) rounds: u32,
-    /// Names of the wanted configurations, or nothing for all.
+    /// Names of the wanted configurations. Empty for all configurations.
     pub(crate) only: &'text [String],
     /// Description of the machine.
     pub(crate) host: String,

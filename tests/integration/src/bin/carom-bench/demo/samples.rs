@@ -23,7 +23,7 @@ pub(crate) struct Sample<F> {
     pub(crate) name: String,
     pub(crate) round: u32,
     pub(crate) two_jobs: bool,
-    /// The figures, or the reason why there are none.
+    /// Figures, or the reason why the guest failed.
     pub(crate) measured: Result<Measured<F>, String>,
 }
 
