@@ -2,13 +2,14 @@
 /*
  * Makes QEMU's edu device do DMA at given addresses, from inside a guest, to test which memory it can access.
  *
- *   edu-dma vfio ADDRESS…  takes one or two devices from the guest's vfio-pci into a domain of their own. For `map` and
- *                          `unmap`, any device works
+ *   edu-dma vfio ADDRESS…  moves one or two devices from the guest's vfio-pci to a domain of their own. `map` and `unmap`
+ *                          work with any device
  *   edu-dma raw ADDRESS    leaves the device in its present domain, and only accesses its registers
  *
  * Reads commands from stdin, one per line, and prints `CAROM-EDU <command> <result>` for each. Numbers have the format of
- * strtoull(3). Addresses are bus addresses of the device. Commands transfer, fill and count only the first half of a page:
- * QEMU up to 8.0 takes a transfer of the device's whole buffer for one beyond its end, and aborts.
+ * strtoull(3). Addresses are bus addresses of the device. Commands transfer, fill and count only the first half of a page,
+ * because QEMU up to 8.0 aborts on a transfer of the device's whole buffer. It wrongly takes this transfer for one beyond
+ * the buffer's end.
  *
  *   use N                  selects device N, 0 or 1, for later commands
  *   map ADDRESS r|w|rw     maps a new page at ADDRESS (vfio only), and prints "ok" or the error

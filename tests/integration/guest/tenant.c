@@ -5,9 +5,9 @@
  *   tenant DRIVE RATE MIB HOLD REST PHASE
  *
  * One thread writes RATE blocks per second of 4, 16 or 64 KiB to the first 8 MiB of DRIVE, at random places and without the page
- * cache. It reads each block again and compares it. The other thread allocates MIB MiB of memory, keeps it for HOLD seconds, checks
- * its contents, frees it and waits for REST seconds, repeatedly. It starts PHASE seconds into this cycle, after allocating the
- * memory once.
+ * page cache. It reads each block again and compares it. The other thread allocates MIB MiB of memory, keeps the memory for
+ * HOLD seconds, checks its contents, frees it, and waits for REST seconds, repeatedly. The program first allocates the
+ * memory once. Then the other thread starts PHASE seconds into its cycle.
  *
  * Every two seconds it prints a line
  *
@@ -38,7 +38,7 @@
 #define PAGE 4096UL
 #define SECOND 1000000000LL
 #define LINE (2 * SECOND)
-/* Twice the operations of a line at the highest rate: each write has a read. */
+/* A line has at most MOST operations: twice as many as two seconds of writes and reads at MOST_RATE. */
 #define MOST_RATE 1000
 #define MOST (2 * 2 * 2 * MOST_RATE)
 

@@ -101,7 +101,7 @@ static uint64_t fill(unsigned char *block, uint64_t *state, uint64_t sum)
 	return sum;
 }
 
-/* Makes one call. Returns 0 if it was answered, or a negative value if the connection failed. */
+/* Makes one call. Returns 0 if the host answered, or a negative value if the connection failed. */
 static int call(uint64_t seed)
 {
 	struct sockaddr_vm address = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_HOST, .svm_port = CALL_PORT };
@@ -149,7 +149,7 @@ int main(void)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 128))
 		die("cannot listen");
-	/* Fails if there is no device. */
+	/* This fails if the guest has no vsock device. */
 	if (device >= 0 && ioctl(device, IOCTL_VM_SOCKETS_GET_LOCAL_CID, &cid))
 		cid = VMADDR_CID_ANY;
 	if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)listener))

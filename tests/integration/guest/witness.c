@@ -20,7 +20,7 @@
  * The other fields count errors:
  *
  *   back       the monotonic clock went back, on one CPU or from one CPU to another
- *   registers  a register had another value
+ *   registers  a register changed its value
  *   repeats    random bytes repeated or could not be read
  *   memory     a block of memory had changed
  *

@@ -2,9 +2,10 @@
 /*
  * Plug-in of the rig's emulator: counts the work of an emulated CPU between two marks.
  *
- * A mark is a no-operation that a guest executes. It is recognised by its bytes: `nopl` with a displacement of a number and the
- * letters R, A, C (guest/bench). Number 1 begins a section. A number from 16 on ends the section of the same CPU, and names it.
- * Number 2 writes four lines for each of these names. Number 3 writes one line with the instructions of all CPUs so far.
+ * A mark is a no-operation that a guest executes. The plug-in recognises the bytes of a mark: `nopl` with a displacement of
+ * a number and the letters R, A, C (guest/bench). Number 1 begins a section. A number from 16 on ends the section of the
+ * same CPU, and names the section. Number 2 writes four lines for each name of a section. Number 3 writes one line with the
+ * instructions of all CPUs so far.
  *
  *     NUMBER WHAT COUNTS LEAST MEDIAN MOST
  *
@@ -16,10 +17,11 @@
  *     pages           pages of 4 KiB that were read or written
  *     executed        executed instructions of all CPUs, one count
  *
- * Lines and pages of the stack are not counted. The first memory access of a section must be to the stack, which it identifies.
+ * Lines and pages of the stack are not counted. The plug-in takes the position of the stack from the first memory access of
+ * a section, so this access must be to the stack.
  *
- * All counts include the same part of the marks. So subtract the counts of an empty section. Interrupts of an
- * emulated CPU within a section count too, so use the median.
+ * Each count includes a part of the marks, which is the same in all sections. So subtract the counts of an empty section.
+ * Interrupts of an emulated CPU within a section count too, so use the median.
  *
  *     -plugin counts.so,out=FILE
  */
@@ -44,7 +46,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 /* Maximum counts of one number. Further counts are ignored. */
 #define MOST_COUNTS 100000
 
-/* Maximum lines or pages of a section. Further ones are not counted. */
+/* Maximum counted lines of a section, and maximum counted pages. */
 #define MOST_PLACES 4096
 
 #define LINE_SHIFT 6
@@ -63,11 +65,11 @@ enum what { INSTRUCTIONS, LOCKED, LINES, PAGES, WHATS };
 
 static const char *const names[WHATS] = {"instructions", "locked", "lines", "pages"};
 
-/* Bytes of a mark before and behind its number. */
+/* Bytes of a mark before and after its number. */
 static const unsigned char before[] = {0x0f, 0x1f, 0x84, 0x00};
 static const unsigned char behind[] = {'R', 'A', 'C'};
 
-/* Lines or pages that were touched, by their numbers. */
+/* Numbers of the lines or pages that a section accessed. */
 struct places {
     uint64_t length;
     uint64_t of[MOST_PLACES];
@@ -200,7 +202,7 @@ static void meet(unsigned int index, void *number_of_mark)
         report_total();
         pthread_mutex_unlock(&lock);
     } else if (number >= FIRST_END && cpu->has_begun) {
-        /* If the vCPU of a nested guest has moved to another CPU, that CPU has no section, and nothing is counted. */
+        /* The vCPU of a nested guest may have moved to another CPU. That CPU has no section, so nothing is counted. */
         cpu->has_begun = 0;
         pthread_mutex_lock(&lock);
         add(&counts[number][INSTRUCTIONS], cpu->executed - cpu->begun);
