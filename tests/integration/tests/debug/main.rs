@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 static SITE: LazyLock<Site> = LazyLock::new(|| Site::from_env().expect("scripts/test sets up the site"));
 
-/// Time limit of a guest. A kernel with KASAN and lockdep is ten times slower, in an emulated machine within another. The longest
-/// guest took 350 s on a busy host.
+/// Time limit of a guest. KASAN and lockdep make a guest in the emulated machine ten times slower. The longest guest took
+/// 350 s on a busy host.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// Shell functions. `reports` prints the kernel's complaints, kmemleak's findings, and the number of their lines.
@@ -161,7 +161,7 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
 }
 
 #[guest_test(needs(Net, Igb, Usb, Ahci))]
-fn drivers_that_have_not_opted_in_keep_the_rules() {
+fn drivers_without_opt_in_follow_the_dma_api() {
     let devices = [&SITE.net, &SITE.igb, &SITE.usb, &SITE.ahci].map(|device| device.as_ref().unwrap());
     let card = |driver| ("net", driver, card_job(driver, "auto", &Peer::of_the_rig(BYTES)));
     let drive = |driver| ("block", driver, drive_job(driver, "auto", 1, 8));
@@ -173,7 +173,7 @@ fn drivers_that_have_not_opted_in_keep_the_rules() {
 }
 
 #[guest_test]
-fn virtio_drivers_keep_the_rules() {
+fn virtio_drivers_follow_the_dma_api() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     File::create_new(&image).unwrap().set_len(64 << 20).unwrap();
@@ -314,8 +314,9 @@ settle
 }
 
 /// Shell functions.
-/// - `inject TASKS LONG PERCENT` makes that share of all allocations fail, both slabs and pages. With `Y N` this affects marked
-///   tasks, but not interrupts on top of them. With `N Y` it affects all tasks, but only allocations that cannot wait for memory.
+/// - `inject TASKS LONG PERCENT` makes PERCENT % of all allocations fail, both slabs and pages. With `Y N` this affects
+///   marked tasks, but not interrupts on top of them. With `N Y` it affects all tasks, but only allocations that cannot wait
+///   for memory.
 /// - `try_io TASKS LONG PERCENT` runs verified I/O three times in a marked process while allocations fail, and prints the
 ///   results.
 const INJECT: &str = r#"
@@ -364,8 +365,8 @@ fallbacks() { awk '/^fallback_/ { n += $2 } END { print n + 0 }' $POOLS/*/stats;
 
 #[guest_test]
 fn memory_runs_out_anywhere_while_io_runs() {
-    // All I/O bounces, because a mapping of its own may fail. The pools first allocate what they need, and keep it. It is known
-    // that the debugging checks turn themselves off when they get no memory.
+    // All I/O bounces, because a separate mapping may fail. The pools first allocate the memory that they need, and keep it.
+    // The debugging checks are known to turn themselves off when they get no memory.
     let verify = workload::fio_verify(4, 16);
     let work = format!(
         r#"
@@ -446,9 +447,9 @@ bind_nvme
 
 #[guest_test]
 fn guest_sleeps_with_chunks_backed() {
-    // Suspends as far as the kernel's own test of sleep does: all drivers and the platform suspend and resume. The NVMe driver of
-    // 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that. That complaint is
-    // ignored here.
+    // Suspends as far as the kernel's own test of sleep does: all drivers and the platform suspend and resume. The NVMe
+    // driver of 6.12 freezes its queues in one work item and thaws them in another, and lockdep complains about that. The
+    // test ignores this complaint.
     let verify = workload::fio_verify(4, 32);
     let work = format!(
         r#"

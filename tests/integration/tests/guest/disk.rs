@@ -73,7 +73,7 @@ fn works(guest: Guest, image: &Path, more: &str) -> Outcome {
 }
 
 #[guest_test]
-fn io_on_a_disk_beside_the_iommu_is_verified_and_in_the_image() {
+fn io_on_disk_without_iommu_is_verified_and_in_the_image() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk.img");
 
@@ -176,7 +176,7 @@ done
 }
 
 #[guest_test]
-fn disk_comes_works_and_goes_while_it_is_read() {
+fn disk_is_added_resized_and_removed_while_it_is_read() {
     let mut vmm = ApiVmm::start(&SITE, &use_whenever_there()).unwrap();
     let image = image(vmm.dir(), "disk.img");
     create_and_boot(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
@@ -217,9 +217,9 @@ fn disk_comes_works_and_goes_while_it_is_read() {
 }
 
 #[guest_test(
-    slow = "snapshot::guest_with_a_window_goes_on_in_other_processes covers the guest, unit tests a saved disk"
+    slow = "snapshot::guest_with_a_window_continues_in_other_processes covers the guest, unit tests a saved disk"
 )]
-fn guest_saved_during_disk_io_goes_on_in_another_process() {
+fn guest_saved_during_disk_io_continues_in_another_process() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);
     let mut vmm = ApiVmm::start(&SITE, &format!("while :; do\n{verify}\ndone\n")).unwrap();
     let image = image(vmm.dir(), "disk.img");

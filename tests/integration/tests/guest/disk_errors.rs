@@ -54,9 +54,9 @@ fn mount(arguments: &[&str], place: &Path) {
     assert!(status.success(), "cannot mount {}: {status}", place.display());
 }
 
-/// Returns a job that fills the first two disks, writes the number of each MiB to it, and reports whether each write succeeded.
-/// When the power button is pressed, it repeats failed writes. Meanwhile it writes and verifies the third disk, and reads parts
-/// of the fourth.
+/// Returns a job that fills the first two disks, writes the number of each MiB to this MiB, and reports whether each write
+/// succeeded. When the power button is pressed, the job repeats failed writes. Meanwhile the job writes and verifies the
+/// third disk, and reads parts of the fourth disk.
 fn job() -> String {
     let verify = workload::fio_verify_on("/dev/vdc", 4, 16);
     format!(
@@ -162,8 +162,8 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
 /// MiB of a disk whose requests fail.
 const BAD: Range<u64> = 8..10;
 
-/// Returns a job that reads and writes each of the first MiB of a disk that fails in places. Meanwhile another disk is written
-/// and verified. When the power button is pressed, it starts again.
+/// Returns a job that reads and writes each of the first MiB of a disk that fails in places. Meanwhile another disk is
+/// written and verified. When the power button is pressed, the job starts again.
 fn job_of_a_failing_disk() -> String {
     let verify = workload::fio_verify_on("/dev/vdb", 4, 16);
     format!(

@@ -30,8 +30,8 @@ fn works(debian: &mut Debian, net: &str) {
     tell("services, time, disk and network are as they should be");
 }
 
-/// Makes the guest read the repository, first without its key, which must fail, then with its key. Installs packages from the
-/// repository.
+/// Makes the guest read the repository, first without the repository's key, which must fail, then with the key. Installs
+/// packages from the repository.
 fn installs(debian: &mut Debian, repository: &Repository, packages: &[&str]) {
     let server = format!("http://host.internal:{}", repository.port);
     debian.run("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; mkdir -p /etc/apt/keyrings");
@@ -159,8 +159,8 @@ fn stock_debian_installs_all_of_carom_from_a_repository() {
     debian.power_off();
 }
 
-/// Starts a machine as a service. If the guest can run VMs, the service's API answers, and a signal ends it in order. Otherwise,
-/// the program reports that there is no KVM.
+/// Starts a machine as a service. If the guest can run VMs, the service's API answers, and a signal shuts the service down.
+/// Otherwise, the program reports that there is no KVM.
 fn unit_runs(debian: &mut Debian) {
     debian.run("echo \"CAROM_OPTIONS=\\\"--kernel /boot/vmlinuz-$(uname -r) --cmdline 'panic=0 quiet'\\\"\" >/etc/carom/any.conf");
     debian.run("systemctl start carom@any");

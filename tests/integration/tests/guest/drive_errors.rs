@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Buffers of a bounced drive must contain only data that it read. Checks buffers after failed reads and after passthrough
-//! commands. The same is checked without an IOMMU, with I/O through swiotlb.
+//! Buffers of a bounced drive must contain only data that the drive read. Checks buffers after failed reads and after
+//! passthrough commands. The same is checked without an IOMMU, with I/O through swiotlb.
 
 use carom_integration::harness::guest_test;
 use carom_integration::workload::WAIT_FOR_NVME;
@@ -14,7 +14,7 @@ const CASES: usize = 9;
 /// Returns the second drive, whose reads fail at one place, and a job that checks buffers and then runs `then`.
 fn drive_and_job(then: &str) -> (&'static str, String) {
     let drive = required(SITE.nvme.get(1), "a second NVMe drive (CAROM_NVME2)");
-    let bad = required(SITE.nvme2_bad.as_ref(), "a place where its reads fail (CAROM_NVME2_BAD)");
+    let bad = required(SITE.nvme2_bad.as_ref(), "an offset at which reads of this drive fail (CAROM_NVME2_BAD)");
     // Without huge pages, a large buffer has several pieces. Kernel messages must not interrupt the results.
     let job = format!(
         "{WAIT_FOR_NVME}echo never >/sys/kernel/mm/transparent_hugepage/enabled\n\
@@ -44,19 +44,19 @@ fn buffers_are_right(name: &str, kernel: Kernel) {
 }
 
 #[guest_test(needs(FailingDrive))]
-fn buffers_keep_what_they_had_when_reads_fail() {
+fn buffers_keep_their_contents_when_reads_fail() {
     buffers_are_right("drive-errors", Kernel::Patched);
 }
 
 #[guest_test(needs(FailingDrive), slow = "the same test runs on the older kernel, and kunit_passes_* on this one")]
-fn buffers_keep_what_they_had_when_reads_fail_on_newer_kernel() {
+fn buffers_keep_their_contents_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }
 
 /// The attributes that save the copy to a bounce buffer also apply to swiotlb: after an error, or without the driver's promise,
 /// data is not copied back.
 #[guest_test(needs(FailingDrive), slow = "tests the guest patch's changes of swiotlb, which rarely change")]
-fn buffers_keep_what_they_had_when_reads_fail_through_swiotlb() {
+fn buffers_keep_their_contents_when_reads_fail_through_swiotlb() {
     let (drive, job) = drive_and_job("echo \"CAROM-SWIOTLB $(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)\"");
 
     // The second option enables counting on 7.3. Other kernels always count, and do not know the option.

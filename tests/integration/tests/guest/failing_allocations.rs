@@ -101,7 +101,7 @@ fn io_goes_on(iommufd: bool, windows: u64) {
     slow = "unit tests cover each error of the host; here, the host's kernel causes them",
     by_iommufd
 )]
-fn io_by_mappings_goes_on_while_allocations_fail_in_turn() {
+fn io_by_mappings_continues_while_allocations_fail_in_turn() {
     for iommufd in [false, true] {
         io_goes_on(iommufd, 0);
     }
@@ -112,14 +112,14 @@ fn io_by_mappings_goes_on_while_allocations_fail_in_turn() {
     slow = "unit tests cover each error of the host; here, the host's kernel causes them",
     by_iommufd
 )]
-fn io_by_windows_goes_on_while_allocations_fail_in_turn() {
+fn io_by_windows_continues_while_allocations_fail_in_turn() {
     for iommufd in [false, true] {
         io_goes_on(iommufd, 64 * MIB);
     }
 }
 
-/// Fails one allocation of the VMM in each of several calls of `act`, at equal distances over all allocations of such a call.
-/// `act` gets a description for messages.
+/// Calls `act` several times, and fails one allocation of the VMM in each call. The failing allocations are at equal
+/// distances over all allocations of such a call. `act` gets a description for messages.
 fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) {
     for allocator in [Allocator::Slab, Allocator::Pages] {
         failing.once_after(allocator, NEVER);
@@ -134,8 +134,8 @@ fn in_each_part_of_all(failing: &FailingAllocations, mut act: impl FnMut(&str)) 
     failing.stop();
 }
 
-/// Fails one allocation of the thread that creates devices and snapshots in each of several calls of `act`, at equal distances
-/// over all allocations of such a call. `act` gets a description for messages.
+/// Calls `act` several times, and fails one allocation of the thread that creates devices and snapshots in each call. The
+/// failing allocations are at equal distances over all allocations of such a call. `act` gets a description for messages.
 fn in_each_part_of_control(vmm: &ApiVmm, mut act: impl FnMut(&str)) {
     let thread = control(vmm);
     assert!(fail_nth(&thread, NEVER_NTH));
@@ -246,7 +246,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
     slow = "vmm/tests/host_faults.rs fails each call; here, the host's kernel fails within the calls",
     by_iommufd
 )]
-fn guest_goes_on_if_allocations_for_disks_or_snapshots_fail() {
+fn guest_continues_if_allocations_for_disk_or_snapshot_fail() {
     let before = DmaMemory::now().unwrap();
     let _failing = FailingAllocations::new();
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);

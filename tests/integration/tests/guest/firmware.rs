@@ -43,7 +43,7 @@ fn disk_behind_the_iommu_boots_by_its_own_loader() {
 }
 
 #[guest_test(needs(Firmware), slow = "three minutes; snapshot:: covers guests without firmware")]
-fn guest_that_firmware_booted_goes_on_in_another_process() {
+fn guest_booted_by_firmware_continues_in_another_process() {
     let mut debian = Debian::start_by_firmware("", &["--cpus", "boot=2"]);
     loads(&mut debian);
     debian.log_in();

@@ -75,7 +75,7 @@ pub(crate) fn end(mut vmm: impl BorrowMut<ApiVmm>) {
     assert!(vmm.wait(BOOT_TIME).unwrap().success());
 }
 
-/// Saves the VM in the directory `name` of the VMM's, and continues in another process.
+/// Saves the VM in the directory `name` inside the VMM's directory, and continues the VM in another process.
 pub(crate) fn go_on_in_another_process(vmm: &mut ApiVmm, name: &str) {
     let snapshot = format!("file://{}", vmm.dir().join(name).display());
     put(vmm, "vm.pause", &Value::Null);
@@ -137,7 +137,7 @@ fn windows(vmm: &ApiVmm) -> (u64, Vec<String>) {
 }
 
 #[guest_test(needs(SecondDrive))]
-fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
+fn iommu_drive_is_added_and_removed_while_another_works() {
     let job = use_two_drives();
     let vmm = ApiVmm::start(&SITE, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
@@ -207,7 +207,7 @@ fn drive_behind_the_iommu_comes_and_goes_while_another_works() {
 }
 
 #[guest_test(
-    slow = "drive_behind_the_iommu_comes_and_goes_while_another_works covers a drive, user_device_comes_to_a_running_guest_and_goes a guest without devices"
+    slow = "iommu_drive_is_added_and_removed_while_another_works covers a drive, user_device_is_added_to_a_running_guest_and_removed a guest without devices"
 )]
 fn devices_are_added_to_a_guest_without_any() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
@@ -324,7 +324,7 @@ fn check_edu(console: &str, rounds: usize) {
 
 /// A vfio-user server serves one client after the other, so a removed device can be added again.
 #[guest_test]
-fn user_device_comes_to_a_running_guest_and_goes() {
+fn user_device_is_added_to_a_running_guest_and_removed() {
     const ROUNDS: usize = 2;
     let server = EduServer::start(&[]);
     let vmm = ApiVmm::start(&SITE, &edu_is_tested_whenever_there()).unwrap();
@@ -345,7 +345,7 @@ fn user_device_comes_to_a_running_guest_and_goes() {
     needs(Edu),
     slow = "devices_are_added_to_a_guest_without_any and others cover the same devices on the older kernel"
 )]
-fn devices_come_and_go_on_the_newer_kernel() {
+fn devices_are_added_and_removed_on_the_newer_kernel() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));
     let vmm = ApiVmm::start_with(&SITE, Kernel::Newer, &job).unwrap();
     let (client, calls) = (socket_based_api_client(vmm.socket()), Calls::new());
@@ -365,8 +365,8 @@ fn devices_come_and_go_on_the_newer_kernel() {
     calls.make(client.shutdown_vmm()).unwrap();
 }
 
-/// Devices on a kernel without support for windows, which does not see any windows. At the end, the kernel panics on an NMI, as
-/// `unknown_nmi_panic` requests, and the panic is reported.
+/// Hotplug on a kernel that does not support windows. At the end, the kernel panics on an NMI, as `unknown_nmi_panic`
+/// requests, and the panic is reported.
 #[guest_test(slow = "other tests of this file cover the patched kernel")]
 fn stock_kernel_hotplug_works_and_its_panic_is_reported() {
     let job = format!("echo 1 >/proc/sys/kernel/unknown_nmi_panic\n{}", use_whenever_there("nvme0"));

@@ -54,7 +54,7 @@ exit 0
 "#;
 
 #[guest_test(needs(Net, ErrorInjection))]
-fn two_cards_share_a_line_behind_the_iommu_and_beside_it() {
+fn two_cards_share_an_intx_line_with_and_without_iommu() {
     let card = required(SITE.net.as_ref(), "a network card (CAROM_NET)");
     let other = required(SITE.aer.as_ref(), "another network card (CAROM_AER)");
     let job = TWO_CARDS.replace("MIB", &TRAFFIC_MIB.to_string());
@@ -72,8 +72,8 @@ fn two_cards_share_a_line_behind_the_iommu_and_beside_it() {
     println!("intx-shared: {interrupts} interrupts, {TRAFFIC_MIB} MiB");
 }
 
-#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it covers INTx, unit tests the reset")]
-fn drive_of_a_guest_without_msi_is_there_after_reboots() {
+#[guest_test(slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, unit tests the reset")]
+fn drive_of_a_guest_without_msi_works_after_reboots() {
     let job = three_boots("touch /reboot-requested");
 
     let outcome = run(&Guest::new("intx-reboot").device(&SITE.nvme[0]).cmdline("pci=nomsi").job(&job));
@@ -84,8 +84,8 @@ fn drive_of_a_guest_without_msi_is_there_after_reboots() {
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[guest_test(slow = "two_cards_share_a_line_behind_the_iommu_and_beside_it covers INTx, hotplug:: the hotplug")]
-fn drive_of_a_guest_without_msi_comes_goes_and_comes_again() {
+#[guest_test(slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, hotplug:: the hotplug")]
+fn drive_of_a_guest_without_msi_is_hotplugged_repeatedly() {
     let job = format!(
         "(while sleep 0.5; do grep -s nvme /proc/interrupts | sed 's/^ */CAROM-LINE /'; done) &\n{}",
         use_whenever_there("nvme0")

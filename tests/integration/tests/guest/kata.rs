@@ -39,7 +39,7 @@ done
 sleep 1000
 "#;
 
-/// Returns what the guest has written last.
+/// Returns the text that the guest has written last.
 fn told(vmm: &ApiVmm) -> String {
     let mut start = [0; 512];
     File::open(vmm.dir().join("disk.img")).unwrap().read_exact(&mut start).unwrap();

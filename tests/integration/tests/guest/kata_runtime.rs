@@ -33,8 +33,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "DIR/containerd.sock"
 "#;
 
-/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Its guest
-/// kernel onlines added RAM by itself; the kernel used here must be told to.
+/// Configuration of Kata Containers: its defaults except for paths, sizes and times, because the machine is emulated. Kata's
+/// guest kernel onlines added RAM by itself. The guest kernel of this test needs a parameter for this.
 const KATA: &str = r#"
 [hypervisor.clh]
 path = "DIR/vmm"
@@ -257,7 +257,8 @@ fn drive_bounces(setting: &str) {
     assert!(count("peak_pinned_bytes") < 32 * MIB, "{counters}");
 }
 
-/// Steps: a container with a drive that requests a CPU and 256 MiB in addition to the sandbox's own. It waits until it sees them.
+/// Steps: a container with a drive. The container requests a CPU and 256 MiB in addition to the sandbox's own, and waits
+/// until it has them.
 const MORE: &str = r#"
 run box --cpus 1 --memory-limit 268435456 --device "/dev/vfio/GROUP" -- sh -c '
     echo "CAROM-KATA cpus $(cat /sys/devices/system/cpu/online)"

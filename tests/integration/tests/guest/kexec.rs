@@ -12,7 +12,7 @@ use crate::disk::image;
 use crate::hotplug::{create_and_boot, end, payload};
 use crate::support::{MIB, SITE};
 
-/// Keeps reading the drive and the disk at depth 16. Returns once each has completed 200 reads.
+/// Keeps reading the drive and the disk at depth 16. Returns when both have completed 200 reads.
 const LOAD: &str = "
 load() {
     for disk in nvme0n1 vda; do

@@ -28,9 +28,8 @@ fn sector(number: u64) -> u64 {
     number % PLACES * APART
 }
 
-/// Returns a job that prints the number in the place of `wanted`, and then writes numbers upwards from `from` to both disks in
-/// turn.
-/// Each number is flushed before it is printed. `beside` runs at the same time.
+/// Returns a job that prints the number in the place of `wanted`, and then writes numbers upwards from `from` to both disks
+/// in turn. Each number is flushed before it is printed. `beside` runs at the same time.
 pub(crate) fn counting(wanted: u64, from: u64, beside: &str) -> String {
     format!(
         r#"
@@ -73,7 +72,8 @@ fn kill(mut vmm: ApiVmm, number: u64) -> u64 {
     last_told(&vmm, "CAROM-FLUSHED")
 }
 
-/// True if a disk contains the numbers up to `flushed`. The next number may also exist already, in the place of the oldest.
+/// True if a disk contains the numbers up to `flushed`. The next number may also exist already, in the place of the oldest
+/// number.
 pub(crate) fn holds(content: &[u8], flushed: u64) -> bool {
     let oldest = (flushed + 2).saturating_sub(PLACES).max(1);
     (oldest..=flushed).all(|number| {
@@ -92,7 +92,7 @@ fn flushed_data_survives_a_killed_vmm() {
     let flushed = kill(boot(&disks, &counting(1, 1, "")), 40);
 
     assert!(holds(&fs::read(&raw).unwrap(), flushed), "not all of the {flushed} flushed numbers are in the image");
-    // The VMM's unwritten data is lost with it. The only permitted damage is leaked clusters.
+    // Data that the VMM has not written yet is lost. The only permitted damage is leaked clusters.
     println!("{:?} with {flushed} numbers", qemu_img::check(&qcow2));
     assert!(holds(&qemu_img::content(&qcow2), flushed), "not all of the {flushed} flushed numbers are in the image");
     // The locks of the images were released with the process.

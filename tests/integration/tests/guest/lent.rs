@@ -7,9 +7,9 @@ use carom_integration::{Guest, Kernel, Outcome};
 
 use crate::support::{COMPLAINTS, MIB, SITE, assert_no_complaint, guest_with_windows, number, run};
 
-/// Shell functions. `lent ENGINE` makes fio verify the drive with lent memory; fio removes the file that it maps, so it gets a
-/// link. `figures NAME` prints the pool's counters as lines `CAROM-STAT-NAME-<key> <value>`, and makes the VMM report its
-/// counters.
+/// Shell functions. `lent ENGINE` makes fio verify the drive with lent memory. fio removes the file that it maps, so the
+/// function gives fio a link to the device file. `figures NAME` prints the pool's counters as lines `CAROM-STAT-NAME-<key>
+/// <value>`, and makes the VMM report its counters.
 const FUNCTIONS: &str = r#"
 lent() {
     ln -s "/dev/iommu_bounce/$NVME" /tmp/lent

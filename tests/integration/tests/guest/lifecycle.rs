@@ -29,8 +29,8 @@ marker() {
 }
 "#;
 
-/// Returns a job that runs in three boots. Each boot verifies I/O and finds the marker of the previous boot. The first two end by
-/// `restart`.
+/// Returns a job that runs in three boots. Each boot verifies I/O and finds the marker of the previous boot. The first two
+/// boots end by `restart`.
 pub(crate) fn three_boots(restart: &str) -> String {
     let id = unique();
     let verify = workload::fio_verify(8, 32);
@@ -157,7 +157,7 @@ done
 
 #[guest_test]
 fn device_taken_out_of_its_domain_and_back_under_windows() {
-    // VFIO in the guest replaces the DMA domain. The window ends with the domain (protocol, rule 2), and a new one grows
+    // VFIO in the guest replaces the DMA domain. The window ends with the domain (protocol, rule 2), and a new window grows
     // afterwards.
     const ROUNDS: usize = 3;
     let verify = workload::fio_verify(8, 32);
@@ -246,12 +246,12 @@ done
 }
 
 #[guest_test]
-fn refused_domain_leaves_the_old_one_to_the_device() {
+fn refused_domain_leaves_the_old_domain_to_the_device() {
     refused_domain_leaves_the_old_one("refused", Kernel::Patched);
 }
 
 #[guest_test(slow = "the same test runs on the older kernel, which has the same hook")]
-fn refused_domain_leaves_the_old_one_on_the_newer_kernel() {
+fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 

@@ -14,7 +14,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, info, pinned, put};
 use crate::support::{MIB, SITE};
 
-/// Room for additional mappings beyond those that always stay: the guest's largest request and half of another.
+/// Bytes that the guest may map in addition to its permanent mappings: the guest's largest request, and half of another.
 const ROOM: u64 = 192 << 10;
 
 fn counter(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
@@ -95,11 +95,11 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
 }
 
 #[guest_test(slow = "unit tests and the engine's model cover the limit; this shows the driver's reaction", by_iommufd)]
-fn guest_above_the_limit_gets_nomem_and_its_io_goes_on_verified() {
+fn guest_above_the_limit_gets_nomem_and_its_io_continues() {
     io_goes_on_above_the_limit(Kernel::Patched);
 }
 
 #[guest_test(slow = "the same test runs on the older kernel")]
-fn newer_kernel_above_the_limit_gets_nomem_and_its_io_goes_on() {
+fn newer_kernel_above_the_limit_gets_nomem_and_io_continues() {
     io_goes_on_above_the_limit(Kernel::Newer);
 }

@@ -17,7 +17,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, info, payload, pinned, put, wait_gone};
 use crate::support::{MIB, SITE};
 
-/// Returns a job that prints the amount of memory, and works with the drive whenever there is more.
+/// Returns a job that prints the amount of memory, and works with the drive each time the amount has
+/// grown.
 fn grow_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(
@@ -120,7 +121,7 @@ fn ram_is_added_to_a_guest_with_the_newer_kernel() {
     grows_twice_and_keeps_it_over_a_reboot(Kernel::Newer);
 }
 
-/// Adds 128 MiB and checks that the drive works in them. Returns the additional pinned bytes.
+/// Adds 128 MiB and checks that the drive works in this memory. Returns the additional pinned bytes.
 fn grows_and_works(vmm: &ApiVmm) -> u64 {
     let before = pinned(vmm);
     assert_eq!(resize(vmm, 640), (204, "null".into()));

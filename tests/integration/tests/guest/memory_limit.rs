@@ -20,7 +20,7 @@ use crate::hotplug::{create_and_boot, pinned, put};
 use crate::killed::{counting, holds, last_told};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Memory that the guest may use in addition to its normal work. It finally requests more than this.
+/// Memory that the guest may use in addition to its normal work. In the end, the guest requests more than this.
 const ROOM: u64 = 32 * MIB;
 
 /// Returns a job that works with the drive, and fills memory once the power button is pressed.

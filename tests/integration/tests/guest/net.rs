@@ -43,7 +43,7 @@ fn echoed(guest: Guest, net: &str, options: &str) -> Outcome {
 }
 
 #[guest_test]
-fn bytes_go_to_the_host_and_come_back_beside_the_iommu() {
+fn bytes_go_to_the_host_and_back_without_iommu() {
     let outcome = echoed(Guest::new("net-beside"), "10.77.1", "");
 
     assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
@@ -112,7 +112,7 @@ done
 "#;
 
 #[guest_test(slow = "disk:: covers hotplug of another device")]
-fn card_comes_works_and_goes_while_it_is_used() {
+fn card_is_added_and_removed_while_it_is_used() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.5", USE_WHENEVER_THERE)).unwrap();
     create_and_boot(&vmm, json!({"iommu_bounce": {"size": 16 * MIB}}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();
@@ -141,7 +141,7 @@ fn card_comes_works_and_goes_while_it_is_used() {
     slow = "card_on_a_macvtap_interface_* covers a descriptor, snapshot:: restored guests, unit tests net_fds"
 )]
 fn card_with_a_client_descriptor_is_restored_with_another() {
-    // A connection is lost with its interface. The next connection is made soon.
+    // A connection is lost with its interface. A short timeout makes the guest soon open the next connection.
     let job =
         job("10.77.6", "wait_for_card\necho CAROM-READY\nwhile :; do large; done\n").replace("nc -w 60", "nc -w 5");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
@@ -249,10 +249,10 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
 }
 
 #[guest_test(slow = "snapshot:: covers restored guests, unit tests the state of the card")]
-fn guest_goes_on_with_its_card_in_another_process() {
+fn guest_continues_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
-    // A connection may be lost if data from the time without a process must be resent too often. The next connection is made
-    // soon.
+    // A connection may be lost if data from the time without a process must be resent too often. A short timeout makes the
+    // guest soon open the next connection.
     let job = job("10.77.7", work).replace("nc -w 60", "nc -w 10");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();
     let config = json!({

@@ -39,7 +39,7 @@ fn time_of_threads(pid: u32) -> u64 {
 }
 
 #[guest_test(slow = "the unit test vanished_interface_* covers a file with the same errors")]
-fn guest_outlives_its_deleted_interface_and_lets_its_card_go() {
+fn guest_outlives_its_deleted_interface_and_releases_its_card() {
     let mut vmm = ApiVmm::start(&SITE, &job("10.77.9", WORK)).unwrap();
     create_and_boot(&vmm, json!({"net": [{"tap": TAP, "ip": "10.77.9.1", "id": "card"}]}));
     vmm.wait_for("CAROM-READY", 1, BOOT_TIME).unwrap();

@@ -12,8 +12,8 @@ use crate::support::{
     COMPLAINTS, MIB, REBIND_UNDER_LOAD, SITE, assert_no_complaint, guest_with_windows, number, required, run,
 };
 
-/// Runs the patch's KUnit tests at boot, without devices, and checks the result of each. No test is skipped, because there are
-/// two nodes.
+/// Runs the patch's KUnit tests at boot, without devices, and checks the result of each test. No test is skipped, because
+/// the guest has two nodes.
 fn kunit_is_run(name: &str, kernel: Kernel) {
     let job = format!("{}{COMPLAINTS}", kunit::JOB);
 
@@ -55,7 +55,8 @@ wait
 {COMPLAINTS}"#
     );
 
-    // More memory than the drive can use, because the edu device's memory must not depend on the drive's use.
+    // The windows have more memory than the drive can use, because the edu device's memory must not depend on the drive's
+    // use.
     let guest = Guest::new(name).kernel(kernel).iommu_device(edu).iommu_device(&SITE.nvme[0]).bounce("size=128M");
     let outcome = run(&guest.time_limit(Duration::from_secs(150)).job(&job));
 
@@ -318,7 +319,7 @@ fn drives_of_a_group_share_a_pool_on_an_intel_iommu() {
 }
 
 #[guest_test]
-fn idle_memory_goes_back_to_the_host() {
+fn idle_memory_returns_to_the_host() {
     let job = format!(
         r#"{WAIT_FOR_NVME}
 POOL=$(echo /sys/kernel/debug/iommu_bounce/domain*)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! virtio-pmem: Debian's kernel writes to a host file as to memory, flushes it, and releases the device. Drives behind the
-//! virtio-iommu do DMA to it.
+//! virtio-iommu do DMA to pages of the file.
 
 use std::fs::{self, File};
 
@@ -135,7 +135,7 @@ fn direct_io_reaches_pages_of_a_dax_file() {
 }
 
 #[guest_test(slow = "direct_io_reaches_pages_of_a_dax_file_on_the_newer_kernel covers windows, too")]
-fn direct_io_reaches_pages_of_a_dax_file_beside_windows() {
+fn direct_io_reaches_pages_of_a_dax_file_with_windows() {
     does_direct_io("pmem-dax-windows", Kernel::Patched, true);
 }
 

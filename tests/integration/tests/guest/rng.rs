@@ -28,7 +28,7 @@ fn reads(guest: Guest) -> Outcome {
 }
 
 #[guest_test]
-fn guest_reads_random_bytes_of_a_device_beside_the_iommu() {
+fn guest_reads_random_bytes_of_a_device_without_iommu() {
     let outcome = reads(Guest::new("rng-beside").rng("src=/dev/urandom"));
 
     assert!(outcome.counters.is_empty(), "there is a virtio-iommu");

@@ -33,7 +33,7 @@ until [ "$(presses)" != 0 ]; do sleep 0.1; done
     )
 }
 
-/// Writes a machine's options for `/etc/carom`, together with the common ones.
+/// Writes a machine's options for `/etc/carom`, together with the options that all machines have.
 fn machine(dir: &Path, name: &str, options: &str) -> (String, PathBuf) {
     let file = dir.join(name);
     let common = "--kernel /var/lib/carom/kernel --initramfs /var/lib/carom/initramfs --memory size=512M --landlock \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that share a CPU of the host. Each must use only its own translations: with those of
-//! another guest, it would read wrong contents.
+//! Guests that share a CPU of the host. Each guest must use only its own translations. With the translations of another
+//! guest, it would read wrong contents.
 
 use std::time::Duration;
 

@@ -257,7 +257,7 @@ all=$(total) lent="
 }
 
 #[guest_test(slow = "tests the host kernel's huge pages more than Carom: no data may be lost while a drive works")]
-fn huge_pages_cut_by_a_balloon_come_back_during_window_io() {
+fn huge_pages_split_by_a_balloon_return_during_window_io() {
     let collapsing = Collapsing::paused();
     let memory = json!({"size": 512 * MIB, "thp": true});
     let more = json!({"memory": memory, "balloon": {"size": 0}});
@@ -272,7 +272,7 @@ fn huge_pages_cut_by_a_balloon_come_back_during_window_io() {
     needs(Swap),
     slow = "tests the host kernel's swapping of huge pages more than Carom: no data may be lost while a drive works"
 )]
-fn huge_pages_cut_by_swapping_come_back_during_window_io() {
+fn huge_pages_split_by_swapping_return_during_window_io() {
     let collapsing = Collapsing::paused();
     let swap = Swap::on(SITE.swap.as_ref().unwrap()).unwrap();
     let group = MemoryGroup::new("carom-huge-pages").unwrap();

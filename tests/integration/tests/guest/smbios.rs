@@ -20,7 +20,7 @@ dmesg | grep -E 'SMBIOS|DMI:'
 ";
 
 #[guest_test(slow = "unit tests check the tables byte by byte")]
-fn stock_kernel_shows_what_the_machine_is_called() {
+fn stock_kernel_shows_the_names_of_the_machine() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     let platform = json!({
         "system_manufacturer": "A, Manufacturer", "system_version": "1.2", "serial_number": "VM-17",

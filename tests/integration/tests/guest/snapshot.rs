@@ -258,9 +258,9 @@ impl Subject {
         put(&self.vmm, "vmm.shutdown", &Value::Null);
         assert!(self.vmm.wait(PROGRESS_TIME).unwrap().success());
         let console = self.vmm.console();
-        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if it was away longer. In the
-        // emulated machine, whose own counter is unstable, KVM stops the guests' counters while they do not run, which is
-        // reported, too.
+        // The kernel compares kvmclock with the time stamp counter twice per second, and reports if the guest was away for
+        // longer. The emulated machine's own counter is unstable, so KVM stops the guests' counters while the guests do not
+        // run. The guest's kernel reports this, too.
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
         // If the guest was saved during a timer interrupt, this interrupt took as long as the guest was away.
         let known = [known, "hrtimer: interrupt took"].into_iter();
@@ -351,7 +351,7 @@ fn with_rng_behind_a_window() -> Subject {
     Subject::boot("", &[("rng", json!({"src": "/dev/urandom", "iommu": true})), ("iommu_bounce", bounce)])
 }
 
-/// Changes the time of a snapshot to `by` earlier.
+/// Makes a snapshot look older by `by`.
 fn antedate(directory: &Path, by: Duration) {
     let path = directory.join("state.json");
     let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -363,7 +363,7 @@ fn antedate(directory: &Path, by: Duration) {
 }
 
 #[guest_test(slow = "guest_with_a_window_* covers more devices, guest_that_was_away_for_an_hour_* the same devices")]
-fn guest_goes_on_in_other_processes() {
+fn guest_continues_in_other_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(3);
 
@@ -386,7 +386,7 @@ fn guest_that_was_away_for_an_hour_has_the_right_time() {
 }
 
 #[guest_test(slow = "guest_with_a_window_* covers the same device and IOMMU")]
-fn guest_with_a_mapped_device_goes_on_in_other_processes() {
+fn guest_with_a_mapped_device_continues_in_other_processes() {
     let mut subject = with_rng_behind_mappings();
     subject.rounds(3);
     let iommu = subject.counters("_iommu");
@@ -395,7 +395,7 @@ fn guest_with_a_mapped_device_goes_on_in_other_processes() {
 }
 
 #[guest_test]
-fn guest_with_a_window_goes_on_in_other_processes() {
+fn guest_with_a_window_continues_in_other_processes() {
     let mut subject = with_rng_behind_a_window();
     subject.rounds(3);
     let iommu = subject.counters("_iommu");
@@ -404,8 +404,8 @@ fn guest_with_a_window_goes_on_in_other_processes() {
     subject.end();
 }
 
-#[guest_test(slow = "memory_hotplug:: covers the RAM, guest_with_a_window_goes_on_in_other_processes the snapshot")]
-fn guest_with_added_ram_goes_on_in_another_process() {
+#[guest_test(slow = "memory_hotplug:: covers the RAM, guest_with_a_window_continues_in_other_processes the snapshot")]
+fn guest_with_added_ram_continues_in_another_process() {
     let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
     let rng = json!({"src": "/dev/urandom"});
     let mut subject = Subject::boot("memhp_default_state=online", &[("memory", memory), ("rng", rng)]);
@@ -416,8 +416,10 @@ fn guest_with_added_ram_goes_on_in_another_process() {
     subject.end();
 }
 
-#[guest_test(slow = "vcpus_come_and_go_* covers vCPUs in a guest, tests of the program cover vCPUs in snapshots")]
-fn guest_with_added_vcpus_goes_on_in_another_process() {
+#[guest_test(
+    slow = "vcpus_are_added_and_removed_* covers vCPUs in a guest, tests of the program cover vCPUs in snapshots"
+)]
+fn guest_with_added_vcpus_continues_in_another_process() {
     let job = format!("{USE_VCPUS}\n(last=$(at_work); while :; do use_vcpus; sleep 0.2; done) &\n");
     let config = [("cpus", json!({"boot_vcpus": 2, "max_vcpus": 4})), ("rng", json!({"src": "/dev/urandom"}))];
     let mut subject = Subject::boot_with(&job, "", &config);
@@ -435,15 +437,15 @@ fn guest_with_added_vcpus_goes_on_in_another_process() {
     subject.end();
 }
 
-#[guest_test(slow = "guest_with_a_window_goes_on_in_other_processes does so three times")]
-fn guest_goes_on_in_a_hundred_processes() {
+#[guest_test(slow = "guest_with_a_window_continues_in_other_processes does so three times")]
+fn guest_continues_in_a_hundred_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(100);
     subject.end();
 }
 
-#[guest_test(slow = "guest_with_a_window_goes_on_in_other_processes does so three times")]
-fn guest_with_a_window_goes_on_in_a_hundred_processes() {
+#[guest_test(slow = "guest_with_a_window_continues_in_other_processes does so three times")]
+fn guest_with_a_window_continues_in_a_hundred_processes() {
     let mut subject = with_rng_behind_a_window();
     subject.rounds(100);
     subject.end();

@@ -43,7 +43,7 @@ pub(crate) fn number(outcome: &Outcome, key: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{key}: {text:?} is not a number; console:\n{}", outcome.console))
 }
 
-/// Shell lines that print the number of complaints in the kernel's log, except for one about the rig's emulated CPU.
+/// Shell lines that print the number of complaints in the kernel's log, except for a complaint about the rig's emulated CPU.
 pub(crate) const COMPLAINTS: &str = "
 dmesg | grep -E 'WARNING:|BUG:|KASAN|possible (recursive|circular) locking|DMA-API: ' | grep -v fpu__init >/tmp/complaints
 cat /tmp/complaints

@@ -134,7 +134,7 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     taken.wait_unbound();
     wait_gone(&vmm, "second");
 
-    // Once more, from a guest that is reset before it has reacted.
+    // Unbind the drive once more, from a guest that is reset before it has reacted.
     assert!(taken.bind(), "vfio-pci does not accept the drive");
     add(&vmm, &devices[1]);
     vmm.wait_for("CAROM-WORKED 3\n", 1, BOOT_TIME).unwrap();
@@ -158,7 +158,8 @@ fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 
-/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the other one there.
+/// Devices without a virtual IOMMU share an address space of the host. A device that returns must join the other device
+/// there.
 #[guest_test(needs(SecondDrive), slow = "drive_that_the_host_wants_back_* covers a drive with the IOMMU")]
 fn drive_without_iommu_rejoins_another_after_the_host_took_it() {
     let job = use_two_drives();

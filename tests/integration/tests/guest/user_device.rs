@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and logs
-//! what it is given.
+//! Device in another process (vfio-user) behind the virtio-iommu: `edu-server`, which behaves like QEMU's edu device and
+//! logs the memory and the requests that it gets.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;
@@ -22,7 +22,8 @@ fn field(line: &str, name: &str) -> u64 {
     u64::from_str_radix(value.unwrap_or_else(|| panic!("no {name} in {line:?}")), 16).unwrap()
 }
 
-/// Checks that the server got descriptors of chunks only, and that it can do no harm with any of them. Returns their number.
+/// Checks that the server got only descriptors of chunks, and that no descriptor lets the server do harm. Returns their
+/// number.
 fn check_descriptors(log: &[String]) -> usize {
     let mut given = 0;
     for line in log.iter().filter(|line| line.starts_with("map ")) {
@@ -128,7 +129,7 @@ fn user_device_accesses_only_mapped_memory_as_permitted() {
 }
 
 #[guest_test]
-fn user_device_without_iommu_is_given_all_ram() {
+fn user_device_without_iommu_gets_all_ram() {
     let server = EduServer::start(&[]);
 
     let guest = steered("user-control", "raw", &edu::ATTACK_ON_VICTIM).user_device(&server.option("")).shared_memory();

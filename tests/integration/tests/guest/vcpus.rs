@@ -126,7 +126,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
         let wanted = format!("desired_vcpus: {vcpus} is not between 1 and 4 (cpus.max_vcpus)");
         assert!(status == 400 && why.contains(&wanted), "{status}: {why}");
     }
-    // Only one vCPU is added: no other addition makes KVM check it.
+    // Only one vCPU is added here, because the addition of another vCPU would make KVM check the first.
     assert_eq!(resize(&vmm, 2), (204, "null".into()));
     wait_for_vcpus(&vmm, 2, 1);
     for round in 1..=rounds {
@@ -165,17 +165,17 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
 }
 
 #[guest_test]
-fn vcpus_come_and_go_while_a_drive_behind_the_iommu_works() {
+fn vcpus_are_added_and_removed_while_an_iommu_drive_works() {
     come_and_go_while_a_drive_works(Kernel::Patched, 2);
 }
 
 #[guest_test(slow = "the guest with the older kernel does the same")]
-fn vcpus_come_and_go_with_the_newer_kernel() {
+fn vcpus_are_added_and_removed_with_the_newer_kernel() {
     come_and_go_while_a_drive_works(Kernel::Newer, 2);
 }
 
-#[guest_test(slow = "vcpus_come_and_go_while_a_drive_behind_the_iommu_works runs two rounds")]
-fn vcpus_come_and_go_twenty_times() {
+#[guest_test(slow = "vcpus_are_added_and_removed_while_an_iommu_drive_works runs two rounds")]
+fn vcpus_are_added_and_removed_twenty_times() {
     come_and_go_while_a_drive_works(Kernel::Patched, 20);
 }
 

@@ -151,7 +151,7 @@ fn end(vmm: &mut ApiVmm) {
 }
 
 #[guest_test]
-fn guest_and_host_connect_beside_the_iommu() {
+fn guest_and_host_connect_without_iommu() {
     let mut vmm = start(|vmm| json!({"vsock": device(vmm, false)}));
     carry(&vmm);
     end(&mut vmm);

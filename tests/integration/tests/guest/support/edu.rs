@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The edu device in a guest, either QEMU's, passed through, or that of `edu-server`. This module contains parts of jobs that find
-//! the device and bind it to a driver, and the program edu-dma, which controls its transfers.
+//! The edu device in a guest: either QEMU's device, passed through, or the device of `edu-server`. This module contains
+//! parts of jobs that find the device and bind it to a driver, and the program edu-dma, which controls its transfers.
 //!
 //! The RAM at [`VICTIM`] is reserved from the guest's kernel, so no driver maps it.
 
