@@ -4,7 +4,7 @@
  *
  *   tenant DRIVE RATE MIB HOLD REST PHASE
  *
- * One thread writes RATE blocks per second of 4, 16 or 64 KiB to the first 8 MiB of DRIVE, at random places and without the page
+ * One thread writes RATE blocks per second of 4, 16 or 64 KiB to the first 8 MiB of DRIVE, at random places and without the
  * page cache. It reads each block again and compares it. The other thread allocates MIB MiB of memory, keeps the memory for
  * HOLD seconds, checks its contents, frees it, and waits for REST seconds, repeatedly. The program first allocates the
  * memory once. Then the other thread starts PHASE seconds into its cycle.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// This file is long, because each property of a guest has its own short method.
+// Long because each property of a guest has a short method of its own.
 //! A guest: its description, its run, and its outcome.
 
 use std::ffi::OsStr;
@@ -156,13 +156,14 @@ impl Guest {
         self.with(|guest| guest.machine.drives.push(Drive { image: image.into(), metadata: true }))
     }
 
-    /// Adds a virtio disk on a raw image, on any VMM. `iommu` puts it behind the virtual IOMMU.
+    /// Adds a virtio disk on a raw image, on any VMM. With `iommu`, the disk is behind the virtual IOMMU.
     #[must_use]
     pub fn virtio_disk(self, image: &Path, iommu: bool) -> Self {
         self.with(|guest| guest.machine.emulated.push(Emulated::Disk { image: image.into(), iommu }))
     }
 
-    /// Adds a virtio network card on an existing tap interface, on any VMM. `iommu` puts it behind the virtual IOMMU.
+    /// Adds a virtio network card on an existing tap interface, on any VMM. With `iommu`, the card is behind the virtual
+    /// IOMMU.
     #[must_use]
     pub fn virtio_net(self, tap: &str, iommu: bool) -> Self {
         self.with(|guest| guest.machine.emulated.push(Emulated::Card { tap: tap.into(), iommu }))
@@ -336,8 +337,8 @@ impl Guest {
         }
     }
 
-    /// Writes the guest's files and a shell script that starts its VMM to `dir`, and returns the script. For tests that examine
-    /// the VMM's environment instead of the guest.
+    /// Writes the guest's files and a shell script that starts its VMM to `dir`, and returns the script. Use this in tests
+    /// that examine the VMM's environment instead of the guest.
     ///
     /// # Errors
     /// Fails if a file cannot be written.

@@ -26,8 +26,8 @@ pub fn on_two_nodes(guest: Guest, mib: u32) -> Guest {
     guest.cmdline(CMDLINE).cpus(2).memory_mib(0).arguments(&arguments)
 }
 
-/// Files with the test cases. All their cases must have run. The last file is for kernels whose block layer maps requests as a
-/// whole, which 6.12 does not.
+/// Files with the test cases. All their cases must have run. Linux 6.12 does not have the cases of the last file, because
+/// its block layer makes a list for each request.
 static SOURCES: [&str; 8] = [
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit.c"),
     include_str!("../../../guest/src/drivers/iommu/dma-bounce-kunit-grow.c"),

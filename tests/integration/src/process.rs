@@ -123,7 +123,7 @@ pub(crate) fn run_watched(
     })
 }
 
-/// Running VMM. Its console and its stderr are in two files in the same directory. It ends when this value is dropped.
+/// Running VMM. Its console and its stderr are in two files in the same directory. The VMM ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Guarded,

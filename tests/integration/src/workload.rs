@@ -225,9 +225,9 @@ pub fn pattern_results(outcome: &Outcome) -> Result<Patterns> {
 /// Returns a job that reads with fio (direct, libaio, depth 64, sequential) at each of [`BLOCK_SIZES`], with the function
 /// profiler on the functions that map and unmap. [`map_times`] reads the results.
 ///
-/// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the second
-/// run counts. Most of the time in interrupts is excluded. Before that, the profiler's overhead is measured with an empty
-/// function. The kernel needs `guest/config/profile.config`.
+/// The job reads `mib` MiB at the smallest block size and twice as much at each next size. Each size runs twice, and the
+/// second run counts. Most of the time in interrupts is excluded. Before the reads, the job measures the profiler's overhead
+/// with an empty function. The kernel needs `guest/config/profile.config`.
 #[must_use]
 pub fn fio_profiled(mib: u32) -> String {
     // A line of the profiler: function, calls, time in µs, and more.

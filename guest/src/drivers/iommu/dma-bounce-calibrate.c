@@ -3,8 +3,8 @@
  * Measurement of the size up to which bouncing is cheaper than mapping
  *
  * The time of mapping and unmapping hardly depends on the size. The time of a copy grows with the
- * size. The threshold is the size at which both are equal. A pool uses it if neither the boot
- * option nor the provider sets a threshold.
+ * size. The threshold is the size at which both are equal. A pool uses this threshold if neither
+ * the boot option nor the provider sets another.
  *
  * Each time is the median of several measurements. Some measurements are too long because of
  * interruptions. Others are too short because the clock of a guest stood still.

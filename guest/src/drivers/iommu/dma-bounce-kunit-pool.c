@@ -191,7 +191,7 @@ static void late_miss_test(struct kunit *test)
 	t->fake->adding = NULL;
 }
 
-/* If the budget is lowered, idle chunks go at once, and a used chunk when its last mapping ends. */
+/* A lowered budget gives idle chunks back at once, and used chunks when their last mapping ends. */
 static void budget_test(struct kunit *test)
 {
 	struct bounce_test *t = test->priv;

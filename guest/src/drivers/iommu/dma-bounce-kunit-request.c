@@ -15,7 +15,7 @@
 #include "dma-bounce-device.h"
 #include "dma-bounce-kunit.h"
 
-/* Pieces of the area. The second starts at the page offset at which the first ends. */
+/* Pieces of the area. The second piece starts at the page offset at which the first piece ends. */
 static const struct { unsigned int offset, len; } pieces[] = {
 	{ 1000, 700 }, { 3 * 4096 + 1700, 3396 },
 };
@@ -138,7 +138,7 @@ static void expect_declined_as(struct kunit *test, struct test_request *r, unsig
 	KUNIT_EXPECT_EQ(test, dma_bounce_pool_stat(t->pool, reason), before + 1);
 }
 
-/* Expects that the request bounces, so that only the reason under test prevented it before. */
+/* Expects that the request bounces. So only the reason under test prevented bouncing before. */
 static void expect_mapped(struct kunit *test, struct test_request *r)
 {
 	bool mapped = map(test, r, 0);
@@ -321,7 +321,7 @@ static void request_memory_test(struct kunit *test)
 #endif
 }
 
-/* Not a request, but an address without a page: these kernels pass an address instead of a page */
+/* Maps an address without a page. Kernels with this file pass an address instead of a page. */
 static void no_page_test(struct kunit *test)
 {
 	const phys_addr_t nowhere = BIT_ULL(45);

@@ -264,7 +264,7 @@ static int untrusted_list(struct edu *edu)
 	return ret;
 }
 
-/* Returns true if pieces get no common range of IOVA, in which the pool could not serve them. */
+/* Returns true if pieces get no common IOVA range, because the pool could not serve such pieces. */
 static bool untrusted_by_piece(struct edu *edu)
 {
 #ifdef CONFIG_IOMMU_DMA_BOUNCE_REQUEST

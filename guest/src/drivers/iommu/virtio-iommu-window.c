@@ -3,7 +3,7 @@
  * Bounce windows of virtio-iommu
  *
  * A device with VIRTIO_IOMMU_F_BOUNCE_WINDOW backs chunks of memory on request, maps them for the
- * endpoints of a domain, and shows them in a shared memory region. This file makes that memory a
+ * endpoints of a domain, and exposes them in a shared memory region. This file makes that memory a
  * provider for bounce pools. It checks all answers of the device: a chunk must be in the region, at
  * a place without another chunk.
  */

@@ -71,7 +71,7 @@ pub struct Done {
     pub mib_s: f64,
     /// Mean latency from submission to completion, in µs.
     pub latency_us: f64,
-    /// Percentiles 50, 99 and 99.9 of the latency from the end of submission to completion, in µs. They are of reads, or of
+    /// Percentiles 50, 99 and 99.9 of the latency from the end of submission to completion, in µs. Only reads count, or only
     /// writes if the cell has no reads.
     pub percentiles_us: [f64; 3],
     /// Bytes that the guest copied for bouncing, in both directions.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of attempts of a step. The machine sometimes dies for reasons of its own.
+/// Maximum number of attempts of a step. The machine sometimes dies for reasons that the step did not cause.
 const TRIES: usize = 3;
 
 /// Result of a step.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the median: the middle figure, or the mean of the two middle ones. Returns `None` without figures.
+/// Returns the median: the middle figure, or the mean of the two middle figures. Returns `None` without figures.
 #[must_use]
 pub fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.collect();

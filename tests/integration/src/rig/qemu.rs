@@ -168,7 +168,8 @@ pub(super) fn arguments(
     // Two functions of one device share an IOMMU group. If the second function has a driver, the first function cannot be
     // passed through.
     all.add(&["-device", "edu,addr=0x8.0,multifunction=on", "-device", "virtio-rng-pci,addr=0x8.1"]);
-    // Slot 0x1d comes after that of `--disk`: Linux names disks by the order of their addresses, and `--disk` must be the first.
+    // Slot 0x1d comes after the slot of `--disk`: Linux names disks by the order of their addresses, and `--disk` must be
+    // the first.
     all.add(&["-drive", &format!("file={},if=none,id=swap,format=raw,cache=unsafe", file(files.swap())?)]);
     all.add(&["-device", "virtio-blk-pci,drive=swap,addr=0x1d"]);
     if let Some(out) = out {

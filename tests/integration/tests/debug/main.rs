@@ -270,8 +270,9 @@ settle
 
 #[guest_test]
 fn memory_runs_out_while_io_runs() {
-    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed. The patch's
-    // files are next to each other in the kernel image, and the file of dma_bounce_debugfs_del() is the last one of interest.
+    // Every third allocation below the patch's functions fails, both slabs and pages, while chunks are added and removed.
+    // The patch's files are next to each other in the kernel image. The file of dma_bounce_debugfs_del() is the last file of
+    // interest.
     let work = format!(
         r#"
 FIRST=$(grep ' [tT] \(__\)\?dma_bounce_' /proc/kallsyms | sort | sed -n '1s/ .*//p')

@@ -81,7 +81,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     let config = VmConfig {
         cpus: Some(CpusConfig { max_phys_bits: Some(46), ..CpusConfig::new(2, 2) }),
         memory: Some(MemoryConfig::new(512 << 20)),
-        // As in Kata Containers. The second segment has no devices.
+        // Two segments, as in Kata Containers. The second segment has no devices.
         platform: Some(PlatformConfig { num_pci_segments: Some(2), ..PlatformConfig::new() }),
         serial: Some(SerialConfig {
             file: Some(vmm.console_file().display().to_string()),
@@ -179,7 +179,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
 
 #[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, unit tests the change")]
 fn guest_follows_a_changed_budget_under_load() {
-    // Verified I/O all the time. Between two runs, slots are idle.
+    // The job runs verified I/O all the time. Between two runs, slots are idle.
     let verify = workload::fio_verify(16, 64);
     let job = format!("{WAIT_FOR_NVME}\nwhile [ ! -e /stop ]; do\n{verify}\necho CAROM-ROUND\nsleep 0.5\ndone\n");
     let mut vmm = ApiVmm::start(&SITE, &job).unwrap();

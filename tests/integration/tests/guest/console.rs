@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-console: the console of a real guest prints to a pseudoterminal, reads what is typed there, and follows its size. The
-//! device is without the virtio-iommu, behind it with mappings, and behind it with a window.
+//! virtio-console: the console of a real guest prints to a pseudoterminal, reads text that is typed there, and follows the
+//! terminal's size. The device is without the virtio-iommu, with mappings of the virtio-iommu, or with a window.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

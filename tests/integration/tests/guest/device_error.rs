@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Device errors that the host's kernel detects and handles (AER). Its module `aer_inject` injects them.
+//! Device errors that the host's kernel detects and handles (AER). The kernel's module `aer_inject` injects the errors.
 
 use carom_integration::harness::guest_test;
 use std::fs::{self, File, OpenOptions};

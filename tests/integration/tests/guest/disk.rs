@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-blk: disks of raw images in a real guest, without the virtio-iommu, behind it with mappings, and behind it with a
+//! virtio-blk: disks of raw images in a real guest, without the virtio-iommu, with mappings of the virtio-iommu, and with a
 //! window.
 
 use std::fs::{self, File};

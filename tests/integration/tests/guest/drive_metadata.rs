@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Drive with metadata for each block. Each request has separate memory for its metadata, which bounces like data. The metadata
-//! protects the block (protection information, type 1): the drive checks it on writes and the kernel checks it on reads.
+//! Drive with metadata for each block. Each request has separate memory for its metadata, which bounces like data. The
+//! metadata protects the block (protection information, type 1): the drive checks the metadata on writes, and the kernel
+//! checks the metadata on reads.
 
 use carom_integration::harness::guest_test;
 use std::time::Duration;

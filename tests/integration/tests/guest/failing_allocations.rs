@@ -165,7 +165,8 @@ fn descriptors(vmm: &ApiVmm) -> usize {
     fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap().count()
 }
 
-/// The VM has no host device: opening and closing one runs the kernel's ACPI interpreter, which panics if its allocations fail.
+/// The VM has no host device, because opening and closing a host device runs the kernel's ACPI interpreter, which panics if
+/// its allocations fail.
 #[guest_test(
     needs(FailingAllocations),
     slow = "vmm/tests/host_faults.rs fails each call; here, the host's kernel fails within the calls",

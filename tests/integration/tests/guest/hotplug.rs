@@ -253,7 +253,7 @@ fn devices_are_added_to_a_guest_without_any() {
     if SITE.edu.is_some() {
         edu_comes_and_goes(&vmm, 2);
     }
-    // The client was idle for so long that its connection may be closed, so it is not used here.
+    // The client was idle for so long that its connection may be closed, so the client is not used here.
     put(&vmm, "vmm.shutdown", &Value::Null);
 }
 

@@ -10,8 +10,8 @@ use crate::support::{COMPLAINTS, assert_no_complaint, guest_with_windows, number
 /// Maximum bytes that one interrupt copies, from the patch `nvme-pci: Bound what is copied with interrupts off`.
 const MOST_COPIED: u64 = 256 << 10;
 
-/// Job that writes and verifies the drive, which fills the pool, and then verifies it again while events are traced. Reads have
-/// 128 KiB, with 64 in flight.
+/// Job that writes and verifies the drive, which fills the pool. Then the job verifies the drive again while events are
+/// traced, by reads of 128 KiB with 64 in flight.
 const JOB: &str = r#"
 verified() {
     fio --name=verify --filename=/dev/nvme0n1 --direct=1 --rw=write --ioengine=libaio --iodepth=64 --bs=128k --size=32M \

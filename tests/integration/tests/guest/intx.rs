@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! INTx: network cards on one line of the guest whose driver uses INTx, and a drive of a guest without MSI. The drive is added,
-//! removed, and used after reboots.
+//! INTx: network cards that share one line of the guest and whose driver uses INTx, and a drive of a guest without MSI. The
+//! drive is added, removed, and used after reboots.
 
 use carom_integration::api::ApiVmm;
 use carom_integration::harness::guest_test;

@@ -85,7 +85,7 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
         "map 0x200000 rw",
         "store 0x200000",
         "count 0x200000 0x5a",
-        // Bytes that one device stored are loaded by the other.
+        // One device stores bytes, and the other device loads them.
         "fill 0x200000 0x66",
         "use 0",
         "load 0x200000",

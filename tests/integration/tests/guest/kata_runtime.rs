@@ -61,7 +61,7 @@ vfio_mode = "guest-kernel"
 create_container_timeout = 200
 "#;
 
-/// Network settings: for a container without a network, and for one in a network namespace of the host.
+/// Network settings: for a container without a network, and for a container in a network namespace of the host.
 const NO_NETWORK: &str = "disable_new_netns = true\ninternetworking_model = \"none\"";
 const NETWORK: &str = "internetworking_model = \"tcfilter\"";
 
@@ -216,7 +216,7 @@ fn kata_container_has_the_network_of_its_namespace() {
     assert_eq!(value(&said, "page"), "of-the-host");
 }
 
-/// Steps: a container with a drive, which writes 16 MiB in small blocks and reads them in larger ones.
+/// Steps: a container with a drive, which writes 16 MiB in small blocks and reads them in larger blocks.
 const DRIVE: &str = r#"
 run box --device "/dev/vfio/GROUP" -- sh -c '
     IFS=: read -r major minor </sys/block/nvme0n1/dev

@@ -66,7 +66,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
     let start = Instant::now();
     while vmm.console().matches("CAROM-VERIFY 0 ").count() < done + 2 {
         let mapped_now = counter(&vmm, "_iommu", "mapped_bytes");
-        // A round that had begun before may have mapped more.
+        // A round that began before the limit was set may have mapped more.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
             "{mapped_now} bytes are mapped; the limit is {mapped} and {ROOM}"

@@ -163,7 +163,7 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
     let drive = json!({"path": Site::sysfs(&SITE.nvme[0]), "iommu": false, "id": "drive"});
     let (status, answer) = vmm.call("PUT", "/api/v1/vm.add-device", Some(&drive)).unwrap();
     assert_eq!((status, pinned(&vmm)), (200, before), "{answer}");
-    // A smaller amount fits after the larger one was rejected.
+    // A smaller amount fits after the larger amount was rejected.
     assert_eq!(grows_and_works(&vmm), 128 * MIB);
     end(vmm);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-net: a real guest on a tap interface, without the virtio-iommu, behind it with mappings, and behind it with a window.
+//! virtio-net: a card of a real guest on a tap interface, without the virtio-iommu, with mappings of the virtio-iommu, and
+//! with a window.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -192,7 +193,7 @@ fn card_with_a_client_descriptor_is_restored_with_another() {
     end(&mut vmm);
 }
 
-/// Two connected host interfaces. The first has an address, and a macvtap interface is on the second.
+/// Two connected host interfaces. The first interface has an address, and a macvtap interface is on the second.
 struct OnAWire {
     device: PathBuf,
 }

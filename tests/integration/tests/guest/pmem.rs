@@ -14,7 +14,7 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create_and_boot, end, put, wait_gone};
 use crate::support::{MIB, SITE, number, run};
 
-/// Job that reports each added device, writes to it and flushes it, and ends when the last one is removed.
+/// Job that reports each added device, writes to it and flushes it, and ends when the last device is removed.
 const JOB: &str = "
 mark() {
     while [ ! -b /dev/$1 ]; do sleep 0.1; done

@@ -124,7 +124,7 @@ fn poll(vmm: &ApiVmm, state: &'static str) -> [Vec<Duration>; 2] {
     })
 }
 
-/// Like [`poll`], in one phase of the guest, which must not end before.
+/// Like [`poll`], in one phase of the guest, which must last until the measurements have ended.
 fn poll_in_phase(vmm: &ApiVmm, phase: &str, next: &str) -> [Vec<Duration>; 2] {
     vmm.wait_for(&format!("CAROM-PHASE {phase}\n"), 1, BOOT_TIME).unwrap();
     thread::sleep(LEAD);

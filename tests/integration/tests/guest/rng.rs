@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! virtio-rng: random bytes for a real guest, without the virtio-iommu, behind it with mappings, and behind it with a window.
+//! virtio-rng: random bytes for a real guest, without the virtio-iommu, with mappings of the virtio-iommu, and with a
+//! window.
 
 use carom_integration::harness::guest_test;
 use carom_integration::{Guest, Outcome};

@@ -28,8 +28,8 @@ const VERIFIED: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Returns a job with two processes that repeatedly check whether memory has kept its contents, and a drive that is verified
-/// meanwhile. Guests with the same kernel and program use the same virtual addresses, so wrong translations of one guest would be
-/// found by the other.
+/// meanwhile. Guests with the same kernel and program use the same virtual addresses, so a check fails if a guest uses
+/// translations of another guest.
 fn keep_memory_and_work() -> String {
     let verify = workload::fio_verify(4, 8);
     format!(

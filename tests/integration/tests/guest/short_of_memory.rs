@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host that is short of memory and takes some of a guest's, by swapping and by merging equal pages. The guest's drive keeps
-//! working. Huge pages that the host splits for this, or for a balloon, return later.
+//! Host that is short of memory and takes memory from a guest, by swapping and by merging equal pages. The guest's drive
+//! keeps working. Huge pages that the host splits for this, or for a balloon, return later.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -32,7 +32,7 @@ const CLOCK_LINES: usize = 5;
 /// Maximum difference between the advances of the guest's clocks.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
-/// Time for which a guest is away once.
+/// Time between saving and restoring the guest in one of the rounds.
 const AWAY: Duration = Duration::from_secs(3);
 
 /// Minimum progress of the guest before it is saved again.
@@ -264,7 +264,7 @@ impl Subject {
         let known = if SITE.rig == "tcg" { "clocksource:" } else { "Long readout interval" };
         // If the guest was saved during a timer interrupt, this interrupt took as long as the guest was away.
         let known = [known, "hrtimer: interrupt took"].into_iter();
-        // For the same reason, an added vCPU is not synchronized with the others.
+        // Because KVM stops the counters, an added vCPU is not synchronized with the other vCPUs.
         let of_counter = ["TSC synchronization", "cycles TSC warp", "TSC warped"];
         let known: Vec<&str> = known.chain(of_counter.into_iter().filter(|_| SITE.rig == "tcg")).collect();
         let is_complaint = |line: &&str| line.starts_with("CAROM-KERNEL ") && !known.iter().any(|of| line.contains(of));
@@ -430,7 +430,7 @@ fn guest_with_added_vcpus_continues_in_another_process() {
     resize(&subject, 4);
     subject.rounds(2);
     resize(&subject, 3);
-    // A removed vCPU is not in the next snapshot. A vCPU that is added then is new to that process.
+    // A removed vCPU is not in the next snapshot. A vCPU that is added after the restore is new to that process.
     subject.rounds(1);
     resize(&subject, 4);
     subject.before = wait_for_line(&subject.vmm, |line| line.is_beyond(&subject.before));
@@ -451,7 +451,8 @@ fn guest_with_a_window_continues_in_a_hundred_processes() {
     subject.end();
 }
 
-/// Shell functions that wait until the guest's kernel has reseeded its random numbers, and print a hash of the next ones.
+/// Shell functions that wait until the guest's kernel has reseeded its random numbers, and print a hash of the next random
+/// numbers.
 const TELL_FORK: &str = r#"
 forks() { dmesg | grep -c 'crng reseeded due to virtual machine fork'; }
 before=$(forks)

@@ -51,7 +51,7 @@ fn io_is_verified_and_bounced_and_counters_agree() {
     assert!(bounced > 1000, "bounced {bounced}; console:\n{}", outcome.console);
     // Bouncing with a request for each DMA would be useless.
     assert!(host.requests.map < bounced / 2, "{bounced} bounced, but {host:?}");
-    // Nearly all of the 64 MiB: requests that come while the pool grows are mapped.
+    // Nearly all of the 64 MiB bounce. Requests that come while the pool grows are mapped instead.
     assert!(number(&outcome, "CAROM-STAT-bytes_out") >= 48 * MIB, "too little data came back through slots");
 }
 

@@ -13,7 +13,7 @@
 #define VIRTIO_IOMMU_F_BOUNCE_WINDOW		23
 #define VIRTIO_IOMMU_F_BOUNCE_WINDOW_HIGH	24
 
-/* Number of the shared memory region that shows the chunks */
+/* Number of the shared memory region that contains the chunks */
 #define VIRTIO_IOMMU_WINDOW_SHMID		0
 
 struct virtio_iommu_window_config {

@@ -45,7 +45,7 @@ pub(crate) struct Started {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Devices {
     None,
-    /// A drive by VFIO behind the IOMMU, with windows if the VMM has them, and one of each emulated device.
+    /// A drive by VFIO behind the IOMMU, with windows if the VMM has them, and one emulated device of each kind.
     Each,
 }
 
@@ -148,7 +148,7 @@ fn work(_: Scope, site: &Site) -> Vec<Work> {
     Started::all(site).into_iter().map(of).collect()
 }
 
-/// Returns the arguments for one of each device, whose files are in `dir`.
+/// Returns the arguments for one emulated device of each kind. The devices' files are in `dir`.
 fn one_of_each(dir: &Path) -> Result<Vec<String>> {
     let file = |name: &str, len: u64| -> Result<String> {
         let path = dir.join(name);

@@ -170,7 +170,7 @@ impl Session {
         Ok(Some(reply))
     }
 
-    /// Adds memory. Returns false if it overlaps other memory. Logs what the descriptor permits but must not permit.
+    /// Adds memory. Returns false if it overlaps other memory. Logs forbidden operations that the descriptor permits.
     fn map(&mut self, message: &mut Message) -> Result<bool> {
         let (flags, offset, address, size) = (message.long(4)?, message.quad(8)?, message.quad(16)?, message.quad(24)?);
         let last = address

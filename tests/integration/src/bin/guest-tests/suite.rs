@@ -288,8 +288,8 @@ mod tests {
         }
     }
 
-    /// Runs tests in machines. Each machine records these lines and ends this way. Returns the number of started machines, the
-    /// number of dead machines, and true if all passed.
+    /// Runs tests in machines. Each pair contains the lines that a machine records, and the end of this machine. Returns the
+    /// number of started machines, the number of dead machines, and true if all passed.
     fn run_in(machines: &[(&str, End)]) -> (usize, usize, bool) {
         let out = tempfile::tempdir().unwrap();
         let (signals, progress) = (Signals::default(), Progress::new("test"));

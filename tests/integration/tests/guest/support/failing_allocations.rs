@@ -20,7 +20,7 @@ pub(crate) enum Allocator {
     Pages = 1,
 }
 
-/// Enables failing allocations as long as this value lives. By default, none fails.
+/// Enables failing allocations as long as this value lives. By default, no allocation fails.
 pub(crate) struct FailingAllocations(());
 
 impl FailingAllocations {
@@ -36,7 +36,7 @@ impl FailingAllocations {
         Self(())
     }
 
-    /// Fails one allocation of the [marked](subject) processes: the first one after `bytes` bytes.
+    /// Fails one allocation of the [marked](subject) processes: the first allocation after `bytes` bytes.
     pub(crate) fn once_after(&self, allocator: Allocator, bytes: u64) {
         let place = PLACES[allocator as usize];
         self.stop();

@@ -23,7 +23,8 @@ pub(crate) fn find<'configs, S>(configs: &'configs [Config<S>], name: &str) -> O
     configs.iter().find(|config| config.name == name)
 }
 
-/// Returns the figures of the block sizes that have one.
+/// Returns the figure of each block size. Leaves out block sizes without a
+/// figure.
 pub(crate) fn by_size<T>(figure: impl Fn(&str) -> Option<T>) -> BTreeMap<String, T> {
     BLOCK_SIZES.iter().filter_map(|size| Some(((*size).to_owned(), figure(size)?))).collect()
 }
