@@ -298,7 +298,7 @@ impl Drop for ApiVmm {
     /// Ends the process. If the test failed, first shows the output of guest and VMM.
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("end of the console:\n{}\nand of stderr:\n{}", end(&self.console()), end(&self.said()));
+            eprintln!("end of the console:\n{}\nend of stderr:\n{}", end(&self.console()), end(&self.said()));
         }
         // Killing fails only if the process has ended already.
         let _ = self.child.kill();

@@ -410,7 +410,7 @@ impl Guest {
             }
             for path in [dir, &initramfs] {
                 chown(path, Some(id), Some(id))
-                    .with_context(|| format!("cannot give {} to the user", path.display()))?;
+                    .with_context(|| format!("cannot change the owner of {} to the user", path.display()))?;
             }
         }
         let machine = Machine {
@@ -509,7 +509,7 @@ fn tail(finished: &Finished) -> String {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(count)..].iter().map(|line| format!("\n  | {line}")).collect()
     };
-    format!("; end of its console:{}\nand of stderr:{}", last(&finished.stdout, 30), last(&finished.stderr, 10))
+    format!("; end of the console:{}\nend of stderr:{}", last(&finished.stdout, 30), last(&finished.stderr, 10))
 }
 
 #[cfg(test)]

@@ -272,7 +272,7 @@ pub fn map_times(outcome: &Outcome) -> Result<BTreeMap<String, MapTime>> {
         let [bytes, before @ .., maps, map_us, unmaps, unmap_us] = positive::<9>(numbers)?;
         let in_round = |after: f64, before: f64| {
             let amount = after - before;
-            ensure!(amount > 0.0, "profile {line:?}: nothing was done in the round that counts");
+            ensure!(amount > 0.0, "profile {line:?}: a value did not grow in the round that counts");
             Ok(amount)
         };
         let (maps, map_us) = (in_round(maps, before[0])?, in_round(map_us, before[1])?);

@@ -251,7 +251,7 @@ impl Machine {
             }
             if now.duration_since(start) >= options.time_limit {
                 let seconds = options.time_limit.as_secs();
-                let more = if vital.comes_up_for(now).is_some() { "; it had not come up" } else { "" };
+                let more = if vital.comes_up_for(now).is_some() { "; it was still booting" } else { "" };
                 self.show_end(
                     progress,
                     &format!("time limit of {seconds} s reached; the emulated machine is stopped{more}"),

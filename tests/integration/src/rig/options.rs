@@ -106,7 +106,7 @@ impl Options {
 fn seconds(least: u64) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |text| match text.parse::<u64>() {
         Ok(number) if (least..=999_999).contains(&number) => Ok(Duration::from_secs(number)),
-        _ => Err("must be a number of seconds".into()),
+        _ => Err("must be a whole number of seconds, at most 999999".into()),
     }
 }
 
@@ -116,7 +116,7 @@ fn size(text: &str) -> Result<String, String> {
     if digits.parse::<u64>().is_ok_and(|number| number > 0) && digits.starts_with(|first| first != '+') {
         Ok(text.into())
     } else {
-        Err("must be a size such as 4G".into())
+        Err("must be a whole number with K, M or G, such as 4G".into())
     }
 }
 

@@ -226,7 +226,12 @@ settle
 
     let outcome = run(&with_drive("debug-lent", work).cpus(2));
 
-    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder did not end by SIGBUS; console:\n{}", outcome.console);
+    assert_eq!(
+        number(&outcome, "CAROM-TAKEN"),
+        0,
+        "the process with lent memory did not end by SIGBUS; console:\n{}",
+        outcome.console
+    );
     let checked: Vec<&str> = outcome.values("CAROM-CHECKED").collect();
     assert_eq!(checked.len(), 2 * 13, "{checked:?}");
     assert!(checked.iter().all(|case| case.ends_with(": right")), "{checked:?}");
@@ -263,7 +268,7 @@ settle
     verified(&outcome, 4);
     settled(&outcome);
     let busy = outcome.values("CAROM-IN-FLIGHT").filter(|slots| *slots != "0").count();
-    assert!(busy >= 1, "the drive was idle when it was taken; console:\n{}", outcome.console);
+    assert!(busy >= 1, "the drive was idle each time it was unbound; console:\n{}", outcome.console);
     // A domain that ends returns its chunks.
     assert!(number(&outcome, "CAROM-SUM-chunk_adds") > 2, "console:\n{}", outcome.console);
 }

@@ -177,7 +177,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert!(others.iter().all(|event| event.properties == json!({"id": "_console"})), "{others:?}");
 }
 
-#[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, unit tests the change")]
+#[guest_test(slow = "exhausted_budget_falls_back_and_loses_nothing covers the load, and unit tests cover the change")]
 fn guest_follows_a_changed_budget_under_load() {
     // The job runs verified I/O all the time. Between two runs, slots are idle.
     let verify = workload::fio_verify(16, 64);
@@ -202,7 +202,7 @@ fn guest_follows_a_changed_budget_under_load() {
     let bounce = || vmm.call("GET", "/api/v1/vm.iommu-bounce", None).unwrap().1;
     let backed = || bounce()["counters"]["window_bytes"].as_u64().unwrap();
     let full = backed();
-    assert!(full > 8 * MIB, "too little to shrink: {}", bounce());
+    assert!(full > 8 * MIB, "the guest has too few chunks for this test: {}", bounce());
     let windows = bounce()["windows"].clone();
     assert!(windows[0]["endpoints"][0] == "0000:00:02.0", "{windows}");
     assert_eq!(windows[0]["bytes"], full, "{windows}");

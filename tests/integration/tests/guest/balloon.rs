@@ -81,7 +81,7 @@ fn drive_works(vmm: &ApiVmm) {
     vmm.wait_for("CAROM-ROUND", rounds + 2, BOOT_TIME).unwrap();
     let console = vmm.console();
     let (done, sound) = (console.matches("CAROM-ROUND").count(), console.matches("CAROM-VERIFY 0 4194304").count());
-    assert!(sound >= done, "{sound} of {done} rounds are sound:\n{console}");
+    assert!(sound >= done, "{sound} of {done} rounds were correct:\n{console}");
 }
 
 #[guest_test(slow = "free_pages_reach_the_host_while_an_iommu_drive_works returns RAM in the same way")]

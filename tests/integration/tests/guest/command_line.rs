@@ -29,7 +29,7 @@ fn assert_mistake(finished: &Finished, words: &[&str], what: &str) {
     assert_eq!(status.code(), Some(2), "{what}: {status}; stderr:\n{}", finished.stderr);
     assert_eq!(finished.stdout, "", "{what}");
     let lines: Vec<&str> = finished.stderr.lines().collect();
-    let [line] = lines[..] else { panic!("{what}: one line wanted:\n{}", finished.stderr) };
+    let [line] = lines[..] else { panic!("{what}: expected one line of stderr:\n{}", finished.stderr) };
     assert!(line.starts_with("carom: "), "{what}: {line}");
     for word in words {
         assert!(line.contains(word), "{what}: no {word:?} in: {line}");
@@ -116,7 +116,7 @@ fn file_that_is_not_a_kernel() {
     fs::write(&earlier, "of an earlier run").unwrap();
     let mut command = Command::new(&SITE.carom);
     command.arg("--kernel").arg(&cut).args(["--serial", &format!("file={}", earlier.display())]);
-    assert_mistake(&run(command), &["--kernel"], "a kernel cut short");
+    assert_mistake(&run(command), &["--kernel"], "a truncated kernel");
     assert_eq!(fs::read_to_string(earlier).unwrap(), "of an earlier run");
 }
 
@@ -147,7 +147,7 @@ fn device_of_another_driver() {
 fn device_whose_group_is_not_viable() {
     let address = std::env::var("CAROM_NOT_VIABLE").ok();
     let address =
-        required(address.as_ref(), "a vfio-pci device in a group with one of another driver (CAROM_NOT_VIABLE)");
+        required(address.as_ref(), "a vfio-pci device whose group has a device of another driver (CAROM_NOT_VIABLE)");
     check(&["--device", &device(address, "")], &["--device", "group", "vfio-pci"]);
 }
 

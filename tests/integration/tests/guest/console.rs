@@ -127,7 +127,7 @@ fn pty_console_without_iommu_carries_text_and_sizes() {
     end(converse("", json!({"console": {"mode": "Pty"}})));
 }
 
-#[guest_test(slow = "the test behind the IOMMU covers the console, rng:: a device with a window")]
+#[guest_test(slow = "the test behind the IOMMU covers the console, and rng:: covers a device with a window")]
 fn console_behind_the_iommu_uses_a_window() {
     let more = json!({"console": {"mode": "Pty", "iommu": true}, "iommu_bounce": {"size": 16 << 20}});
     let vmm = converse("iommu.strict=1", more);

@@ -45,7 +45,7 @@ fn windows_leave_descriptors_to_clients_and_resets() {
     let limit = leave_few(&vmm);
     vmm.wait_for("CAROM-VERIFY 0", 2, BOOT_TIME).unwrap();
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
-    assert!(counters["_iommu"]["failed_window_add"].as_u64().unwrap() > 0, "nothing was refused: {counters}");
+    assert!(counters["_iommu"]["failed_window_add"].as_u64().unwrap() > 0, "no window was refused: {counters}");
     let open = open_descriptors(&vmm);
     assert!(open <= limit - limit / 4 + 2, "{open} of {limit} descriptors are open");
 

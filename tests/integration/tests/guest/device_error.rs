@@ -68,7 +68,7 @@ fn wait_running(vmm: &ApiVmm) {
 
 #[guest_test(
     needs(ErrorInjection),
-    slow = "error_ends_a_guest_without_a_client_to_resume_it covers the error, unit tests the pause"
+    slow = "error_ends_a_guest_without_a_client_to_resume_it covers the error, and unit tests cover the pause"
 )]
 fn device_error_pauses_the_guest_until_the_client_decides() {
     let card = required(SITE.aer.as_ref(), "a device below a root port (CAROM_AER)");

@@ -80,12 +80,12 @@ fn io_on_disk_without_iommu_is_verified_and_in_the_image() {
     let outcome = works(Guest::new("disk-beside"), &image, "");
 
     assert_eq!(number(&outcome, "CAROM-QUEUES"), 1);
-    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
+    assert!(outcome.counters.is_empty(), "the VM has a virtio-iommu, but needs none");
     holds_the_numbers(&image);
 }
 
 #[guest_test(
-    slow = "rng:: covers mappings, disk_behind_the_iommu_is_served_through_a_window the rest; unit tests cover direct I/O"
+    slow = "rng:: covers mappings, unit tests cover direct I/O, disk_behind_the_iommu_is_served_through_a_window covers the rest"
 )]
 fn direct_io_disk_with_two_queues_behind_iommu_uses_mappings() {
     let dir = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ fn disk_is_added_resized_and_removed_while_it_is_read() {
 }
 
 #[guest_test(
-    slow = "snapshot::guest_with_a_window_continues_in_other_processes covers the guest, unit tests a saved disk"
+    slow = "snapshot::guest_with_a_window_continues_in_other_processes covers the guest, and unit tests cover a saved disk"
 )]
 fn guest_saved_during_disk_io_continues_in_another_process() {
     let verify = workload::fio_verify_on("/dev/vda", 4, 32);

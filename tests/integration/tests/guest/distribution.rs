@@ -27,7 +27,7 @@ fn works(debian: &mut Debian, net: &str) {
     let name = debian.run("getent ahostsv4 host.internal");
     assert!(name.starts_with(&format!("{net}.1 ")), "{name}");
     debian.run("ping -c 2 -q host.internal");
-    tell("services, time, disk and network are as they should be");
+    tell("services, time, disk and network are correct");
 }
 
 /// Makes the guest read the repository, first without the repository's key, which must fail, then with the key. Installs

@@ -48,7 +48,10 @@ fn buffers_keep_their_contents_when_reads_fail() {
     buffers_are_right("drive-errors", Kernel::Patched);
 }
 
-#[guest_test(needs(FailingDrive), slow = "the same test runs on the older kernel, and kunit_passes_* on this one")]
+#[guest_test(
+    needs(FailingDrive),
+    slow = "the same test runs on the older kernel, and kunit_passes_* runs on this kernel"
+)]
 fn buffers_keep_their_contents_when_reads_fail_on_newer_kernel() {
     buffers_are_right("drive-errors-newer", Kernel::Newer);
 }

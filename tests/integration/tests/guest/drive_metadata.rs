@@ -49,7 +49,7 @@ fn drive_with_metadata_is_verified() {
     blocks_and_metadata_are_verified("metadata", Kernel::Patched);
 }
 
-#[guest_test(slow = "the same test runs on the older kernel, and io_is_verified_and_bounced_* on this one")]
+#[guest_test(slow = "the same test runs on the older kernel, and io_is_verified_and_bounced_* runs on this kernel")]
 fn drive_with_metadata_is_verified_on_the_newer_kernel() {
     blocks_and_metadata_are_verified("metadata-newer", Kernel::Newer);
 }

@@ -234,7 +234,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
             thread::sleep(LOOK);
         }
     });
-    tell(&format!("{booted} booted, {refused} did not, {lost} answers were lost, {ended} programs ended"));
+    tell(&format!("{booted} VMs booted, {refused} were refused, {lost} answers were lost, {ended} VMMs ended"));
     assert!(booted > 2 && refused > 2);
     put(&vmm, "vm.create", &config);
     put(&vmm, "vm.boot", &Value::Null);
@@ -285,7 +285,7 @@ fn guest_continues_if_allocations_for_disk_or_snapshot_fail() {
         goes_on(what);
         before.wait_until_back().unwrap_or_else(|error| panic!("{what}: {error:#}"));
     });
-    tell(&format!("{done} disks came, {refused} did not"));
+    tell(&format!("{done} disks were added, {refused} were refused"));
     assert!(done > 0 && refused > 0);
 
     let (mut done, mut refused, mut number) = (0, 0, 0);
@@ -304,7 +304,7 @@ fn guest_continues_if_allocations_for_disk_or_snapshot_fail() {
         put(&vmm, "vm.resume", &Value::Null);
         goes_on(what);
     });
-    tell(&format!("{done} snapshots were made, {refused} were not"));
+    tell(&format!("{done} snapshots were made, {refused} were refused"));
     assert!(done > 0 && refused > 0);
     let console = vmm.console();
     assert_eq!(console.matches("CAROM-VERIFY ").count(), console.matches("CAROM-VERIFY 0 ").count(), "{console}");

@@ -37,7 +37,7 @@ fn reset_hostile_guest_pins_only_parked_chunks() {
     attack("1", 30);
 }
 
-#[guest_test(needs(SecondDrive), slow = "a longer run of the other test", by_iommufd)]
+#[guest_test(needs(SecondDrive), slow = "a longer run of reset_hostile_guest_pins_only_parked_chunks", by_iommufd)]
 fn reset_hostile_guest_pins_only_parked_chunks_for_a_minute() {
     attack("2,3", 60);
 }

@@ -207,7 +207,7 @@ fn iommu_drive_is_added_and_removed_while_another_works() {
 }
 
 #[guest_test(
-    slow = "iommu_drive_is_added_and_removed_while_another_works covers a drive, user_device_is_added_to_a_running_guest_and_removed a guest without devices"
+    slow = "iommu_drive_is_added_and_removed_while_another_works covers a drive, and user_device_is_added_to_a_running_guest_and_removed covers a guest without devices"
 )]
 fn devices_are_added_to_a_guest_without_any() {
     let job = format!("({}) &\n{}", edu_is_tested_whenever_there(), use_whenever_there("nvme0"));

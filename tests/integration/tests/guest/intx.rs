@@ -72,7 +72,7 @@ fn two_cards_share_an_intx_line_with_and_without_iommu() {
     println!("intx-shared: {interrupts} interrupts, {TRAFFIC_MIB} MiB");
 }
 
-#[guest_test(slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, unit tests the reset")]
+#[guest_test(slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, and unit tests cover the reset")]
 fn drive_of_a_guest_without_msi_works_after_reboots() {
     let job = three_boots("touch /reboot-requested");
 
@@ -84,7 +84,9 @@ fn drive_of_a_guest_without_msi_works_after_reboots() {
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
 }
 
-#[guest_test(slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, hotplug:: the hotplug")]
+#[guest_test(
+    slow = "two_cards_share_an_intx_line_with_and_without_iommu covers INTx, and hotplug:: covers the hotplug"
+)]
 fn drive_of_a_guest_without_msi_is_hotplugged_repeatedly() {
     let job = format!(
         "(while sleep 0.5; do grep -s nvme /proc/interrupts | sed 's/^ */CAROM-LINE /'; done) &\n{}",

@@ -57,7 +57,7 @@ fn device_in_no_domain_reaches_nothing() {
 
     assert_result(&outcome, "store victim", &["done"]);
     assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
-    assert!(host_faults(edu()) > before, "the attempt did not fail at the host's IOMMU");
+    assert!(host_faults(edu()) > before, "the host logged no DMA fault of the attempt");
     assert_eq!(outcome.peak_pinned_bytes, 0, "memory was pinned for the device");
 }
 
@@ -71,7 +71,7 @@ fn device_accesses_only_mapped_memory_as_permitted() {
     let outcome = run(&guest("edu-own-domain", &job).iommu_device(edu()));
 
     edu::assert_reaches_mapped(&outcome);
-    assert!(host_faults(edu()) > before, "the attempts did not fail at the host's IOMMU");
+    assert!(host_faults(edu()) > before, "the host logged no DMA fault of the attempts");
 }
 
 #[guest_test(needs(Edu, Edu2))]
@@ -111,15 +111,15 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
     assert_result(&outcome, "victim-count 0xa5", &[TRANSFER]);
     assert!(
         host_faults(edu()) > before && host_faults(second) > before_second,
-        "the attempts of both did not fail at the host's IOMMU"
+        "the host did not log DMA faults of both devices"
     );
     let host = outcome.counters.last().expect("counters at the end");
     let served = host.requests.minus(host.failed).map;
     assert!(served >= 2, "{host:?}");
     if SITE.iommufd {
-        assert_eq!(host.host_maps, served, "not one call per mapping for both devices: {host:?}");
+        assert_eq!(host.host_maps, served, "the host did not get one call per mapping for both devices: {host:?}");
     } else {
-        assert!(host.host_maps > served, "not one call per mapping and device: {host:?}");
+        assert!(host.host_maps > served, "the host did not get more calls than mappings: {host:?}");
     }
 }
 
@@ -186,7 +186,7 @@ echo "CAROM-STORES $(grep -c '^CAROM-EDU store .* done$' /tmp/stores)"
     assert_eq!(number(&outcome, "CAROM-STORES"), chunks * 4, "not every store was tried");
     assert_eq!(number(&outcome, "CAROM-LEAKS"), 0, "bytes of the drive's chunks came to the edu device");
     workload::check_verified(&outcome, 2).unwrap_or_else(|error| panic!("{error:#}"));
-    assert!(host_faults(edu()) > before, "the attempts did not fail at the host's IOMMU");
+    assert!(host_faults(edu()) > before, "the host logged no DMA fault of the attempts");
 }
 
 #[guest_test(needs(Edu))]

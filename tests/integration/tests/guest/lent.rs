@@ -46,7 +46,9 @@ fn buffers_in_lent_memory(kernel: Kernel) {
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     assert_no_complaint(&outcome);
-    let [plain, lent, end] = outcome.counters[..3] else { panic!("not three marks: {:?}", outcome.counters) };
+    let [plain, lent, end] = outcome.counters[..3] else {
+        panic!("expected reports for three marks: {:?}", outcome.counters)
+    };
     let buffers = grown(&outcome, "lent_buffers", "plain", "lent");
     // Two runs write and read 8 MiB each, with less than 48 KiB at a time.
     assert!(buffers > 600, "{buffers} buffers; console:\n{}", outcome.console);
@@ -119,7 +121,12 @@ fn lent_memory(kernel: Kernel) {
     let outcome = run(&guest("lent-check", kernel, &format!("{CHECKED}{REPLACED}{REMOVAL}")));
 
     assert_no_complaint(&outcome);
-    assert_eq!(number(&outcome, "CAROM-TAKEN"), 0, "the holder did not end by SIGBUS; console:\n{}", outcome.console);
+    assert_eq!(
+        number(&outcome, "CAROM-TAKEN"),
+        0,
+        "the process with lent memory did not end by SIGBUS; console:\n{}",
+        outcome.console
+    );
     assert_checked(&outcome, 2 * CASES + 1);
 }
 
@@ -148,7 +155,9 @@ fn lent_memory_of_another_drive(kernel: Kernel) {
 
     assert_no_complaint(&outcome);
     assert_checked(&outcome, CASES);
-    let [before, after] = outcome.counters[..2] else { panic!("not two marks: {:?}", outcome.counters) };
+    let [before, after] = outcome.counters[..2] else {
+        panic!("expected reports for two marks: {:?}", outcome.counters)
+    };
     // Mapping this memory would be rejected, because it is not RAM.
     assert_eq!(after.failed.map, before.failed.map, "{after:?}");
 }

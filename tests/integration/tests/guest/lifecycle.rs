@@ -93,7 +93,7 @@ fi
     outcome
 }
 
-#[guest_test(slow = "triple_fault_resets_the_guest covers restarts, stock_kernel_* in hotplug this kernel")]
+#[guest_test(slow = "triple_fault_resets_the_guest covers restarts, and hotplug::stock_kernel_* covers this kernel")]
 fn distributions_kernel_restarts_without_firmware() {
     // Linux with built-in EFI support does not use the ACPI reset register of a machine without firmware.
     restarts(|job| Guest::new("restart-stock").kernel(Kernel::Stock).iommu_device(&SITE.nvme[0]).job(job));
@@ -116,7 +116,7 @@ fn reboot_without_windows_loses_nothing() {
     reboots_twice("reboot-strict", None);
 }
 
-#[guest_test(slow = "unit tests cover parked chunks, reboot_under_windows_loses_nothing the kernels")]
+#[guest_test(slow = "unit tests cover parked chunks, and reboot_under_windows_loses_nothing covers the kernels")]
 fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
     // Emergency restart, as after a crash: the kernel neither unmaps nor resets anything before the machine resets.
     let job = three_boots("echo b >/proc/sysrq-trigger; sleep 60");
@@ -126,7 +126,9 @@ fn reset_of_the_vm_parks_windows_for_the_next_kernel() {
 
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     // Each reset reports the counters first.
-    let [first, second, .., last] = &outcome.counters[..] else { panic!("not three reports: {:?}", outcome.counters) };
+    let [first, second, .., last] = &outcome.counters[..] else {
+        panic!("expected at least three reports: {:?}", outcome.counters)
+    };
     assert!(first.requests.window_add >= 1 && first.unparked_chunks == 0, "{first:?}");
     assert!(second.unparked_chunks >= 1, "the second kernel did not take over the first one's chunks: {second:?}");
     assert!(last.unparked_chunks > second.unparked_chunks, "the last kernel did not take over chunks: {last:?}");

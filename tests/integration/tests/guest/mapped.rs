@@ -31,7 +31,7 @@ fn quiet(vmm: &ApiVmm) -> u64 {
         if before == after && host == after.0 {
             return host;
         }
-        assert!(start.elapsed() < Duration::from_secs(120), "the kernel has {host} bytes, the VMM {after:?}");
+        assert!(start.elapsed() < Duration::from_secs(120), "the kernel counts {host} bytes, the VMM counts {after:?}");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -69,7 +69,7 @@ fn io_goes_on_above_the_limit(kernel: Kernel) {
         // A round that began before the limit was set may have mapped more.
         assert!(
             mapped_now <= mapped + ROOM || start.elapsed() < Duration::from_secs(10),
-            "{mapped_now} bytes are mapped; the limit is {mapped} and {ROOM}"
+            "{mapped_now} bytes are mapped; the limit is {mapped} + {ROOM}"
         );
         assert!(start.elapsed() < BOOT_TIME * 2, "the I/O does not continue:\n{}", vmm.console());
         thread::sleep(Duration::from_millis(20));

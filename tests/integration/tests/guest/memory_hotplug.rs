@@ -168,7 +168,7 @@ fn refused_ram_leaves_room_for_the_drive_and_for_less_ram() {
     end(vmm);
 }
 
-#[guest_test(slow = "other tests cover drives that access all RAM, unit tests the domain")]
+#[guest_test(slow = "other tests cover drives that access all RAM, and unit tests cover the domain")]
 fn ram_is_added_with_a_drive_in_an_all_ram_domain() {
     let vmm = boot(Kernel::Patched, true, "iommu.passthrough=1", json!({}));
     assert_eq!(grows_and_works(&vmm), 128 * MIB);

@@ -47,10 +47,10 @@ fn echoed(guest: Guest, net: &str, options: &str) -> Outcome {
 fn bytes_go_to_the_host_and_back_without_iommu() {
     let outcome = echoed(Guest::new("net-beside"), "10.77.1", "");
 
-    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
+    assert!(outcome.counters.is_empty(), "the VM has a virtio-iommu, but needs none");
 }
 
-#[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window covers the card, rng:: mappings")]
+#[guest_test(slow = "card_behind_the_iommu_is_served_through_a_window covers the card, and rng:: covers mappings")]
 fn card_behind_the_iommu_works_through_mappings() {
     let outcome = echoed(Guest::new("net-mapped").cmdline("iommu.strict=1"), "10.77.2", ",iommu=on");
 
@@ -139,7 +139,7 @@ fn card_is_added_and_removed_while_it_is_used() {
 }
 
 #[guest_test(
-    slow = "card_on_a_macvtap_interface_* covers a descriptor, snapshot:: restored guests, unit tests net_fds"
+    slow = "card_on_a_macvtap_interface_* covers a descriptor, snapshot:: covers restored guests, and unit tests cover net_fds"
 )]
 fn card_with_a_client_descriptor_is_restored_with_another() {
     // A connection is lost with its interface. A short timeout makes the guest soon open the next connection.
@@ -249,7 +249,7 @@ fn card_on_a_macvtap_interface_works_by_name_and_descriptor() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "snapshot:: covers restored guests, unit tests the state of the card")]
+#[guest_test(slow = "snapshot:: covers restored guests, and unit tests cover the state of the card")]
 fn guest_continues_with_its_card_in_another_process() {
     let work = "wait_for_card\nwhile :; do large; ping -c 1 -q NET.1 >/dev/null && echo CAROM-SAME ping; done\n";
     // A connection may be lost if data from the time without a process must be resent too often. A short timeout makes the

@@ -26,7 +26,9 @@ fn place(vmm: &ApiVmm, thread: &str) -> String {
     panic!("there is no thread {thread}");
 }
 
-#[guest_test(slow = "vmm/tests/zones.rs covers zones, unit tests nodes, vcpus:: threads on their CPUs")]
+#[guest_test(
+    slow = "vmm/tests/zones.rs covers zones, unit tests cover nodes, and vcpus:: covers threads on their CPUs"
+)]
 fn two_node_guest_in_ram_zones_does_io_with_and_without_iommu() {
     let (drive, disk) = (workload::fio_verify(8, 32), workload::fio_verify_on("/dev/vda", 8, 32));
     // The job uses more memory than either node has, so that DMA reaches all zones.

@@ -93,7 +93,7 @@ fn every_byte_of_a_real_device_is_right() {
 
 #[guest_test(
     needs(Edu),
-    slow = "kunit_passes_* and io_is_verified_and_bounced_* cover this kernel, and the same test the older one"
+    slow = "kunit_passes_* and io_is_verified_and_bounced_* cover this kernel, and the same test covers the older kernel"
 )]
 fn every_byte_of_a_real_device_is_right_on_the_newer_kernel() {
     edu_is_right("patch-edu-newer", Kernel::Newer);
@@ -307,7 +307,7 @@ fn drives_of_a_group_share_a_pool(name: &str, vmm: Vmm, cmdline: &str) {
 }
 
 #[guest_test(
-    slow = "drive_with_metadata_is_verified covers guest pages on this IOMMU, and the test of the other IOMMU a group's pool"
+    slow = "drive_with_metadata_is_verified covers guest pages on this IOMMU, and the test of the Intel IOMMU covers a group's pool"
 )]
 fn drives_of_a_group_share_a_pool_on_virtio_iommu() {
     drives_of_a_group_share_a_pool("patch-group", Vmm::Qemu, "");

@@ -36,7 +36,7 @@ fn count(vmm: &ApiVmm, device: &str, name: &str) -> u64 {
     counters[device][name].as_u64().unwrap_or_else(|| panic!("no {device} {name}: {counters}"))
 }
 
-#[guest_test(slow = "unit tests cover the device, disk:: hotplug")]
+#[guest_test(slow = "unit tests cover the device, and disk:: covers hotplug")]
 fn pmem_files_keep_what_the_guest_writes_unless_discarded() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     let file = |name: &str| {

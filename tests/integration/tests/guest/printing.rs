@@ -36,7 +36,7 @@ echo "CAROM-PRINTED $(dmesg | grep -c CAROM-LINE)"
     )
 }
 
-#[guest_test(slow = "any other test notices a reset, too; this test is for CAROM_BOOTS boots")]
+#[guest_test(slow = "other tests notice a reset, too; this test is for many boots (CAROM_BOOTS)")]
 fn no_guest_resets_or_hangs_while_it_boots_and_prints() {
     let boots = env::var("CAROM_BOOTS").map_or(BOOTS, |value| value.parse().expect("CAROM_BOOTS is a number"));
     let mut again = Vec::new();

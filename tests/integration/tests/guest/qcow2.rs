@@ -37,7 +37,7 @@ blkdiscard -o {} -l {MIB} /dev/vda && echo CAROM-DISCARDED 1
     assert_eq!((number(&outcome, "CAROM-BEHIND"), number(&outcome, "CAROM-DISCARDED")), (1, 1));
     workload::check_verified(&outcome, 1).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(fs::read(&behind).unwrap() == before, "the backing file was changed");
-    assert_eq!(qemu_img::check(&front), Check::Sound, "a normal end left damage");
+    assert_eq!(qemu_img::check(&front), Check::Sound, "the image has errors after a normal end");
     let seen = qemu_img::content(&front);
     let at = |mib: u64, bytes: &[u8]| seen[usize::try_from(mib * MIB).unwrap()..].starts_with(bytes);
     assert!(at(NUMBERS_AT, &numbers()), "what the guest wrote is not in the image");

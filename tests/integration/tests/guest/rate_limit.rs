@@ -19,7 +19,7 @@ awk -F';' '/^3;/ {{ ops += $8; kib += $7 }} END {{ print \"CAROM-{name} \" int(o
     )
 }
 
-#[guest_test(slow = "unit tests cover limits with a clock of their own, and queues that share a limit")]
+#[guest_test(slow = "unit tests cover limits with a simulated clock, and queues that share a limit")]
 fn fio_gets_the_rate_of_its_disks_limit() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| {

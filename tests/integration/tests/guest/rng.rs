@@ -32,7 +32,7 @@ fn reads(guest: Guest) -> Outcome {
 fn guest_reads_random_bytes_of_a_device_without_iommu() {
     let outcome = reads(Guest::new("rng-beside").rng("src=/dev/urandom"));
 
-    assert!(outcome.counters.is_empty(), "there is a virtio-iommu");
+    assert!(outcome.counters.is_empty(), "the VM has a virtio-iommu, but needs none");
 }
 
 #[guest_test]

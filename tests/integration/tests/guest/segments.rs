@@ -62,7 +62,7 @@ wait
     )
 }
 
-#[guest_test(slow = "unit tests cover segments, disk:: hotplug")]
+#[guest_test(slow = "unit tests cover segments, and disk:: covers hotplug")]
 fn forty_devices_on_three_segments_work_and_are_restored() {
     let mut vmm = ApiVmm::start(&SITE, &job()).unwrap();
     let shared = image(vmm.dir(), "shared.img");

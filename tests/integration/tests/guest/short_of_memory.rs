@@ -80,7 +80,7 @@ fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     vmm.wait_for("CAROM-KEPT", done + rounds, PATIENCE).unwrap();
     let console = vmm.console();
     let (done, sound) = (console.matches("CAROM-KEPT").count(), console.matches("CAROM-VERIFY 0 8388608").count());
-    assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds are sound:\n{console}");
+    assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds were correct:\n{console}");
 }
 
 /// Asserts that the guest's IOMMU had no fault and rejected no mapping, and that it has window memory if `windows` is true.

@@ -362,7 +362,9 @@ fn antedate(directory: &Path, by: Duration) {
     fs::write(&path, state.to_string()).unwrap();
 }
 
-#[guest_test(slow = "guest_with_a_window_* covers more devices, guest_that_was_away_for_an_hour_* the same devices")]
+#[guest_test(
+    slow = "guest_with_a_window_* covers more devices, and guest_that_was_away_for_an_hour_* covers the same devices"
+)]
 fn guest_continues_in_other_processes() {
     let mut subject = with_rng_beside();
     subject.rounds(3);
@@ -404,7 +406,9 @@ fn guest_with_a_window_continues_in_other_processes() {
     subject.end();
 }
 
-#[guest_test(slow = "memory_hotplug:: covers the RAM, guest_with_a_window_continues_in_other_processes the snapshot")]
+#[guest_test(
+    slow = "memory_hotplug:: covers the RAM, and guest_with_a_window_continues_in_other_processes covers the snapshot"
+)]
 fn guest_with_added_ram_continues_in_another_process() {
     let memory = json!({"size": 256 * MIB, "hotplug_size": 256 * MIB});
     let rng = json!({"src": "/dev/urandom"});
@@ -416,9 +420,7 @@ fn guest_with_added_ram_continues_in_another_process() {
     subject.end();
 }
 
-#[guest_test(
-    slow = "vcpus_are_added_and_removed_* covers vCPUs in a guest, tests of the program cover vCPUs in snapshots"
-)]
+#[guest_test(slow = "vcpus_are_added_and_removed_* covers vCPUs in a guest, and vmm/tests cover vCPUs in snapshots")]
 fn guest_with_added_vcpus_continues_in_another_process() {
     let job = format!("{USE_VCPUS}\n(last=$(at_work); while :; do use_vcpus; sleep 0.2; done) &\n");
     let config = [("cpus", json!({"boot_vcpus": 2, "max_vcpus": 4})), ("rng", json!({"src": "/dev/urandom"}))];

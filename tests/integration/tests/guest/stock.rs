@@ -38,7 +38,7 @@ fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Req
 }
 
 #[guest_test(
-    slow = "lazy_io_is_verified covers this kernel, without_windows_only_live_mappings_are_pinned the remaining mappings"
+    slow = "lazy_io_is_verified covers this kernel, and without_windows_only_live_mappings_are_pinned covers the remaining mappings"
 )]
 fn strict_io_is_verified() {
     let outcome = run(&guest("stock-strict").cmdline("iommu.strict=1"));

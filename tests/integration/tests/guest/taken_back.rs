@@ -89,7 +89,7 @@ fn add(vmm: &ApiVmm, device: &Value) {
     assert_eq!((status, &answer["bdf"]), (200, &json!("0000:00:03.0")), "{answer}");
 }
 
-#[guest_test(needs(SecondDrive), slow = "hotplug:: covers removal of a drive, unit tests the host's request")]
+#[guest_test(needs(SecondDrive), slow = "hotplug:: covers removal of a drive, and unit tests cover the host's request")]
 fn drive_that_the_host_wants_back_leaves_the_running_guest() {
     let job = use_two_drives();
     // Declared before the VMM, so that it is dropped after the VMM.

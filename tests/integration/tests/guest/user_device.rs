@@ -141,7 +141,7 @@ fn user_device_without_iommu_gets_all_ram() {
     assert_eq!(count(&log, "descriptor"), 2, "{log:#?}");
 }
 
-#[guest_test(slow = "unit tests and hostile servers cover the end of a server")]
+#[guest_test(slow = "unit tests and vmm/tests/hostile_server.rs cover the end of a server")]
 fn guest_outlives_a_server_that_dies() {
     let server = EduServer::start(&["--die-at", "2"]);
     let commands = [

@@ -106,7 +106,7 @@ fn files_of_the_host_are_read_and_written_by_virtiofsd() {
     check_share(&share, 1);
 }
 
-#[guest_test(needs(Virtiofsd), slow = "another test covers reads and writes, unit tests a lost server")]
+#[guest_test(needs(Virtiofsd), slow = "another test covers reads and writes, and unit tests cover a lost server")]
 fn virtiofsd_share_survives_added_ram_a_pause_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let (share, socket) = (share(dir.path()), dir.path().join("fs.sock"));
@@ -220,7 +220,9 @@ sleep 1000
     counters["_iommu"].clone()
 }
 
-#[guest_test(slow = "the test of a server's card behind the IOMMU covers the messages, unit tests rejected accesses")]
+#[guest_test(
+    slow = "the test of a server's card behind the IOMMU covers the messages, and unit tests cover rejected accesses"
+)]
 fn disk_of_a_server_behind_the_iommu_uses_mappings_or_a_window() {
     let strict = works_behind_the_iommu(&Value::Null);
     assert!(strict["requests_unmap"].as_u64().unwrap() > 300, "not every buffer was unmapped: {strict}");

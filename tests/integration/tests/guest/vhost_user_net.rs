@@ -46,7 +46,7 @@ while :; do
 done
 "#;
 
-#[guest_test(slow = "unit tests cover lost and new servers, the cards behind the IOMMU the traffic")]
+#[guest_test(slow = "unit tests cover lost and new servers, and the tests of cards behind the IOMMU cover the traffic")]
 fn server_card_survives_a_new_server_and_a_replug() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("net.sock");
@@ -106,7 +106,7 @@ fn boot_behind_iommu(dir: &Path, address: &str, options: &[&str], config: &Value
     (vmm, server)
 }
 
-#[guest_test(slow = "the test with a window covers the messages, unit tests rejected accesses")]
+#[guest_test(slow = "the test with a window covers the messages, and unit tests cover rejected accesses")]
 fn card_of_a_server_behind_iommu_reaches_only_what_is_mapped() {
     let dir = tempfile::tempdir().unwrap();
     // The guest maps nothing at this address: its driver uses addresses below 4 GiB.

@@ -157,7 +157,7 @@ fn guest_and_host_connect_without_iommu() {
     end(&mut vmm);
 }
 
-#[guest_test(slow = "rng:: covers mappings, the test with a window the sockets")]
+#[guest_test(slow = "rng:: covers mappings, and the test with a window covers the sockets")]
 fn guest_and_host_connect_through_mappings() {
     let mut vmm = start(|vmm| json!({"vsock": device(vmm, true)}));
     carry(&vmm);

@@ -32,7 +32,7 @@ sleep 120
 echo CAROM-STILL-HERE
 ";
 
-#[guest_test(slow = "unit tests cover the device, lifecycle:: resets; this test waits for half a minute")]
+#[guest_test(slow = "unit tests cover the device, and lifecycle:: covers resets; this test waits for half a minute")]
 fn guest_that_stops_reloading_its_watchdog_is_reset() {
     let mut vmm = ApiVmm::start_with(&SITE, Kernel::Stock, JOB).unwrap();
     create_and_boot(&vmm, json!({"memory": {"size": 1024 * MIB}, "watchdog": true}));

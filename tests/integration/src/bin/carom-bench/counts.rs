@@ -56,7 +56,8 @@ pub(crate) fn against_empty(
     let run = move |site: &Site, name: &str| {
         let guest = mode.guest(site, name).memory_mib(RAM_MIB).job(&job(&fio::job(&cells)));
         let outcome = table::run(guest, estimate, site)?;
-        let empty = fio::results(&outcome, &cells[..1]).remove(0).context("the single operation has no result")?;
+        let empty =
+            fio::results(&outcome, &cells[..1]).remove(0).context("the cell with a single operation has no result")?;
         let mut measured = measured(&outcome, mode, &cells, |cell, done| row(mode, cell, done, &empty))?;
         measured.rows.retain(|row| !is_empty(row));
         Ok(measured)
@@ -90,7 +91,7 @@ fn row(mode: &Mode, cell: &Cell, done: &Done, empty: &Done) -> Result<Row> {
     let copied = (done.copied_bytes - empty.copied_bytes).max(0.0) / operations;
     ensure!(
         copied == 0.0 || mode.name == "bounce" || mode.name == "guest-pages",
-        "the guest copied where nothing bounces"
+        "the guest copied bytes in a mode in which nothing bounces"
     );
     row.figures.insert("copied_bytes".into(), copied);
     Ok(row)

@@ -46,7 +46,7 @@ fn in_a_guest(mode: &'static Mode, drive: Drive, jobs: u8, cells: Vec<Cell>) -> 
         Drive::Null => ("null", |site| site.null_nvme.as_ref()),
     };
     let guest = move |site: &Site, name: &str| {
-        let address = address(site).context("the site has no such drive")?;
+        let address = address(site).context("the site lacks the drive of this measurement")?;
         Ok(mode.guest_with(address, name).memory_mib(RAM_MIB).cpus(jobs))
     };
     let row = move |cell: &Cell, done: &Done| {

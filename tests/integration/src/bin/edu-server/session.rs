@@ -192,7 +192,7 @@ impl Session {
         let Transfer { to_memory, address, len, .. } = transfer;
         self.transfers += 1;
         if self.settings.die_at == Some(self.transfers) {
-            bail!("closing the connection in transfer {}, as requested by --die-at", self.transfers);
+            bail!("the connection is closed in transfer {}, as requested by --die-at", self.transfers);
         }
         let done = self.by_descriptor(transfer)?;
         let outcome = if done {

@@ -75,7 +75,7 @@ impl Common {
     /// Returns the filter as an argument of the tests. Fails if no test's name contains the filter.
     fn filter_for(&self, tests: &Program) -> Result<Option<OsString>> {
         let Some(filter) = &self.filter else { return Ok(None) };
-        ensure!(tests.has_test(filter)?, "no test's name contains {filter:?}");
+        ensure!(tests.has_test(filter)?, "--filter: no test's name contains {filter:?}");
         Ok(Some(filter.into()))
     }
 }

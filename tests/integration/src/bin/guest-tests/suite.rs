@@ -98,7 +98,7 @@ impl<'a> Suites<'a> {
             let goes_on = if give_up {
                 "no test has finished since the last machine died"
             } else {
-                "the others run in a new machine"
+                "the other tests run in a new machine"
             };
             self.progress
                 .say(&format!("the emulated machine died{at_hand}; {} tests are done, {goes_on}", done.finished()));
