@@ -161,7 +161,7 @@ fn drivers_keep_the_rules(guest: impl FnOnce(&str) -> Guest, jobs: Jobs<'_>) {
 }
 
 #[guest_test(needs(Net, Igb, Usb, Ahci))]
-fn drivers_without_opt_in_follow_the_dma_api() {
+fn drivers_without_opt_in_keep_the_rules() {
     let devices = [&SITE.net, &SITE.igb, &SITE.usb, &SITE.ahci].map(|device| device.as_ref().unwrap());
     let card = |driver| ("net", driver, card_job(driver, "auto", &Peer::of_the_rig(BYTES)));
     let drive = |driver| ("block", driver, drive_job(driver, "auto", 1, 8));
@@ -173,7 +173,7 @@ fn drivers_without_opt_in_follow_the_dma_api() {
 }
 
 #[guest_test]
-fn virtio_drivers_follow_the_dma_api() {
+fn virtio_drivers_keep_the_rules() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     File::create_new(&image).unwrap().set_len(64 << 20).unwrap();

@@ -81,7 +81,7 @@ fn verified(console: &str) -> (u64, Vec<&str>) {
     needs(SecondDrive),
     slow = "each disturbance has its own test; this test combines them for CAROM_SOAK_MIB of I/O"
 )]
-fn verified_io_continues_under_budget_cuts_unbinding_and_resets() {
+fn verified_io_goes_on_under_budget_cuts_unbinding_and_resets() {
     let wanted =
         env::var("CAROM_SOAK_MIB").map_or(VERIFIED_MIB, |value| value.parse().expect("CAROM_SOAK_MIB is a number"));
     let mut vmm =
