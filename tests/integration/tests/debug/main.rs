@@ -338,7 +338,7 @@ inject() {
         echo "$3" >$knobs/probability
     done
 }
-# fio has two processes. The one with the higher ID does the I/O.
+# fio has two processes. The process with the higher ID does the I/O.
 worker() {
     set -- $(pidof fio | tr ' ' '\n' | sort -n)
     echo "$2"
@@ -352,7 +352,7 @@ try_io() {
         verifier=$!
         until worker=$(worker); [ -n "$worker" ] || [ -e /tmp/done ]; do sleep 0.2; done
         [ -z "$worker" ] || echo 1 >"/proc/$worker/make-it-fail"
-        # Other tasks must work, because bounced I/O hardly allocates. A shell ends if it cannot start a process, so this one starts none.
+        # Other tasks must work, because bounced I/O hardly allocates. A shell ends if it cannot start a process, so this shell starts none.
         for other in 1 2 3 4; do
             until [ -e /tmp/over ]; do sleep 0.2; done 2>/dev/null &
         done
