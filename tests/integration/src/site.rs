@@ -88,7 +88,7 @@ pub struct Site {
     pub aer: Option<String>,
     /// PCI address of an xHCI host controller with a drive (`CAROM_USB`).
     pub usb: Option<String>,
-    /// PCI address of an igb network card with a network like that of `net` (`CAROM_IGB`).
+    /// PCI address of an igb network card, whose network is like the network of `net` (`CAROM_IGB`).
     pub igb: Option<String>,
     /// PCI address of an AHCI controller with a drive (`CAROM_AHCI`).
     pub ahci: Option<String>,

@@ -6,10 +6,10 @@
  * separate mapping in the IOMMU. dma-iommu.c first calls the functions of dma-bounce-map.c, and
  * maps the ordinary way if they decline. See dma-bounce-copy.c for the rules of copying.
  *
- * By default, only devices bounce whose driver has opted in with dma_bounce_opt_in(). The reason is
- * that some drivers keep mappings for long and never synchronise them, and no attribute marks such
- * mappings. An administrator can turn bouncing on or off for a device in sysfs, or turn it on for
- * all devices at boot with iommu.bounce=all.
+ * By default, a device bounces only if its driver has opted in with dma_bounce_opt_in(). The reason
+ * is that some drivers keep mappings for long and never synchronise them, and no attribute marks
+ * such mappings. An administrator can turn bouncing on or off for a device in sysfs, or turn it on
+ * for all devices at boot with iommu.bounce=all.
  */
 
 #define pr_fmt(fmt) "iommu: bounce: " fmt
@@ -193,8 +193,8 @@ static bool reserve_range(struct iova_domain *iovad, const struct dma_bounce_lim
  * @dev: the device
  * @iovad: the domain's IOVA allocator
  *
- * Makes the domain's pool if windows are offered or the boot option asks for a pool, and the
- * device's files in sysfs. The group's mutex serialises calls for one domain.
+ * Makes the device's files in sysfs. Makes the domain's pool if windows are offered or the boot
+ * option asks for a pool. The group's mutex serialises calls for one domain.
  */
 void dma_bounce_init_domain(struct iommu_domain *domain, struct device *dev,
 			    struct iova_domain *iovad)

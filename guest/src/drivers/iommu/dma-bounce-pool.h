@@ -44,8 +44,8 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
  *
  * The caller is in an RCU read-side critical section until it no longer uses the slot's memory.
  *
- * Return: a slot whose size is the next power of two, or NULL if no slot is free. In the latter
- * case the pool may add a chunk soon.
+ * Return: a slot whose size is the next power of two, or NULL if no slot is free. If NULL, the pool
+ * may add a chunk soon.
  */
 static inline struct dma_bounce_slot *dma_bounce_pool_get(struct dma_bounce_pool *pool,
 							  enum dma_bounce_kind kind, size_t size,

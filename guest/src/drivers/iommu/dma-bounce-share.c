@@ -72,7 +72,7 @@ static unsigned int pool_give_idle(struct dma_bounce_pool *pool, unsigned int n,
 	return given;
 }
 
-/* Gives back chunks above the pool's budget: idle chunks at once, others when they are idle. */
+/* Gives back chunks above the budget: idle chunks at once, other chunks when they become idle. */
 static void pool_trim(struct dma_bounce_pool *pool)
 {
 	u64 keep = pool->budget + ((u64)pool->ndraining << pool->slots.chunk_shift);
@@ -86,7 +86,7 @@ static void pool_trim(struct dma_bounce_pool *pool)
 		excess--;
 }
 
-/* Flushes CPUs' stacks, and frees retired chunks whose slots were only kept there. */
+/* Flushes CPUs' stacks, and frees retired chunks whose last slots were kept there. */
 static void pool_drain(struct dma_bounce_pool *pool)
 {
 	if (!pool->ndraining)
@@ -225,7 +225,7 @@ static void share_work(struct work_struct *work)
 
 static DECLARE_WORK(dma_bounce_share_work, share_work);
 
-/* Asks other pools for memory, for a pool that found none. The mutex of @pool is held. */
+/* Asks other pools for memory, for a pool that found no memory. The mutex of @pool is held. */
 static void share_starved(struct dma_bounce_pool *pool)
 {
 	WRITE_ONCE(pool->starved, true);

@@ -3,9 +3,9 @@
  * Bounce buffers for one mapping each
  *
  * An untrusted device must not see other data in the pages of a buffer, so a mapping that does not
- * fill its pages must bounce. If the pool has no slot for it, the mapping gets separate pages. They
- * are mapped for this mapping only, and contain zeroes except for the bytes of the buffer. This is
- * slow, but rare, because the pool grows.
+ * fill its pages must bounce. If the pool has no slot for it, the mapping gets separate pages. The
+ * pages are mapped for this mapping only, and contain zeroes except for the bytes of the buffer.
+ * This is slow, but rare, because the pool grows.
  */
 
 #include <linux/gfp.h>

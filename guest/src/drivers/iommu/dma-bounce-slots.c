@@ -194,8 +194,8 @@ static unsigned int cache_untouched(struct dma_bounce_cpu *cpu, enum dma_bounce_
 
 /*
  * Takes a slot from any CPU's stack, because the depot is empty. Asks a limited number of CPUs,
- * because each mapping comes here while memory is too small. Asks online CPUs only, because the
- * others may never have been online. If a CPU goes offline, its slots are not lost. As untouched
+ * because each mapping comes here while memory is too small. Asks online CPUs only, because other
+ * CPUs may never have been online. If a CPU goes offline, its slots are not lost. As untouched
  * slots, they return to the depots the second time that the owner looks for idle chunks. They
  * return at once if the owner has no memory for a chunk.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * QEMU's edu device, which shows what DMA reads and writes, and memory to map for it
+ * QEMU's edu device, and memory to map for it. The device shows which bytes DMA reads and writes.
  */
 #ifndef _DMA_BOUNCE_TEST_EDU_H
 #define _DMA_BOUNCE_TEST_EDU_H

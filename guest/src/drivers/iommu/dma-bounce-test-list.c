@@ -76,7 +76,10 @@ int edu_test_list(struct edu *edu)
 	list_copy(edu->expect, flat, false);
 	dma_sync_sg_for_cpu(edu->dev, edu->sgl, PIECES, DMA_BIDIRECTIONAL);
 	ret = edu_area_as_expected(edu) ? ret : -EIO;
-	/* Synchronise by address a part in the middle of the list, which spans two pieces. */
+	/*
+	 * Synchronise a part by its address. The part is in the middle of the list and spans two
+	 * pieces.
+	 */
 	memset(edu->area + pieces[1].offset, 0x5a, pieces[1].len);
 	dma_sync_single_for_device(edu->dev, sg_dma_address(edu->sgl) + 100,
 				   pieces[0].len, DMA_BIDIRECTIONAL);

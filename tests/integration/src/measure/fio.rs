@@ -221,8 +221,8 @@ fn result(outcome: &Outcome, number: usize) -> Result<Done> {
     parse(line, copied_bytes, before, after).with_context(|| format!("invalid fio result {line:?}"))
 }
 
-/// Parses a line of fio's terse form, version 3 (fio's HOWTO, "Terse output"). Fields are numbered from 1. Fields of reads come
-/// before those of writes.
+/// Parses a line of fio's terse form, version 3 (fio's HOWTO, "Terse output"). Fields are numbered from 1. Fields of reads
+/// come before fields of writes.
 fn parse(line: &str, copied_bytes: f64, before: Probe, after: Probe) -> Result<Done> {
     let fields: Vec<&str> = line.split(';').collect();
     let field = |number: usize| fields.get(number - 1).copied().with_context(|| format!("field {number} is missing"));

@@ -37,7 +37,7 @@ pub(super) const INSTRUCTIONS: &str = "instructions";
 
 /// Slot of the first drive of `--more-nvme`. The other drives follow.
 pub(super) const FIRST_MORE_SLOT: u8 = 0x10;
-/// Slot of the drive of `--null-drive`, after those of `--more-nvme`.
+/// Slot of the drive of `--null-drive`, after the slots of `--more-nvme`.
 pub(super) const NULL_SLOT: u8 = 0x1c;
 
 /// Environment of the command.

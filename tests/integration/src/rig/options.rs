@@ -60,7 +60,8 @@ pub struct Options {
     /// Give the command a terminal.
     #[arg(long, short)]
     pub terminal: bool,
-    /// Count instructions between marks, for the command to read. Not with KVM.
+    /// Count instructions between marks, and write the counts to a file that the command can read. Not with
+    /// KVM.
     #[arg(long, requires = "out")]
     pub count_instructions: bool,
     /// Let the machine's clock follow the executed instructions. Not with KVM.

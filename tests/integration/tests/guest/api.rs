@@ -98,7 +98,7 @@ fn cloud_hypervisors_client_drives_a_guest_through_its_life() {
     assert_eq!(calls.make(client.vm_info_get()).unwrap().state, VmState::Created);
     assert_eq!(status(&calls.make(client.pause_vm()).unwrap_err()), 500);
 
-    // The client always expects an answer, but a device that is added before the boot has no address yet.
+    // The client always expects an answer with an address, but a device that is added before the boot has no address yet.
     let device = |id: &str| DeviceConfig {
         iommu: Some(true),
         id: Some(id.into()),

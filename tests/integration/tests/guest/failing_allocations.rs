@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(4);
 /// Output of a round in which all written data was read back correctly.
 const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
-/// Number of starts with a failing allocation of each kind.
+/// Number of starts with a failing allocation, for each allocator.
 const STARTS: u64 = 16;
 /// More bytes than any operation here allocates.
 const NEVER: u64 = 1 << 30;

@@ -46,7 +46,7 @@ fn told(vmm: &ApiVmm) -> String {
     String::from_utf8_lossy(&start).trim_end_matches('\0').to_owned()
 }
 
-/// Waits until the guest has written the wanted text.
+/// Waits until the text that the guest has written fulfils `wanted`.
 fn wait_told(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
     let start = Instant::now();
     while !wanted(&told(vmm)) {

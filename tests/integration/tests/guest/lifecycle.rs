@@ -257,7 +257,7 @@ fn refused_domain_leaves_the_old_domain_on_the_newer_kernel() {
     refused_domain_leaves_the_old_one("refused-newer", Kernel::Newer);
 }
 
-/// Checks domains that are not empty when two devices return to them, without windows.
+/// Checks two devices that return to their previous domain, which still contains mappings. There are no windows.
 ///
 /// The drive bounces through guest pages, which its pool unmaps before the host gets the request. For the edu device, a page
 /// stays mapped, and the device reads and writes it each time it gets its driver.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Passed-through network cards, whose DMA is small, fast and bidirectional. Their drivers have not opted in to bouncing. e1000e
-//! maps each receive buffer; igb keeps its pages mapped and synchronises parts of them.
+//! Passed-through network cards, whose DMA is small, fast and bidirectional. Their drivers have not opted in to bouncing.
+//! The e1000e driver maps each receive buffer. The igb driver keeps its pages mapped and synchronises parts of them.
 
 use carom_integration::devices::Figures;
 use carom_integration::harness::guest_test;

@@ -24,7 +24,7 @@ const KEPT_MIB: u64 = 128;
 /// Minimum memory that the host takes from the guest.
 const TAKEN: u64 = 96 * MIB;
 
-/// Memory that the guest uses and frees, and the part of it that a balloon gets.
+/// Memory that the guest uses and frees, and the part of this memory that a balloon gets.
 const USED_MIB: u64 = 224;
 const LENT_MIB: u64 = 192;
 

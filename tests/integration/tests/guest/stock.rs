@@ -32,7 +32,7 @@ fn check(outcome: &Outcome, domain_type: &str) -> carom_integration::events::Req
     assert_eq!(outcome.value("CAROM-TYPE").unwrap_or_default(), domain_type);
     let counters = outcome.counters.last().expect("the device reports its counters at the end");
     assert!(counters.requests.attach >= 1);
-    // At least one mapping for each verified block: 16 MiB are written and read, at most 128 KiB at a time.
+    // Each verified block has at least one mapping: 16 MiB are written and read, at most 128 KiB at a time.
     assert!(counters.requests.map >= 2 * 16 * 8, "{counters:?}");
     counters.requests
 }

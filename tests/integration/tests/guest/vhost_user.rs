@@ -42,8 +42,8 @@ fn numbers(first: u32, count: u32) -> Vec<u8> {
 /// Number of numbers in a file. The file is larger than 1 MiB.
 const COUNT: u32 = 200_000;
 
-/// Returns a job that uses the file system whenever it exists: it compares the host's file, writes as much, and releases the file
-/// system when the host requests it.
+/// Returns a job that uses the file system whenever it exists: it compares the host's file, writes a file of the same size,
+/// and releases the file system when the host requests it.
 fn use_whenever_there() -> String {
     format!(
         r#"

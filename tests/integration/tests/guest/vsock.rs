@@ -220,7 +220,7 @@ fn restored_guest_loses_and_reopens_its_connections() {
 
         fs::remove_file(vmm.console_file()).unwrap();
         vmm.start_again(&SITE, &["--restore", &format!("source_url={url},resume=on")]).unwrap();
-        // Linux sets an error and a state. The call may see either of them.
+        // Linux sets an error and a state. The call may report either.
         let lost = ["Connection reset by peer\n", "Transport endpoint is not connected\n"];
         let start = Instant::now();
         while !lost.iter().any(|lost| vmm.console().contains(&format!("CAROM-LOST {lost}"))) {

@@ -82,7 +82,8 @@ TRACE_EVENT(dma_bounce_fallback,
 	TP_printk("%s %s", __get_str(device), __get_str(reason))
 );
 
-/* A chunk was added to a pool, or given back. The name of the pool is that of its first device. */
+/* A chunk was added to a pool, or given back. The name of the pool is the name of its first device.
+ */
 TRACE_EVENT(dma_bounce_chunk,
 	TP_PROTO(const char *pool, dma_addr_t iova, size_t size, unsigned int kind, bool add),
 	TP_ARGS(pool, iova, size, kind, add),

@@ -151,7 +151,7 @@ fn integration(
 /// tried twice.
 const PLAIN: Limits = Limits { time: Duration::from_secs(2700), silence: Duration::from_secs(480) };
 
-/// Limits with slow tests, which must also suffice on a busy machine.
+/// Limits of runs with slow tests. They must also suffice on a busy machine.
 const ALL: Limits = Limits { time: Duration::from_secs(5400), ..PLAIN };
 
 /// Limits of tests that the user names. The duration of some tests is set by a variable.

@@ -18,7 +18,7 @@ use crate::program::Program;
 /// Memory of the emulated machine.
 const MEMORY: &str = "6G";
 
-/// Number of slowest tests that are named.
+/// Number of slowest tests that the summary names.
 const LONGEST: usize = 12;
 
 /// Place of the tests.
@@ -51,7 +51,7 @@ pub(crate) struct Suites<'a> {
     /// Number of machines that died.
     died: usize,
     failed: bool,
-    /// Number of programs that have run, for the names of their records.
+    /// Number of programs that have run. The number is part of the names of their records.
     runs: usize,
 }
 
@@ -211,7 +211,7 @@ impl<'a> Suites<'a> {
     }
 }
 
-/// Returns a line with the slowest tests, for users who want a shorter run.
+/// Returns a line with the slowest tests. Users can leave out these tests to shorten a run.
 fn longest(done: &Done) -> String {
     let tests = done.longest(LONGEST).into_iter();
     let words: Vec<_> = tests.map(|(test, time)| format!("{test} {:.0} s", time.as_secs_f64())).collect();

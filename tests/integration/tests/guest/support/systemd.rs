@@ -136,7 +136,8 @@ impl Systemd {
     pub(crate) fn try_run(&self, command: &str) -> (bool, String) {
         let output = Command::new("nsenter")
             .args(["--target", &self.pid.to_string(), "--mount", "--pid", "--cgroup", "--uts", "--ipc"])
-            // In the rig, the mount namespace has another root: that of the machine's first program.
+            // In the rig, the root of the mount namespace is the root of the machine's first program. Use systemd's own root
+            // instead.
             .args(["--root", "--wd"])
             .args(["sh", "-c", &format!("{{ {command}\n}} 2>&1")])
             .stdin(Stdio::null())
