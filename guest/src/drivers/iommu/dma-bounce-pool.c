@@ -8,10 +8,10 @@
  * memory in chunks. This file decides on the number of chunks. There are two providers: the host's
  * windows of virtio-iommu, and pages of the guest.
  *
- *  - When few slots are free, a work item adds a chunk. Mappings cannot add one, because they may
- *    come with interrupts off, and adding a chunk can sleep. A mapping that finds no slot despite
- *    this is made the ordinary way, and requests more chunks. When the budget is used up, chunks
- *    that were idle for a while are cut again for the size in demand.
+ *  - When few slots are free, a work item adds a chunk. Mappings cannot add a chunk, because they
+ *    may come with interrupts off, and adding a chunk can sleep. A mapping that finds no slot
+ *    despite this is made the ordinary way, and requests more chunks. When the budget is used up,
+ *    chunks that were idle for a while are cut again for the size in demand.
  *  - Chunks that were idle for long are given back, unless few slots would have been free without
  *    them. So the memory follows the DMA in flight. The last chunk of a kind and size stays longer,
  *    to serve the next burst.

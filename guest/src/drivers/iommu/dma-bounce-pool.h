@@ -37,7 +37,7 @@ void dma_bounce_pool_missed(struct dma_bounce_pool *pool, enum dma_bounce_kind k
 
 /**
  * dma_bounce_pool_get - take a free slot
- * @pool: a pool that is ready, which dma_bounce_owns() or pool->slots.len shows
+ * @pool: a ready pool. The caller knows this from dma_bounce_owns() or pool->slots.len.
  * @kind: access that the device needs
  * @size: number of bytes needed, at most DMA_BOUNCE_MAX_SLOT
  * @mapped: type of mapping that the slot is for

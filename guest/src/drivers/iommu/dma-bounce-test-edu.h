@@ -15,7 +15,7 @@
 /* Size in bytes of the device's own buffer, and of the memory to map */
 #define EDU_BUFFER_SIZE	4096
 #define AREA_SIZE	SZ_64K
-/* Pieces of the list. Each starts at the page offset at which the piece before it ends. */
+/* Pieces of the list. Each piece starts at the page offset at which the piece before it ends. */
 #define PIECES		4
 
 /**

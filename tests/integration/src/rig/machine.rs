@@ -402,7 +402,7 @@ fn spawn(start: &Start<'_>, files: &Files, options: &Options, out: Option<&Path>
         .args(start.plugin)
         .args(qemu::arguments(files, start.boot, options, out, start.igb)?)
         .args(options.qemu_args.iter().flat_map(|words| words.split_whitespace()))
-        // Signals of the terminal are for this program only, which then ends the emulator.
+        // Only this program gets the terminal's signals. It then ends the emulator.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("cannot share QEMU's log")?)

@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Flag of a merged page in `/proc/kpageflags` (`KPF_KSM`, the same document).
+/// Flag of a merged page in `/proc/kpageflags` (`KPF_KSM`, also in pagemap.rst).
 const MERGED: u64 = 1 << 21;
 
 /// Kernel settings in a directory. Their previous values are restored when this value is dropped.
