@@ -60,7 +60,7 @@ pub struct Site {
     pub hostile_guest: Option<PathBuf>,
     /// iperf3, for this machine and for guests (`CAROM_IPERF3`). Only `scripts/bench` needs it.
     pub iperf: Option<PathBuf>,
-    /// QEMU, if not the QEMU of the `PATH` (`CAROM_QEMU`).
+    /// QEMU's program (`CAROM_QEMU`). If the variable is not set, QEMU comes from the `PATH`.
     pub qemu: Option<PathBuf>,
     /// Cloud Hypervisor, for comparison (`CAROM_CLOUD_HYPERVISOR`).
     pub cloud_hypervisor: Option<PathBuf>,

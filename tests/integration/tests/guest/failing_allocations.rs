@@ -230,7 +230,7 @@ fn vm_boots_or_is_refused_without_leaks_if_allocations_fail() {
         // The descriptor of a closed connection is closed a little later.
         let start = Instant::now();
         while descriptors(&vmm) > known {
-            assert!(start.elapsed() < BOOT_TIME, "{what}: {} descriptors, not {known}", descriptors(&vmm));
+            assert!(start.elapsed() < BOOT_TIME, "{what}: {} descriptors are open, not {known}", descriptors(&vmm));
             thread::sleep(LOOK);
         }
     });

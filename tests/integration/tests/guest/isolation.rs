@@ -113,7 +113,7 @@ fn two_devices_of_a_domain_access_only_its_mappings() {
         host_faults(edu()) > before && host_faults(second) > before_second,
         "the host did not log DMA faults of both devices"
     );
-    let host = outcome.counters.last().expect("counters at the end");
+    let host = outcome.counters.last().expect("the VMM reports its counters at the end");
     let served = host.requests.minus(host.failed).map;
     assert!(served >= 2, "{host:?}");
     if SITE.iommufd {

@@ -17,7 +17,7 @@ use crate::disk::{SIZE, counters, image};
 use crate::hotplug::{create, create_and_boot, put};
 use crate::support::{MIB, SITE, qemu_img};
 
-/// Distance between two numbers, in sectors: two clusters of qcow2, so that each number needs a new cluster.
+/// Distance between the places of two numbers, in sectors: two clusters of qcow2, so that each number needs a new cluster.
 const APART: u64 = 256;
 
 /// Number of places, in the first half of the disk. Later numbers start again at the first place.

@@ -190,7 +190,7 @@ done
     workload::check_verified(&outcome, ROUNDS + 1).unwrap_or_else(|error| panic!("{error:#}"));
     let taken = outcome.values("CAROM-EDU").filter(|result| *result == "map 0x100000 rw ok").count();
     assert_eq!(taken, ROUNDS, "console:\n{}", outcome.console);
-    let counters = outcome.counters.last().expect("counters");
+    let counters = outcome.counters.last().expect("the VMM reports its counters");
     assert!(counters.requests.window_add > ROUNDS as u64, "not every domain grew a window: {counters:?}");
     assert!(counters.window_bytes <= 64 * MIB, "{counters:?}");
 }
@@ -215,7 +215,7 @@ fn refused(guest: &Guest, domains: usize) -> Outcome {
     workload::check_verified(&outcome, 3).unwrap_or_else(|error| panic!("{error:#}"));
     assert_eq!(outcome.console.matches("CAROM-REFUSED").count(), domains, "console:\n{}", outcome.console);
     assert_eq!(outcome.values("CAROM-TYPE").collect::<Vec<_>>(), vec!["DMA"; domains]);
-    let counters = outcome.counters.last().expect("counters");
+    let counters = outcome.counters.last().expect("the VMM reports its counters");
     assert!(counters.failed.attach >= domains as u64, "{counters:?}");
     assert_no_complaint(&outcome);
     outcome
@@ -296,7 +296,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: a page is mapped at /CAROM-PAGE /p'
     let pages: Vec<&str> = outcome.values("CAROM-PAGE").collect();
     assert!(pages.len() == 3 && pages.iter().all(|page| *page == pages[0]), "{pages:?}; {}", outcome.console);
     // No mapping was attempted where another mapping exists.
-    let counters = outcome.counters.last().expect("counters");
+    let counters = outcome.counters.last().expect("the VMM reports its counters");
     assert_eq!((counters.failed.map, counters.requests.window_add), (0, 0), "{counters:?}");
     assert_eq!(outcome.values("CAROM-PROVIDER").collect::<Vec<_>>(), ["pages"; 3]);
     assert!(outcome.values("CAROM-CHUNKS").all(|count| count != "0"), "console:\n{}", outcome.console);

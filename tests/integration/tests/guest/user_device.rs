@@ -80,7 +80,7 @@ fn every_byte_of_a_user_device_with_windows_is_right() {
     let [shared, messages, refused] = ["descriptor", "message", "refused"].map(|what| count(&log, what));
     // The device accesses its windows and other memory. Forbidden accesses were stopped, and the driver was notified.
     assert!(shared > 10 && messages > 10 && refused > 10, "{shared} {messages} {refused}");
-    let counters = outcome.counters.last().expect("counters at the end");
+    let counters = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert!(
         counters.faults + counters.faults_dropped >= refused as u64,
         "{refused} accesses were refused, but not all were reported: {counters:?}"
@@ -117,7 +117,7 @@ fn user_device_accesses_only_mapped_memory_as_permitted() {
     edu::assert_reaches_mapped(&outcome);
     let log = server.log();
     assert_eq!((check_descriptors(&log), count(&log, "refused")), (0, 4), "{log:#?}");
-    let counters = outcome.counters.last().expect("counters at the end");
+    let counters = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert_eq!((counters.faults, counters.faults_dropped), (4, 0));
     // The first report contains the address and the kind of the access.
     let fault = outcome.values("CAROM-FAULT").next().unwrap_or_default();

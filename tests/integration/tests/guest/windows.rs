@@ -132,7 +132,7 @@ fn pinned_memory_is_bounded_by_budget_and_live_mappings() {
     let outcome = run(&guest("windows-pinned", "size=32M", &work).memory_mib(2048));
 
     verified(&outcome, 1);
-    let host = outcome.counters.last().expect("counters at the end");
+    let host = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert!(host.peak_window_bytes <= budget, "{host:?}");
     assert!(
         outcome.peak_pinned_bytes <= host.peak_window_bytes + host.peak_mapped_bytes,
@@ -158,7 +158,7 @@ fn without_windows_only_live_mappings_are_pinned() {
     let outcome = run(&guest);
 
     verified(&outcome, 1);
-    let host = outcome.counters.last().expect("counters at the end");
+    let host = outcome.counters.last().expect("the VMM reports its counters at the end");
     assert_eq!((host.requests.window_add, host.peak_window_bytes), (0, 0));
     assert!(outcome.peak_pinned_bytes <= host.peak_mapped_bytes, "{} pinned: {host:?}", outcome.peak_pinned_bytes);
     assert!(outcome.peak_pinned_bytes < 2048 * MIB / 20, "{} bytes pinned", outcome.peak_pinned_bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Cost of mapping and unmapping in the guest's kernel, in counts that do not depend on the host's load. A module of
-//! `guest/bench` maps for the edu device, and the rig's emulator counts.
+//! `guest/bench` makes mappings for the edu device, and the rig's emulator counts.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     let bounces = mode.iommu;
     ensure!(
         (bounced >= COUNTED * 4) == bounces,
-        "{bounced} mappings of the device bounced, which does not fit its mode"
+        "{bounced} mappings of the device bounced, which is wrong in its mode"
     );
     let mut rows = Vec::new();
     for (place, (what, direction, data)) in CALLS.into_iter().enumerate().skip(1) {

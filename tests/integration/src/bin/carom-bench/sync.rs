@@ -54,7 +54,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
     ensure!(!lost, "the device needs sync calls before it has bounced");
     let bounced: u64 =
         outcome.value("CAROM-BOUNCED")?.parse().context("CAROM-BOUNCED in the console is not a number")?;
-    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive bounced, which does not fit its mode");
+    ensure!((bounced > 0) == mode.windows, "{bounced} mappings of the drive bounced, which is wrong in its mode");
     let mut rows = Vec::new();
     for (place, device) in DEVICES.into_iter().enumerate() {
         let time = |call: &str| {

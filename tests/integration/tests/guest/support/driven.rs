@@ -11,7 +11,7 @@ fn driven(name: &str, device: &str, job: &str) -> (Outcome, Figures) {
     let outcome = run(&Guest::new(name).iommu_device(device).bounce("size=32M").cmdline("iommu.strict=1").job(job));
     let figures = devices::figures(&outcome).unwrap_or_else(|error| panic!("{error:#}"));
     let [figures] = figures[..] else { panic!("not the figures of one device: {figures:?}") };
-    let requests = outcome.counters.last().expect("counters at the end").requests;
+    let requests = outcome.counters.last().expect("the VMM reports its counters at the end").requests;
     println!("{name}: {figures}; {} MAP, {} WINDOW_ADD", requests.map, requests.window_add);
     (outcome, figures)
 }
