@@ -184,7 +184,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Parses the output of the jobs of [`drive_job`] and [`card_job`], in the order in which they ran.
+/// Parses the output of the jobs of [`drive_job`] and [`card_job`], in the order of the jobs.
 ///
 /// # Errors
 /// Fails if a job printed an incomplete result.

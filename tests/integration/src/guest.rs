@@ -565,7 +565,7 @@ mod tests {
         assert!(!reset(Ended::GuestPanicked, "CAROM-JOB-BEGIN\n"));
     }
 
-    /// Returns a site in which only `rig` is set.
+    /// Returns a site that sets only `rig`.
     fn site(rig: &str) -> Site {
         Site { rig: rig.into(), ..Site::default() }
     }

@@ -49,7 +49,7 @@ pub(crate) struct Prober<'a> {
     start: Instant,
     /// Socket of Carom's API.
     api: Option<&'a Path>,
-    /// File to which the rig's emulator appends its counts.
+    /// File that the rig's emulator appends its counts to.
     counts: Option<&'a Path>,
     /// Bytes of the console that have been checked.
     seen: usize,

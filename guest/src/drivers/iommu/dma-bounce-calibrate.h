@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Measurement of the size up to which bouncing is cheaper than mapping. See dma-bounce-calibrate.c.
+ * Measurement of the size at which bouncing and mapping cost the same. See dma-bounce-calibrate.c.
  */
 #ifndef _DMA_BOUNCE_CALIBRATE_H
 #define _DMA_BOUNCE_CALIBRATE_H

@@ -48,7 +48,7 @@ enum Line<K, S> {
     End(S),
 }
 
-/// All samples, and the file in which each new sample is saved.
+/// All samples, and the file that each new sample is saved to.
 #[derive(Debug)]
 pub struct Journal<S> {
     file: File,

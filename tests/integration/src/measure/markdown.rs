@@ -6,12 +6,13 @@ use comfy_table::{CellAlignment, Table, presets};
 /// Text for a missing figure.
 pub const NONE: &str = "–";
 
-/// Creates a table in which the first column is text, and the other columns are numbers.
+/// Creates a table with text in the first column and numbers in the other columns.
 pub fn new_table<'name>(header: impl IntoIterator<Item = &'name str>) -> Table {
     new_table_of(1, header)
 }
 
-/// Creates a table in which the first `words` columns are text, and the other columns are
+/// Creates a table with text in the first `words` columns and numbers in the other
+/// columns.
 /// numbers.
 pub fn new_table_of<'name>(words: usize, header: impl IntoIterator<Item = &'name str>) -> Table {
     let mut table = Table::new();

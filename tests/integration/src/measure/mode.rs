@@ -50,7 +50,7 @@ pub const BOUNCE_BASE_VMM: Mode = Mode { name: "bounce-base-vmm", vmm: Vmm::Base
 pub const STRICT_BASE_VMM: Mode = Mode { name: "strict-base-vmm", vmm: Vmm::Base, ..STRICT };
 /// Without an IOMMU, on the other build of Carom.
 pub const NO_VIOMMU_BASE_VMM: Mode = beside("no-viommu-base-vmm", Vmm::Base);
-/// With bounce windows from which fio gets its buffers ([`crate::measure::fio::job_of_lent`]).
+/// With bounce windows. fio gets its buffers from these windows ([`crate::measure::fio::job_of_lent`]).
 pub const LENT: Mode = Mode { name: "lent", ..BOUNCE };
 /// With bounce windows, and a balloon that reports free pages in blocks of 128 KiB and more.
 pub const BOUNCE_REPORTING: Mode = Mode {

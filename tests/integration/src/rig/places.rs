@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-/// Directories on which the machine has its own file systems.
+/// Directories of the host that the machine replaces by its own file systems.
 const OWN: [&str; 3] = ["/tmp", "/run", "/dev/shm"];
 
 /// Bind mount of a host path in the machine.

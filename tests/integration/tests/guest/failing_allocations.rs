@@ -28,7 +28,7 @@ const MOST: u32 = 24;
 /// Interval between checks for a failed allocation.
 const LOOK: Duration = Duration::from_millis(4);
 
-/// Output of a round in which all written data was read back correctly.
+/// Output of a round that read back all written data correctly.
 const VERIFIED: &str = "CAROM-VERIFY 0 4194304";
 
 /// Number of starts with a failing allocation, for each allocator.

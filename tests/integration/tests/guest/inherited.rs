@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unprivileged user, for whom another user has opened the files of the VM.
+//! Unprivileged user. Another user has opened the files of the VM.
 
 use std::fmt::Write;
 use std::fs::{self, File};

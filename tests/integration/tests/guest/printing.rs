@@ -16,7 +16,7 @@ const BOOTS: u32 = 5;
 /// Lines that each vCPU prints.
 const LINES: u64 = 40;
 
-/// Returns a job in which both vCPUs print while the drive is read. The kernel's own log is used, because it goes to the serial
+/// Returns a job that reads the drive while both vCPUs print. The kernel's own log is used, because it goes to the serial
 /// port immediately.
 fn job() -> String {
     format!(

@@ -179,8 +179,8 @@ struct Subject {
     vmm: ApiVmm,
     /// Last line before the guest was saved.
     before: Line,
-    /// Milliseconds by which the guest's time of day is ahead of the host's. A guest that boots slowly loses some seconds before
-    /// it has a clock.
+    /// The guest's time of day minus the host's, in milliseconds. A guest that boots slowly loses some seconds before it has
+    /// a clock.
     ahead: i64,
 }
 

@@ -59,7 +59,7 @@ dmesg | sed -n 's/^.*dma-bounce-test: all \([0-9]*\) \(narrow \)\?cases passed/C
     )
 }
 
-/// Returns a guest in which edu-dma runs `commands`.
+/// Returns a guest that runs `commands` by edu-dma.
 fn steered(name: &str, mode: &str, commands: &[&str]) -> Guest {
     let prepare = if mode == "vfio" { TAKE_EDU } else { "" };
     edu::guest(name, &format!("{FIND_EDU}{prepare}{}{FAULTS}", edu::steer(mode, commands)))

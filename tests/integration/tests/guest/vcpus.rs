@@ -102,7 +102,7 @@ fn boot(kernel: Kernel, job: &str, more: Value) -> ApiVmm {
     vmm
 }
 
-/// Returns the number of verified passes of the drive, all of which must have succeeded.
+/// Returns the number of verified passes of the drive. All of them must have succeeded.
 pub(crate) fn verified(vmm: &ApiVmm) -> usize {
     let whole = vmm.whole_lines();
     let bad = whole.lines().find(|line| line.starts_with("CAROM-VERIFY ") && !line.starts_with("CAROM-VERIFY 0"));

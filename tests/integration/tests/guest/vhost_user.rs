@@ -42,8 +42,8 @@ fn numbers(first: u32, count: u32) -> Vec<u8> {
 /// Number of numbers in a file. The file is larger than 1 MiB.
 const COUNT: u32 = 200_000;
 
-/// Returns a job that uses the file system whenever it exists: it compares the host's file, writes a file of the same size,
-/// and releases the file system when the host requests it.
+/// Returns a job that uses the file system whenever it exists. The job compares the host's file, writes a file of the same
+/// size, and releases the file system when the host requests it.
 fn use_whenever_there() -> String {
     format!(
         r#"
@@ -77,7 +77,7 @@ fn check_share(share: &Path, round: u32) {
     fs::remove_dir_all(share.join("dir")).unwrap();
 }
 
-/// Boots a VM with the file system, to which RAM can be added.
+/// Boots a VM with the file system. RAM can be added to the VM.
 fn boot(socket: &Path) -> ApiVmm {
     let vmm = ApiVmm::start(&SITE, &format!("mkdir -p /mnt\n{}", use_whenever_there())).unwrap();
     let device = json!({"tag": "share", "socket": socket, "id": "files"});

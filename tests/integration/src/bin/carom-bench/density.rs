@@ -29,7 +29,7 @@ const SHOWN: &[Shown] = &[
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
 
-/// Host on which a mode's guests are added.
+/// Host that runs more and more guests of a mode.
 struct Host {
     /// Memory for all VMMs, in MiB.
     memory_mib: u64,

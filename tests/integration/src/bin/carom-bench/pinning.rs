@@ -26,7 +26,7 @@ const WANTED: [Mode; 6] = [NO_VIOMMU, STRICT, BOUNCE, BOUNCE_REPORTING, GUEST_PA
 /// Memory that a guest uses and frees, in MiB.
 const FREED_MIB: u32 = 256;
 
-/// Time in which the host must get freed memory back, in seconds.
+/// Time until freed memory must be back at the host, in seconds.
 const RETURN_TIME: u32 = 5;
 
 /// Work of the drive.

@@ -29,7 +29,7 @@ const SWIOTLB_DYNAMIC: Mode = Mode { name: "swiotlb-dynamic", cmdline: "swiotlb=
 /// Modes with a pool, and a mode without a pool.
 static POOLS: [Mode; 5] = [NO_VIOMMU, SWIOTLB, SWIOTLB_DYNAMIC, BOUNCE, GUEST_PAGES];
 
-/// Modes in which buffers are used. The first mode maps them statically.
+/// Modes that use buffers. The first mode maps them statically.
 static BUFFERS: [Mode; 4] = [NO_VIOMMU, BOUNCE, GUEST_PAGES, STRICT];
 
 /// Number of first uses of a buffer. Their median counts.
@@ -77,7 +77,7 @@ fn pools(scope: Scope) -> Vec<(Cell, Kind)> {
     [READ, WRITE].into_iter().flat_map(of).collect()
 }
 
-/// Returns the cells, each of which reads to one buffer. Cells that would take minutes in strict mode are left out.
+/// Returns the cells. Each cell reads to one buffer. Cells that would take minutes in strict mode are left out.
 fn buffers(scope: Scope, mode: &Mode) -> Vec<(Cell, Kind)> {
     let slow = *mode == STRICT;
     let sizes: &[(u32, &[u32])] = match scope {

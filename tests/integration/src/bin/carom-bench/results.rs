@@ -40,7 +40,7 @@ pub(crate) struct Merged {
     /// Keys, and the medians of the figures.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
-    /// Number of rounds in which the row was measured.
+    /// Number of rounds that measured the row.
     pub(crate) rounds: usize,
     /// Spread by figure.
     pub(crate) spread: BTreeMap<String, Spread>,

@@ -36,7 +36,7 @@ const OF_BASE: [OfBase; 5] = [
     ("vmm", &["devices", "kernel"], &["start_ms", "own_mib", "api_ready_ms", "api_us"]),
 ];
 
-/// Mode with static pinning, with which the density of other modes is compared.
+/// Mode with static pinning. Its density is the base for the ratios of other modes.
 const STATIC: &str = "no-viommu";
 
 /// Mode whose density ratio is the main figure.

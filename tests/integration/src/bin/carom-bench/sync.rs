@@ -85,7 +85,7 @@ fn measured(outcome: &Outcome, mode: &Mode, counts: Option<&Counts>) -> Result<M
 mod tests {
     use super::*;
 
-    /// Returns an outcome in which each call takes a nanosecond more than the previous one.
+    /// Returns an outcome with calls that each take a nanosecond more than the previous call.
     fn outcome(bounced: u32) -> Outcome {
         let mut console = format!("CAROM-FIO-VERSION fio-3.33\nCAROM-KERNEL 6.12\nCAROM-BOUNCED {bounced}\n");
         for device in DEVICES {

@@ -25,7 +25,7 @@ const QUESTION: u16 = 1;
 pub(crate) struct Settings {
     /// Mask of the device's address bits.
     pub(crate) mask: u64,
-    /// Number of the transfer in which the connection is closed.
+    /// Number of the transfer that the server interrupts by closing the connection.
     pub(crate) die_at: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Host block devices that contain a file, some of which fail at selected places.
+//! Host block devices that contain a file. Some of them fail at selected places.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

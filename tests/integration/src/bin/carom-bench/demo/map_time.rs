@@ -22,7 +22,7 @@ use crate::demo::tables;
 /// Configurations that are measured by default.
 const CONFIGS: [&str; 3] = ["qemu-strict", "strict", "bounce"];
 
-/// Configuration with which the other configurations are compared.
+/// Configuration to compare the other configurations with.
 const PEER: &str = "qemu-strict";
 
 /// Figures of one guest, or medians over the rounds. Each median is calculated separately.
