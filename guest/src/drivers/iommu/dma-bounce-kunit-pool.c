@@ -144,7 +144,7 @@ static void cache_limit_test(struct kunit *test)
 
 /* The size of the pool */
 
-/* No mapping fails because the pool is full, and no data is mixed up. */
+/* If the pool is full, mappings still succeed, and no data is mixed up. */
 static void exhaustion_test(struct kunit *test)
 {
 	const unsigned int len = 256, n = AREA / len, slots = FAKE_CHUNK / SZ_4K;

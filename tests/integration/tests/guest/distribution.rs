@@ -20,7 +20,7 @@ fn works(debian: &mut Debian, net: &str) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     assert!(now.abs_diff(seconds) <= 5, "the guest's clock says {seconds}, the host's {now}");
     let mib: u64 = debian.run("df --output=size -BM / | tail -n 1").trim().trim_end_matches('M').parse().unwrap();
-    assert!(mib > 900, "the file system has {mib} MiB of a disk of 1024");
+    assert!(mib > 900, "the file system has only {mib} MiB on a disk of 1024 MiB");
     let addresses =
         debian.run("for i in $(seq 60); do ip -4 -br address show scope global | grep . && break; sleep 1; done");
     assert!(addresses.contains(&format!(" {net}.")), "{addresses}");
@@ -119,7 +119,7 @@ fn debian_with_a_patched_kernel_bounces_its_devices_dma() {
     let maps = count(&after, "requests_map") - count(&before, "requests_map");
     tell(&format!("{maps} MAPs, {} bytes pinned at most", count(&after, "peak_pinned_bytes")));
     assert!(count(&after, "window_bytes") > 0, "{after}");
-    // Files are written and read in requests that are too large to bounce. Two hundred small files need no mappings.
+    // Files are written and read in requests that are too large to bounce. Writing 200 small files needs no mappings.
     assert!(maps < 1500, "{after}");
     assert!(count(&after, "peak_pinned_bytes") < 128 << 20, "RAM was pinned: {after}");
     assert_eq!(count(&after, "faults"), 0, "{after}");

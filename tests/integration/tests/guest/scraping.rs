@@ -24,8 +24,8 @@ pub(crate) fn rounds(few: usize) -> usize {
     asked.map_or(few, |rounds| rounds.parse().expect("CAROM_SCRAPING_ROUNDS is a number"))
 }
 
-/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. Two rounds are no measurement, so
-/// they are shorter.
+/// Returns a job that reads 4k blocks for some seconds, repeatedly. The first round warms up. Two rounds only test the
+/// function, so they are shorter.
 fn job(rounds: usize) -> String {
     let seconds = if rounds > 2 { 4 } else { 2 };
     format!(

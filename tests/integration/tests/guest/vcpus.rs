@@ -15,8 +15,8 @@ use crate::api::BOOT_TIME;
 use crate::hotplug::{create, create_and_boot, end, info, put};
 use crate::support::{MIB, SITE};
 
-/// Shell functions that online added vCPUs, as udev of distributions can, and print `CAROM-VCPUS` and the number of online vCPUs
-/// when it changes.
+/// Shell functions that online added vCPUs, like the udev rules of some distributions. They print `CAROM-VCPUS` and the
+/// number of online vCPUs when this number changes.
 pub(crate) const USE_VCPUS: &str = r#"
 at_work() { grep -c '^processor' /proc/cpuinfo; }
 use_vcpus() {

@@ -296,7 +296,7 @@ impl Window {
         median(self.lines.iter().map(|line| line.p99_us)).unwrap_or_default()
     }
 
-    /// True if the host can run the guests: it swaps in little, latencies are low enough, and no data is wrong.
+    /// True if the host can run the guests: it swaps in little memory, latencies are low enough, and no data is wrong.
     fn is_borne(&self, limit_us: f64) -> bool {
         self.swapped_in_mib <= SWAP_IN_MIB && self.p99_us() <= limit_us && self.wrong == 0
     }

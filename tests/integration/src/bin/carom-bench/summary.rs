@@ -141,7 +141,7 @@ fn operations(samples: &[&Sample], table: &str, pairs: &[(&str, &str)], figures:
 /// Adds ratios to the other build of Carom, as `base_TABLE_MODE_KEYS_FIGURE`.
 fn against_base(samples: &[&Sample], figures: &mut Figures) {
     for (table, keys, names) in OF_BASE {
-        // The table of VMMs has VMMs as keys, the other tables have modes.
+        // The table of VMMs has VMMs as keys. The other tables have modes.
         let by = if table == "vmm" { "vmm" } else { "mode" };
         let all: Vec<(u32, &Row)> = rows(samples, table).collect();
         for (round, row) in &all {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vhost-user server of a network card or a disk, for tests of the front end. A card connects the queues to a tap interface of
-//! the host, a disk connects them to a file. One thread does all work and never blocks on the front end.
+//! vhost-user server of a network card or a disk, for tests of the front end. A card connects the queues to a tap interface
+//! of the host, and a disk connects the queues to a file. One thread does all work and never blocks on the front end.
 
 mod card;
 mod device;
