@@ -75,8 +75,9 @@ pub struct Vm {
     /// Entry point of the guest, while RAM holds the loaded contents and the guest has not run.
     loaded: Option<Entry>,
     kvm: KvmVm,
-    memory: Arc<Ram>,
+    /// Dropped before `memory`, because KVM must not map memory that is unmapped in this process.
     slots: Arc<dyn MemorySlots>,
+    memory: Arc<Ram>,
     /// Bytes of RAM at boot.
     ram_size: u64,
     added_ram: AddedRam,
