@@ -3,8 +3,8 @@
 //! Connection of a client: the time limits of its requests, and the descriptors that come with them.
 //!
 //! Some clients of the API keep one connection for as long as the VM lives and never reconnect. So the API's socket has no limit on the
-//! silence between two requests. The metrics address, which any client of the network can reach, has a limit. A request that has begun
-//! always has a limit.
+//! silence between two requests. The metrics address limits this silence, because any client of the network can connect to it. The time
+//! to receive a request that has begun is always limited.
 
 use std::future::Future;
 use std::io;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::descriptors::{self, MAX_DESCRIPTORS};
 
-/// Maximum time to receive the head of a request. For the first request, it starts when the client connects.
+/// Maximum time to receive the head of a request. For the first request, this time starts when the client connects.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 
 /// Connection that may carry descriptors.
@@ -86,7 +86,7 @@ impl Requests {
         self.lock().phase = Phase::Serving;
     }
 
-    /// Takes the descriptors that came with the request, whose body is complete. Returns `None` if some were lost.
+    /// Takes the descriptors that came with the request. Must be called after the body is complete. Returns `None` if descriptors were lost.
     pub(super) fn take_descriptors(&self) -> Option<Vec<OwnedFd>> {
         let mut progress = self.lock();
         let descriptors = mem::take(&mut progress.descriptors);
@@ -106,11 +106,11 @@ impl Requests {
 pub(super) struct ClientStream<S> {
     socket: S,
     requests: Requests,
-    /// Maximum silence between two requests.
+    /// Maximum silence between two requests. `None`: no limit.
     idle_time: Option<Duration>,
-    /// Phase to which `deadline` applies.
+    /// Phase that `deadline` limits.
     limited: Phase,
-    /// Deadline of the head that has begun, or of the silence.
+    /// Deadline for the head that is arriving, or for the next request.
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -271,7 +271,7 @@ mod tests {
                 sleep(100 * HEAD_TIME).await;
                 client.write_all(b"P").await.unwrap();
             });
-            // That byte has begun the next head.
+            // The `P` is the first byte of the next head.
             assert_eq!(stream.read(&mut buf).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
     }

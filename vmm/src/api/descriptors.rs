@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
 /// Reads bytes into `buf`, and the descriptors that came with them into `descriptors`. The descriptors are close-on-exec.
-/// The result is `false` if some were lost: too many came, or the process has reached its limit.
+/// The result is `false` if descriptors were lost: more than [`MAX_DESCRIPTORS`] came, or the process has reached its limit of open files.
 pub(super) fn poll_receive(
     stream: &UnixStream,
     context: &mut Context<'_>,
@@ -37,7 +37,7 @@ pub(super) fn poll_receive(
     }
 }
 
-/// Returns the number of bytes read, and true if all descriptors were taken.
+/// Returns the number of bytes read, and true if all descriptors were received.
 fn receive(stream: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<(usize, bool)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The two endpoints at which clients connect.
+//! The two listeners for clients: the API's socket and the metrics address.
 
 use std::time::Duration;
 
 use carom_api::operations::{self, Operation};
 
-/// Endpoint at which clients connect.
+/// Listener for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Door {
     /// The API's socket, which serves every operation.
@@ -16,8 +16,8 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// Returns the maximum number of connected clients. A client beyond that is told to try again. Each client takes a descriptor.
-    /// The endpoints have separate limits, so that network clients cannot lock out the owner.
+    /// Returns the maximum number of connected clients, because each client takes a descriptor. A further client gets status 429. The
+    /// listeners have separate limits, so that network clients cannot lock out clients of the API's socket.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,
@@ -26,7 +26,7 @@ impl Door {
     }
 
     /// Returns the maximum silence of a client between two requests. API clients may keep a connection for as long as the VM lives.
-    /// Network clients may not: silent ones would occupy all places for ever.
+    /// Network clients may not, because silent clients would occupy all places for ever.
     pub(super) fn idle_time(self) -> Option<Duration> {
         match self {
             Self::Api => None,
@@ -34,7 +34,7 @@ impl Door {
         }
     }
 
-    /// True if this endpoint serves the operation.
+    /// True if this listener serves the operation.
     pub(super) fn has(self, operation: &Operation) -> bool {
         self == Self::Api || operation.name == operations::METRICS
     }

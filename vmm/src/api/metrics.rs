@@ -40,7 +40,7 @@ impl Scrape {
     }
 }
 
-/// Renders the figures of one moment.
+/// Renders the figures as the text of one scrape.
 pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
     let scrape = Scrape(Registry::new());
     vmm(&scrape)?;
@@ -72,15 +72,15 @@ fn vm(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_vm_memory_bytes", "RAM of the VM.", all.memory_bytes)
 }
 
-/// Adds the host's notices about passed-through devices.
+/// Adds the counts of the host's notices about passed-through devices.
 fn devices(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Uncorrectable errors of passed-through devices that the host reported.";
     scrape.total("carom_device_errors_total", help, all.device_errors)?;
-    let help = "Passed-through devices that the host wanted back.";
+    let help = "Passed-through devices that the host asked the VMM to release.";
     scrape.total("carom_device_requests_total", help, all.device_requests)
 }
 
-/// Adds the counts of lost output: its reader was too slow, or the host could not write it.
+/// Adds the counts of lost log lines and events. They are lost if their reader is too slow or the host cannot write them.
 fn lost(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let help = "Lines of the log and of standard error that were dropped.";
     scrape.total("carom_lost_log_lines_total", help, all.lost_log_lines)?;
@@ -92,7 +92,7 @@ pub(crate) fn name_of(kind: &str, counter: &str) -> String {
     format!("carom_{}_{counter}_total", kind.replace('-', "_"))
 }
 
-/// Adds the counters that devices keep themselves: a metric for each counter of a kind, labelled with the device.
+/// Adds the counters that devices keep. Each counter of a device kind is one metric, and its label names the device.
 fn parts(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     let mut metrics = BTreeMap::new();
     for part in &all.parts {
@@ -143,7 +143,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
     let help = "Times that the polling thread had no host CPU while requests arrived.";
     scrape.total("carom_iommu_poll_stalls_total", help, report.poll_stalls.count)?;
-    let help = "Calls to the host that were saved because neighbouring UNMAP requests shared one.";
+    let help = "Calls to the host that were saved because one call served several neighbouring UNMAP requests.";
     scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;
     scrape.total("carom_iommu_host_errors_total", "Calls to the host that failed.", counters.host_errors)?;
     scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host failed to unmap.", counters.stuck_ranges)?;
@@ -215,12 +215,12 @@ fn stalls(times: &Histogram) -> MetricFamily {
     histogram("carom_iommu_poll_stall_duration_seconds", help, "thread", &[("iommu_poll", times)])
 }
 
-/// Shortest and longest classes that are rendered, in nanoseconds. Samples outside are rare and uninteresting, and each
-/// class is a time series.
+/// Upper ends of the shortest and the longest class that are rendered, in nanoseconds. Other classes are left out, because their
+/// samples are rare and each class is a time series.
 const CLASSES: std::ops::RangeInclusive<u64> = 255..=(1 << 30);
 
-/// Returns a histogram for each of `named`. The crate's own histogram type counts samples itself, but these are already
-/// counted.
+/// Returns a metric family with a histogram for each of `named`. The family is built from protocol types, because the crate's own
+/// histogram type counts single samples, and these samples are already counted.
 fn histogram(name: &str, help: &str, label: &str, named: &[(&str, &Histogram)]) -> MetricFamily {
     let metrics = named.iter().map(|(of, histogram)| {
         let mut pair = LabelPair::default();
@@ -399,7 +399,7 @@ mod tests {
         let rows = include_str!("../../../docs/api.md").lines().filter(|line| line.starts_with("| `carom_"));
         let names = rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
         let names = names.map(|name| name.split('{').next().unwrap()).filter(|name| name.starts_with("carom_"));
-        // A test of the devices checks their metrics against the table.
+        // `counters_of_all_parts_are_in_the_pages_table` checks the metrics of devices.
         let of_part = |name: &str| {
             let kinds = KINDS.iter().map(|kind| kind.name).filter(|kind| *kind != "iommu").chain(["serial"]);
             kinds.map(|kind| name_of(kind, "")).any(|of_kind| name.starts_with(of_kind.trim_end_matches("_total")))

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Answers that clients share. If many clients ask for the same thing at once, the VM is read once, mostly by the control
-//! thread, and the answer is converted to HTTP once.
+//! Answers that clients share. If several clients ask the same question at once, the VM is read only once, usually by the control
+//! thread. The answer is converted to HTTP only once.
 //!
-//! A client gets a state from between its request and its answer, as if it had asked alone. So a client that asks while the VM
-//! is being read waits for the next reading.
+//! A client always gets a state that was read after its request arrived. So a client that asks while the VM is being read waits for
+//! the next reading.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Clients that wait for the next answer, by the name of their question. An entry exists while a reading for it runs.
+/// Clients that wait for the next answer, by the name of their question. A question has an entry while a task reads its answers.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
 /// Questions that clients ask, with the waiting clients.
@@ -41,7 +41,7 @@ impl<T: Clone + Send + 'static> Readings<T> {
             asked
         };
         if !asked {
-            // A separate task, because the client that came first may leave before the others have their answer.
+            // The reading runs in a separate task, because the first client may leave before the other clients have their answer.
             tokio::spawn(serve(self.0.clone(), name, ask));
         }
         answer.await.ok()
@@ -87,7 +87,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
     }
 
-    /// Source that counts its readings, and answers with the count when it is released.
+    /// Source of answers. It counts readings, and answers each reading with the count once the test adds a permit.
     #[derive(Clone)]
     struct Source {
         asked: Arc<AtomicUsize>,

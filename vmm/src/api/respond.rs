@@ -50,7 +50,7 @@ pub(super) async fn respond(
         verbs.push(operation.verb.name());
     }
     log::debug!("API: {} {path}: no such operation", request.method());
-    // Read the body anyway: a client that is still sending when the connection is closed may lose the answer.
+    // Read the body anyway: if the connection were closed while the client is still sending, the client might lose the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
         return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint())).into();
@@ -97,7 +97,7 @@ async fn perform(
     }
 }
 
-/// Gives a call the descriptors that came with its request. Calls that do not use descriptors close them.
+/// Gives a call the descriptors that came with its request. Closes the descriptors if the call uses none.
 fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Result<(), BodyError> {
     if descriptors.is_empty() {
         return Ok(());
@@ -112,7 +112,7 @@ fn hand_over(operation: &str, call: &mut Call, descriptors: Vec<OwnedFd>) -> Res
     Ok(())
 }
 
-/// Answers `call`, which changes nothing. Clients that ask at the same time share one answer.
+/// Answers `call`, which only reads. Clients that ask at the same time share one answer.
 async fn read(shared: &SharedApi, name: &'static str, call: fn() -> Call) -> Response<Full<Bytes>> {
     let control = shared.control.clone();
     let ask = move || {
@@ -126,13 +126,13 @@ async fn read_body(body: Incoming) -> Result<Bytes, Page> {
     match timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &format!("cannot read the body: {error}"))),
-        Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body took too long")),
+        Err(_) => Err(refusal(StatusCode::BAD_REQUEST, "the body of the request did not arrive in time")),
     }
 }
 
 /// Returns the control thread's answer to `call`. `vm.info` is read directly if that is possible at once.
 async fn ask(control: &ControlHandle, call: Call) -> Result<Reply, ControlError> {
-    // Saves two thread switches, each of which may have to wait for a CPU while a guest runs.
+    // A direct read saves two thread switches. Each switch may have to wait for a CPU while a guest runs.
     if matches!(call, Call::Info)
         && let Some(outcome) = control.info_soon()
     {
@@ -159,8 +159,8 @@ fn answer(outcome: Result<Reply, ControlError>) -> Page {
     }
 }
 
-/// Returns the status code of an error, as Cloud Hypervisor has it (`api_error_status_code`): a call in the wrong state is
-/// an internal error there.
+/// Returns the status code of an error. The codes are those of Cloud Hypervisor (`api_error_status_code`), so a call in the
+/// wrong state is an internal error.
 fn status(error: &ControlError) -> StatusCode {
     match error {
         ControlError::NotCreated | ControlError::NoSuchPart(_) => StatusCode::NOT_FOUND,
@@ -168,7 +168,7 @@ fn status(error: &ControlError) -> StatusCode {
             StatusCode::CONFLICT
         }
         ControlError::Config(_) => StatusCode::BAD_REQUEST,
-        // As in Cloud Hypervisor: the client should try again.
+        // As in Cloud Hypervisor, this code asks the client to try again.
         ControlError::Vm(VmError::VcpuLeaving(_)) | ControlError::TooManyCalls => StatusCode::TOO_MANY_REQUESTS,
         ControlError::Vm(error) if error.is_user_error() => StatusCode::BAD_REQUEST,
         ControlError::AlreadyCreated | ControlError::WrongState { .. } | ControlError::Vm(_) | ControlError::Ending => {

@@ -3,8 +3,8 @@
 //! The HTTP server: one thread for all clients.
 //!
 //! A client that sends slowly or not at all, or does not read its answers, blocks only its own connection, and only for a
-//! limited time. The control thread executes calls, except `vm.info` if it can be read without waiting. A call is still
-//! executed if its client disconnects.
+//! limited time. The control thread executes calls. The server itself answers `vm.info` if it can do so without waiting. If a
+//! client disconnects, its call is still executed.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,7 +29,7 @@ use super::shared::SharedApi;
 use crate::process::thread_roles::API;
 use crate::process::time_slice::ShortSlice;
 
-/// Maximum time in which a client reads nothing of its answer.
+/// Maximum time without progress of a client that reads its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ impl ApiServer {
         api.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         metrics.as_ref().map_or(Ok(()), |listener| listener.set_nonblocking(true))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        // Registered with the runtime before the thread starts, so that the caller gets the errors.
+        // The listeners are registered with the runtime before the thread starts, so that the caller gets the errors.
         let entered = runtime.enter();
         let api = api.map(UnixListener::from_std).transpose()?;
         let metrics = metrics.map(TcpListener::from_std).transpose()?;
@@ -70,7 +70,7 @@ impl ApiServer {
         let (stop, stopped) = oneshot::channel();
         let thread = sandbox::start(API, "api".into(), move || {
             sandbox::give_up_files();
-            // Stays until the thread ends.
+            // The thread keeps its short slice until it ends.
             let _ = ShortSlice::take();
             runtime.block_on(serve(api, metrics, Arc::new(shared), stopped));
         })?;
@@ -201,9 +201,9 @@ async fn connection<S: ClientSocket>(
         .timer(TokioTimer::new())
         // A client that has closed its sending side still gets the answer, because the request was executed.
         .half_close(true)
-        // Cloud Hypervisor's spelling of header names: its clients compare the case.
+        // Cloud Hypervisor's spelling of header names, because its clients compare names with their case.
         .title_case_headers(true)
-        // [`ClientStream`] has the limit. hyper's limit would cut idle connections.
+        // [`ClientStream`] limits the time for a head. hyper's own limit would also end idle connections.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
@@ -240,14 +240,14 @@ mod tests {
         Ok(String::from_utf8_lossy(&answer[..len]).chars().take(12).collect())
     }
 
-    /// Makes one request of a client that keeps its connection.
+    /// Sends one request on a connection that stays open. Returns the start of the answer.
     async fn ask(client: &mut TcpStream) -> io::Result<String> {
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
         status(client).await
     }
 
     #[test]
-    fn silent_clients_leave_the_metrics_door_to_others() {
+    fn silent_metrics_clients_do_not_lock_out_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
         runtime.block_on(async {
             pause();
@@ -275,11 +275,11 @@ mod tests {
                 if ask(&mut client).await.unwrap_or_default() == "HTTP/1.1 404" {
                     break;
                 }
-                assert!(began.elapsed() < LONG, "no place comes back");
+                assert!(began.elapsed() < LONG, "no place becomes free");
             }
             drop(stop);
             drop((over, silent));
-            assert!(!blocker.await.unwrap(), "it ends with its channel");
+            assert!(!blocker.await.unwrap(), "the blocking task ends when its channel closes");
             server.await.unwrap();
         });
     }
