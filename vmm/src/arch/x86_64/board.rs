@@ -148,21 +148,21 @@ impl Places<'_> {
 
 /// Devices that only firmware needs.
 struct FirmwareDevices {
-    /// Clock and memory.
+    /// CMOS clock and CMOS memory.
     cmos: Arc<Cmos>,
     /// ACPI timer.
     pm_timer: Arc<PmTimer>,
 }
 
-/// Choices of a VM that its board depends on.
+/// Configuration of a board.
 pub struct BoardConfig {
     /// True if the VM boots firmware.
     pub firmware: bool,
     /// Bytes of RAM at boot.
     pub ram_size: u64,
-    /// If vCPUs can be added and removed: number of vCPUs at boot, and the present vCPUs.
+    /// Number of vCPUs at boot, and the present vCPUs. `None` if vCPUs cannot be added and removed.
     pub processors: Option<(u32, Numbers)>,
-    /// RAM that was added, if RAM can be added.
+    /// RAM that was added. `None` if RAM cannot be added.
     pub memory_devices: Option<Vec<MemoryDevice>>,
     /// True if the VM has a VM Generation ID.
     pub generation_id: bool,
@@ -180,7 +180,7 @@ pub struct Board {
     pub processors: Option<Arc<CpuHotplug>>,
     /// Registers of memory devices, if RAM can be added.
     pub memory_devices: Option<Arc<MemoryDevices>>,
-    /// Register that reports a new VM Generation ID, if the VM has one. It has no state to save: each restore sets it.
+    /// Register that reports a new VM Generation ID, if the VM has an ID. Its state is not saved, because each restore sets the register.
     pub generation_notice: Option<Arc<GenerationNotice>>,
     /// Event that raises the interrupt line of ACPI events.
     power_button: EventFd,
@@ -215,7 +215,7 @@ impl Board {
     /// Places all devices except the serial port. Requests of the guest go to `mailbox`.
     ///
     /// # Errors
-    /// KVM rejects an interrupt line, or the process cannot have more descriptors.
+    /// KVM rejects an interrupt line, or the process has reached its limit of open files.
     pub fn new(
         io_map: &IoMap,
         kvm: &KvmVm,
@@ -281,11 +281,12 @@ impl Board {
         all
     }
 
-    /// Resets the devices to their power-on state, except the registers of hotplug, processors and memory devices: these are reset
-    /// earlier, before the devices that they control. Called with all vCPUs stopped, before the interrupt controllers are restored.
+    /// Resets the devices to their power-on state. Excludes the registers of PCI hotplug, processors and memory devices, because the VM
+    /// resets these registers before the devices that they control. All vCPUs must be stopped, and the interrupt controllers must not be
+    /// restored yet.
     pub fn reset(&self) {
         self.control_port.reset();
-        // Written as a guest would.
+        // The address register is cleared by a write, as a guest would clear it.
         self.config_ports.write(0, &[0; 4]);
         if let Some(notice) = &self.generation_notice {
             notice.reset();
@@ -299,7 +300,7 @@ impl Board {
         }
     }
 
-    /// Saves the devices. Called with all vCPUs stopped.
+    /// Saves the devices. All vCPUs must be stopped.
     ///
     /// # Errors
     /// A PCI device is being removed.
@@ -307,7 +308,7 @@ impl Board {
         self.all().into_iter().map(|(_, device)| device.save()).collect()
     }
 
-    /// Restores the devices from `states`. Interrupt controllers must be restored, and functions must be on the bus before.
+    /// Restores the devices from `states`. Before the call, interrupt controllers must be restored, and functions must be on the bus.
     ///
     /// # Errors
     /// The VM has other devices than the saved VM, or a state is invalid.
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn reset_clears_everything_that_the_guest_wrote_to_ports() {
-        // The timer, which is last, keeps running.
+        // The last state is the timer's, and a reset does not stop the timer.
         let states = |devices: &Board| devices.save().unwrap()[..5].to_vec();
         let (used, new) = (made(), states(&made()));
         let write = |device: &dyn BusDevice, offset, data: &[u8]| device.write(offset, data);

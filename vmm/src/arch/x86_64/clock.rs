@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! KVM's clock, which most guests use as their time, while a VM is paused or saved.
+//! Saves and sets KVM's clock, which most guests use as their time, when a VM is paused, resumed or restored.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kvm::KvmError;
 
-/// Number of readings of a clock, of which the shortest counts.
+/// Number of readings of a clock. Only the shortest reading counts.
 const READINGS: usize = 8;
 
 /// Value of the clock.
@@ -30,8 +30,8 @@ pub fn realtime_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Reads a value that changes with time, and the host's time of day at that moment. Of several readings, the shortest one is the most
-/// precise. The clocks of a guest must agree to a fraction of a millisecond.
+/// Reads a value that changes with time, and the host's time of day at that moment. Returns the shortest of several readings, because it
+/// is the most precise. The clocks of a guest must agree to a fraction of a millisecond.
 pub(super) fn timed<T, E>(read: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     timed_by(realtime_ns, read)
 }
@@ -42,7 +42,7 @@ fn timed_by<T, E>(now: impl Fn() -> u64, mut read: impl FnMut() -> Result<T, E>)
         let before = now();
         let value = read()?;
         let after = now();
-        // The host's clock may be set back meanwhile.
+        // The host's clock may be set back during the reading.
         let took = after.checked_sub(before).unwrap_or(u64::MAX);
         Ok((took, value, before.saturating_add(took / 2)))
     };
@@ -64,7 +64,7 @@ impl ClockState {
         Ok(Self { ns: clock.clock, realtime_ns: if exact { clock.realtime } else { realtime_ns } })
     }
 
-    /// Lets the clock continue from the saved value: the guest does not notice the time since.
+    /// Sets the clock to the saved value, so that the guest does not notice the time that has passed since.
     pub fn go_on(&self, vm: &VmFd) -> Result<(), KvmError> {
         set(vm, kvm_clock_data { clock: self.ns, ..Default::default() })
     }

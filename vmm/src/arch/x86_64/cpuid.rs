@@ -47,7 +47,7 @@ impl CpuidTemplate {
         Ok(Self { entries, vcpus, cache_vcpus: vcpus, max_phys_bits, nested, tsc_deadline })
     }
 
-    /// Adapts the template to NUMA nodes: Linux complains if vCPUs of two nodes share a cache.
+    /// Adapts the template to NUMA nodes, because Linux complains if vCPUs of two nodes share a cache.
     pub fn with_nodes(self, nodes: &[NumaConfig]) -> Self {
         if nodes.is_empty() { self } else { Self { cache_vcpus: sharing_a_cache(self.vcpus, nodes), ..self } }
     }
@@ -119,8 +119,8 @@ impl CpuidTemplate {
     }
 }
 
-/// Returns the largest number of vCPUs that can share a cache without sharing it between nodes. A guest groups vCPUs whose APIC IDs
-/// differ only in the last bits.
+/// Returns the largest number of vCPUs that can share a cache if no cache may be shared between nodes. A guest assumes that vCPUs share a
+/// cache if their APIC IDs differ only in the last bits.
 fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     let node = |vcpu: u32| nodes.iter().position(|node| node.cpus.contains(&vcpu));
     // vCPUs without a node do not share a cache with vCPUs in a node.
@@ -129,14 +129,14 @@ fn sharing_a_cache(vcpus: u32, nodes: &[NumaConfig]) -> u32 {
     vcpus.min(1 << bits)
 }
 
-/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. Only the ID differs.
+/// Returns the entries of vCPU `id`, which is also its APIC ID, from the entries `cpuid` of another vCPU. Only fields with the ID differ.
 pub fn of_vcpu(cpuid: &CpuId, id: u32) -> CpuId {
     let mut cpuid = cpuid.clone();
     for entry in cpuid.as_mut_slice() {
         match entry.function {
             1 => entry.ebx = (entry.ebx & 0x00ff_ffff) | (id << 24),
             0xb => entry.edx = id,
-            // AMD: extended APIC ID, and the compute unit, which each thread has for itself.
+            // AMD: extended APIC ID, and the number of the compute unit. Each thread is its own compute unit.
             0x8000_001e => (entry.eax, entry.ebx) = (id, (entry.ebx & !0xff) | (id & 0xff)),
             _ => {}
         }

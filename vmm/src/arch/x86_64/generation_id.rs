@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! VM Generation ID (Microsoft, "Virtual Machine Generation ID"): 16 random bytes in the guest's memory that change at each
-//! restore. When a guest is notified of a new ID, it reseeds its random numbers, which VMs restored from one snapshot would
-//! otherwise share.
+//! restore. When a guest is notified of a new ID, it reseeds its random number generator. Otherwise VMs restored from one snapshot
+//! would have the same random numbers.
 //!
 //! The guest may overwrite its copy. The VMM never reads the copy.
 

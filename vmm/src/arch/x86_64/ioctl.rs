@@ -22,7 +22,7 @@ ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 /// Bytes of the extended state area that every kernel supports.
 const XSAVE_LEN: usize = size_of::<kvm_xsave>();
 
-/// Returns the bytes of a vCPU's extended state area on this host. It exceeds 4 KiB if the guest may use AMX.
+/// Returns the size in bytes of a vCPU's extended state area on this host. The size exceeds 4 KiB if the guest may use AMX.
 pub(super) fn xsave_len(vm: &VmFd) -> usize {
     usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN)
 }
@@ -40,7 +40,7 @@ pub(super) fn xsave(vm: &VmFd, vcpu: &VcpuFd) -> io::Result<Vec<u8>> {
         return Ok(vcpu.get_xsave()?.region.as_bytes().to_vec());
     }
     let mut area = new_xsave(len)?;
-    // SAFETY: The area has the size that KVM reports. No feature is enabled afterwards: the program never requests any.
+    // SAFETY: The area has the size that KVM reports. The size cannot grow meanwhile, because the program never enables further features.
     unsafe { vcpu.get_xsave2(&mut area) }?;
     Ok([area.as_fam_struct_ref().xsave.region.as_bytes(), area.as_slice().as_bytes()].concat())
 }
@@ -64,7 +64,7 @@ pub(super) fn set_xsave(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> io::Result<()
     }
     // SAFETY: The length of the area's flexible part does not change.
     unsafe { area.as_mut_fam_struct() }.xsave.region = region;
-    // SAFETY: The area has the size that KVM reports. No feature is enabled afterwards.
+    // SAFETY: The area has the size that KVM reports. The size cannot grow meanwhile, because the program never enables further features.
     Ok(unsafe { vcpu.set_xsave2(&area) }?)
 }
 
@@ -98,7 +98,7 @@ pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     }
 }
 
-/// Sets the offset.
+/// Sets the offset of a vCPU's time stamp counter from the host's.
 pub(super) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
     let attribute = tsc_attribute((&raw const offset).expose_provenance());
     // SAFETY: KVM reads the attribute's 64 bits from `offset`, which lives until the call returns.

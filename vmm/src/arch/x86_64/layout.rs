@@ -39,11 +39,11 @@ pub const CMDLINE: u64 = 0x2_0000;
 pub const LOW_RAM_END: u64 = 0xa_0000;
 /// SMBIOS tables. Their area ends at the ACPI tables.
 pub const SMBIOS_TABLES: u64 = 0xc_0000;
-/// End of the area.
+/// End of the area for SMBIOS tables.
 pub const SMBIOS_TABLES_END: u64 = ACPI_TABLES;
 /// ACPI tables except the RSDP.
 pub const ACPI_TABLES: u64 = 0xd_0000;
-/// End of the area.
+/// End of the area for ACPI tables.
 pub const ACPI_TABLES_END: u64 = 0xf_0000;
 /// SMBIOS entry point. EDK2 expects it at exactly this address (`OvmfPkg/Include/IndustryStandard/CloudHv.h`). Kernels booted without
 /// firmware search from this address on.
@@ -52,7 +52,7 @@ pub const SMBIOS_ENTRY: u64 = 0xf_0000;
 pub const RSDP: u64 = 0xf_0040;
 /// Target of a real-mode jump to the firmware's entry (0xf000:0xfff0).
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// First address at which kernels are loaded.
+/// Lowest address for loading kernels.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// End of RAM below 4 GiB, where the 32-bit PCI hole starts.
@@ -90,8 +90,8 @@ pub const PCI_ECAM: u64 = 0xf800_0000;
 pub const PCI_ECAM_SIZE: u64 = MIB;
 /// Bytes of ECAM for the maximum number of segments.
 pub const PCI_ECAM_MAX_SIZE: u64 = PCI_ECAM_SIZE * limits::MAX_PCI_SEGMENTS as u64;
-/// Device number on segment 0 of pvpanic, or of the watchdog if the VM has no pvpanic: the last slot for devices. If the VM has both, the
-/// watchdog is in the slot before.
+/// Number of the last slot for devices. On segment 0, pvpanic is in this slot. The watchdog is in this slot if the VM has no pvpanic,
+/// and otherwise in the slot before.
 pub const LAST_SLOT: u8 = 31;
 /// Legacy PCI configuration ports.
 pub const PCI_CONFIG_PORTS: RangeInclusive<u64> = 0xcf8..=0xcff;
@@ -119,7 +119,8 @@ pub const SERIAL_PORT: u64 = 0x3f8;
 pub const SERIAL_IRQ: u32 = 4;
 /// Interrupt line of ACPI events: the power button.
 pub const ACPI_EVENT_IRQ: u32 = 5;
-/// Interrupt line of PCI hotplug, level-triggered. It is above the former ISA lines, because guests assume the trigger mode of those.
+/// Interrupt line of PCI hotplug, level-triggered. It is above the former ISA lines, because guests assume that ISA lines are
+/// edge-triggered.
 pub const PCI_HOTPLUG_IRQ: u32 = 16;
 /// PCI hotplug registers of segment 0.
 const PCI_HOTPLUG_PORTS: u64 = 0x610;
@@ -137,7 +138,8 @@ pub const MEMORY_DEVICE_PORTS: u64 = 0x700;
 pub const MEMORY_DEVICE_IRQ: u32 = 17;
 /// Granularity of addresses and sizes of memory devices: the smallest unit that Linux adds (`memory_block_size_bytes()`).
 pub const MEMORY_DEVICE_GRANULE: u64 = limits::HOTPLUG_GRANULE;
-/// Page of the VM Generation ID. The memory map reserves it. It lies behind the entry points that guests search for in this range.
+/// Page of the VM Generation ID. The memory map reserves this page. The page lies behind the SMBIOS entry point and the RSDP, because
+/// guests search for these structures from 0xf0000 on.
 pub const GENERATION_ID: u64 = 0xf_1000;
 /// Register that reports a new VM Generation ID.
 pub const GENERATION_ID_PORT: u64 = 0x60c;
@@ -149,7 +151,7 @@ pub const ACPI_PORTS: u64 = 0x600;
 pub const PM_TIMER_PORTS: u64 = 0x608;
 /// Interrupt lines of PCI INTx, level-triggered. A quarter of the slots shares each line.
 pub const INTX_IRQS: RangeInclusive<u32> = 20..=23;
-/// Number of interrupt lines of the I/O APIC. Message-signalled interrupts are numbered from here.
+/// Number of interrupt lines of the I/O APIC. Message-signalled interrupts are numbered from this number on.
 pub const FIRST_MSI_GSI: u32 = 24;
 
 /// Size of a page of guest and host.
@@ -212,7 +214,7 @@ const _: () = {
     assert!(PCI_HOTPLUG_IRQ < CPU_HOTPLUG_IRQ && MEMORY_DEVICE_IRQ < CPU_HOTPLUG_IRQ);
     assert!(pci_hotplug_ports(limits::MAX_PCI_SEGMENTS) <= *PCI_CONFIG_PORTS.start());
     assert!(PCI_ECAM + PCI_ECAM_MAX_SIZE <= IO_APIC as u64);
-    // Local APIC ID 255 addresses all CPUs. 254 is the last ID that the MADT can contain in addition to the I/O APIC's.
+    // Local APIC ID 255 addresses all CPUs. The vCPUs use IDs up to 253, so that an ID is left for the I/O APIC.
     assert!(limits::MAX_VCPUS <= 254);
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_KERNEL.aperture));
     assert!(limits::MAX_BOUNCE_SIZE == 32 * len(&HOLE_OF_FIRMWARE.aperture));

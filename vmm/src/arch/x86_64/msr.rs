@@ -12,8 +12,8 @@ use crate::kvm::KvmError;
 pub(super) const TSC: u32 = 0x10;
 /// `IA32_FEATURE_CONTROL`: enables VMX, which nested state relies on.
 pub(super) const FEATURE_CONTROL: u32 = 0x3a;
-/// `IA32_TSC_DEADLINE`: the local APIC's timer accepts it only in TSC-deadline mode, and compares it with the time stamp
-/// counter.
+/// `IA32_TSC_DEADLINE`: deadline of the local APIC's timer, as a value of the time stamp counter. The timer accepts a deadline
+/// only in TSC-deadline mode.
 pub(super) const TSC_DEADLINE: u32 = 0x6e0;
 
 /// Hyper-V's clock, which cannot be written.

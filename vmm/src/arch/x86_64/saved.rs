@@ -40,7 +40,7 @@ pub struct ProcessorsState {
     /// Host's time of day when the counters were read.
     realtime_ns: u64,
     vcpus: Vec<SavedVcpu>,
-    /// Numbers of the vCPUs, in order, unless they are 0, 1, 2 and so on.
+    /// Numbers of the vCPUs, in ascending order. Empty if the numbers are 0, 1, 2 and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     numbers: Vec<u32>,
     irqchip: IrqchipState,
@@ -50,7 +50,8 @@ pub struct ProcessorsState {
 pub trait Vcpus {
     /// Returns the numbers of all vCPUs, in order.
     fn numbers(&self) -> Vec<u32>;
-    /// Returns the CPUID that was set for vCPU `number`. KVM's version has bits that change with the guest's actions.
+    /// Returns the CPUID that was set for vCPU `number`. KVM's own copy is not used, because some of its bits change with the guest's
+    /// actions.
     fn cpuid(&self, number: u32) -> &CpuId;
     /// Calls `then` with vCPU `number`, which is not running.
     fn with<R>(&self, number: u32, then: impl FnOnce(&VcpuFd) -> R) -> R;
@@ -79,9 +80,9 @@ impl ProcessorsState {
         Ok(Self { version: VERSION, clock, realtime_ns, vcpus, numbers, irqchip: IrqchipState::save(&vm.fd)? })
     }
 
-    /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. `vcpus` is the
-    /// range from the configuration's number at boot to its maximum. The state must have all vCPUs with numbers below the start of
-    /// this range, and only numbers below its end.
+    /// Validates the state before a VM is built: its version, the number of vCPUs, and their numbers. In the configuration, the VM
+    /// boots with `vcpus.start()` vCPUs and has at most `vcpus.end()`. The state must have all vCPUs with numbers below
+    /// `vcpus.start()`, and only numbers below `vcpus.end()`.
     ///
     /// # Errors
     /// The state breaks a rule.
@@ -126,7 +127,7 @@ impl ProcessorsState {
         if self.numbers.is_empty() { (0..).take(self.vcpus.len()).collect() } else { self.numbers.clone() }
     }
 
-    /// Returns the state of some vCPUs, for tests.
+    /// Returns a state with `vcpus` vCPUs, for tests.
     #[cfg(test)]
     pub(crate) fn example(vcpus: usize) -> Self {
         Self {
@@ -159,10 +160,10 @@ impl ProcessorsState {
         self.clock
     }
 
-    /// Restores the state to vCPUs that have not run and have the saved CPUID, and restores the clock and the interrupt controllers.
-    /// Devices that raise interrupts are restored afterwards. Returns the counter that vCPUs added later must follow.
+    /// Restores the state of vCPUs, the clock and the interrupt controllers. The vCPUs must have the saved CPUID, and must not have run.
+    /// Devices that raise interrupts must be restored later. Returns the counter that vCPUs added later must follow.
     pub fn restore(&self, vm: &KvmVm, vcpus: &impl Vcpus) -> Result<Option<LeadingCounter>, KvmError> {
-        // The clock comes first: if the guest has enabled KVM's clock page, KVM writes that page while registers are set.
+        // The clock is restored first: if the guest has enabled KVM's clock page, KVM writes the page while registers are set.
         self.clock.catch_up(&vm.fd)?;
         let numbers = self.numbers();
         let mut first = None;
@@ -315,7 +316,7 @@ mod tests {
         // The clock and the counters were read at different moments.
         let passed = Duration::from_nanos(after.clock.realtime_ns - saved.clock.realtime_ns).as_secs_f64();
         let clock = Duration::from_nanos(after.clock.ns.wrapping_sub(saved.clock.ns)).as_secs_f64();
-        assert!((clock - passed).abs() < tolerance, "the clock went on by {clock} s in {passed} s");
+        assert!((clock - passed).abs() < tolerance, "the clock advanced by {clock} s in {passed} s");
     }
 
     #[test]

@@ -103,14 +103,14 @@ impl SavedCpuid {
     /// this host would get.
     ///
     /// # Errors
-    /// The host lacks something.
+    /// The host has another vendor, lacks a feature or has narrower physical addresses, or the saved width is too small.
     pub(super) fn for_host(&self, host: &CpuId) -> Result<CpuId, StateError> {
         let host = Self::new(host);
         let vendor = |cpuid: &Self| cpuid.find(0, 0).map(|entry| (entry.ebx, entry.edx, entry.ecx));
         if vendor(self) != vendor(&host) {
             return Err(StateError::rule(
                 "cpuid",
-                "the guest's CPU has another vendor than this host's: restore the VM on a host with a CPU of its vendor",
+                "the guest's CPU has another vendor than this host's: restore the VM on a host with a CPU of the guest's vendor",
             ));
         }
         for (function, index, register, not_features) in FEATURES {
@@ -127,7 +127,7 @@ impl SavedCpuid {
         if self.physical_bits() > host.physical_bits() {
             let bits = |cpuid: &Self| cpuid.physical_bits().unwrap_or(36);
             let rule = format!(
-                "the guest's CPU has physical addresses of {} bits, but this host's has {}: restore the VM on a host with as many",
+                "the guest's CPU has physical addresses of {} bits, but this host's has {}: restore the VM on a host with wider addresses",
                 bits(self),
                 bits(&host)
             );

@@ -11,8 +11,8 @@ use devices::pci::{BarWindows, PciAddress};
 
 use super::layout::{INTX_IRQS, LAST_SLOT, MEMORY_DEVICE_PORTS, PAGE_SIZE, PCI_IO, PciHole, pci_hotplug_ports};
 
-/// Last slot behind the virtio-iommu, in a VM that has one, on segments that are not completely behind it. The tables list these slots at
-/// boot, so that devices can be hot-plugged there later.
+/// Last slot behind the virtio-iommu, on segments that are only partly behind it. The ACPI tables list all slots behind the virtio-iommu
+/// at boot, so that devices can be hot-plugged into these slots later.
 const LAST_BEHIND_IOMMU: u8 = 17;
 /// Last device number on a bus.
 const LAST: u8 = LAST_SLOT;
@@ -83,13 +83,13 @@ pub fn windows(config: &VmConfig, mem64: &RangeInclusive<u64>) -> Vec<BarWindows
     parts.map(|((io, mem32), mem64)| BarWindows { io, mem32, mem64 }).collect()
 }
 
-/// Divides `range` by weight, in order.
+/// Divides `range` into one part for each weight, in order. The length of a part is proportional to its weight.
 fn divide(range: &RangeInclusive<u64>, weights: &[u32]) -> Vec<RangeInclusive<u64>> {
     let (start, len) = (*range.start(), u128::from(range.end() - range.start()) + 1);
     let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     let part = |weight: u128| u64::try_from(len * weight / sum.max(1)).unwrap_or(u64::MAX);
     let least = part(weights.iter().copied().min().unwrap_or(1).into());
-    // The coarsest unit that leaves something for each part: BARs are aligned to their sizes.
+    // Boundaries of parts are multiples of the largest unit that leaves no part empty, because BARs are aligned to their sizes.
     let unit = [4 * GIB, MIB, PAGE_SIZE].into_iter().find(|unit| least >= *unit).unwrap_or(0x100);
     let (mut next, mut done) = (start, 0);
     let mut parts = Vec::with_capacity(weights.len());

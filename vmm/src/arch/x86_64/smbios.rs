@@ -44,7 +44,7 @@ impl Structure {
         self
     }
 
-    /// Appends a string by its number. An empty string gets number 0.
+    /// Appends the number of a string, and keeps the string for the end of the structure. A missing or empty string has number 0.
     fn text(mut self, text: Option<&str>) -> Self {
         let number = match text {
             Some(text) if !text.is_empty() => {
@@ -95,7 +95,7 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
         .text(platform.system_version.as_deref())
         .text(platform.serial())
         .bytes(&uuid.to_bytes_le())
-        // Woken up by the power switch (7.2.2).
+        // Wake-up type: power switch (7.2.2).
         .bytes(&[6])
         .text(platform.system_sku_number.as_deref())
         .text(platform.system_family.as_deref());
@@ -153,7 +153,7 @@ impl Tables {
     /// # Errors
     /// The addresses are not guest memory.
     pub fn write(&self, memory: &Ram) -> Result<(), GuestMemoryError> {
-        assert!(SMBIOS_TABLES + self.table.len() as u64 <= SMBIOS_TABLES_END, "the largest configuration fits");
+        assert!(SMBIOS_TABLES + self.table.len() as u64 <= SMBIOS_TABLES_END, "the tables must fit in their area");
         memory.write_slice(&self.table, GuestAddress(SMBIOS_TABLES))?;
         memory.write_slice(&self.entry, GuestAddress(SMBIOS_ENTRY))
     }

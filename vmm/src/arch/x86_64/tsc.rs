@@ -2,9 +2,10 @@
 
 //! Time stamp counter of a vCPU in a snapshot.
 //!
-//! The counter advances while a VM is saved, as on a machine that sleeps, so that a guest that uses it as its clock is right
-//! afterwards. The differences between the vCPUs' counters are kept. So the offsets from the host's counter are restored: values
-//! would drift apart while they are set (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
+//! The counter advances while a VM is saved, as on a machine that sleeps. So a guest that uses the counter as its clock has the
+//! right time after a restore. The differences between the vCPUs' counters must not change. Therefore offsets from the host's
+//! counter are restored instead of values: values would drift apart while they are set one after the other
+//! (Documentation/virt/kvm/devices/vcpu.rst, section 4.1).
 
 use std::time::Duration;
 
@@ -40,15 +41,15 @@ impl TscState {
         Ok((Self { khz: vcpu.get_tsc_khz().unwrap_or(0), value, offset: ioctl::tsc_offset(vcpu).ok() }, realtime))
     }
 
-    /// Returns the counter, read at `at`, as it was at `then`.
+    /// Converts the counter, which was read at time `at`, to its value at time `then`. Both times are in nanoseconds.
     pub(super) fn back(self, at: u64, then: u64) -> Self {
         let ticks = |from: u64, to: u64| ticks(Duration::from_nanos(to.saturating_sub(from)), self.khz);
         Self { value: self.value.wrapping_sub(ticks(then, at)).wrapping_add(ticks(at, then)), ..self }
     }
 
     /// Sets the counter of a vCPU that has not run. The counter was saved at the host's time of day `saved_at`. `first` has the
-    /// saved counter of the first vCPU and the offset that was set for it; it is `None` for the first vCPU itself. Returns the
-    /// offset that was set.
+    /// saved counter of the first vCPU, and the offset that was set for that vCPU. For the first vCPU itself, `first` is `None`.
+    /// Returns the offset that was set.
     pub(super) fn restore(
         &self,
         kvm: &Kvm,
@@ -62,7 +63,7 @@ impl TscState {
             self.value.wrapping_add(ticks(elapsed, self.khz))
         };
         let Ok(now) = ioctl::tsc_offset(vcpu) else {
-            // KVM synchronises the counters of vCPUs that are set to nearly the same value within a second.
+            // If the new value is less than a second from the other vCPUs' counters, KVM synchronises the counters.
             let data = at(clock::realtime_ns());
             msr::write(vcpu, kvm_msr_entry { index: msr::TSC, data, ..Default::default() })?;
             return Ok(None);
@@ -109,7 +110,7 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
     }
     if !kvm.check_extension(Cap::TscControl) {
         let rule = format!(
-            "is {khz}: this host's counter runs at {host}, and its CPU cannot scale it; restore the VM on a host with the same frequency"
+            "is {khz}, but this host's counter runs at {host} kHz, and its CPU cannot scale it; restore the VM on a host with the same frequency"
         );
         return Err(StateError::rule("tsc.khz", rule).into());
     }
@@ -127,12 +128,12 @@ fn read(vcpu: &VcpuFd) -> Result<(u64, u64), KvmError> {
     Ok((value.ok_or(KvmError::Missing("time stamp counter"))?, realtime))
 }
 
-/// True if two frequencies count as equal. 0 is an unknown frequency.
+/// True if two frequencies count as equal. 0 is an unknown frequency, which counts as equal to any.
 fn is_one(wanted: u32, host: u32) -> bool {
     wanted == 0 || host == 0 || u64::from(wanted.abs_diff(host)) * 1_000_000 <= u64::from(wanted) * TOLERANCE
 }
 
-/// Returns the ticks of a counter of `khz` in this time.
+/// Returns the number of ticks in the time `elapsed` of a counter with frequency `khz`.
 fn ticks(elapsed: Duration, khz: u32) -> u64 {
     let ticks = elapsed.as_nanos().saturating_mul(khz.into()) / 1_000_000;
     u64::try_from(ticks).unwrap_or(u64::MAX)

@@ -35,7 +35,7 @@ struct MsrState {
 pub struct VcpuState {
     regs: KvmBytes<kvm_regs>,
     sregs: KvmBytes<kvm_sregs>,
-    /// Page directory pointers, if they are valid: memory may have changed since the vCPU loaded them.
+    /// Page directory pointers, if they are valid. They are saved because memory may have changed since the vCPU loaded them.
     pdptrs: Option<[u64; 4]>,
     #[serde(with = "kvm_bytes::bytes")]
     xsave: Vec<u8>,
@@ -54,9 +54,9 @@ pub struct VcpuState {
 /// Handling of a model-specific register that cannot be written on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwritableMsr {
-    /// The register keeps its value: the state came from this vCPU itself.
+    /// The register keeps its value. For a state that was read from the same vCPU.
     Leave,
-    /// An error, unless the register already has the value: the state came from another host.
+    /// Restoring fails, unless the register already has the value. For a state that may come from another host.
     Refuse,
 }
 
@@ -86,12 +86,12 @@ impl VcpuState {
         })
     }
 
-    /// Restores the state of a vCPU that is not running and has the saved CPUID. Its time stamp counter must be set before,
-    /// because timers are armed relative to it.
+    /// Restores the state of a vCPU that is not running and has the saved CPUID. The vCPU's time stamp counter must be set before,
+    /// because timers are armed relative to the counter.
     ///
     /// KVM requires this order. Special registers enable the features that nested state needs, and place the local APIC.
-    /// Setting registers drops pending exceptions, so events follow later. A local APIC accepts a timer's deadline only in
-    /// TSC-deadline mode.
+    /// Setting registers drops pending exceptions, so events are restored later. The local APIC accepts a timer's deadline only in
+    /// TSC-deadline mode, so the deadline is restored after the local APIC.
     pub fn restore(&self, kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd, unwritable: UnwritableMsr) -> Result<(), KvmError> {
         // A running nested guest would prevent setting special registers.
         leave_nested(kvm, vcpu)?;
@@ -178,7 +178,7 @@ impl VcpuState {
 /// Bytes of KVM's header of nested state, which contains the size.
 const NESTED_HEADER: usize = size_of::<kvm_nested_state>();
 
-/// Returns the guest's nested state with its exact length. Returns nothing if KVM supports no such state.
+/// Returns the guest's nested state with its exact length. Returns an empty vector if KVM or the vCPU does not support nested state.
 fn nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u8>, KvmError> {
     if !kvm.check_extension(Cap::NestedState) {
         return Ok(Vec::new());
@@ -223,7 +223,7 @@ fn leave_nested(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         // No VMXON region, and no VMCS.
         buffer.hdr.vmx = kvm_vmx_nested_state_hdr { vmxon_pa: u64::MAX, vmcs12_pa: u64::MAX, ..Default::default() };
     } else {
-        // SVM: interrupts are not blocked globally.
+        // SVM: the global interrupt flag is set.
         buffer.flags = u16::try_from(KVM_STATE_NESTED_GIF_SET).expect("the flags have 16 bits");
     }
     vcpu.set_nested_state(&buffer).map_err(KvmError::call("end the guest's own virtualization"))

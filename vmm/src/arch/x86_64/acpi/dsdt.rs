@@ -29,7 +29,7 @@ use crate::arch::layout::{
 const SLEEP_TYPE_S5: u8 = devices::acpi::power::SLEEP_TYPE_S5;
 
 fn narrow<T: TryFrom<u64>>(value: u64) -> T {
-    T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map fits its field"))
+    T::try_from(value).unwrap_or_else(|_| panic!("{value:#x} of the address map does not fit its field"))
 }
 
 /// Builds the body of the definition block.
@@ -142,8 +142,8 @@ fn bridge_name(segment: u16) -> String {
     format!("PCI{segment:X}")
 }
 
-/// Writes the power button and the generic event device (ACPI 6.5, section 5.6.9). The interrupts of the event device report a press of the
-/// button and hotplug: a hardware-reduced machine has no fixed button.
+/// Writes the power button and the generic event device (ACPI 6.5, section 5.6.9). The interrupts of the event device report hotplug and
+/// presses of the button, because a hardware-reduced machine has no fixed button.
 fn events(config: &TableConfig, aml: &mut Vec<u8>) {
     /// Notification: the button was pressed (ACPI 6.5, section 5.6.6).
     const PRESSED: u8 = 0x80;
@@ -210,7 +210,7 @@ fn bytes_of(aml: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// AML that was encoded before.
+/// AML that is already encoded.
 struct Bytes<'a>(&'a [u8]);
 
 impl Aml for Bytes<'_> {

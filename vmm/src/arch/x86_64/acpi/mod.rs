@@ -72,7 +72,7 @@ pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError
     let Tables { rsdp, rest } = build(config, ACPI_TABLES);
     assert!(
         ACPI_TABLES + rest.len() as u64 <= ACPI_TABLES_END,
-        "the tables of 254 vCPUs, 16 segments and 16 nodes fit in 128 KiB"
+        "the tables of 254 vCPUs, 16 segments and 16 nodes must fit in 128 KiB"
     );
     memory.write_slice(&rest, GuestAddress(ACPI_TABLES))?;
     memory.write_slice(&rsdp, GuestAddress(RSDP))?;
@@ -83,11 +83,11 @@ pub fn write(memory: &Ram, config: &TableConfig) -> Result<u64, GuestMemoryError
 struct Tables {
     /// Root pointer, which is placed separately.
     rsdp: Vec<u8>,
-    /// All other tables, one behind the other.
+    /// All other tables, one after the other.
     rest: Vec<u8>,
 }
 
-/// Builds all tables. The tables except the root pointer are for addresses from `base` on.
+/// Builds all tables. Addresses in them assume that the tables, except the root pointer, are written from `base` on.
 fn build(config: &TableConfig, base: u64) -> Tables {
     let mut rest = Vec::new();
     let mut place = |table: &dyn Aml| {
@@ -134,8 +134,8 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton);
     fadt.reset_reg = register(RESET_OFFSET);
     fadt.reset_value = RESET_VALUE;
-    // Only firmware uses the CMOS clock: a kernel has KVM's clock, which is finer. With firmware, a kernel would wait in vain for CMOS
-    // interrupts. Without firmware, it would look for the missing clock: distribution kernels do so for seconds.
+    // Only firmware uses the CMOS clock, because a kernel has KVM's clock, which is finer. If the VM has firmware, a kernel would wait in
+    // vain for interrupts of the CMOS clock. If the VM has no firmware, a distribution kernel would look for the missing clock for seconds.
     fadt.iapc_boot_arch = NO_CMOS_CLOCK.into();
     fadt.sleep_control_reg = register(SLEEP_CONTROL_OFFSET);
     fadt.sleep_status_reg = register(SLEEP_STATUS_OFFSET);
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Returns the maximum number of nodes, of a machine with 254 vCPUs and 32 zones.
+    /// Returns the largest set of nodes: 16 nodes, of a machine with 254 vCPUs and 32 zones.
     fn most_nodes() -> Option<Nodes> {
         let mut config = carom_api::VmConfig::default();
         config.memory.zones = (0..32).map(|id| format!("id=z{id},size=512M").parse().unwrap()).collect();
@@ -238,7 +238,7 @@ mod tests {
             let image = build(&TableConfig { firmware, ..config() }, 0).rest;
             let start = image.windows(4).position(|window| window == b"FACP").unwrap();
             let fadt = table(&image, start as u64);
-            // The flags, and the block of the timer, which is also hidden from the kernel.
+            // The boot flags, and the port of the ACPI timer. The timer is also hidden from the kernel.
             assert_eq!((u16::from_le_bytes([fadt[109], fadt[110]]), &fadt[76..80]), (1 << 5, &[0; 4][..]));
         }
     }
@@ -250,7 +250,7 @@ mod tests {
             vm.payload.firmware = firmware.then(|| "/f".into());
             let segments = windows(&vm, &(0x40_0000_0000..=0x7f_ffff_ffff));
             let image = build(&TableConfig { firmware, segments, ..config() }, 0).rest;
-            // In a 32-bit memory descriptor: lowest and highest address.
+            // Lowest and highest address in a 32-bit memory descriptor.
             let whole = [0xc000_0000u32, 0xf7ff_ffff].map(u32::to_le_bytes).concat();
             assert!(image.windows(8).any(|window| window == whole), "{firmware}");
         }
@@ -265,7 +265,7 @@ mod tests {
         assert!(has(&three, b"PCI2") && !has(&three, b"PCI3"));
         let start = three.windows(4).position(|window| window == b"MCFG").unwrap();
         let mcfg = table(&three, start as u64);
-        // Behind 44 bytes: base, segment, first and last bus, four reserved bytes.
+        // Entries behind 44 bytes of header: base, segment, first and last bus, four reserved bytes.
         let entries: Vec<_> = mcfg[44..].chunks(16).map(|entry| (u64_at(entry, 0), entry[8])).collect();
         assert_eq!(entries, [(0xf800_0000, 0), (0xf810_0000, 1), (0xf820_0000, 2)]);
         // Hotplug slots and registers of the last segment.
@@ -319,7 +319,7 @@ mod tests {
     fn hotpluggable_processors_are_in_the_tables_at_boot() {
         let image = build(&TableConfig { vcpus: 2, max_vcpus: 35, ..config() }, 0).rest;
         let start = image.windows(4).position(|window| window == b"APIC").unwrap();
-        // Behind 44 bytes: type, length, UID, APIC ID, flags.
+        // Entries behind 44 bytes of header: type, length, UID, APIC ID, flags.
         let entries = table(&image, start as u64)[44..].chunks(8).take(35).map(|entry| (entry[0], entry[3], entry[4]));
         let wanted = (0..35).map(|id| (0, id, if id < 2 { 1 } else { 2 }));
         assert_eq!(entries.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
@@ -356,7 +356,7 @@ mod tests {
             let (segments, memory_devices) = (segments(MAX_PCI_SEGMENTS), nodes.is_none());
             let largest = TableConfig { vcpus: 1, max_vcpus: 254, segments, memory_devices, nodes, ..config() };
             let (len, room) = (build(&largest, ACPI_TABLES).rest.len() as u64, ACPI_TABLES_END - ACPI_TABLES);
-            assert!(len <= room, "{len:#x} bytes, {room:#x} are there; memory devices: {memory_devices}");
+            assert!(len <= room, "{len:#x} bytes do not fit in {room:#x}; memory devices: {memory_devices}");
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::arch::layout::zone_ranges;
 
 /// Affinity structure of a processor, by its local APIC.
 const LOCAL_APIC: u8 = 0;
-/// Bytes of this structure.
+/// Length of this structure in bytes.
 const LOCAL_APIC_LEN: u8 = 16;
 /// Flag: the entry is enabled.
 const ENABLED: u32 = 1;
@@ -26,11 +26,11 @@ const ENABLED: u32 = 1;
 /// NUMA nodes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// Node of each vCPU that is in a node, by vCPU number, which is its APIC ID.
+    /// Node of each vCPU that is in a node. The key is the vCPU's number, which is also its APIC ID.
     processors: BTreeMap<u32, u32>,
     /// Node, guest-physical address and length of each region of RAM.
     memory: Vec<(u32, u64, u64)>,
-    /// Distance from each node to each node, by number.
+    /// Distance from each node to each node, by node number.
     distances: Vec<Vec<u8>>,
     /// Node of each PCI segment that is in a node.
     segments: BTreeMap<u16, u32>,

@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn table_of_one_segment_matches_the_crates() {
         let at = PciAddress::on_root_bus;
-        // The creator, its revision and hence the checksum differ.
+        // The tables differ in their creator and its revision, so their checksums differ too.
         let range = at(2)..=at(17);
         let (ours, theirs) = (bytes(&build(at(1), std::slice::from_ref(&range))), of_the_crate(at(1), &range));
         assert_eq!((&ours[..9], &ours[36..]), (&theirs[..9], &theirs[36..]));
@@ -89,7 +89,7 @@ mod tests {
         let table = bytes(&build(at(0, 1), &[at(0, 2)..=at(0, 17), at(1, 1)..=at(1, 31)]));
         let word = |at: usize| u16::from_le_bytes([table[at], table[at + 1]]);
         assert_eq!((word(36), word(4)), (3, 48 + 16 + 2 * 24));
-        // Of each range: type, a reserved byte, length, first endpoint, segments, requester IDs, node of the IOMMU.
+        // Fields of a range after its type and length: first endpoint, segments, requester IDs, offset of the IOMMU's node.
         let range = |node: usize| [4, 6, 8, 10, 12, 14, 16].map(|field| word(64 + 24 * node + field));
         assert_eq!(range(0), [0x10, 0, 0, 0, 0x10, 0x88, 48]);
         assert_eq!(range(1), [0x08, 1, 1, 1, 0x08, 0xf8, 48]);

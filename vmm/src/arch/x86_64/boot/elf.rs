@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory of an ELF image without bytes in the file, such as BSS. It must be zeros (System V ABI, "Program Header"). linux-loader
-//! writes only the file's bytes. That suffices for fresh RAM, but not for the RAM of a guest that was reset.
+//! Clears the memory of an ELF image that has no bytes in the file, such as BSS. The System V ABI ("Program Header") requires zeros
+//! there. linux-loader writes only the file's bytes, which is enough for fresh RAM, but not for the RAM of a guest that was reset.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -23,7 +23,7 @@ const PT_LOAD: u32 = 1;
 /// Bytes of a page. Memory is checked and written page by page.
 const PAGE: usize = 4096;
 
-/// Loadable segment, by guest-physical addresses. Addresses that would wrap around end at the last address, where no RAM is.
+/// Loadable segment, by guest-physical addresses. An address that would wrap around is replaced by the last address, where no RAM can be.
 pub(super) struct Segment {
     /// Bytes in the file or in memory, whichever is more.
     pub(super) len: u64,
@@ -33,7 +33,8 @@ pub(super) struct Segment {
     pub(super) end: u64,
 }
 
-/// Returns the loadable segments of `image`. Returns none if linux-loader rejects the headers.
+/// Returns the loadable segments of `image`. If the length of a header is wrong, returns an empty list, because linux-loader then
+/// rejects the image.
 ///
 /// # Errors
 /// The file cannot be read or ends too early, or has too many headers.
@@ -46,7 +47,7 @@ pub(super) fn segments(image: &mut (impl Read + Seek)) -> io::Result<Vec<Segment
         return Ok(Vec::new());
     }
     if count > MAX_PROGRAM_HEADERS {
-        return Err(io::Error::other(format!("the image has {count}, more than {MAX_PROGRAM_HEADERS}")));
+        return Err(io::Error::other(format!("the image has {count}, and the maximum is {MAX_PROGRAM_HEADERS}")));
     }
     image.seek(SeekFrom::Start(u64::from_le_bytes(bytes(&header, 32))))?;
     let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_LEN];
@@ -67,11 +68,11 @@ fn bytes<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|place| header[at + place])
 }
 
-/// Clears a range of RAM, except where tables are written before an image is loaded.
+/// Clears a range of RAM, except between `LOW_RAM_END` and `HIGH_RAM_START`, because tables are written there before an image is loaded.
 ///
-/// Pages that are already zero are not written, so that pages that the host shares or has not allocated stay so. Reading may still
-/// allocate a page. Therefore `fresh` RAM, which no guest has used, is read only if a region is in a file with data there: the
-/// file may have been another guest's RAM.
+/// Pages that are already zero are not written, because a write would make the host allocate or unshare them. Reading may also
+/// allocate a page. Therefore `fresh` RAM, which no guest has used, is skipped if no region in the range is backed by a file with data.
+/// Only such a file may have been another guest's RAM.
 pub(super) fn zero(memory: &Ram, range: &Range<u64>, fresh: bool) -> Result<(), GuestMemoryError> {
     for range in [range.start..range.end.min(LOW_RAM_END), range.start.max(HIGH_RAM_START)..range.end] {
         if !range.is_empty() && (!fresh || memory.iter().any(|region| may_have_data(region, &range))) {

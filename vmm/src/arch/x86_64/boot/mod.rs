@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Loads a kernel or firmware, and writes the data that it gets at its entry.
+//! Loads a kernel or firmware, and writes the data that the boot protocol passes to it.
 
 mod elf;
 mod linux;
@@ -30,7 +30,7 @@ use self::whole_reads::WholeReads;
 use crate::arch::layout::{CMDLINE, HIGH_RAM_START, LOW_MEMORY_END, PAGE_SIZE};
 use crate::arch::registers::{self, Entry};
 
-/// Kinds of bootable images.
+/// Remedies for a file that is not a bootable image.
 const KERNELS: &str = "use a bzImage, or an ELF image (vmlinux) built with CONFIG_PVH";
 const FIRMWARES: &str = "use an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd";
 
@@ -153,7 +153,8 @@ impl Payload {
         Ok(Self { config: config.clone(), field, path, file, image, initramfs, initramfs_len, ram_is_fresh })
     }
 
-    /// Records that a guest has used the RAM: it came from a snapshot, and nothing was loaded into it yet.
+    /// Records that a guest has used the RAM. A reset needs this after a restore, because the RAM then came from a snapshot, and
+    /// [`load`](Self::load) has not run.
     pub fn ram_was_used(&self) {
         self.ram_is_fresh.store(false, Ordering::Relaxed);
     }
@@ -197,7 +198,7 @@ impl Payload {
             Image::Elf => {
                 let headers = elf::segments(&mut file);
                 let segments = headers.map_err(|error| reason(format!("cannot read its program headers: {error}")))?;
-                // Cleared before the other bytes are loaded, some of which may lie in between.
+                // Clear memory before the file's bytes are loaded, because bytes of one segment may lie in the BSS of another.
                 self.zero(memory, ram_size, &segments)?;
                 let result = Elf::load(memory, None, &mut file, start).map_err(|e| reason(e.to_string()))?;
                 match result.pvh_boot_cap {
@@ -214,8 +215,8 @@ impl Payload {
     /// Clears the parts of segments without bytes in the file.
     fn zero(&self, memory: &Ram, ram_size: u64, segments: &[elf::Segment]) -> Result<(), BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
-        // The limit on the total keeps many overlapping segments from taking longer than one segment that fills RAM. Bytes of the file
-        // beyond RAM fail when they are loaded.
+        // The limit on the total keeps many overlapping segments from taking longer than one segment that fills RAM. If bytes of the file
+        // lie beyond RAM, linux-loader fails later.
         let total = segments.iter().fold(0u64, |total, segment| total.saturating_add(segment.len));
         let fits = |segment: &elf::Segment| segment.zeros.is_empty() || segment.zeros.end <= low_end;
         if total > low_end || !segments.iter().all(fits) {
@@ -232,7 +233,7 @@ impl Payload {
         if self.field == PayloadConfig::FIRMWARE { "firmware" } else { "kernel" }
     }
 
-    /// Loads the initramfs as high as allowed below 4 GiB. Returns its address and size.
+    /// Loads the initramfs as high in low memory as the kernel allows. Returns its address and size.
     fn load_initramfs(&self, memory: &Ram, ram_size: u64, kernel: &Loaded) -> Result<Option<(u64, u64)>, BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         let most = kernel.header.map_or(LOW_MEMORY_END, |header| u64::from(header.initrd_addr_max) + 1);
@@ -279,7 +280,7 @@ fn open_file(field: Field, path: &Path) -> Result<(File, u64), BootError> {
             file
         }
         None => {
-            // Without O_NONBLOCK, opening a pipe without a writer would block this thread, and with it all API clients.
+            // Without O_NONBLOCK, opening a pipe without a writer would block this thread, and so all API clients.
             let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
             open(path, OFlags::RDONLY | flags, Mode::empty()).map(File::from).map_err(|error| fail(error.into()))?
         }

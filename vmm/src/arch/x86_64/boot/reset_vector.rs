@@ -4,7 +4,7 @@
 //!
 //! If Linux is built with EFI, as distribution kernels are, it restarts a hardware-reduced ACPI machine through EFI
 //! (`efi_reboot_required` in `arch/x86/platform/efi/quirks.c`). If it was not booted by EFI, it falls back to a real-mode
-//! jump to the firmware's entry. The code there resets the machine.
+//! jump to the firmware's entry. Carom's code at this entry resets the machine.
 
 use devices::acpi::power::{RESET_OFFSET, RESET_VALUE};
 use devices::ram::Ram;

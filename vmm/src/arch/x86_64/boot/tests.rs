@@ -69,7 +69,7 @@ struct Segment {
     len: u64,
 }
 
-/// Returns such an image with these segments. The file has at least `size` bytes.
+/// Returns an image like [`elf`]'s with these segments. The file has at least `size` bytes.
 fn elf_of(size: u64, note: u32, entry: u32, segments: &[Segment]) -> Vec<u8> {
     let headers = u16::try_from(segments.len() + 1).unwrap();
     let note_at = 64 + 56 * u64::from(headers);
@@ -124,7 +124,7 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     }
     let long = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
     let start = crate::arch::layout::PVH_START_INFO;
-    // No modules. The command line exists and is empty.
+    // The firmware gets no modules, and a command line that is empty.
     assert_eq!((long(start + 8) >> 32, long(start + 16)), (0, 0));
     assert_eq!(memory.read_obj::<u8>(GuestAddress(long(start + 24))).unwrap(), 0);
     assert_eq!((long(start + 32), long(start + 40)), (0xe0000, crate::arch::layout::PVH_MEMORY_MAP));
@@ -167,8 +167,8 @@ fn firmware_larger_than_ram_is_refused() {
     assert!(error.is_user_error() && error.to_string().starts_with("--firmware"), "{error}");
 }
 
-/// Returns firmware of 16 KiB with BSS in three places: behind its bytes, with other bytes in the middle; far from them; and below 1
-/// MiB.
+/// Returns firmware of 16 KiB with BSS in three places: behind the file's bytes (with bytes of another segment inside), 2 MiB further up,
+/// and below 1 MiB.
 fn firmware_with_bss() -> Vec<u8> {
     let segments = [
         Segment { offset: 0x3ff0, address: HIGH_RAM_START + 0x6008, file_len: 0x10, len: 0x10 },
@@ -250,7 +250,7 @@ fn bss_takes_no_pages_of_fresh_ram() {
         let region = memory.iter().next().unwrap();
         let resident = memory::tests::said_by_smaps(region, "Rss:");
         let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
-        // Far less than the BSS, although written pages may be huge pages.
+        // The RAM in use is far smaller than the BSS, even if written pages are huge pages.
         assert!(resident << 10 < 16 * MIB, "shared {shared}: {resident} KiB");
         if let Some(file) = region.file_offset() {
             let blocks = std::os::unix::fs::MetadataExt::blocks(&file.file().metadata().unwrap());
@@ -279,7 +279,7 @@ fn elf_image_whose_bss_is_not_within_ram_is_refused() {
             payload.ram_was_used();
             let error = payload.check(64 * MIB).unwrap_err();
             assert!(error.is_user_error(), "{error}");
-            // More RAM does not help at an address where no RAM can be.
+            // More RAM does not help if the segment ends above low memory.
             let rule = match bad.address.saturating_add(bad.len) <= LOW_MEMORY_END {
                 true => "--memory size: 67108864 bytes are too little for this firmware",
                 false => "--firmware: ",
@@ -297,7 +297,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
     let started = std::time::Instant::now();
     for (count, rule) in [
         (200, "--firmware: 13212057600 bytes below 0xc0000000 are needed for this firmware"),
-        (0xfffe, "cannot read its program headers: the image has 65535, more than 256"),
+        (0xfffe, "cannot read its program headers: the image has 65535, and the maximum is 256"),
     ] {
         let (_file, config) = firmware(&elf_of(0x4000, PVH_NOTE, 0x10_3ff0, &vec![whole; count]));
         let payload = Payload::open(&config).unwrap();
@@ -305,7 +305,7 @@ fn elf_image_with_very_many_segments_is_refused_at_once() {
         let error = payload.check(64 * MIB).unwrap_err().to_string();
         assert!(error.contains(rule), "{error}");
     }
-    // Clearing 4 TiB would take longer.
+    // Clearing all segments, 4 TiB, would take longer.
     assert!(started.elapsed() < std::time::Duration::from_secs(60));
 }
 

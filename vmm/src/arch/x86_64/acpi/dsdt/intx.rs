@@ -60,7 +60,7 @@ pub(super) fn routes(segment: u16) -> impl Aml {
     Made(bytes_of(&Package::new(routes.iter().map(|route| route as &dyn Aml).collect())))
 }
 
-/// Owned AML that was encoded before.
+/// Owned AML that is already encoded.
 struct Made(Vec<u8>);
 
 impl Aml for Made {

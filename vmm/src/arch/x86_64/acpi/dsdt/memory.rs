@@ -29,13 +29,13 @@ fn name(number: u32) -> String {
     format!("M{number:03}")
 }
 
-/// Writes the memory devices and the notifying method. The device of the method owns all register ports.
+/// Writes the memory devices, and a device (MHPC) with the notifying method. MHPC owns the register ports of all memory devices.
 pub(super) fn devices(aml: &mut Vec<u8>) {
     let count = u32::try_from(MAX_MEMORY_DEVICES).expect("a few");
     (0..count).for_each(|number| device(number, aml));
     let base: u16 = narrow(MEMORY_DEVICE_PORTS);
     let came_at: u16 = narrow(MEMORY_DEVICE_PORTS + CAME);
-    // In parts: a port descriptor covers at most 255 ports.
+    // The ports are divided, because a port descriptor covers at most 255 ports.
     let half: u16 = narrow(CAME / 4);
     let parts: Vec<IO> =
         (0..4u16).map(|part| base + part * half).map(|at| IO::new(at, at, 1, narrow(CAME / 4))).collect();
@@ -79,12 +79,12 @@ fn fields(names: &[[u8; 4]]) -> Field {
     )
 }
 
-/// Writes one memory device. Its registers tell whether and where it is present.
+/// Writes one memory device. Its registers contain its address and size. If the size is 0, the device is absent.
 fn device(number: u32, aml: &mut Vec<u8>) {
     let base: u16 = narrow(MEMORY_DEVICE_PORTS + DEVICE_LEN * u64::from(number));
     let (address, length) = (Path::new("ADDR"), Path::new("SIZE"));
     let (first, last, bytes) = (Path::new("RMIN"), Path::new("RMAX"), Path::new("RLEN"));
-    // The method fills in this descriptor before it returns it.
+    // The method fills in this descriptor and returns it.
     let range: AddressSpace<u64> = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0, 1, None);
     let buffer = Path::new("RANG");
     let sum = Local(0);

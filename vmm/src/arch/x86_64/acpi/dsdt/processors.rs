@@ -20,11 +20,11 @@ use crate::arch::layout::CPU_HOTPLUG_PORTS;
 pub(super) const SCAN: &str = "\\_SB_.CHPC.SCAN";
 /// Method that ejects the processor of this number.
 const EJECTED: &str = "\\_SB_.CHPC.EJCT";
-/// Method that receives the guest's status for an event of a processor: the processor's number, the event, and its status.
+/// Method that receives the guest's status for an event of a processor. Arguments: number of the processor, event, status.
 const STATUS: &str = "\\_SB_.CHPC.STAT";
 /// The processor is present, functioning and shown in the user interface (ACPI 6.5, section 6.3.7).
 const PRESENT: u8 = 0xf;
-/// Status with which the guest confirms that an ejection is in progress (ACPI 6.5, section 6.3.5).
+/// Status that the guest reports while an ejection is in progress (ACPI 6.5, section 6.3.5).
 const IN_PROGRESS: u8 = 0x84;
 
 fn name(number: u32) -> String {
@@ -36,7 +36,7 @@ fn is_there(number: u32) -> String {
     format!("P{number:03X}")
 }
 
-/// Writes the first `count` processors, and the methods on the registers.
+/// Writes the first `count` processors, and the methods that access the registers.
 pub(super) fn processors(count: u32, aml: &mut Vec<u8>) {
     let all: Vec<Processor> = (0..count).map(Processor).collect();
     // Hardware ID of a processor container.
@@ -91,7 +91,7 @@ fn word_name(kind: char, word: u32) -> String {
 }
 
 fn field(name: &str, bits: usize) -> FieldEntry {
-    let name = name.as_bytes().first_chunk().unwrap_or_else(|| panic!("{name} has four characters"));
+    let name = name.as_bytes().first_chunk().unwrap_or_else(|| panic!("{name} must have four characters"));
     FieldEntry::Named(*name, bits)
 }
 
