@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Line between the guest's console and the peer at its other end, which may connect and disconnect. Output without a connected peer is
-//! kept for the next peer. If the buffer overflows, the oldest output is lost.
+//! Line between the guest's console and the peer at its other end, which may connect and disconnect. While no peer is connected, output
+//! is kept for the next peer. If the buffer overflows, the oldest output is lost.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -21,10 +21,10 @@ use crate::process::thread_roles::LINE;
 
 /// Maximum bytes that wait for a reader.
 const KEPT: usize = 64 << 10;
-/// Maximum time that one write waits for room if a reader is connected. Then output is lost. On the serial port, a vCPU waits this long;
-/// on a virtio-console, pausing the VM waits this long.
+/// Maximum time that one write waits for room if a reader is connected. After this time, output is lost. On the serial port, the writing
+/// vCPU can wait this long. On a virtio-console, a pause of the VM can wait this long.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum time without progress of the reader when the VM ends. Then the remaining output is lost.
+/// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to deliver the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
@@ -160,8 +160,8 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Queues output. If there is no room, waits until a connected reader makes some, but at most `patience`, even if the reader takes a
-    /// little meanwhile. Then the oldest output is lost.
+    /// Queues output. If there is no room, waits at most `patience` for a connected reader to make room. The limit applies even if the
+    /// reader takes some bytes meanwhile. If there is still no room, the oldest output is lost.
     fn push(&self, bytes: &[u8]) {
         let state = self.lock();
         let full = |state: &mut State| state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT;
@@ -256,7 +256,7 @@ impl Shared {
             self.taken.notify_all();
         }
         if lost > 0 {
-            log::warn!("{}: {lost} bytes are lost: they were not read in time", self.name);
+            log::warn!("{}: {lost} bytes of output are lost: the reader did not read them in time", self.name);
         }
         sent
     }
@@ -268,7 +268,7 @@ impl Shared {
             let read = peer.read(input);
             input.truncate(read);
         }
-        // The lock is released first: the receiver holds its own lock while it writes output here.
+        // The state's lock is not held during the call, because the receiver holds its own lock while it writes output to this line.
         let receiver = self.receiver();
         let taken = receiver.map_or(input.len(), |receiver| receiver.receive(input));
         input.drain(..taken);
@@ -375,7 +375,7 @@ mod tests {
     fn slow_reader_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serial.sock");
-        // With a long patience, a reader that gets no CPU for a while does not count as stuck.
+        // With a long time limit, a reader that gets no CPU for a while does not count as stuck.
         let line = Line::new(NAMES, Peer::socket(&path).unwrap(), None, LONG).unwrap();
         let client = UnixStream::connect(&path).unwrap();
         wait_until("no peer is connected", || line.shared.lock().attached);
@@ -419,12 +419,12 @@ mod tests {
             done.send((start.elapsed(), shared.lock().lost)).unwrap();
         });
 
-        // Read byte by byte, making room for the whole write would take longer than the patience.
+        // A reader that takes single bytes would need longer than the time limit to make room for the whole write.
         let outcome = is_done.recv_timeout(LONG);
 
         over.store(true, Ordering::Relaxed);
         let taken = reader.join().unwrap();
-        let (time, lost) = outcome.expect("the write waits for as long as bytes are taken");
+        let (time, lost) = outcome.expect("the write must end although the reader still takes bytes");
         assert!(time >= PATIENCE, "{time:?}");
         assert!(lost > 0 && lost + taken >= 4096, "{lost} lost, {taken} taken");
     }
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn last_client_is_served_and_the_one_before_is_cut_off() {
+    fn new_client_replaces_the_previous_client() {
         let (_dir, path, line) = socket();
         let port = port();
         line.connect(&(port.clone() as Arc<dyn Receiver>));
@@ -527,7 +527,7 @@ mod tests {
         for (columns, rows) in [(80, 24), (132, 50)] {
             let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
             tcsetwinsize(&terminal, size).unwrap();
-            wait_until("the guest is not told", || console.0.lock().unwrap().last() == Some(&Size { columns, rows }));
+            wait_until("the guest has no size", || console.0.lock().unwrap().last() == Some(&Size { columns, rows }));
         }
     }
 
@@ -540,7 +540,7 @@ mod tests {
             drop(line);
             start.elapsed()
         };
-        // A line that waits would take the full time in each try. A stall of the machine delays only some tries.
+        // If the line waited, each try would take the full time. A stall of the machine delays only some tries.
         assert!((0..20).any(|_| end() < PATIENCE_AT_END));
     }
 }

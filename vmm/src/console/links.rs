@@ -13,7 +13,7 @@ use super::{ConsoleOutput, Line, Names, Receiver, Terminal};
 use crate::error::VmError;
 use devices::counters::Counter;
 
-/// Connections of a console. Dropping this waits for the readers of the guest's output.
+/// Connections of a console. Dropping the connections waits for the readers of the guest's output.
 #[derive(Default)]
 pub struct ConsoleLinks {
     output: Option<ConsoleOutput>,
@@ -25,7 +25,7 @@ impl ConsoleLinks {
     /// Opens the connections of `target`. Opens nothing if the console is off or has no output.
     ///
     /// # Errors
-    /// Something that the user or the host must provide is missing.
+    /// A file or socket cannot be opened, or the host has reached a limit.
     pub fn open(target: &ConsoleTarget<'_>, names: Names) -> Result<Self, VmError> {
         let fail = |source| VmError::Device { what: "set up a console", source };
         let (mut output, mut line) = (None, None);
@@ -51,7 +51,7 @@ impl ConsoleLinks {
         output.or_else(|| self.line.as_ref().map(Line::writer)).unwrap_or_else(|| Box::new(io::sink()))
     }
 
-    /// Connects input to `receiver`. If several consoles use standard input, the last one gets it.
+    /// Connects input to `receiver`. If several consoles use standard input, the last console gets the input.
     ///
     /// # Errors
     /// The terminal cannot be set up.
@@ -67,7 +67,7 @@ impl ConsoleLinks {
         Ok(())
     }
 
-    /// True if the guest's output goes anywhere.
+    /// True if the guest's output is kept or sent to a reader.
     pub fn has_output(&self) -> bool {
         self.output.is_some() || self.line.is_some()
     }

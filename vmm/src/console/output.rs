@@ -18,11 +18,12 @@ use crate::process::queued_writer::QueuedWriter;
 const MAX_WAITING: u64 = 16 << 10;
 /// Maximum bytes of a regular file.
 const MAX_FILE: u64 = 256 << 20;
-/// Maximum time that a vCPU waits for room. Then output is lost. The time is long enough for a pipe that is read at 8 KB/s, whose
-/// reader makes room in pages, and for a line of 9600 bits a second. A guest survives such a pause, because a real serial port
-/// makes it wait longer for a line of text. A client that pauses the VM meanwhile can also wait this long.
+/// Maximum time that a vCPU waits for room. After this time, output is lost. The time is long enough for a line of 9600 bits a
+/// second. It is also long enough for a pipe that is read at 8 KB/s, where room becomes free only in whole pages. A guest survives
+/// such a pause, because a real serial port makes the guest wait longer for a line of text. A client that pauses the VM meanwhile
+/// can also wait this long.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum time without progress of the reader when the VM ends. Then the remaining output is lost.
+/// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to write the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
@@ -31,7 +32,7 @@ const MAX_END: Duration = Duration::from_secs(10);
 /// output of the next.
 static STDOUT: Mutex<Option<Arc<QueuedWriter>>> = Mutex::new(None);
 
-/// Output of a VM's console. Dropping it waits until everything is written, but not for a reader that reads nothing.
+/// Output of a VM's console. Dropping it waits until everything is written, unless the reader makes no progress.
 pub struct ConsoleOutput {
     /// Name in the log.
     name: &'static str,
@@ -62,7 +63,7 @@ impl ConsoleOutput {
     }
 
     /// Opens a file for the console of this option. Creates the file, or empties it if it is a regular file. A regular file may
-    /// grow to 256 MiB; emptying it makes room again.
+    /// grow to 256 MiB. If a user empties the file, there is room again.
     ///
     /// # Errors
     /// The file cannot be opened without waiting.

@@ -34,7 +34,7 @@ pub(super) enum Peer {
     },
     /// The client of a socket: only the latest client is served.
     Socket {
-        /// Socket at which clients connect.
+        /// Socket that clients connect to.
         socket: ListeningSocket,
         /// Connected client.
         client: Option<UnixStream>,
@@ -45,12 +45,12 @@ impl Peer {
     /// Creates a pseudoterminal in raw mode. Also returns the path of its other side.
     ///
     /// # Errors
-    /// The host has no pseudoterminals, or no free one.
+    /// The host does not support pseudoterminals, or has reached its limit of pseudoterminals.
     pub(super) fn pty() -> io::Result<(Self, PathBuf)> {
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&pty)?;
         unlockpt(&pty)?;
-        // Opened by descriptor, because the path may belong to another mount of the file system.
+        // The other side is opened by descriptor, because its path may belong to another mount of the file system.
         let other = ioctl_tiocgptpeer(&pty, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let mut settings = tcgetattr(&other)?;
         settings.make_raw();
@@ -104,8 +104,8 @@ impl Peer {
     }
 
     /// Waits until `wake` is readable, a peer connects or disconnects, input is available (with `read`), there is room for
-    /// output (with `write`), or `limit` is over. With `look`, also returns after a while so that the caller can check the
-    /// terminal's size.
+    /// output (with `write`), or `limit` is over. With `look`, returns after [`LOOK`] at the latest, so that the caller can check
+    /// the terminal's size.
     pub(super) fn wait(
         &self,
         wake: BorrowedFd<'_>,
@@ -140,7 +140,7 @@ impl Peer {
         }
     }
 
-    /// Reads available input, without waiting. Returns 0 if there is none. Forgets a peer that has disconnected.
+    /// Reads available input, without waiting. Returns 0 if no input is available. Forgets a peer that has disconnected.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> usize {
         let read = match self {
             Self::Pty { file, open: true } => file.read(buffer),
@@ -158,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// Writes as much as there is room for, without waiting, and returns how much. Forgets a peer that has disconnected.
+    /// Writes as many bytes as the peer has room for, without waiting, and returns their number. Forgets a peer that has disconnected.
     pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
         let written = match self {
             Self::Pty { file, open: true } => file.write(bytes),

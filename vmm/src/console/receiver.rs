@@ -20,7 +20,7 @@ pub struct Names {
 
 /// Receiver of input for the guest.
 pub trait Receiver: Send + Sync {
-    /// Gives the guest bytes to read. Returns how many bytes fitted.
+    /// Passes bytes to the guest. Returns the number of bytes that fitted into the guest's receive buffer.
     fn receive(&self, bytes: &[u8]) -> usize;
 
     /// True if the guest can receive the terminal's size.

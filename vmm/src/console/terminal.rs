@@ -56,7 +56,7 @@ impl Terminal {
         input.receivers.push((number, receiver));
         let (first, reader) = (input.receivers.len() == 1, input.reader);
         drop(input);
-        // From here on, an error drops this value, which restores everything.
+        // If a later step fails, this value is dropped, and the drop undoes the earlier steps.
         let terminal = Self(number);
         if first {
             enter_raw_mode()?;
@@ -150,7 +150,7 @@ fn forward_input() {
 
 fn send(mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        // Looked up each time, because the VM may end while its receive buffer is full.
+        // The receiver is looked up each time, because the VM may end while its receive buffer is full.
         let Some((_, receiver)) = input().receivers.last().cloned() else { return };
         let taken = receiver.receive(bytes);
         drop(receiver);
