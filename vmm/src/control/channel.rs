@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Channel to the control thread: a mailbox wakes it, clients call it, and the signal thread sends it messages.
+//! Channel of messages to the control thread. Mailboxes, clients and the signal thread send messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -12,15 +12,15 @@ use devices::host_memory::Note;
 use super::{ControlError, Reply};
 use crate::mailbox::Mailbox;
 
-/// Maximum number of client calls in the queue. A client beyond that is told to try again later.
+/// Maximum number of client calls in the queue. A further call fails with [`ControlError::TooManyCalls`].
 const MAX_CALLS: usize = 128;
 
-/// Callback that takes the result of a call. The control thread runs it, so it must not block.
+/// Callback that takes the result of a call. It must not block, because the control thread runs it.
 pub type Answer = Box<dyn FnOnce(Result<Reply, ControlError>) + Send>;
 
 /// Message to the control thread.
 pub(super) enum Message {
-    /// The guest, or the host side of its devices, left a note.
+    /// The guest or the host left a note in the mailbox.
     Guest,
     /// A client made a call.
     Call(Box<Call>, Caller),
@@ -107,8 +107,8 @@ impl ControlHandle {
         self.read.get_or_init(|| owned);
     }
 
-    /// Returns the current answer to [`Call::Info`], read by the calling thread. Returns `None` if that would have to wait: then
-    /// use [`Self::call`]. The effects of every call that has been answered are visible here.
+    /// Reads the answer to [`Call::Info`] in the calling thread. Returns `None` if reading would have to wait. In this case, use
+    /// [`Self::call`]. The answer includes the effects of every call that has been answered.
     pub fn info_soon(&self) -> Option<Result<Reply, ControlError>> {
         self.read.get()?.upgrade()?.info_soon()
     }
@@ -120,7 +120,7 @@ impl ControlHandle {
         if waiting >= MAX_CALLS {
             caller.answer(Err(ControlError::TooManyCalls));
         } else {
-            // If the control thread has ended, the caller is dropped here, which answers it.
+            // If the control thread has ended, `caller` is dropped here, and its drop answers the client.
             self.send(Message::Call(Box::new(call), caller));
         }
     }

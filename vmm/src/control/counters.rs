@@ -10,8 +10,8 @@ use iommu_bounce::{Counters, Report, RequestCounts};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Returns what [`flatten`] makes of `counters`, at a fraction of the cost: `vm.info` includes these counters, and many
-/// clients may ask at once.
+/// Returns the same map as [`flatten`] at a fraction of the cost, because `vm.info` includes these counters, and many clients may
+/// ask at once.
 pub(super) fn of_engine(counters: &Counters) -> BTreeMap<String, u64> {
     let others = [
         ("faults", counters.faults),
@@ -82,8 +82,9 @@ pub(super) fn of_iommu(status: &IommuStatus) -> BTreeMap<String, u64> {
     named
 }
 
-/// Returns the counters of the device that the guest sees at `address`: what the device can access, the requests that
-/// named it, and those for its domain (`domain_…`). Returns `None` if the device is not behind the virtio-iommu.
+/// Returns the counters of the device that the guest sees at `address`. They count the memory that the device can access, the
+/// requests that named the device, and the requests for its domain (`domain_…`). Returns `None` if the device is not behind the
+/// virtio-iommu.
 pub(super) fn of_endpoint(engine: &Report, address: &str) -> Option<BTreeMap<String, u64>> {
     let endpoint =
         engine.endpoints.iter().find(|endpoint| PciAddress::of_endpoint(endpoint.endpoint).to_string() == address)?;

@@ -17,16 +17,17 @@ use crate::machine::Machine;
 use crate::process::event_monitor::EventMonitor;
 use crate::process::log_stream;
 
-/// Maximum times for the control thread to begin to end the VM and to finish, if a thread is stuck and holds locks.
+/// Maximum time for the control thread to begin to end the VM, if a thread is stuck and holds locks.
 const BEGIN: Duration = Duration::from_secs(2);
+/// Maximum time for the control thread to end the VM and the program after it has begun.
 const FINISH: Duration = Duration::from_secs(10);
 /// Maximum time to write the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 /// Exit status for a failure.
 const FAILURE: i32 = 1;
 
-/// Makes the control thread stop the VM. If a thread is stuck, the control thread may itself be stuck or wait for a lock. So if it does
-/// not end the program in time, the calling thread does.
+/// Makes the control thread stop the VM. If a thread is stuck, the control thread may also be stuck, or wait for a lock. If the control
+/// thread then does not end the program in time, the calling thread ends the program.
 pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) {
     let (begun, has_begun) = mpsc::channel();
     let sent = control.send(Message::LostMemory(LostMemory { note: note.clone(), begun }));
@@ -47,7 +48,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
 }
 
 impl<M: Machine> Control<M> {
-    /// Ends the guest. If a thread is stuck, the VM cannot be taken down in order, and the VMM ends too.
+    /// Ends the guest. If a thread is stuck, the VM cannot be shut down in order, and the VMM ends too.
     pub(super) fn lose_memory(&mut self, lost: &LostMemory) -> ControlFlow<Result<(), VmError>> {
         let LostMemory { note: Note { reason, is_stuck }, begun } = lost;
         let result = Err(VmError::Guest(reason.clone()));
@@ -55,7 +56,7 @@ impl<M: Machine> Control<M> {
             let is_booted = self.created.as_ref().is_some_and(|created| created.booted.is_some());
             return if is_booted { self.end_of_guest(result) } else { ControlFlow::Continue(()) };
         }
-        // The receiver is gone if this took too long.
+        // Sending fails if the receiver has stopped waiting after `BEGIN`.
         let _ = begun.send(());
         if let Err(error) = &result {
             tell_failure(&self.monitor, error);

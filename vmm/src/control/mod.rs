@@ -2,8 +2,8 @@
 
 //! The control thread. It owns the VM, and only it creates, boots, pauses, resets and deletes the VM.
 //!
-//! Other threads send it messages ([`ControlHandle`]). It serves one at a time, so no two changes of the VM's state overlap. It answers a
-//! call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`) themselves.
+//! Other threads send it messages ([`ControlHandle`]). It serves one message at a time, so no two changes of the VM's state overlap. It
+//! answers a call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`) themselves.
 
 mod bounce;
 mod channel;
@@ -61,7 +61,7 @@ pub enum State {
     Running,
     /// The vCPUs are stopped. Devices stay open, and their DMA continues.
     Paused,
-    /// The guest has ended or was ended. Only the configuration is left.
+    /// The guest has ended or was shut down. Only the configuration is left.
     Shutdown,
 }
 
@@ -83,7 +83,7 @@ pub struct Options {
     pub defaults: VmDefaults,
     /// True if the VMM keeps running after the guest has ended.
     pub no_shutdown: bool,
-    /// True if the API is served. Then a client can resume a paused VM or handle it otherwise.
+    /// True if the API is served, so that a client can resume or end a paused VM.
     pub has_api: bool,
     /// Files that the program removes when it ends.
     pub removed: Vec<PathBuf>,
@@ -95,11 +95,11 @@ pub struct Options {
 struct Created<M> {
     config: CheckedConfig,
     state: State,
-    /// True if the program is already restricted to the files of this configuration, where restriction is enabled.
+    /// True if the file restrictions of this configuration are already applied, if it enables any.
     limited: bool,
     /// Present while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
-    /// Reason for which the last guest failed.
+    /// Reason why the last guest failed.
     failure: Option<String>,
 }
 
@@ -118,7 +118,7 @@ impl<M: Machine> Created<M> {
             iommu_bounce: self.config.iommu_bounce.as_ref().map(|config| bounce::status(config, status.as_ref())),
             config,
             state: match self.state {
-                // As in Cloud Hypervisor, a guest that has ended leaves a created VM.
+                // As in Cloud Hypervisor, a VM whose guest has ended is reported as created.
                 State::Created | State::Shutdown => VmState::Created,
                 State::Running => VmState::Running,
                 State::Paused => VmState::Paused,
@@ -206,14 +206,14 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Serves messages until the VMM is to end. Returns an error if the guest's failure ends it.
+    /// Serves messages until the VMM must end. Returns an error if the VMM ends because the guest failed.
     pub fn run(mut self) -> Result<(), VmError> {
         let slice = ShortSlice::take();
         let handle = self.handle();
         let messages = mem::replace(&mut self.messages, mpsc::channel().1);
         let control = Arc::new(Mutex::new(self));
-        // The lock is held while a message is served, not while waiting for one. So other threads see the VM only between two
-        // changes.
+        // The lock is held while a message is served, but not while the thread waits for a message. So other threads see the VM only
+        // between two changes.
         let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
         handle.let_read(&control);
         let result = loop {
@@ -256,7 +256,7 @@ impl<M: Machine> Control<M> {
             }
             Message::Call(call, caller) => {
                 if matches!(*call, Call::Snapshot(_)) {
-                    // An event of the guest from before the pause may wait behind this call. The snapshot would miss it.
+                    // An event that the guest left before the pause may be queued behind this call. The snapshot would lose the event.
                     self.serve_guest()?;
                 }
                 let outcome = self.serve_call(*call);
@@ -311,13 +311,13 @@ impl<M: Machine> Control<M> {
                 return self.add_device(device);
             }
             Call::RemoveDevice(id) => self.remove_device(&id)?,
-            // The caller handles it, because it ends the loop.
+            // The caller handles this call, because the call ends the loop.
             Call::ShutdownVmm => {}
         }
         Ok(Reply::Done)
     }
 
-    /// Returns the booted VM, or the error of `call` if the VM is not booted.
+    /// Returns the booted VM, or the error for `call` if the VM is not booted.
     fn booted(&mut self, call: &'static str) -> Result<(&mut State, &mut M), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         match &mut created.booted {
@@ -339,7 +339,7 @@ impl<M: Machine> Control<M> {
         Ok(Box::new(bounce::report(status, vm.and_then(M::engine_report).as_ref())))
     }
 
-    /// Changes the limits of the bounce windows, now if the VM runs, and for its next boot.
+    /// Changes the limits of the bounce windows in the configuration, and in the VM if it is booted.
     fn tune_bounce(&mut self, change: &IommuBounceChange) -> Result<(), ControlError> {
         let created = self.created.as_mut().ok_or(ControlError::NotCreated)?;
         let config = created.config.with(|config| {
@@ -389,7 +389,7 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(raised)??)
     }
 
-    /// Passes on the outcome of a step that the guest cannot run without. On error, shuts down the VM and writes an event with the
+    /// Returns the outcome of a step. If the step failed, the guest cannot run: shuts down the VM, and writes an event with the
     /// reason.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
@@ -424,7 +424,7 @@ impl<M: Machine> Control<M> {
         Ok(())
     }
 
-    /// Saves the VM to a directory. The VM stays paused, on failure too, unless the guest asked for a reset and the reset fails.
+    /// Saves the VM to a directory. The VM stays paused, even if saving fails. Only if a pending reset fails, the VM is shut down.
     fn save(&mut self, destination: &VmSnapshotConfig) -> Result<(), ControlError> {
         let (call, needed) = ("vm.snapshot", "paused (vm.pause)");
         let state = self.created.as_ref().ok_or(ControlError::NotCreated)?.state;
@@ -466,7 +466,7 @@ impl<M: Machine> Control<M> {
         if source.resume { self.resume().inspect_err(|_| self.delete()) } else { Ok(()) }
     }
 
-    /// Resets the guest and runs it, also if it was paused. A VM that cannot be reset is shut down.
+    /// Resets the guest and runs it, even if it was paused. A VM that cannot be reset is shut down.
     fn reboot(&mut self) -> Result<(), ControlError> {
         self.booted("vm.reboot")?;
         let reset = self.reset(true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Handles devices for which the host reports an error, or which it wants back.
+//! Handles the host's notices about devices: an error of a device, or a request to release a device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -41,7 +41,7 @@ impl<M: Machine> Control<M> {
         let running = self.created.as_ref().is_some_and(|created| created.state == State::Running);
         let what = Some(properties(id, &bdf, host));
         if running {
-            // No rate limit is needed: the error ends or pauses the guest, so the next one needs a client that resumes the guest.
+            // No rate limit is needed: the error ends or pauses the guest, so it can only recur after a client resumes the guest.
             self.monitor.event_with("vm", "device-error", what);
         } else {
             // A guest may be able to cause device errors, so the rate limit for guest events applies.
@@ -50,7 +50,7 @@ impl<M: Machine> Control<M> {
         if !self.options.has_api {
             let reason = format!(
                 "the host reports an uncorrectable error of device '{id}' at {host}, and without --api-socket no client can \
-                 decide how to go on"
+                 decide whether the guest continues"
             );
             return self.end_of_guest(Err(VmError::Guest(reason)));
         }

@@ -26,7 +26,7 @@ pub enum Reply {
     Figures(Box<Figures>),
 }
 
-/// All figures of one moment.
+/// All figures, as read by one call.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// State of the VM, if one is created.

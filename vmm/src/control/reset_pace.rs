@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pace of resets that the guest asks for. A reset runs at once, unless the guest resets itself again and again: a reset costs the
-//! host far more than the guest.
+//! Limits the rate of resets that the guest asks for, because a reset costs the host far more than the guest. A reset runs at once
+//! unless the guest resets itself again and again.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc::Receiver;
@@ -14,9 +14,9 @@ use crate::machine::Machine;
 
 /// A guest that ran this long counts as successfully booted.
 const LIFE: Duration = Duration::from_secs(5);
-/// Number of successive resets, each after a shorter run than `LIFE`, that are done at once.
+/// Number of successive resets that are done at once. Resets are successive if the guest runs too briefly between them to count as booted.
 const AT_ONCE: u32 = 8;
-/// Delay of the next reset. It doubles with each further reset.
+/// Delay of the first reset beyond [`AT_ONCE`]. The delay doubles with each further reset.
 const FIRST: Duration = Duration::from_millis(50);
 /// Maximum delay.
 const MOST: Duration = Duration::from_millis(1600);
@@ -24,7 +24,7 @@ const MOST: Duration = Duration::from_millis(1600);
 /// Resets that a guest has asked for.
 #[derive(Debug, Default)]
 pub(super) struct ResetPace {
-    /// Time from which the pending reset may be done, if one is pending.
+    /// Earliest time of the pending reset, if a reset is pending.
     due: Option<Instant>,
     /// Time of the last reset.
     last: Option<Instant>,
@@ -32,8 +32,8 @@ pub(super) struct ResetPace {
 }
 
 impl ResetPace {
-    /// Takes the guest's request for a reset. Returns true if the reset is to be done now. Otherwise the reset is [`due`](Self::due)
-    /// later.
+    /// Records the guest's request for a reset. Returns true if the reset must be done now. Otherwise the reset must be done at the time
+    /// [`due`](Self::due).
     pub(super) fn asked(&mut self, now: Instant) -> bool {
         if self.due.is_some() {
             return false;
@@ -46,7 +46,7 @@ impl ResetPace {
         false
     }
 
-    /// Returns the time at which the pending reset is due.
+    /// Returns the time when the pending reset is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -69,7 +69,7 @@ pub(super) fn receive(messages: &Receiver<Message>, due: Option<Instant>) -> Opt
 }
 
 impl<M: Machine> Control<M> {
-    /// Returns the time at which a reset that the guest asked for is due.
+    /// Returns the time when a reset that the guest asked for is due.
     pub(super) fn reset_due(&self) -> Option<Instant> {
         self.created.as_ref()?.booted.as_ref()?.resets.due()
     }
@@ -83,8 +83,8 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Does the pending reset of a paused VM, which stays paused. A snapshot does not record a pending reset, so the restored guest
-    /// would run on without it. A VM that cannot be reset is shut down.
+    /// Does the pending reset of a paused VM, which stays paused. A snapshot does not record a pending reset, so a restored guest
+    /// would continue without the reset. A VM that cannot be reset is shut down.
     pub(super) fn do_due_reset(&mut self) -> Result<(), VmError> {
         if self.reset_due().is_none() {
             return Ok(());
@@ -123,6 +123,6 @@ mod tests {
         }
         assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 1600, 1600, 1600, 1600, 1600], "{:?}", now - start);
         now += LIFE;
-        assert!(pace.asked(now), "the guest has come up");
+        assert!(pace.asked(now), "the guest counts as booted");
     }
 }

@@ -28,7 +28,7 @@ const ONE_WISH: Duration = Duration::from_secs(1);
 /// State that decides whether a signal ends the program at once.
 #[derive(Default)]
 struct Wishes {
-    /// Time of the first signal to end.
+    /// Time of the first signal that asked the VMM to end.
     since: Option<Instant>,
 }
 
@@ -36,7 +36,7 @@ impl Wishes {
     /// True if `signal`, received at `now`, ends the program at once.
     fn end_at_once(&mut self, signal: i32, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
-        // The kernel repeats SIGXCPU every second until the hard limit.
+        // SIGXCPU does not count, because the kernel repeats it every second until the hard limit.
         matches!(signal, SIGTERM | SIGINT) && now.duration_since(since) >= ONE_WISH
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
         }
     };
     sandbox::start(SIGNALS, "signals".into(), forward)?;
-    // No other thread waits for SIGWINCH, and a needless one does no harm.
+    // No other thread waits for SIGWINCH, and an unneeded SIGWINCH does no harm.
     host_memory::watch(SIGWINCH)
 }
 

@@ -379,7 +379,7 @@ fn next_number() -> u64 {
 }
 
 fn guest(control: &mut Control<Null>, event: GuestEvent) {
-    // The mailbox of an ended VM is kept, so that tests can leave notes in it. Such notes must do nothing.
+    // The mailbox of an ended VM is kept, so that tests can leave notes in it. Such notes must have no effect.
     if let Some(mailbox) = MAILBOX.with_borrow(Clone::clone) {
         mailbox.leave(event);
     }
@@ -494,7 +494,7 @@ proptest! {
 }
 
 #[test]
-fn end_of_the_guest_ends_the_vmm_unless_it_is_to_stay() {
+fn end_of_the_guest_ends_the_vmm_by_default() {
     for (event, fails) in [(GuestEvent::PowerOff, false), (GuestEvent::Failed("why".into()), true)] {
         let mut control = Control::<Null>::new(EventMonitor::none(), Options::default());
         control.create(config("")).unwrap();

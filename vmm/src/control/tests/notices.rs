@@ -89,7 +89,7 @@ fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
         control.serve_call(call).unwrap();
         assert_eq!(state(&mut control), Some(then));
     }
-    // A guest that resets while its device fails stays paused, at its start.
+    // If the guest asks for a reset while its device fails, the guest is reset and stays paused.
     MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
     fail(&mut control);
     assert_eq!(figures(&mut control), (7, 0));
@@ -112,7 +112,7 @@ fn device_error_ends_a_guest_if_no_client_can_resume_it() {
         match end {
             ControlFlow::Break(Err(VmError::Guest(reason))) if !no_shutdown => {
                 assert!(reason.contains("device 'a' at 0000:03:00.0") && reason.contains("--api-socket"), "{reason}");
-                assert_eq!(state(&mut control), Some(VmState::Running), "the end of the program ends it");
+                assert_eq!(state(&mut control), Some(VmState::Running), "the VM runs until the program ends");
             }
             ControlFlow::Continue(()) if no_shutdown => assert_eq!(state(&mut control), Some(VmState::Created)),
             other => panic!("{other:?}"),

@@ -19,7 +19,7 @@ enum Answered {
     State(Option<VmState>),
 }
 
-/// True if some order of all requests has the same outcomes in the model. `at` is the position of each client in that order.
+/// True if some order of all requests has the same outcomes in the model. `at` is the index of each client's next request.
 fn is_explained(
     clients: &[Vec<Answered>],
     at: &mut Vec<usize>,
@@ -86,7 +86,7 @@ fn calls_in_parallel_have_the_outcomes_of_some_order() {
     });
     control.run().unwrap();
     let wrong = end.join().unwrap();
-    assert!(wrong.is_empty(), "{} of {ROUNDS} rounds; the first: {:?}", wrong.len(), wrong[0]);
+    assert!(wrong.is_empty(), "no order explains {} of {ROUNDS} rounds; the first: {:?}", wrong.len(), wrong[0]);
 }
 
 /// Makes the call of `step`, or `vm.info` for `None`.
@@ -96,7 +96,7 @@ fn ask(handle: &ControlHandle, step: Option<Step>) -> Answered {
             let outcome = call(handle, call_of(step).expect("only calls are asked for"));
             Answered::Step(step, outcome.map(drop).map_err(|error| refusal(&error)))
         }
-        // As the API does it: without a call if possible.
+        // Like the API, this reads without a call if possible.
         None => Answered::State(match handle.info_soon().unwrap_or_else(|| call(handle, Call::Info)) {
             Ok(Reply::Info(info)) => Some(info.state),
             Err(ControlError::NotCreated) => None,
@@ -113,7 +113,7 @@ fn vm_info_is_read_off_the_control_thread_unless_busy() {
     control.create(config("")).unwrap();
     let end = thread::spawn(move || {
         let state = |expected: Option<VmState>| {
-            // The control thread may still be starting, before it waits for messages.
+            // The control thread may still be starting. Until it waits for messages, `info_soon` may give no answer.
             let start = Instant::now();
             let outcome = loop {
                 match handle.info_soon() {

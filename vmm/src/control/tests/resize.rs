@@ -11,7 +11,7 @@ use carom_api::types::VmResizeDisk;
 use super::*;
 
 #[test]
-fn resize_of_a_booted_vm_writes_an_event_and_stays_after_it() {
+fn only_a_valid_resize_of_a_booted_vm_writes_events() {
     let (mut control, monitor, mut file) = watched(Options::default());
     let resize = |bytes| Call::Resize(VmResize { desired_ram: Some(bytes), ..VmResize::default() });
     control.create(config("")).unwrap();
