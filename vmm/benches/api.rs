@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Response times of the API, without KVM. The benchmark measures a `carom` process without a guest, and the same server and control
-//! thread with a null guest. The null guest's driver maps and unmaps as fast as exits allow, and the host backend does nothing.
+//! thread with a null guest. The driver of the null guest is idle, or maps and unmaps as fast as exits allow. The host's side of each
+//! mapping does nothing.
 //!
 //! [`Echo`] measures the machine's own share in the same run: it sends the same bytes without doing any work for them.
 
@@ -147,7 +148,7 @@ impl Drop for Program {
     }
 }
 
-/// Minimal server: one thread that sends the same answer to each client that sends something.
+/// Minimal server: one thread that sends the same answer to every request.
 struct Echo {
     socket: PathBuf,
     stop: Option<oneshot::Sender<()>>,
@@ -264,7 +265,7 @@ impl Guest {
 /// Minimum time of a guest between two requests: an exit to the VMM and back.
 const EXIT: Duration = Duration::from_micros(2);
 
-/// Maps and unmaps a page repeatedly, as the device's queue would make the engine do.
+/// Maps and unmaps a page repeatedly, with the calls that the device's queue makes to the engine.
 fn drive(engine: &Mutex<Engine>, loaded: bool, done: &AtomicBool) -> f64 {
     let (start, page) = (Instant::now(), 1_u64 << 32);
     let mut pairs = 0.0;
@@ -372,8 +373,8 @@ fn show(head: &str, who: &str, pause: Duration, mut times: Vec<Duration>, whole:
     println!("  {name:9} {who:14} {pace:13} p50 {}  p99 {}  p99.9 {}  {rate:7.0}/s", at(500), at(990), at(999));
 }
 
-/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. Then the times are those of the server,
-/// not of many threads that compete for the same cores.
+/// Like [`measure`], but one thread has [`CLIENTS`] connections, as in load generators. So the times are those of the server,
+/// without many client threads that compete for the same cores.
 fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Duration) {
     let request = format!("{head} HTTP/1.1\r\nHost: x\r\n\r\n");
     let start = Instant::now();
@@ -401,7 +402,7 @@ fn measure_connections(socket: &Path, head: &str, requests: usize, pause: Durati
     };
     let generate = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // Set until the thread ends: what runs afterwards, such as the guest's driver, must not inherit the slice.
+        // The slice applies only to this thread, so that the guest's driver does not inherit it.
         let _ = ShortSlice::take();
         runtime.block_on(async { (0..CLIENTS).map(|_| client()).collect::<JoinSet<_>>().join_all().await })
     };

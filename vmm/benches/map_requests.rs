@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Pairs of MAP and UNMAP by a guest without an operating system, for one page and for 64 pages at a time. They measure exits, the
+//! Pairs of MAP and UNMAP by a guest without an operating system, for one page and for 64 pages at a time. The times contain exits, the
 //! queue and the engine. The endpoint is an emulated disk, so the host's kernel maps nothing.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]

@@ -18,6 +18,6 @@ pub(crate) fn disk(dir: &Path, more: &str) -> String {
     fs::write(&image, vec![1; IMAGE]).unwrap();
     let comma = if more.is_empty() { "" } else { "," };
     let affinity = two_cpus().map_or(String::new(), |[_, cpu]| format!(",queue_affinity=[0@[{cpu}]]"));
-    // A read-only disk's lock can be shared between processes: older builds released it late.
+    // The disk is read-only, because processes can share the lock of a read-only disk. Older builds release the lock late.
     format!("path={},image_type=raw,queue_size=256,readonly=on{affinity}{comma}{more}", image.display())
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Measures the cycles that guests without an operating system print, alternately with this build of Carom and another one.
+//! Measures the cycles that guests without an operating system print, alternately with this build of Carom and another build.
 //!
 //! `CAROM_BASE_VMM` names the other build. The benchmark then prints the ratio of their times: the median of all rounds, and its 95 %
-//! confidence interval. `CAROM_ROUNDS` is the number of rounds. Such a guest prints lines of two hexadecimal numbers: the number of
-//! simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. It prints `!` if an operation fails.
+//! confidence interval. `CAROM_ROUNDS` is the number of rounds. A guest prints lines of two hexadecimal numbers: the number of
+//! simultaneous operations, 1 or 64, and the cycles of [`OPERATIONS`] operations. The guest prints `!` if an operation fails.
 
 use std::env;
 use std::fs;
@@ -18,10 +18,11 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::c_guest;
 
-/// Number of the guest's lines for each depth that count. The line before them does not count.
+/// Minimum number of lines for each depth after the first line. The first line is not used.
 const LINES: usize = 3;
-/// Maximum number of times that a guest is started for one measurement, and the maximum time of each run.
+/// Maximum number of times that a guest is started for one measurement.
 const TRIES: usize = 3;
+/// Maximum time of each run.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Operations per line.
 const OPERATIONS: f64 = 2048.0;
@@ -36,7 +37,7 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let Some(kernel) = c_guest::build(guest, dir.path()) else { return };
     let arguments = arguments(dir.path());
-    let rounds = env::var("CAROM_ROUNDS").map_or(20, |text| text.parse().expect("CAROM_ROUNDS: a number"));
+    let rounds = env::var("CAROM_ROUNDS").map_or(20, |text| text.parse().expect("CAROM_ROUNDS must be a number"));
     let base = env::var_os("CAROM_BASE_VMM").map(PathBuf::from);
     let own = Path::new(env!("CARGO_BIN_EXE_carom"));
 
@@ -68,7 +69,7 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
     }
 }
 
-/// Returns the first two CPUs on which this process may run, for the vCPU and for a device's thread. `None` if there is one CPU only.
+/// Returns the first two CPUs that this process may use, for the vCPU and for a device's thread. Returns `None` if it may use only one.
 pub(crate) fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
