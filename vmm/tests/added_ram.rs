@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Snapshots of a real `carom` process. Its small guest can get more RAM, and in some tests it got more RAM before the snapshot.
+//! Snapshots of a real `carom` process whose small guest can get more RAM. Some tests add RAM before the snapshot.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -20,12 +20,12 @@ use program::{call, put, start};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// RAM at boot: all RAM below 4 GiB, so that added RAM moves the end of RAM.
+/// RAM at boot. It fills the addresses for RAM below 4 GiB, so that added RAM moves the end of RAM.
 const SIZE: u64 = 3072 * MIB;
 /// `again: hlt; jmp again`
 const HALT: &[u8] = &[0xf4, 0xeb, 0xfd];
 
-/// Boots a guest to which 512 MiB can be added, with `more` in its configuration.
+/// Boots a guest that can get 512 MiB more RAM, with `more` in its configuration.
 fn boot(dir: &Path, more: &Value) {
     fs::write(dir.join("kernel"), elf(HALT)).unwrap();
     // Holes of shared memory stay holes in the snapshot, so saving and restoring is fast.

@@ -28,7 +28,7 @@ use http::{PATIENCE, connect, receive, send};
 /// Maximum number of waiting calls (docs/api.md).
 const MAX_CALLS: usize = 128;
 
-/// State of the only power button press.
+/// State of the power button. The first call presses the button, and the test releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Button {
     Untouched,
@@ -51,7 +51,7 @@ fn move_button(to: Button) {
     BUTTON_MOVED.notify_all();
 }
 
-/// VM without a guest. It cannot be reset, and its power button stays down until it is released.
+/// VM without a guest. It cannot be reset, and its power button stays down until the test releases the button.
 struct Null;
 
 impl Machine for Null {
@@ -156,7 +156,7 @@ fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
         };
         call();
         await_button(Button::Down);
-        // In addition to the call in progress, as many calls as may wait, and some more. Which calls come late is random.
+        // One call is in progress. These calls fill the queue, and `BEYOND` calls come too late. Which calls come too late is random.
         (1..MAX_CALLS + BEYOND).for_each(|_| call());
         let answer = || answers.recv_timeout(PATIENCE).unwrap();
         for _ in 0..BEYOND {

@@ -23,7 +23,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use program::{call, put, wait_until};
 
-/// Time in which a device that ignores the bit would act.
+/// Time after which a device that ignores the bit would have acted.
 const SOON: Duration = Duration::from_millis(50);
 
 /// Limit that ends a hanging test.
@@ -35,7 +35,7 @@ struct Guest(UnixStream);
 impl Guest {
     fn connect(path: &Path) -> Self {
         let mut stream = None;
-        wait_until("its serial port listens", || {
+        wait_until("the serial port listens", || {
             stream = UnixStream::connect(path).ok();
             stream.is_some()
         });

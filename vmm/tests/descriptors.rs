@@ -2,7 +2,7 @@
 
 //! A real `carom` process whose parent has opened, created and bound all files and sockets of the VM.
 //!
-//! The guest has a few instructions. Without access to `/dev/kvm`, tests that boot it do nothing.
+//! The guest consists of a few instructions. Without access to `/dev/kvm`, tests that boot the guest do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -35,7 +35,7 @@ use tiny_guest::elf;
 /// `O_CLOEXEC` in `/proc/PID/fdinfo` (x86-64).
 const CLOEXEC: u32 = 0o2_000_000;
 
-/// Held by the test that passes descriptors on: any process that is started meanwhile would inherit them too.
+/// Lock of a test while it passes descriptors on, because any other process that is started meanwhile would inherit the descriptors.
 static PASSING: Mutex<()> = Mutex::new(());
 
 /// Descriptors that a process inherits, and its options.
@@ -65,7 +65,7 @@ impl Given {
     }
 }
 
-/// Returns the program's command, run as a user without any rights if possible.
+/// Returns the program's command. If the test runs as root, the program runs as a user without privileges.
 fn command() -> Command {
     let carom = env!("CARGO_BIN_EXE_carom");
     if !getuid().is_root() {
@@ -76,7 +76,7 @@ fn command() -> Command {
     command
 }
 
-/// Returns the descriptors of a process that a program executed by it would inherit.
+/// Returns the descriptors that a process would pass to a program that it executes.
 fn passed_on(process: u32) -> BTreeSet<i32> {
     let entries = fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap().map(Result::unwrap);
     let stays = |path: &Path| {

@@ -68,7 +68,7 @@ impl Guest {
         self.put("vm.snapshot", Some(&json!({"destination_url": url})));
     }
 
-    /// Ends the VM, restores the saved one and resumes it.
+    /// Deletes the VM, then restores and resumes the saved VM.
     fn restore(&self) {
         self.put("vm.delete", None);
         let url = format!("file://{}", self.path("snapshot").display());

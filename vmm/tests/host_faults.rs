@@ -4,9 +4,9 @@
 //! off. Either the VM works, or the program ends with one line that says what failed, and leaves nothing behind.
 //!
 //! strace makes calls fail by changing the number of a call before the kernel sees it. A system call filter would see the changed number,
-//! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, every ninth is made.
-//! `CAROM_HOST_FAULTS=all` makes all, and the name of a call makes all of that call. Without access to `/dev/kvm` or without strace, the
-//! test does nothing.
+//! so filters are off. A run takes a quarter of a second, and some 280 runs are possible. By default, the test makes every ninth run.
+//! With `CAROM_HOST_FAULTS=all`, the test makes all runs. If the variable names a call, the test makes all runs for this call. Without
+//! access to `/dev/kvm` or without strace, the test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,7 +24,7 @@ use tiny_guest::elf;
 /// `mov dx, 0x3f8; mov al, 'A'; out dx, al; mov dx, 0x600; mov al, 0x34; out dx, al; hlt`: sleep control, S5.
 const SAY_AND_POWER_OFF: &[u8] =
     &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'A', 0xee, 0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4];
-/// Calls, and their errors when the host runs out of resources or its disks are broken.
+/// Calls, and the errors that they return if the host runs out of resources or its disks are broken.
 const FAULTS: &[(&str, &str)] = &[
     ("mmap", "ENOMEM"),
     ("madvise", "ENOMEM"),
@@ -42,7 +42,7 @@ const FAULTS: &[(&str, &str)] = &[
 ];
 /// Maximum time of a traced run on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Distance between the calls that fail.
+/// Interval of the tested calls: every ninth call fails, each in a separate run.
 const STEP: usize = 9;
 
 fn can_be_tested() -> bool {
@@ -58,7 +58,7 @@ fn can_be_tested() -> bool {
     true
 }
 
-/// Returns how often a call is made before the program begins its work: when it only prints its version.
+/// Returns how often the program makes a call before it begins its work. The count is that of a run that only prints the version.
 fn before_it_begins(dir: &Path, call: &str) -> usize {
     let trace = dir.join("trace");
     let status = Command::new("strace")

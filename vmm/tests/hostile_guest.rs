@@ -5,12 +5,12 @@
 //!
 //! The test runs two seeds for 12 s each. `CAROM_HOSTILE_SECONDS` sets a longer time. `CAROM_HOSTILE_SEEDS` (`7,8,9`) replays seeds.
 //! Without access to `/dev/kvm` or without a compiler, the test does nothing. `CAROM_HOSTILE_DEVICES` adds host devices, as a
-//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). The tests with real guests run it so in the rig
+//! comma-separated list of addresses (`0000:00:04.0,0000:00:05.0`). In the rig, a test with a real guest runs this test with host devices
 //! (`tests/integration/tests/guest/hostile_guest.rs`).
 //!
 //! While a third guest runs, strace makes calls to the host's kernel fail. `CAROM_HOSTILE_FAULTS` is a comma-separated list of other
-//! seeds for this. With each of these seeds, the kinds of calls fail one after another, for some 4 s each. With host devices, calls fail
-//! only if this variable is set.
+//! seeds for this guest. With each of these seeds, the kinds of calls fail one after another, for some 4 s each. With host devices, calls
+//! fail only if this variable is set.
 //!
 //! With AddressSanitizer (`scripts/test sanitizers`), the program's system calls are not filtered, because reports need further calls.
 
@@ -47,7 +47,7 @@ const DESCRIPTORS: usize = 150;
 const DESCRIPTORS_OF_A_DEVICE: usize = 80;
 const THREADS: usize = 60;
 const MAPPINGS: usize = 1000;
-/// AddressSanitizer keeps back 256 MiB of freed memory, and an eighth of all memory for its records.
+/// AddressSanitizer keeps back 256 MiB of freed memory, and uses an eighth of all memory for its records.
 const RESIDENT_KIB: u64 = if cfg!(careful) { 768 << 10 } else { 320 << 10 };
 /// Budget of the windows in `--iommu-bounce`, and size of a chunk.
 const WINDOWS: u64 = 8 << 20;
@@ -63,9 +63,9 @@ const CYCLES: u64 = 6;
 /// Maximum wait until the guest's output is in the file.
 const SAID: Duration = Duration::from_secs(1);
 
-/// Seed of the guest that acts while host calls fail. Each fault is a call, its error, and the interval of failing calls. The calls with
-/// which vCPUs enter the guest are among the last.
+/// Seed of the guest that acts while host calls fail.
 const FAULTY_SEED: u32 = 3;
+/// Faults: a call, its error, and the interval of failing calls. The `ioctl` calls include `KVM_RUN`, which enters the guest.
 const FAULTS: &[(&str, &str, u32)] = &[
     ("mmap", "ENOMEM", 3),
     ("madvise", "ENOMEM", 2),
@@ -154,7 +154,7 @@ impl Carom {
         call(self.dir.path(), method, name, None)
     }
 
-    /// Makes a call that must finish in time. The guest may have ended, which is not a failure of the program; then it is booted again.
+    /// Makes a call that must finish in time. If the guest has ended, the call may fail: boots the guest again, and returns false.
     fn put(&self, name: &str) -> bool {
         let start = Instant::now();
         let (status, answer) = self.call("PUT", name);
@@ -216,7 +216,7 @@ impl Carom {
         let devices = counters.as_object().unwrap().iter().filter(|(name, _)| *name != "_iommu");
         let pinned: Vec<u64> = devices.filter_map(|(_, figures)| figures.get("pinned_bytes")?.as_u64()).collect();
         assert_eq!(iommu["pinned_bytes"], windows, "{counters}");
-        // Devices that share an address space each report all of it.
+        // Devices that share an address space each report all pinned memory of that address space.
         let is_all = pinned.iter().sum::<u64>() >= windows && pinned.iter().all(|bytes| *bytes <= windows);
         assert!(is_all, "{counters}");
         let status = fs::read_to_string(self.proc("status")).unwrap();
@@ -269,7 +269,7 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     let (maps, failed) = (carom.total("requests_map"), carom.total("failed_map"));
     eprintln!(
         "seed {seed}: {lives} lives, {maps} MAPs of which {failed} failed, at most \
-         {pinned} bytes pinned, {looks} looks after a reset, {} questions, p99 {slow:?}",
+         {pinned} bytes pinned, {looks} checks after a reset, {} queries, p99 {slow:?}",
         questions.len()
     );
     let has_devices = !devices().is_empty();
@@ -283,7 +283,7 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     Some(())
 }
 
-/// Makes a call and ignores the result: the program may have ended, or end now.
+/// Makes a call and ignores the result, because the program may have ended, or may end during the call.
 fn try_put(socket: &Path, name: &str) {
     let Ok(mut stream) = UnixStream::connect(socket) else { return };
     let _ = stream.set_read_timeout(Some(OPERATION));
@@ -360,7 +360,7 @@ fn host_faults_with_a_hostile_guest_are_survived_or_explained() {
         return;
     };
     for seed in others.split(',') {
-        let seed = seed.trim().parse().expect("CAROM_HOSTILE_FAULTS: numbers with commas between");
+        let seed = seed.trim().parse().expect("CAROM_HOSTILE_FAULTS must be numbers separated by commas");
         if !FAULTS.chunks(1).all(|fault| attack_with_faults(seed, fault).is_some()) {
             return;
         }
@@ -372,7 +372,7 @@ fn hostile_guest_has_bounded_cost_and_delays_no_client() {
     let seconds = env::var("CAROM_HOSTILE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let seeds = env::var("CAROM_HOSTILE_SEEDS").unwrap_or_else(|_| SEEDS.into());
     for seed in seeds.split(',') {
-        let seed = seed.trim().parse().expect("CAROM_HOSTILE_SEEDS: numbers with commas between");
+        let seed = seed.trim().parse().expect("CAROM_HOSTILE_SEEDS must be numbers separated by commas");
         if attack(seed, Duration::from_secs(seconds)).is_none() {
             return;
         }

@@ -340,7 +340,7 @@ fn server_that_makes_events_block_delays_no_reset() {
 
 #[test]
 fn server_that_takes_vectors_one_by_one_delays_nothing() {
-    // Without a limit, its vectors would take more than [`OPERATION`].
+    // Without a time limit, the vectors would take more than [`OPERATION`].
     hold_up(Manner { descriptors: 1, irqs_after: OPERATION / 1024, ..PROMPT });
 }
 

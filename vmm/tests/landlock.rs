@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The files that a real `carom` process can access if Landlock restricts it to those of its VM.
+//! The files that a real `carom` process can access if Landlock restricts the process to the files of its VM.
 //!
-//! The guest has a few instructions. Without access to `/dev/kvm`, tests that boot it do nothing.
+//! The guest consists of a few instructions. Without access to `/dev/kvm`, tests that boot the guest do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -139,7 +139,7 @@ fn vm_reaches_only_files_of_its_configuration_and_rules() {
         assert!(status >= 400 && text.contains("/snapshot: ") && text.ends_with(BLAMED), "{status} {answer}");
         put(dir, "vm.snapshot", Some(&to("allowed/snapshot")));
 
-        // The restriction is not repeated at each boot: the kernel allows only 16.
+        // The restriction is not repeated at each boot, because the kernel allows only 16 restrictions.
         for _ in 0..20 {
             put(dir, "vm.shutdown", None);
             put(dir, "vm.boot", None);
@@ -171,7 +171,7 @@ fn vm_is_restored_within_its_saved_limits() {
     refuses_outside(dir, BLAMED);
 }
 
-/// Without the file, a boot reports it and does not change the program. With the file, a boot works.
+/// Without the file, a boot reports the missing file and sets no restriction. With the file, a boot works.
 #[test]
 fn boot_works_once_its_missing_file_exists() {
     let missing: [(&str, &[&str], &str); 6] = [
@@ -203,7 +203,7 @@ fn boot_works_once_its_missing_file_exists() {
             let text = refused(dir, "vm.boot", None);
             let expected = format!("{named}: {}: No such file or directory (os error 2)", dir.join(name).display());
             assert_eq!(text, expected, "{name}");
-            // Files that were named before the missing one are not created either.
+            // Files that were named before the missing file are not created either.
             assert!(!dir.join("console").exists(), "{name}");
 
             match name {
@@ -354,7 +354,7 @@ fn snapshot_names_no_file_beyond_the_command_line() {
     File::create(dir.join("allowed/other")).unwrap().set_len(1 << 20).unwrap();
     adds_disk(dir, "allowed/other");
     refuses_outside(dir, BEYOND);
-    // The kernel lets any thread connect to a socket.
+    // The program itself checks the path of a socket, because the kernel lets any thread connect to a socket.
     put(dir, "vm.delete", None);
     let shared =
         json!({"payload": {"kernel": dir.join("allowed/kernel")}, "memory": {"size": 64 << 20, "shared": true}});
@@ -409,7 +409,7 @@ fn restored_vm_of_the_command_line_names_no_file_beyond_it() {
     assert_eq!((output.status.code(), text), (Some(2), expected));
 }
 
-/// A later VM may name the files of the command line's VM and of its rules.
+/// A later VM may name the files of the command line's VM and of the command line's rules.
 #[test]
 fn snapshot_may_name_files_of_the_command_lines_vm() {
     let Some(files) = files() else { return };
@@ -429,7 +429,7 @@ fn snapshot_may_name_files_of_the_command_lines_vm() {
         saved.as_object_mut().unwrap().remove(key);
     }
     let (status, answer) = restore(dir, &saved);
-    // The configuration lacks a device of the saved state. That check comes after the check of files.
+    // The restore fails later, because the configuration lacks a device of the saved state. The files were checked before.
     let text = answer[0].as_str().unwrap_or_default();
     assert!(status == 400 && !text.contains(BEYOND) && !text.contains("Permission denied"), "{status} {answer}");
 }
@@ -489,7 +489,7 @@ fn files_of_the_parent_are_used_by_their_descriptors() {
     carom.ended();
 }
 
-/// A user who may open neither KVM nor the disk, and cannot find the disk, runs a VM with their descriptors.
+/// A user who may open neither KVM nor the disk, and cannot find the disk, runs a VM with descriptors of KVM and the disk.
 #[test]
 fn vm_of_inherited_descriptors_needs_no_file_permissions() {
     let Some(files) = files() else { return };

@@ -32,7 +32,7 @@ impl Drop for PanicsAgain {
     }
 }
 
-/// Process of the other tests. Without [`HOW`], it does nothing.
+/// Not a test by itself: the other tests start it as a process. Without [`HOW`], it does nothing.
 #[test]
 fn process_that_panics() {
     let Ok(how) = std::env::var(HOW) else { return };

@@ -34,7 +34,7 @@ const FIRST: &str = "round 00000001.";
 
 /// Returns the number of pauses.
 fn pauses() -> u32 {
-    env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES: a number"))
+    env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES must be a number"))
 }
 
 /// Guest in its process.
@@ -43,7 +43,7 @@ struct Guest {
     _carom: Carom,
     /// Number of rounds that the guest printed before its serial port was reopened.
     earlier: usize,
-    /// Last line that the guest had printed by then, and its unfinished line.
+    /// Last complete line and unfinished line that the guest had printed before its serial port was reopened.
     begun: String,
     /// Number of times that the guest started.
     starts: usize,
@@ -78,7 +78,7 @@ impl Guest {
         assert!(wrong.is_none() || self.turns_out_starved(), "the guest read a wrong word: {wrong:?}");
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let number = |line: &str| {
-            // A guest that was reset has left a line unfinished.
+            // A guest that was reset may have left a line unfinished.
             let line = if line.ends_with(FIRST) && FIRST.len() < line.len() { FIRST } else { line };
             let number = line.strip_prefix("round ").and_then(|rest| rest.strip_suffix('.'));
             let number =
@@ -88,14 +88,14 @@ impl Guest {
         whole.lines().take_while(|_| wrong.is_none()).map(number).collect()
     }
 
-    /// True if the program has given up a server. It does so if the server does not answer for some seconds, for example without CPU time
-    /// for the server's thread. The device's registers are all ones then.
+    /// True if the program has given up a server, because the server did not answer for some seconds. This can happen if the server's
+    /// thread gets no CPU time. Afterwards, all bits of the device's registers read as 1.
     fn is_starved(&self) -> bool {
         let log = fs::read_to_string(self.path("log")).unwrap_or_default();
         log.contains("the device does not answer any more")
     }
 
-    /// Like [`Self::is_starved`], but waits for the log: its thread may run later than the guest.
+    /// Like [`Self::is_starved`], but waits for the log, because the thread that writes the log may run later than the guest.
     fn turns_out_starved(&self) -> bool {
         let start = Instant::now();
         while !self.is_starved() && start.elapsed() < HUNG {
@@ -165,7 +165,7 @@ impl Guest {
         assert!(matches!(status, 204 | 429), "{status} {answer}");
     }
 
-    /// Pauses the guest many times. `other` does something else at intervals.
+    /// Pauses the guest many times, and calls `other` with the pause's number after each pause.
     fn pause_often(&mut self, what: &str, other: impl Fn(&mut Self, u32)) {
         let (start, pauses) = (Instant::now(), pauses());
         for pause in 0..pauses {

@@ -37,7 +37,8 @@ use program::has_kvm;
 const HUNG: Duration = Duration::from_secs(300);
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// Only one test runs at a time: a process that another test starts has this test's descriptors until it calls execve(2).
+/// Lock that lets only one test run at a time, because a process that another test starts has this test's descriptors until it calls
+/// execve(2).
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Directory with the guest.
@@ -167,7 +168,7 @@ fn image_is_usable_at_once_after_its_user_was_killed() {
     for more in ways(&site.at("image")) {
         let mut under_way = 0;
         for _ in 0..kills() {
-            // This fails if the image is still locked.
+            // The start fails if the image is still locked.
             let (carom, _serial) = site.start_with_disk(more);
             carom.end(Signal::KILL);
             under_way += u32::from(!is_free(&site.at("image")));
@@ -246,7 +247,7 @@ fn descriptor_kept_by_the_parent_holds_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // The next user gets the image: it waits only for writes of a killed process.
+        // The next user can lock the image. It waits only for writes of a killed process.
         drop(site.start_with_disk(""));
     }
 }

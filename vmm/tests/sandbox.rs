@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Each role of a thread, restricted to its system calls, in a separate process.
+//! Tests each thread role, restricted to its system calls, in a separate process.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,12 +27,12 @@ use vmm::vm::thread_roles;
 const ROLE: &str = "CAROM_TEST_ROLE";
 const MODE: &str = "CAROM_TEST_MODE";
 const WORK: &str = "CAROM_TEST_WORK";
-/// Variable with the file for reports, if there is one.
+/// Variable with the file for crash reports. Without this variable, no reports are written.
 const REPORTS: &str = "CAROM_TEST_REPORTS";
 
 /// Variable with the ID of another process.
 const OTHER: &str = "CAROM_TEST_OTHER";
-/// Variable with the index of the foreign call to make. Without it, all calls are made.
+/// Variable with the index of the foreign call to make. Without this variable, all calls are made.
 const FOREIGN: &str = "CAROM_TEST_FOREIGN";
 
 /// Name of the role of the thread that starts the others.
@@ -136,7 +136,7 @@ fn fault() {
     eprintln!("it was: {}", deeper(1));
 }
 
-/// Opens a file with each of the two calls for this.
+/// Opens a file with each of the two calls that open files.
 fn open() {
     let by_path = rustix::fs::open("/dev/null", OFlags::RDONLY, Mode::empty()).map_err(std::io::Error::from);
     let opened = File::open("/dev/null").and(by_path.map(drop));
@@ -194,7 +194,7 @@ fn ordinary() {
     let panicked =
         std::panic::catch_unwind(|| assert!(std::time::Instant::now().elapsed().is_zero(), "{}", many.len()));
     drop(many);
-    // The starting thread would wait for itself.
+    // The thread that starts the others would wait for itself.
     if std::thread::current().name() != Some(STARTER) {
         sandbox::start(rng::ROLE, "another".into(), || eprintln!("another one")).unwrap().join().unwrap();
     }
@@ -217,7 +217,7 @@ fn forbidden_call_ends_the_process_naming_role_and_call() {
 }
 
 #[test]
-fn ordinary_work_and_a_panic_with_its_trace_are_for_every_role() {
+fn every_role_may_do_ordinary_work_and_panic_with_a_trace() {
     for role in every_role() {
         let output = run(role, "true", "ordinary");
         let text = String::from_utf8_lossy(&output.stderr);
@@ -240,7 +240,7 @@ fn missing_huge_page_is_named_by_every_role() {
 fn only_roles_that_open_files_can_open_a_file() {
     for role in every_role() {
         let output = run(role, "true", "open");
-        // The thread that starts others may do what any of them may.
+        // The thread that starts the others may make every call that one of them may make.
         let opens = [CONTROL.name, windows::READER_ROLE.name, STARTER].contains(&role);
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);
@@ -248,7 +248,7 @@ fn only_roles_that_open_files_can_open_a_file() {
     }
 }
 
-/// Filters cannot see the operations of a ring.
+/// Only threads of disks may use rings, because filters cannot see the operations of a ring.
 #[test]
 fn no_role_makes_rings_and_threads_of_disks_use_theirs() {
     if make_ring() < 0 {
@@ -340,7 +340,7 @@ fn foreign_call_without_a_filter_is_made() {
     assert_eq!(refused, Vec::<&str>::new());
 }
 
-/// Each role makes some of the calls, and some role makes each call. With `CAROM_SANDBOX_ALL`, each role makes each call.
+/// The calls are divided between the roles. With `CAROM_SANDBOX_ALL`, each role makes all calls.
 #[test]
 fn foreign_call_ends_the_process() {
     let other = Other::start();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to a real `carom` process whose default action ends a process.
+//! Signals whose default action ends a process, sent to a real `carom` process.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 

@@ -105,7 +105,7 @@ impl Carom {
         names.concat()
     }
 
-    /// Returns the host CPUs on which the thread of this name may run.
+    /// Returns the host CPUs that the thread of this name may use.
     fn place(&self, thread: &str) -> Vec<usize> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let is_it = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread);
@@ -114,7 +114,7 @@ impl Carom {
         cpus(&sched_getaffinity(id).unwrap())
     }
 
-    /// Sets the guest's number of vCPUs, and waits for it.
+    /// Sets the guest's number of vCPUs, and waits until the guest has this number.
     fn becomes(&self, vcpus: u32) {
         assert_eq!(self.resize(vcpus), (204, String::new()));
         assert_eq!(self.call("GET", "vm.info", None).1["config"]["cpus"]["boot_vcpus"], vcpus);
@@ -212,7 +212,7 @@ fn snapshot_has_the_present_vcpus() {
     carom.becomes(4);
     carom.becomes(3);
     carom.put("vm.pause", None);
-    // The guest is notified after its next start.
+    // The guest is notified only when it runs again.
     assert_eq!(carom.resize(1).0, 204);
     carom.save_and_restore(false);
     carom.has(3);
@@ -228,7 +228,7 @@ fn guest_that_does_not_answer_keeps_vcpus_until_reset() {
     let Some(carom) = Carom::start(Guest::SaysNothing, 3) else { return };
     assert_eq!(carom.resize(2).0, 204);
     let leaving = "vCPU 2 is about to be removed, and the guest has not released it yet: try again later";
-    // Until the guest was notified, the request can be withdrawn.
+    // Until the guest is notified, a client can withdraw the request.
     wait_until("the guest is notified", || match carom.resize(3) {
         (204, _) => carom.resize(2).0 != 204,
         refused => refused == (429, leaving.into()),
@@ -246,7 +246,7 @@ fn guest_that_refuses_keeps_vcpus_and_can_get_more() {
     wait_until("the guest has refused", || carom.resize(3).0 == 204);
     assert_eq!(carom.threads(), "012");
     carom.becomes(4);
-    // The guest keeps all of them, also in a snapshot.
+    // The guest keeps all vCPUs, also in a snapshot.
     assert_eq!(carom.resize(2).0, 204);
     carom.put("vm.pause", None);
     carom.save_and_restore(true);
@@ -256,7 +256,7 @@ fn guest_that_refuses_keeps_vcpus_and_can_get_more() {
 }
 
 #[test]
-fn deaf_guest_keeps_vcpus_that_are_wanted_back() {
+fn guest_that_ignores_requests_keeps_vcpus_until_reset() {
     let Some(carom) = Carom::start_with(ECHO, 3) else { return };
     for wanted in [2, 1, 3, 4, 1, 2] {
         assert_eq!(carom.resize(wanted), (204, String::new()));

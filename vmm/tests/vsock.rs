@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The vsock socket of a real `carom` process, through which host programs connect to the guest: when it exists, and when it does
-//! not.
+//! Lifetime of the vsock socket of a real `carom` process. Host programs connect to the guest through this socket.
 //!
-//! The guest has a few instructions and no driver. Without access to `/dev/kvm`, this test does nothing.
+//! The guest consists of a few instructions and has no driver. Without access to `/dev/kvm`, this test does nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -52,7 +51,7 @@ fn socket_exists_as_long_as_its_device() {
         json!([format!("vsock.socket: {}: another process serves this socket: use another path", socket.display())]);
     assert_eq!(call(dir, "PUT", "vm.boot", None), (400, refused));
     assert!(UnixStream::connect(&socket).is_ok());
-    // The first boot replaces a socket without a server, such as that of a killed process.
+    // The first boot replaces a socket without a server, such as the socket of a killed process.
     drop(other);
     assert!(socket.exists());
 
@@ -67,7 +66,7 @@ fn socket_exists_as_long_as_its_device() {
         assert!(!socket.exists());
     }
 
-    // The VM also boots without the device. The device is hot-plugged, and a reset removes it, because the guest releases nothing.
+    // The VM also boots without the device. The device is hot-plugged. A reset removes it, because the guest does not release devices.
     put(dir, "vm.remove-device", Some(&json!({"id": "_vsock"})));
     put(dir, "vm.boot", None);
     assert!(!socket.exists());

@@ -87,7 +87,7 @@ fn slow_and_half_open_clients_block_no_others() {
             held.push(stream);
         }
     }
-    // A client that disconnects before its answer.
+    // This client disconnects before its answer.
     drop(carom.connect().write_all(b"GET /api/v1/vm.info HTTP/1.1\r\nHost: x\r\n\r\n"));
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
@@ -108,7 +108,7 @@ fn clients_beyond_the_limit_get_429_until_others_leave() {
     loop {
         let mut stream = carom.connect();
         let mut text = String::new();
-        // The server may not have counted the previous clients yet. Then this client is served and gets no text.
+        // The server may not have counted the previous clients yet. In that case, this client is served and gets no text.
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         if stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 429") {
             let body = text.split("\r\n\r\n").nth(1).unwrap();
@@ -171,7 +171,7 @@ fn client_that_does_not_read_its_answers_is_cut_off() {
     let carom = Carom::start();
     let mut greedy = carom.connect();
     let start = Instant::now();
-    // The document is long: the answers soon fill the kernel's buffers, and then the requests do.
+    // The document is long, so the answers soon fill the kernel's buffers. After that, the unread requests fill the buffers.
     let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
     greedy.set_write_timeout(Some(PATIENCE * 2)).unwrap();
     let error = loop {

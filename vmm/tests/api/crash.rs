@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Carom, program};
 
-/// Starts a process that writes its crash reports to a file in its directory. Returns the file's path.
+/// Starts a process that writes its crash reports to a file in its directory. Returns the process, and the path of the file.
 fn start() -> (Carom, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("crashes");

@@ -17,8 +17,8 @@ fn figure(task: &Path, name: &str) -> u32 {
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Starts the program with `--seccomp mode`. Returns for each of its threads the number of filters in addition to those
-/// of this test, and whether it has `no_new_privs`.
+/// Starts the program with `--seccomp mode`. For each of its threads, returns the number of filters that this test does not
+/// have, and whether the thread has `no_new_privs`.
 fn threads(mode: &str) -> Vec<(u32, bool)> {
     let mut command = program();
     command.args(["--seccomp", mode]);

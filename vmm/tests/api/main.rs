@@ -189,7 +189,7 @@ fn half_closed_client_gets_its_answer() {
             stream.shutdown(Shutdown::Write).unwrap();
             let mut reader = BufReader::new(stream);
             assert_eq!(receive(&mut reader).0, expected, "{name}");
-            assert_eq!(reader.read(&mut [0]).unwrap(), 0, "and its connection ends");
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0, "the connection ends");
         }
     }
 }
@@ -294,7 +294,7 @@ fn unbooted_vm_is_created_queried_changed_and_deleted() {
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio1"}))).0, 404);
     assert_eq!(carom.request("PUT", "vm.remove-device", Some(&json!({"id": "_vfio0"}))).0, 204);
 
-    // Without KVM the boot fails for lack of KVM, with KVM for lack of the kernel. The VM stays in both cases.
+    // The boot fails for lack of the kernel's file, or for lack of KVM. The VM stays created in both cases.
     let (status, error) = carom.put("vm.boot");
     assert_eq!(status, 400, "{error}");
     let message = error[0].as_str().unwrap();
@@ -350,7 +350,7 @@ fn bounce_windows_of_a_vm_that_is_not_booted_can_be_changed() {
     assert_eq!(carom.request("GET", "vm.info", None).1["iommu_bounce"]["max_mapped"], Value::Null);
     assert_eq!(carom.put("vm.delete").0, 204);
 
-    // Without windows, only the limit can be changed.
+    // Without windows, only the limit of mapped memory can be changed.
     config["iommu_bounce"] = json!({"size": 0, "max_mapped": 4096});
     assert_eq!(carom.request("PUT", "vm.create", Some(&config)).0, 204);
     assert_eq!(change(&json!({"max_mapped": 8192})).0, 204);
@@ -453,8 +453,8 @@ fn answers_are_readable_for_cloud_hypervisors_clients() {
     stream.shutdown(Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    // These clients parse everything between the version and the end of the line as the status number, and look for
-    // header names in this case.
+    // These clients parse everything between the version and the end of the line as the status number, and compare header
+    // names with their case.
     assert!(text.starts_with("HTTP/1.1 200 \r\n"), "{text}");
     assert!(text.contains("\r\nContent-Length: ") && text.contains("\r\nContent-Type: "), "{text}");
     stream = carom.connect();

@@ -19,7 +19,7 @@ fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
         let line = line.unwrap();
         line.split_once("http://")?.1.strip_suffix("/metrics")?.parse().ok()
     });
-    // Further output must not fill the pipe.
+    // The output is read to its end, so that it cannot fill the pipe.
     thread::spawn(move || lines.count());
     (child, address.unwrap())
 }
@@ -63,7 +63,7 @@ fn metrics_address_serves_only_metrics() {
 #[test]
 fn metrics_connection_flood_leaves_the_api_reachable() {
     let (mut carom, address) = start();
-    // More clients than the limit, half of them in the middle of a request.
+    // More clients than the limit connect, and half of them send only a part of a request.
     let mut held: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));
     let start = Instant::now();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that keeps writing to its disk for ever: no operating system, no paging, 32-bit code behind a PVH entry.
+ * A guest that writes to its disk for ever. It has no operating system and no paging, and is 32-bit code behind a PVH entry.
  *
- * It prints `w` on the serial port when the first write to a disk has completed. When it receives a byte there, it ejects the disk
- * and then looks for the next disk.
+ * The guest prints `w` on the serial port when the first write to a disk has completed. When it receives a byte on the serial port, it
+ * ejects the disk and looks for the next disk.
  */
 #include "guest.h"
 
@@ -56,7 +56,7 @@ static void kick(uint32_t notify)
 		MEM16(notify) = 0;
 }
 
-/* Starts the disk in this slot, with writes. Returns the address that notifies the disk. */
+/* Starts the disk in this slot, and submits writes. Returns the address that notifies the disk. */
 static uint32_t start(uint32_t slot)
 {
 	uint32_t bars[6] = { 0 }, common = 0, notify = 0, scale = 0, cap, i;
@@ -80,7 +80,7 @@ static uint32_t start(uint32_t slot)
 	virtio_begin(common, 1u << 9);
 	for (i = 0; i < 0x1000; i += 4)
 		MEM32(AVAILABLE + i) = MEM32(USED + i) = 0;
-	/* No interrupts. */
+	/* The guest needs no interrupts. */
 	MEM16(AVAILABLE) = 1;
 	for (i = 0; i < WRITES; i++) {
 		uint32_t parts[3][2] = { { HEADERS + 16 * i, 16 }, { DATA + BYTES * i, BYTES }, { STATUS + i, 1 } }, part;

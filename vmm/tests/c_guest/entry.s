@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# Entry point for a PVH loader, in flat protected mode, and for other processors, from the trampoline. Each processor calls guest().
+# A PVH loader enters at `entry` in flat protected mode. Other processors come from the trampoline. Each processor calls guest().
 	.set	MAX_CPUS, 4
 	.set	STACK_SHIFT, 14
 
@@ -12,7 +12,7 @@ entry:
 	xor	%ebp, %ebp
 	jmp	1f
 
-	# The number of this processor is that of its local APIC.
+	# The number of this processor is the ID of its local APIC.
 other_entry:
 	mov	$16, %eax
 	mov	%eax, %ds
@@ -39,7 +39,8 @@ other_entry:
 3:	hlt
 	jmp	3b
 
-	# No IRET: KVM's emulator does not support it in protected mode, and some hosts emulate this code. Interrupts and NMIs stay masked.
+	# The handler uses no IRET, because some hosts emulate this code, and KVM's emulator does not support IRET in protected mode.
+	# Interrupts and NMIs therefore stay masked.
 	.globl interrupt
 interrupt:
 	pushf

@@ -21,8 +21,8 @@
 #define MEM32(a) (*(volatile uint32_t *)(a))
 
 /*
- * Main function of the guest, which guest.c defines. Each processor calls it on a stack of 16 KiB. `cpu` is the number of its local APIC,
- * 0 for the boot processor. `info` is the PVH start information, or NULL on other processors.
+ * Main function of the guest, which guest.c defines. Each processor calls it on a stack of 16 KiB. `cpu` is the ID of the processor's
+ * local APIC, 0 for the boot processor. `info` is the PVH start information, or NULL on other processors.
  */
 void guest(uint32_t cpu, const uint32_t *info);
 
@@ -125,7 +125,7 @@ static inline void pci_write(uint32_t slot, uint32_t at, uint32_t v)
 	unlock(&pci_lock);
 }
 
-/* Returns the slot of the first device with this vendor and device ID, or 32 if there is none. */
+/* Returns the slot of the first device with this vendor and device ID, or 32 if no device has this ID. */
 static inline uint32_t slot_of(uint32_t id)
 {
 	uint32_t slot = 1;
@@ -154,7 +154,7 @@ static inline void virtio_begin(uint32_t common, uint32_t features)
 	MEM8(common + 20) = 11;
 }
 
-/* Enables the first queue, with `size` descriptors. Then the driver is ready. */
+/* Enables the first queue, with `size` descriptors, and sets DRIVER_OK. */
 static inline void virtio_finish(uint32_t common, uint32_t size, uint32_t descriptors, uint32_t available, uint32_t used)
 {
 	MEM16(common + 22) = 0;

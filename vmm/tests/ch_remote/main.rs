@@ -2,7 +2,7 @@
 
 //! Cloud Hypervisor's client, ch-remote, with most verbs that Carom implements.
 //!
-//! `CAROM_CH_REMOTE` names the program, built from its sources. Without it, the recorded requests of ch-remote are sent again.
+//! `CAROM_CH_REMOTE` names the program, built from its sources. Without this variable, the recorded requests of ch-remote are sent again.
 //! With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -84,7 +84,7 @@ fn recorded_ch_remote_requests_get_the_expected_answers() {
 /// Fields, by path and type, with their values.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
-/// Adds each field in `value` to `paths`. Omits fields whose paths contain names.
+/// Adds each field in `value` to `paths`. Writes `*` for the names of devices and for the indices of lists.
 fn fields(value: &Value, path: &str, paths: &mut Fields) {
     let mut add = |kind: &str| {
         paths.entry(format!("{path}: {kind}")).or_default().insert(value.to_string());

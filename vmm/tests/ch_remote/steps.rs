@@ -32,7 +32,7 @@ const fn refused(arguments: &'static [&'static str], status: u16, says: &'static
     Step { arguments, status, says }
 }
 
-/// Calls of verbs that Carom implements. It must refuse some of them.
+/// Calls of verbs that Carom implements. Carom must refuse some of these calls.
 pub(crate) static STEPS: &[Step] = &[
     told(&["ping"], &["\"version\":", "\"pid\":"]),
     refused(&["info"], 404, &["created"]),

@@ -44,7 +44,7 @@ static uint32_t block;
 
 static void submit(uint32_t request)
 {
-	/* The host would merge reads of consecutive blocks into one request. */
+	/* The blocks are not consecutive, because the host would merge reads of consecutive blocks into one request. */
 	block = (block + 4097) % BLOCKS;
 	MEM32(HEADERS + 16 * request + 8) = block * (BLOCK / 512);
 	MEM16(AVAILABLE + 4 + 2 * (available++ % QUEUE_SIZE)) = 3 * request;
@@ -86,7 +86,10 @@ static void read_blocks(uint32_t notify, uint32_t depth)
 	}
 }
 
-/* Sends the request at REQUEST for domain 1, with this type, and waits for the answer. The request has `len` bytes, its tail `tail`. */
+/*
+ * Sends the request at REQUEST for domain 1, with this type, and waits for the answer. The request has `len` bytes, and its tail has
+ * `tail` bytes.
+ */
 static void request_of(uint32_t common, uint32_t type, uint32_t len, uint32_t tail)
 {
 	static uint16_t sent;
@@ -150,7 +153,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 	pci_write(slot, 4, 6);
 	common = pci_read(slot, 0x10) & ~15u;
 	virtio_begin(common, 0);
-	/* No interrupts. */
+	/* The guest needs no interrupts. */
 	MEM16(AVAILABLE) = 1;
 	for (i = 0; i < 64; i++) {
 		uint32_t at = TABLE + 48 * i;

@@ -38,12 +38,12 @@ pub(crate) fn of_code(roles: &[ThreadRole]) -> Calls {
     calls
 }
 
-/// Returns the calls in the page's table, and the errors of that table: `| calls | arguments | roles | reason |`.
+/// Returns the calls in the page's table, and the errors in the table. Its columns are `| call | arguments | roles | reason |`.
 pub(crate) fn of_page(page: &str) -> (Calls, Vec<String>) {
     let (mut calls, mut wrong) = (Calls::new(), Vec::new());
     for row in rows(page, "| call | ") {
         let [names, conditions, roles, reason] = &row[..] else {
-            wrong.push(format!("{row:?} has no 4 cells"));
+            wrong.push(format!("{row:?} does not have 4 cells"));
             continue;
         };
         if reason.is_empty() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Calls that access another process, another kind of file or socket, or the whole host. No role allows any of them.
+//! Calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, except that
+//! the thread that starts the others may use `ioctl`.
 //!
 //! A call that a filter lets through does no harm: its pointers are null, its descriptor is closed, its signal is 0. A socket stays
 //! open.
@@ -56,13 +57,13 @@ impl ForeignCall {
         }
     }
 
-    /// True if the thread that starts the others may make the call: that thread may use `ioctl` with any arguments.
+    /// True if the thread that starts the others may make the call, because that thread may use `ioctl` with any arguments.
     pub(crate) fn is_for_starter(&self) -> bool {
         self.number == libc::SYS_ioctl
     }
 }
 
-/// Returns all these calls. `other` is another process, which the caller started.
+/// Returns all foreign calls. `other` is another process, which the caller started.
 pub(crate) fn all(other: pid_t) -> Vec<ForeignCall> {
     let call = |what, number, arguments: [c_int; 3]| ForeignCall::new(what, number, arguments);
     let limit = libc::RLIMIT_NOFILE.cast_signed();

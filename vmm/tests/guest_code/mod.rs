@@ -2,8 +2,9 @@
 
 //! Instructions of a guest, and a driver for the disk in slot 2.
 
-/// Configuration space of the device in slot 2, and the address to which the guest assigns its registers.
+/// Configuration space of the device in slot 2.
 pub(crate) const CONFIG: u32 = 0xf800_0000 + (2 << 15);
+/// Address that the guest assigns to the registers of that device.
 const REGISTERS: u32 = 0xf000_0000;
 
 /// List of instructions.
@@ -37,7 +38,7 @@ impl Code {
         for (offset, ring) in [32, 40, 48].into_iter().zip(rings) {
             self = self.store(REGISTERS + offset, 4, ring).store(REGISTERS + offset + 4, 4, 0);
         }
-        // The queue, DRIVER_OK.
+        // Queue enable, DRIVER_OK.
         self.store(REGISTERS + 28, 2, 1).store(REGISTERS + 20, 1, 15)
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A hostile guest: no operating system, no paging, 32-bit code behind a PVH entry.
+ * A hostile guest. It has no operating system and no paging, and is 32-bit code behind a PVH entry.
  *
  * Each vCPU has a role, and all vCPUs act at the same time:
  *  0. mutated requests to the virtio-iommu, and arbitrary descriptor chains for the other devices,
@@ -11,7 +11,7 @@
  * repeats the same actions, as far as the timing of the vCPUs allows.
  *
  * A life lasts some seconds and ends with a reset by the guest itself, through ACPI's register or a triple fault. If the guest did
- * not end a life itself, the next life begins with a pause, in which the test can check what is left of the previous life.
+ * not end a life itself, the next life begins with a pause. During the pause, the test checks what is left of the previous life.
  */
 #include "guest.h"
 
@@ -293,7 +293,7 @@ static void rings(uint32_t cpu)
 	notify(d, below(cpu, MAX_QUEUES));
 }
 
-/* Sets up a drive as its driver does, with queues at IOVAs, whose commands are whatever the memory contains. */
+/* Sets up a drive as its driver does, but with queues at arbitrary IOVAs. So the drive takes any bytes there as commands. */
 static void drive(uint32_t cpu, uint32_t base)
 {
 	MEM32(base + 0x24) = 0x3f003f;
@@ -306,7 +306,7 @@ static void drive(uint32_t cpu, uint32_t base)
 	MEM32(base + 0x1000) = below(cpu, 64);
 }
 
-/* Role 2 for a host device: changes its addresses, capabilities and registers, which make it access memory. */
+/* Role 2 for a host device: changes its addresses, capabilities and registers. Changed registers make it access memory. */
 static void meddle(uint32_t cpu)
 {
 	uint32_t slot = passed[below(cpu, passed_count)], bar = below(cpu, 6), i;
@@ -332,7 +332,7 @@ static void meddle(uint32_t cpu)
 		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
 		break;
 	case 4:
-		/* Back to its first address, and enabled. */
+		/* Restores its first address, and enables it. */
 		pci_write(slot, 0x10, HOLE + below(cpu, passed_count) * PASSED_SIZE);
 		pci_write(slot, 0x14, 0);
 		pci_write(slot, 4, 7);

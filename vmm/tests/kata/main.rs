@@ -2,9 +2,9 @@
 
 //! Calls that Kata Containers makes to Cloud Hypervisor, with its Go client.
 //!
-//! `CAROM_KATA_CLIENT` names `driver.go`, built with that client (`docs/kata.md`). Without it, the recorded requests of the client are
-//! sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. Network devices,
-//! which come with descriptors, are in the guest test of the same name.
+//! `CAROM_KATA_CLIENT` names the program that is built from `driver.go` and that client (`docs/kata.md`). Without this variable, the
+//! recorded requests of the client are sent again. With `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these
+//! tests do nothing. The guest test of the same name tests network devices, which come with descriptors.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

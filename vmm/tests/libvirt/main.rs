@@ -2,9 +2,9 @@
 
 //! libvirt's driver for Cloud Hypervisor, through the life of a domain.
 //!
-//! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`). Its daemon runs in its own namespaces, and virsh
-//! controls it. Without the variable, the recorded requests of libvirt are sent again. With `CAROM_BLESS=1`, the requests are recorded.
-//! Without access to `/dev/kvm`, these tests do nothing.
+//! `CAROM_LIBVIRT` names the directory that libvirt was installed in (`docs/libvirt.md`). libvirt's daemon runs in its own namespaces, and
+//! virsh controls the daemon. Without the variable, the recorded requests of libvirt are sent again. With `CAROM_BLESS=1`, the requests
+//! are recorded. Without access to `/dev/kvm`, these tests do nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -71,7 +71,7 @@ impl Session {
         symlink(env!("CARGO_BIN_EXE_carom"), path.join("carom/cloud-hypervisor")).unwrap();
         symlink(env::current_exe().unwrap(), path.join("recorder")).unwrap();
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt");
-        // libvirt finds the emulator by this name. It is a copy, because the source file need not be executable.
+        // libvirt finds the emulator by this name. The emulator is a copy, because the script in the source tree may not be executable.
         let mut emulator =
             File::options().mode(0o755).write(true).create_new(true).open(path.join("cloud-hypervisor")).unwrap();
         emulator.write_all(&fs::read(scripts.join("emulator.sh")).unwrap()).unwrap();
@@ -97,7 +97,7 @@ impl Session {
         Self { child, orders, answers, dir }
     }
 
-    /// Runs a virsh command. Returns whether it succeeded, and its output.
+    /// Runs a virsh command. Returns true if the command succeeded, and its output.
     fn virsh(&mut self, arguments: &str) -> (bool, String) {
         let line = self.here(arguments);
         writeln!(self.orders.as_mut().unwrap(), "{line}").unwrap();
@@ -116,12 +116,12 @@ impl Session {
         text.replace(DIRECTORY, self.dir.path().to_str().unwrap())
     }
 
-    /// Waits until `count` requests are recorded. Returns the last one.
+    /// Waits until `count` requests are recorded. Returns the last request.
     fn recorded(&self, count: usize) -> String {
         let file = self.dir.path().join(format!("recorded/{:02}", count - 1));
         let start = Instant::now();
         while !file.exists() {
-            assert!(start.elapsed() < http::PATIENCE, "request {count} does not come");
+            assert!(start.elapsed() < http::PATIENCE, "request {count} did not arrive");
             thread::sleep(Duration::from_millis(10));
         }
         fs::read_to_string(file).unwrap().replace(self.dir.path().to_str().unwrap(), DIRECTORY)
@@ -130,13 +130,13 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The whole namespace ends with its first process, which ends with its input.
+        // When its input ends, the first process of the namespace ends. All other processes of the namespace end with it.
         drop(self.orders.take());
         let _ = self.child.wait();
     }
 }
 
-/// Not a test by itself: the other test starts it as a process and passes its task in variables.
+/// Not a test by itself: `emulator.sh` starts it as a process and passes its task in variables.
 #[test]
 fn recorder() {
     recorder::run();
@@ -171,7 +171,7 @@ fn recorded_libvirt_requests_get_the_expected_answers() {
     let restore = (&RESTORE, records().join("restore.http"));
     for (request, file) in requests().chain([restore]) {
         if request.begins {
-            // With libvirt, this VM has a VMM of its own, without the previous VM.
+            // With libvirt, this VM has its own VMM, without the previous VM.
             let mut stream = vmm.connect();
             http::send(&mut stream, "PUT", "vm.delete", None);
             http::receive(&mut BufReader::new(stream));

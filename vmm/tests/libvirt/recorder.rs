@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// Variable with the test's directory, in which `recorded` gets a file for each request.
+/// Variable with the test's directory. Its subdirectory `recorded` gets a file for each request.
 const DIRECTORY: &str = "CAROM_LIBVIRT_DIRECTORY";
 /// Variable with the number of libvirt's listening descriptor.
 const LISTENER: &str = "CAROM_LIBVIRT_LISTENER";
@@ -29,7 +29,7 @@ const MAX_FDS: usize = 16;
 /// Forwards connections until its namespace ends. Does nothing if `emulator.sh` did not start it.
 pub(crate) fn run() {
     let (Ok(listener), Some(vmm)) = (env::var(LISTENER), env::var_os(VMM)) else { return };
-    // SAFETY: libvirt created the descriptor for this process and its VMM, which does not use it.
+    // SAFETY: libvirt passed the descriptor to `emulator.sh`, and only this process uses it. The VMM gets another socket.
     let listener = unsafe { UnixListener::from_raw_fd(listener.parse().unwrap()) };
     let vmm = PathBuf::from(vmm);
     let directory = PathBuf::from(env::var_os(DIRECTORY).unwrap()).join("recorded");
@@ -48,7 +48,7 @@ fn connect(vmm: &Path) -> UnixStream {
     }
 }
 
-/// Forwards one connection. Requests and answers take turns, so a file that exists when an answer arrives contains the
+/// Forwards one connection. Requests and answers take turns, so when an answer arrives, the file of its request contains the
 /// whole request.
 fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
     let (from_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
@@ -64,7 +64,7 @@ fn pass_on(client: UnixStream, server: UnixStream, directory: &Path) {
     let mut requests = Requests::default();
     let mut bytes = [0; 4096];
     while let Ok((len @ 1.., fds)) = receive(&client, &mut bytes) {
-        // Recorded before it is forwarded, because the request may end the VMM.
+        // The request is recorded before it is forwarded, because it may end the VMM.
         requests.add(&bytes[..len], directory);
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let sent = server.send_with_fds(&[&bytes[..len]], &numbers).unwrap();

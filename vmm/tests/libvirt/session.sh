@@ -5,7 +5,7 @@
 #
 #	unshare --mount --net --pid --fork --mount-proc --propagation private session.sh PREFIX DIRECTORY
 #
-# PREFIX is the directory in which libvirt is installed. DIRECTORY is the directory of the test. Each line of the standard input contains arguments of
+# PREFIX is libvirt's installation directory. DIRECTORY is the directory of the test. Each line of the standard input contains arguments of
 # virsh. The script prints the output of virsh and a line "status N". When the script ends, the daemon ends too.
 set -u
 prefix=$1 directory=$2

@@ -10,9 +10,9 @@ pub(crate) struct Request {
     pub(crate) status: u16,
     /// Expected parts of the answer.
     pub(crate) says: &'static [&'static str],
-    /// True if it is the first request to a VMM.
+    /// True if this is the first request to a VMM.
     pub(crate) begins: bool,
-    /// True if it carries a tap interface.
+    /// True if the request carries a tap interface.
     pub(crate) needs_the_hosts_network: bool,
 }
 
@@ -20,11 +20,11 @@ pub(crate) struct Request {
 pub(crate) struct Step {
     /// Verb and arguments.
     pub(crate) virsh: &'static str,
-    /// True if it succeeds.
+    /// True if the call succeeds.
     pub(crate) done: bool,
     /// Expected parts of its output.
     pub(crate) says: &'static [&'static str],
-    /// Requests that libvirt makes to the VMM for it.
+    /// Requests that libvirt makes to the VMM for the call.
     pub(crate) requests: &'static [Request],
 }
 
@@ -87,10 +87,10 @@ pub(crate) static STEPS: &[Step] = &[
     step("undefine net", &[], &[]),
 ];
 
-/// Request with which libvirt would restore the saved VM, derived from its sources.
+/// Request that libvirt would make to restore the saved VM, derived from libvirt's sources.
 pub(crate) static RESTORE: Request = first("vm.restore");
 
-/// Requests of a newer libvirt's driver for `attach-device` and `detach-device` of a disk, derived from its sources.
+/// Requests of a newer libvirt's driver for `attach-device` and `detach-device` of a disk, derived from libvirt's sources.
 pub(crate) static HOT_PLUG: [(Request, &str); 2] = [
     (Request { status: 200, says: &["\"id\":\"virtio-disk1\"", "\"bdf\":"], ..request("vm.add-disk") }, "add-disk"),
     (request("vm.remove-device"), "remove-device"),

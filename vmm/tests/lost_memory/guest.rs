@@ -11,7 +11,7 @@ pub(crate) const AFTER: u32 = READY + 8;
 /// Start of the second zone, and the page in it that the guest accesses.
 pub(crate) const ZONE: u32 = 64 << 20;
 pub(crate) const LOST: u32 = ZONE + 0x10_0000;
-/// Address to which the guest assigns persistent memory.
+/// Address that the guest assigns to persistent memory.
 pub(crate) const SHOWN: u32 = 0xf400_0000;
 
 impl Code {

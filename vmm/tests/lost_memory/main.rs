@@ -169,11 +169,11 @@ fn triple_fault_of_a_guest_with_lost_memory_is_not_a_reset() {
     assert_eq!(vm.word(AFTER), 0);
 }
 
-/// Small file system that is full until this is dropped.
+/// Small file system that is full. Dropping this value unmounts the file system.
 struct FullFileSystem(PathBuf);
 
 impl FullFileSystem {
-    /// Mounts the file system, if this process may.
+    /// Mounts the file system. Returns `None` if this process may not mount it.
     fn mount(place: PathBuf) -> Option<Self> {
         fs::create_dir(&place).unwrap();
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none"]).arg(&place).output();
@@ -200,7 +200,7 @@ impl Drop for FullFileSystem {
 
 #[test]
 fn zone_on_a_full_file_system_stops_the_vm_and_the_api_answers() {
-    // By the guest's own instruction, and by an instruction that KVM emulates.
+    // The guest accesses the page by its own instruction, and by an instruction that KVM emulates.
     for (what, code) in accesses().into_iter().step_by(3) {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -268,7 +268,7 @@ fn restored(dir: &Path) -> Option<Vm> {
     restored_with(dir, "Null", Stdio::null())
 }
 
-/// Returns such a VM with this mode of the serial port and this standard input.
+/// Like [`restored`], with this mode of the serial port and this standard input.
 fn restored_with(dir: &Path, serial: &str, input: Stdio) -> Option<Vm> {
     let monitor = format!("path={}", dir.join("events").display());
     if !has_kvm() {
@@ -363,7 +363,7 @@ fn queue_in_truncated_memory_ends_the_vmm_with_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let (dir, report) = (dir.path(), dir.path().join("crashes"));
     let lost = dir.join("lost");
-    // The program ends even with --no-shutdown, because its thread is stuck.
+    // The program ends even with --no-shutdown, because a thread of the program is stuck.
     let options = ["--no-shutdown", "--crash-report", report.to_str().unwrap()];
     let prepare = |low: &File, lost: &File| write_request((lost, (LOST - ZONE).into()), low, false, BUFFER, 0);
     let Some(mut vm) = Vm::boot_with(dir, &lost, code.end(), &disk(dir), &options, prepare) else { return };

@@ -16,7 +16,7 @@
 #define UNMAP 4
 #define QUEUE_SIZE 256
 #define PAIRS 2048
-/* Number of requests of each kind: their descriptors fill the table. */
+/* Number of requests of each kind. The descriptors of all requests fill the table. */
 #define MOST 64
 #define TABLE 0x1000000u
 #define AVAILABLE 0x1001000u
@@ -75,7 +75,7 @@ static void build_all(void)
 	for (n = 0; n < 2 * MOST; n++) {
 		uint32_t page = n % MOST * 7, at = n < MOST ? build(n, MAP, 36) : build(n, UNMAP, 28);
 
-		/* Above 4 GiB. */
+		/* The IOVA is above 4 GiB. */
 		MEM32(at + 8) = page << 12;
 		MEM32(at + 12) = 1;
 		MEM32(at + 16) = (page << 12) + 0xfff;
@@ -97,8 +97,8 @@ static void check(void)
 }
 
 /*
- * If KVM emulates the guest's instructions, they take longer than the requests. So the same requests are sent repeatedly, and the ring
- * is also reused when MOST requests are submitted at a time.
+ * If KVM emulates the guest's instructions, the instructions that build requests would take longer than the requests. So the same requests
+ * are sent repeatedly, and the ring is also reused when MOST requests are submitted at a time.
  */
 static void map_and_unmap(uint32_t pages)
 {
@@ -132,7 +132,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 	common = pci_read(slot, 0x10) & ~15u;
 	notify = pci_read(slot, 0x14) & ~3u;
 	virtio_begin(common, MAP_UNMAP);
-	/* No interrupts. */
+	/* The guest needs no interrupts. */
 	MEM16(AVAILABLE) = 1;
 	virtio_finish(common, QUEUE_SIZE, TABLE, AVAILABLE, USED);
 	MEM32(build(0, ATTACH, 20) + 8) = slot_of(DISK) << 3;

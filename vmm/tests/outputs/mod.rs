@@ -25,8 +25,8 @@ const PRINT: &[u8] = &[0xba, 0xf8, 3, 0, 0, 0xb0, b'~', 0xee, 0xf4, 0xeb, 0xfd];
 /// Limit that ends a hanging test.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the program with a guest that prints, restricted to the files of its VM. Its descriptor 7 is its standard
-/// output.
+/// Returns the program with a guest that prints, restricted to the files of its VM. The program's descriptor 7 is a copy of its
+/// standard output.
 fn program(dir: &Path, options: &[&str]) -> Command {
     fs::write(dir.join("kernel"), elf(PRINT)).unwrap();
     let mut command = Command::new("sh");
@@ -53,7 +53,7 @@ fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
     told.recv_timeout(LIMIT).unwrap()
 }
 
-/// Returns options that write to `path`, the expected texts, and whether the texts come before the program is told to end.
+/// Returns options that write to `path`, the expected texts, and true if the texts come before SIGTERM.
 fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
     let option = |name: &str, value: &str| [name.to_string(), format!("{value}{path}")];
     let first = [option("--serial", "file="), option("--event-monitor", "path=")].concat();
@@ -64,7 +64,7 @@ fn outputs(path: &str) -> [(Vec<String>, &'static [&'static str], bool); 2] {
     ]
 }
 
-/// Opens the other end of an output.
+/// Function that opens the other end of an output.
 type Reader<'a> = &'a dyn Fn(&mut Carom, &Path) -> Box<dyn Read + Send>;
 
 /// Runs the program with each set of outputs to `path`, which `reader` can read.
@@ -110,7 +110,7 @@ fn outputs_to_pipes_and_devices_work_under_landlock() {
     works(dir, "/dev/null", None);
 
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Also opened for writing, so that reading sees no end.
+    // The FIFO is also opened for writing, so that reads do not reach an end.
     let fifo = File::options().read(true).write(true).open(dir.join("fifo")).unwrap();
     works(dir, "fifo", Some(&|_, _| Box::new(fifo.try_clone().unwrap())));
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly: no operating system, no paging,
- * 32-bit code behind a PVH entry.
+ * A guest that checks each byte that it reads from devices, while the VM is paused repeatedly. It has no operating system and no
+ * paging, and is 32-bit code behind a PVH entry.
  *
  * It uses instructions whose accesses KVM completes in pieces: 16 bytes at once, strings, read-modify-write, and port strings. The
  * boot processor tests all regions that it finds, except one MSI-X table for each of the other processors. It starts processors
@@ -74,7 +74,7 @@ static inline void in_words(uint16_t port, void *to, uint32_t n)
 {
 	__asm__ volatile("rep insl" : "+D"(to), "+c"(n) : "d"(port) : "memory");
 }
-/* Moves 16 bytes at once. The compiler does not use this register. */
+/* Moves 16 bytes at once. The compiler does not use XMM0. */
 static inline void move_16(uint32_t to, uint32_t from)
 {
 	__asm__ volatile("movups (%1), %%xmm0\n\tmovups %%xmm0, (%0)" :: "r"(to), "r"(from) : "memory");
@@ -181,7 +181,7 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 	__asm__ volatile("lock xorl %1, (%0)" :: "r"(r->base + 8), "r"(round) : "memory");
 	should[2] ^= round;
 	read_all(cpu, r, should);
-	/* From registers to registers: the first half gets the values of the second half. */
+	/* Copies from registers to registers: the first half gets the values of the second half. */
 	i = r->words / 2;
 	move_words(r->base, r->base + 4 * i, i);
 	while (i--)
@@ -288,7 +288,7 @@ static void find(void)
 				add(CONSTANT, base, 9);
 				break;
 			case 4:
-				/* A source of random numbers, of which only the header is used. */
+				/* A source of random numbers. Only its header is used. */
 				use_bars(slot);
 				continue;
 			case 19:
@@ -340,10 +340,10 @@ static void use_regions(uint32_t cpu, uint32_t round)
 		read_all(cpu, &regions[0], regions[0].is);
 }
 
-/* NMIs only interrupt the accesses. */
+/* Does nothing, because the test needs NMIs only to interrupt accesses. */
 static void ignore_nmi(void) { }
 
-/* Other processors start in real mode: vector 2 there is an IRET. */
+/* Other processors start in real mode. There the handler of NMIs, vector 2, is an IRET. */
 static void ignore_nmis_in_real_mode(void)
 {
 	__asm__ volatile("movl $0x10000ff0, 8\n\tmovb $0xcf, 0x10ff0" ::: "memory");
@@ -368,7 +368,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 		handle_interrupt(2, ignore_nmi);
 		find();
 		prepare_other_cpus();
-		/* CPUS_PRESENT includes the processors that were added before this. */
+		/* CPUS_PRESENT includes the processors that were added before this read. */
 		inl(CPUS_CAME);
 		start_cpus(inl(CPUS_PRESENT));
 	}

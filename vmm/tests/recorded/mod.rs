@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Recorded requests of other projects' clients, which are sent again.
+//! Records requests of other projects' clients, and sends recorded requests again.
 
 #[path = "../echo_guest/mod.rs"]
 pub(crate) mod echo_guest;
@@ -31,13 +31,13 @@ use program::{Carom, has_kvm};
 pub(crate) struct Vmm {
     process: Carom,
     dir: tempfile::TempDir,
-    /// Placeholder of the directory. It ends with six letters for the random ones.
+    /// Placeholder of the directory. It ends with six letters in place of the random letters.
     recorded: &'static str,
 }
 
 impl Vmm {
-    /// Starts a VMM in a new directory, in which `kernel` is a small guest and `prepare` creates further files. Returns `None`
-    /// without access to `/dev/kvm`.
+    /// Starts a VMM in a new directory. The file `kernel` in the directory is a small guest, and `prepare` creates further files.
+    /// Returns `None` without access to `/dev/kvm`.
     pub(crate) fn start(program: &OsStr, recorded: &'static str, prepare: impl FnOnce(&Path)) -> Option<Self> {
         if !has_kvm() {
             return None;
@@ -97,7 +97,7 @@ impl Vmm {
     pub(crate) fn replay(&self, record: &Path) -> (u16, String) {
         let request = fs::read_to_string(record).unwrap();
         let mut stream = self.connect();
-        // Head and body are sent separately, as the clients do it.
+        // Head and body are sent separately, as the clients send them.
         let (head, body) = request.split_once("\r\n\r\n").unwrap();
         stream.write_all(format!("{}\r\n\r\n", self.here(head)).as_bytes()).unwrap();
         stream.write_all(self.here(body).as_bytes()).unwrap();

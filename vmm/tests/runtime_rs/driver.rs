@@ -46,7 +46,7 @@ fn config(directory: &str) -> Result<VmConfig> {
         ..Default::default()
     };
     let mut config = VmConfig::try_from(named).map_err(|error| anyhow!("{error}"))?;
-    // The runtime uses the size of the host's RAM, which differs between hosts.
+    // The size is fixed here, because the runtime uses the size of the host's RAM, which differs between hosts.
     config.memory.hotplug_size = Some(1024 * MIB);
     assert_eq!(config.balloon, Some(BalloonConfig { free_page_reporting: true, ..Default::default() }));
     Ok(config)
@@ -91,7 +91,7 @@ async fn step(socket: &ApiSocket, directory: &str, step: &str) -> Result<Option<
         "create" => ch_api::cloud_hypervisor_vm_create(socket, config(directory)?).await,
         "boot" => ch_api::cloud_hypervisor_vm_start(socket).await,
         "info" => {
-            // All of it is parsed into the runtime's types.
+            // The whole answer is parsed into the runtime's types.
             let info = ch_api::cloud_hypervisor_vm_info(socket).await?;
             Ok(Some(serde_json::to_string(&info)?))
         }
@@ -125,7 +125,7 @@ async fn step(socket: &ApiSocket, directory: &str, step: &str) -> Result<Option<
             ch_api::cloud_hypervisor_vm_fs_add(socket, fs).await
         }
         "resize-memory" => {
-            // As in the runtime, the current size decides.
+            // Like the runtime, the driver resizes the VM only if its current size is smaller.
             let info = ch_api::cloud_hypervisor_vm_info(socket).await?;
             anyhow::ensure!(info.config.memory.size < number()? * MIB, "the VM already has this size");
             let resize = VmResize { desired_ram: Some(number()? * MIB), ..Default::default() };

@@ -2,10 +2,10 @@
 
 //! Calls that Kata Containers' runtime in Rust makes to Cloud Hypervisor, with Cloud Hypervisor's `api_client`.
 //!
-//! `CAROM_RUNTIME_RS_CLIENT` names `driver.rs`, built with the runtime's crate `ch-config` and with `api_client` (`docs/kata.md`). Without
-//! it, the recorded requests of the driver are sent again, also on one connection. With `CAROM_BLESS=1`, the requests are recorded. Without
-//! access to `/dev/kvm`, these tests do nothing. `add-net`, which comes with descriptors, is not among the steps, because it needs a tap
-//! interface of the host.
+//! `CAROM_RUNTIME_RS_CLIENT` names the program that is built from `driver.rs`, the runtime's crate `ch-config` and `api_client`
+//! (`docs/kata.md`). Without this variable, the recorded requests of the driver are sent again, also on one connection. With
+//! `CAROM_BLESS=1`, the requests are recorded. Without access to `/dev/kvm`, these tests do nothing. `add-net`, which comes with
+//! descriptors, is not among the steps, because it needs a tap interface of the host.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -33,7 +33,7 @@ type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16
 static STEPS: &[Step] = &[
     ("ping", &["\"features\":["], &[("vmm.ping", 200)]),
     ("create", &[], &[("vm.create", 204)]),
-    // Fields for which the runtime's types have no default.
+    // The runtime's types have no default for these fields.
     ("info", &["\"state\":\"Created\"", "\"max_phys_bits\":46", "\"num_pci_segments\":1"], &[("vm.info", 200)]),
     ("boot", &[], &[("vm.boot", 204)]),
     ("info", &["\"state\":\"Running\"", "\"size\":268435456", "\"free_page_reporting\":true"], &[("vm.info", 200)]),
@@ -101,7 +101,7 @@ fn runtime_rs_client_gets_expected_answers_on_one_connection() {
         assert!(line.starts_with(&format!("{step} {word}")), "{line}");
         assert!(says.iter().all(|part| line.replace('\\', "").contains(part)), "{line}");
     }
-    // Lengths are part of the client's bytes, so the directory's name is as long as its placeholder.
+    // The client's bytes contain lengths. Therefore the directory's name is as long as its placeholder.
     let mut sent = vmm.anywhere(&sent);
     for (name, _, file) in requests() {
         let request = first(&mut sent);
@@ -119,7 +119,7 @@ fn recorded_requests_get_expected_answers_on_one_connection() {
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     for (_, wanted, file) in requests() {
         let request = vmm.here(&fs::read_to_string(&file).unwrap());
-        // As the client does it: a line of the head, the other lines, the body.
+        // The client also sends a request in three parts: the start of the head, the rest of the head, and the body.
         let accept = request.find("Accept: */*\r\n").unwrap() + "Accept: */*\r\n".len();
         let body = request.find("\r\n\r\n").unwrap() + 4;
         for part in [&request[..accept], &request[accept..body], &request[body..]] {

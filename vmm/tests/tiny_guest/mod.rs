@@ -2,7 +2,7 @@
 
 //! Guests with a few instructions.
 
-/// Address at which the guest's code is loaded.
+/// Load address of the guest's code.
 const ENTRY: u32 = 0x20_0000;
 
 /// Returns an ELF image of `code` with a PVH entry point.
