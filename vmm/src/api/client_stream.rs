@@ -246,7 +246,7 @@ mod tests {
                 requests.begin();
                 sleep(10 * idle_time).await;
                 requests.end();
-                // A request in time restarts the limit.
+                // A request before the deadline restarts the time limit.
                 let silence = tokio::time::timeout(idle_time - HEAD_TIME, stream.read(&mut buf)).await;
                 assert!(silence.is_err(), "{silence:?}");
             }

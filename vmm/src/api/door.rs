@@ -16,8 +16,8 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// Returns the maximum number of connected clients, because each client takes a descriptor. A further client gets status 429. The
-    /// listeners have separate limits, so that network clients cannot lock out clients of the API's socket.
+    /// Returns the maximum number of connected clients. The number is limited, because each client takes a descriptor. A further client
+    /// gets status 429. The listeners have separate limits, so that network clients cannot lock out clients of the API's socket.
     pub(super) fn places(self) -> usize {
         match self {
             Self::Api => 256,

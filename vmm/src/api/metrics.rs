@@ -57,7 +57,7 @@ pub fn render(all: &Figures) -> Result<String, prometheus::Error> {
 }
 
 fn vmm(scrape: &Scrape) -> Result<(), prometheus::Error> {
-    let build = IntGaugeVec::new(Opts::new("carom_build_info", "Version of the program; always 1."), &["version"])?;
+    let build = IntGaugeVec::new(Opts::new("carom_build_info", "Version of the program as a label."), &["version"])?;
     build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
     scrape.add(Box::new(build))
 }
@@ -141,7 +141,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.gauge("carom_iommu_pinned_bytes_peak", "Maximum pinned memory so far.", counters.peak_pinned_bytes)?;
     let calls = [("map", counters.host_maps), ("unmap", counters.host_unmaps)];
     scrape.totals("carom_iommu_host_calls_total", "Calls to the host's IOMMU that succeeded.", "call", &calls)?;
-    let help = "Times that the polling thread had no host CPU while requests arrived.";
+    let help = "Number of times that the polling thread had no host CPU while requests arrived.";
     scrape.total("carom_iommu_poll_stalls_total", help, report.poll_stalls.count)?;
     let help = "Calls to the host that were saved because one call served several neighbouring UNMAP requests.";
     scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;

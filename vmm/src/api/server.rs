@@ -29,14 +29,14 @@ use super::shared::SharedApi;
 use crate::process::thread_roles::API;
 use crate::process::time_slice::ShortSlice;
 
-/// Maximum time without progress of a client that reads its answer.
+/// Maximum time without progress while a client reads its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Maximum time to send the last answers when the VMM ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// Delay before the next attempt if a connection cannot be accepted, for example for lack of descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// Response to a client beyond the limit.
+/// Response to a client beyond the maximum number of clients.
 const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent-Length: 34\r\n\
     Connection: close\r\n\r\n[\"too many clients are connected\"]";
 
@@ -44,7 +44,7 @@ const BUSY: &[u8] = b"HTTP/1.1 429 \r\nContent-Type: application/json\r\nContent
 pub struct ApiServer {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    // Dropped after the thread has ended: the socket's file is removed when the server no longer serves it.
+    // Dropped after the thread has ended, so that the socket's file is removed only when the server no longer serves the socket.
     _socket: Option<ListeningSocket>,
 }
 
@@ -52,7 +52,7 @@ impl ApiServer {
     /// Starts serving everything on `socket`, and only metrics on `metrics`.
     ///
     /// # Errors
-    /// A listener cannot be used, or the process can have no more descriptors or threads.
+    /// A listener cannot be used, or the process has reached its limit of descriptors or threads.
     pub fn start(
         socket: Option<ListeningSocket>,
         metrics: Option<StdTcpListener>,

@@ -14,12 +14,12 @@ pub struct SharedApi {
     pub(super) control: ControlHandle,
     /// Readings of the VM that are in progress.
     pub(super) readings: Readings<Page>,
-    /// Program as which the VMM identifies itself to clients.
+    /// Program name that the VMM reports to clients.
     pub(super) program: Program,
 }
 
 impl SharedApi {
-    /// Creates the state for a VMM that identifies itself as `program`.
+    /// Creates the state for a VMM that reports `program` to clients.
     pub fn new(control: ControlHandle, program: Program) -> Self {
         Self { control, readings: Readings::default(), program }
     }
