@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Code for one processor architecture. The rest of the VMM uses only this module, and names no architecture.
+//! Code for one processor architecture. The rest of the VMM uses this code only through this module, and names no architecture.
 //!
 //! An architecture provides:
 //!

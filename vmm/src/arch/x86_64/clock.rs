@@ -20,7 +20,7 @@ const READINGS: usize = 8;
 pub struct ClockState {
     /// The guest's clock in nanoseconds.
     pub ns: u64,
-    /// The host's time of day at that moment, in nanoseconds since 1970.
+    /// The host's time of day when the guest's clock was read, in nanoseconds since 1970.
     pub realtime_ns: u64,
 }
 
@@ -93,7 +93,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs timed readings of these `durations`, from 1000 ns on. Returns the number of the reading that counts, and its time.
+    /// Runs timed readings of these `durations`, with a clock that starts at 1000 ns. Returns the number of the reading that counts, and its
+    /// time.
     fn timed_readings(durations: [i64; READINGS]) -> (usize, u64) {
         let (now, mut readings) = (Cell::new(1000u64), 0);
         let read = || {

@@ -45,10 +45,10 @@ pub const SMBIOS_TABLES_END: u64 = ACPI_TABLES;
 pub const ACPI_TABLES: u64 = 0xd_0000;
 /// End of the area for ACPI tables.
 pub const ACPI_TABLES_END: u64 = 0xf_0000;
-/// SMBIOS entry point. EDK2 expects it at exactly this address (`OvmfPkg/Include/IndustryStandard/CloudHv.h`). Kernels booted without
-/// firmware search from this address on.
+/// SMBIOS entry point. EDK2 expects it at exactly this address (`OvmfPkg/Include/IndustryStandard/CloudHv.h`). A kernel that is booted
+/// without firmware searches for it from this address on.
 pub const SMBIOS_ENTRY: u64 = 0xf_0000;
-/// ACPI's root pointer (RSDP), on a 16-byte boundary in the range that kernels booted without firmware search.
+/// ACPI's root pointer (RSDP), on a 16-byte boundary. It is in the range that a kernel searches if the kernel is booted without firmware.
 pub const RSDP: u64 = 0xf_0040;
 /// Target of a real-mode jump to the firmware's entry (0xf000:0xfff0).
 pub const RESET_VECTOR: u64 = 0xf_fff0;

@@ -48,7 +48,7 @@ pub struct ProcessorsState {
 
 /// Access to the vCPUs by number.
 pub trait Vcpus {
-    /// Returns the numbers of all vCPUs, in order.
+    /// Returns the numbers of all vCPUs, in ascending order.
     fn numbers(&self) -> Vec<u32>;
     /// Returns the CPUID that was set for vCPU `number`. KVM's own copy is not used, because some of its bits change with the guest's
     /// actions.
@@ -106,10 +106,10 @@ impl ProcessorsState {
         }
         let refuse = |rule: String| Err(StateError::rule("numbers", rule));
         if self.numbers.len() != self.vcpus.len() {
-            return refuse(format!("names {} of {count} vCPUs", self.numbers.len()));
+            return refuse(format!("has {} numbers for {count} vCPUs", self.numbers.len()));
         }
         if self.numbers.iter().zip(self.numbers.iter().skip(1)).any(|(one, next)| one >= next) {
-            return refuse("are not in order".into());
+            return refuse("are not in ascending order".into());
         }
         if let Some(number) = self.numbers.last().filter(|number| **number >= most) {
             return refuse(format!("has vCPU {number}, but the configuration has {most} at most"));
@@ -122,7 +122,7 @@ impl ProcessorsState {
         Ok(())
     }
 
-    /// Returns the numbers of the vCPUs, in order.
+    /// Returns the numbers of the vCPUs, in ascending order.
     pub fn numbers(&self) -> Vec<u32> {
         if self.numbers.is_empty() { (0..).take(self.vcpus.len()).collect() } else { self.numbers.clone() }
     }
@@ -330,8 +330,8 @@ mod tests {
         for (vcpus, numbers, wanted) in [
             (1, &[][..], "vcpus: has 1 vCPUs, but the configuration has 2"),
             (5, &[], "vcpus: has 5 vCPUs, but the configuration has 4 at most"),
-            (3, &[0, 1], "numbers: names 2 of 3 vCPUs"),
-            (3, &[0, 1, 1], "numbers: are not in order"),
+            (3, &[0, 1], "numbers: has 2 numbers for 3 vCPUs"),
+            (3, &[0, 1, 1], "numbers: are not in ascending order"),
             (3, &[0, 1, 4], "numbers: has vCPU 4, but the configuration has 4 at most"),
             (3, &[0, 2, 3], "numbers: lacks vCPU 1, which the configuration has"),
             (2, &[u32::MAX - 1, u32::MAX], "numbers: has vCPU 4294967295"),

@@ -117,7 +117,7 @@ impl SavedCpuid {
             let of = |cpuid: &Self| cpuid.find(function, index).map_or(0, |entry| entry.get(register));
             let missing = of(self) & !of(&host) & !not_features;
             if missing != 0 {
-                let field = format!("cpuid: leaf {function:#x}, {index}, {register:?}");
+                let field = format!("cpuid: leaf {function:#x}, subleaf {index}, {register:?}");
                 let rule = format!(
                     "this host's CPU or KVM lacks features that the guest uses ({missing:#x}): restore the VM on a host that has them"
                 );
@@ -181,7 +181,7 @@ mod tests {
         let feature = refusal(|entries| entries[2].ebx = 0b111);
         assert_eq!(
             feature,
-            "cpuid: leaf 0x7, 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2): restore the VM on a host that has them"
+            "cpuid: leaf 0x7, subleaf 0, Ebx: this host's CPU or KVM lacks features that the guest uses (0x2): restore the VM on a host that has them"
         );
         assert!(refusal(|entries| entries[3].eax = 0x3030).contains("48 bits, but this host's has 40"));
         assert!(refusal(|entries| entries[0].ebx = 0).contains("another vendor"));

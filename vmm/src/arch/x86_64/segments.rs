@@ -83,7 +83,7 @@ pub fn windows(config: &VmConfig, mem64: &RangeInclusive<u64>) -> Vec<BarWindows
     parts.map(|((io, mem32), mem64)| BarWindows { io, mem32, mem64 }).collect()
 }
 
-/// Divides `range` into one part for each weight, in order. The length of a part is proportional to its weight.
+/// Divides `range` into one part for each weight, in the order of `weights`. The length of a part is proportional to its weight.
 fn divide(range: &RangeInclusive<u64>, weights: &[u32]) -> Vec<RangeInclusive<u64>> {
     let (start, len) = (*range.start(), u128::from(range.end() - range.start()) + 1);
     let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();

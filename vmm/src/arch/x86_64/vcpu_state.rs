@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! All registers of a vCPU except its time stamp counter. A reset restores them to power-on, and a snapshot restores their
+//! All registers of a vCPU except its time stamp counter. A reset restores their power-on values, and a snapshot restores their
 //! saved values.
 
 use devices::state::StateError;
@@ -43,7 +43,7 @@ pub struct VcpuState {
     xcrs: Option<KvmBytes<kvm_xcrs>>,
     lapic: KvmBytes<kvm_lapic_state>,
     msrs: Vec<MsrState>,
-    /// Nested state: the guest's own use of virtualization extensions, if it has them.
+    /// Nested state: the guest's own use of virtualization extensions, if the guest has them.
     #[serde(with = "kvm_bytes::bytes")]
     nested: Vec<u8>,
     mp_state: KvmBytes<kvm_mp_state>,
@@ -54,9 +54,9 @@ pub struct VcpuState {
 /// Handling of a model-specific register that cannot be written on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwritableMsr {
-    /// The register keeps its value. For a state that was read from the same vCPU.
+    /// The register keeps its value. This is for a state that was read from the same vCPU.
     Leave,
-    /// Restoring fails, unless the register already has the value. For a state that may come from another host.
+    /// Restoring fails, unless the register already has the value. This is for a state that may come from another host.
     Refuse,
 }
 
@@ -67,7 +67,7 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> KvmError {
 impl VcpuState {
     /// Reads the state of a vCPU that is not running and has its CPUID.
     pub fn save(kvm: &Kvm, vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, KvmError> {
-        // Read first: this call makes KVM move pending INIT and SIPI into the run state, which may change events.
+        // The run state is read first, because this call makes KVM move pending INIT and SIPI into it, which may change events.
         let mp_state = vcpu.get_mp_state().map_err(KvmError::call("read the run state"))?;
         let pdptrs = ioctl::sregs2(vcpu).ok().filter(|sregs| sregs.flags & PDPTRS_VALID != 0).map(|sregs| sregs.pdptrs);
         let msrs = msr::read_all(kvm, vcpu)?;

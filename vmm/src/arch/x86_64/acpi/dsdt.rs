@@ -67,7 +67,7 @@ fn system_device(name: &str, children: Vec<&dyn Aml>, aml: &mut Vec<u8>) {
 }
 
 /// Writes the PCI Express host bridge of segment 0 and its motherboard resources. The bridge's windows also cover the aperture of bounce
-/// windows: the guest's DMA layer never allocates IOVAs in a host bridge's window.
+/// windows, because the guest's DMA layer never allocates IOVAs in a host bridge's window.
 fn host_bridge(config: &TableConfig, windows: &BarWindows, aml: &mut Vec<u8>) {
     let ports = PCI_CONFIG_PORTS;
     let before: AddressSpace<u16> = AddressSpace::new_io(0, narrow(ports.start() - 1), None);

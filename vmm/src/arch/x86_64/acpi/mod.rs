@@ -61,7 +61,7 @@ pub struct TableConfig {
 }
 
 impl TableConfig {
-    /// True if vCPUs can be added and removed while the guest runs: the maximum is above 1.
+    /// True if vCPUs can be added and removed while the guest runs, which needs a maximum above 1.
     pub fn processors_change(&self) -> bool {
         self.max_vcpus > 1
     }

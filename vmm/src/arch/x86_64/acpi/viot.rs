@@ -15,11 +15,11 @@ use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 const HEADER: u16 = 48;
 /// Node of a range of PCI functions.
 const PCI_RANGE: u8 = 1;
-/// Bytes of this node.
+/// Length of this node in bytes.
 const PCI_RANGE_LEN: u16 = 24;
 /// Node of a virtio-iommu on PCI.
 const VIRTIO_PCI_IOMMU: u8 = 3;
-/// Bytes of this node.
+/// Length of this node in bytes.
 const VIRTIO_PCI_IOMMU_LEN: u16 = 16;
 
 /// Builds the table. The virtio-iommu is its first node.

@@ -97,7 +97,7 @@ fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> 
         ConfigError::new(MemoryConfig::SIZE, format!("{ram_size} bytes are too little for this {what}"))
     } else {
         let rule = format!(
-            "{needed} bytes below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller one"
+            "{needed} bytes below {limit:#x} are needed for this {what}, and more RAM does not help: use a smaller {what}"
         );
         ConfigError::new(field, rule)
     })
