@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to deliver the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
-/// Delay before input is offered to a full receive buffer of the guest again.
+/// Delay before input is offered again to a guest whose receive buffer was full.
 const RETRY: Duration = Duration::from_millis(5);
 /// Maximum bytes of input per read.
 const INPUT: usize = 256;
@@ -111,7 +111,7 @@ impl Line {
         self.pty.as_deref()
     }
 
-    /// Returns the bytes that were lost while a peer was connected.
+    /// Returns the number of bytes that were lost while a peer was connected.
     pub fn lost_bytes(&self) -> u64 {
         self.shared.lock().all_lost
     }
@@ -238,7 +238,7 @@ impl Shared {
         self.taken.notify_all();
     }
 
-    /// Writes queued output as far as the peer has room. Returns true if anything was written.
+    /// Writes as much queued output as the peer has room for. Returns true if anything was written.
     fn send(&self, peer: &mut Peer) -> bool {
         let mut state = self.lock();
         let mut sent = false;

@@ -72,7 +72,7 @@ impl ConsoleLinks {
         self.output.is_some() || self.line.is_some()
     }
 
-    /// Returns the lost bytes of the guest's output.
+    /// Returns the number of lost bytes of the guest's output.
     fn lost_bytes(&self) -> u64 {
         let output = self.output.as_ref().map(ConsoleOutput::lost_bytes);
         output.or_else(|| self.line.as_ref().map(Line::lost_bytes)).unwrap_or(0)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Connections of a guest's console ([`ConsoleLinks`]), which is the serial port or the virtio-console. A console can be connected to a
-//! file or standard output ([`ConsoleOutput`]), or to the user's terminal ([`Terminal`]). The third connection is a pseudoterminal or a
-//! socket, whose peer can connect and disconnect ([`Line`]).
+//! file or standard output ([`ConsoleOutput`]), or to the user's terminal ([`Terminal`]). It can also be connected to a pseudoterminal or
+//! a socket, whose peer can connect and disconnect ([`Line`]).
 
 mod line;
 mod links;

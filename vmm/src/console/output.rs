@@ -45,10 +45,10 @@ pub struct ConsoleOutput {
 struct Pen(Arc<QueuedWriter>);
 
 impl ConsoleOutput {
-    /// Opens standard output for the console of this option.
+    /// Opens standard output for the console that `option` configures.
     ///
     /// # Errors
-    /// The process cannot have more threads or descriptors.
+    /// The process has reached its limit of threads or descriptors.
     pub fn stdout(option: Field) -> io::Result<Self> {
         let mut stdout = STDOUT.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match &*stdout {
@@ -62,7 +62,7 @@ impl ConsoleOutput {
         Ok(Self { name: option.option(), lost_before: queue.lost(), queue })
     }
 
-    /// Opens a file for the console of this option. Creates the file, or empties it if it is a regular file. A regular file may
+    /// Opens a file for the console that `option` configures. Creates the file, or empties it if it is a regular file. A regular file may
     /// grow to 256 MiB. If a user empties the file, there is room again.
     ///
     /// # Errors

@@ -21,11 +21,11 @@ static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);
 /// Receivers of standard input. Successive VMs may use the terminal.
 static INPUT: Mutex<Input> = Mutex::new(Input { receivers: Vec::new(), next: 0, reader: false });
 
-/// Delay before input is offered to a full receive buffer of the guest again.
+/// Delay before input is offered again to a guest whose receive buffer was full.
 const RETRY: Duration = Duration::from_millis(5);
 
 struct Input {
-    /// Receivers that use the terminal, by number. The latest one gets the input.
+    /// Receivers that use the terminal, by number. The latest receiver gets the input.
     receivers: Vec<(u64, Arc<dyn Receiver>)>,
     /// Number of the next receiver.
     next: u64,
@@ -131,7 +131,7 @@ pub fn restore() {
     }
 }
 
-/// Passes standard input to the current receiver, until its end. Without a receiver, input is dropped.
+/// Passes standard input to the current receiver, until the input ends. Without a receiver, input is dropped.
 fn forward_input() {
     let mut buffer = [0; 256];
     let mut stdin = io::stdin().lock();

@@ -48,7 +48,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
 }
 
 impl<M: Machine> Control<M> {
-    /// Ends the guest. If a thread is stuck, the VM cannot be shut down in order, and the VMM ends too.
+    /// Ends the guest. If a thread is stuck, the VM cannot be shut down cleanly, and the VMM ends too.
     pub(super) fn lose_memory(&mut self, lost: &LostMemory) -> ControlFlow<Result<(), VmError>> {
         let LostMemory { note: Note { reason, is_stuck }, begun } = lost;
         let result = Err(VmError::Guest(reason.clone()));

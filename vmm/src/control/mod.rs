@@ -389,8 +389,8 @@ impl<M: Machine> Control<M> {
         Ok(self.or_end(raised)??)
     }
 
-    /// Returns the outcome of a step. If the step failed, the guest cannot run: shuts down the VM, and writes an event with the
-    /// reason.
+    /// Returns the outcome of a step. If the step failed, shuts down the VM, because the guest cannot run, and writes an event with
+    /// the reason.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
             tell_failure(&self.monitor, error);

@@ -33,7 +33,7 @@ impl<M: Machine> Control<M> {
         }
     }
 
-    /// Stops the guest of a device that had an uncorrectable error: data that the guest reads from the device may be wrong and
+    /// Stops the guest if its device had an uncorrectable error, because data that the guest reads from the device may be wrong and
     /// must not spread. The API client decides whether the guest continues. Without an API, the guest ends.
     fn device_failed(&mut self, id: &str, host: &str) -> ControlFlow<Result<(), VmError>> {
         let Some(bdf) = self.guest_address(id) else { return ControlFlow::Continue(()) };

@@ -29,7 +29,7 @@ pub enum Reply {
 /// All figures, as read by one call.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// State of the VM, if one is created.
+    /// State of the VM, if a VM is created.
     pub state: Option<State>,
     /// Number of vCPUs.
     pub vcpus: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM in order. SIGWINCH reports a new size of
+//! Signals to the VMM. SIGUSR1 reports the counters. The signals of [`ENDING`] end the VMM cleanly. SIGWINCH reports a new size of
 //! the terminal, or lost guest memory ([`devices::host_memory`]). A SIGTERM or SIGINT that comes 1 s or more after the first ending
 //! signal ends the VMM at once, even if the control thread is blocked.
 
@@ -19,7 +19,7 @@ use crate::process::event_monitor::EventMonitor;
 use crate::process::signal_actions;
 use crate::process::thread_roles::SIGNALS;
 
-/// Signals that end the VMM in order.
+/// Signals that end the VMM cleanly.
 const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPWR];
 
 /// Signals within this time count as one request: some senders signal both the process and its group, or send SIGHUP after SIGTERM.
@@ -45,7 +45,7 @@ impl Wishes {
 pub(super) fn log_end(signal: i32) {
     let cause = match signal {
         SIGXCPU => "SIGXCPU: the process reached a limit on CPU time (RLIMIT_CPU or RLIMIT_RTTIME)",
-        SIGALRM => "SIGALRM: a timer expired that was set before carom was started",
+        SIGALRM => "SIGALRM: a timer that was set before the start of carom has expired",
         libc::SIGPWR => "SIGPWR: power is failing",
         _ => return log::info!("signal {signal} ends the VMM"),
     };

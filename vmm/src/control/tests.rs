@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tests of the VM's life cycle against a model: every call in every state, and random histories, with a VM without a guest.
+//! Tests of the VM's life cycle against a model, with a VM without a guest: every call in every state, and random histories.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -41,7 +41,7 @@ thread_local! {
 struct Null {
     fails: String,
     vcpus_run: bool,
-    /// IDs of the devices, and whether the guest was asked to release each.
+    /// IDs of the devices, and true if the guest was asked to release the device.
     devices: Vec<(String, bool)>,
     added_ram: u64,
     /// Number of present vCPUs, and number of wanted vCPUs.
