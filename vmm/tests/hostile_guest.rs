@@ -54,7 +54,7 @@ const WINDOWS: u64 = 8 << 20;
 const CHUNK: u64 = 2 << 20;
 /// Maximum bytes of the log, and of events, per minute.
 const WRITTEN: u64 = 1 << 20;
-/// Pause at the start of a guest that did not reset itself: two to this power of cycles, see `guest.c`. An emulated machine needs longer
+/// Pause at the start of a guest that did not reset itself (see `guest.c`): 2 to this power, in cycles. An emulated machine needs longer
 /// to stop the guest.
 const QUIET: u32 = 32;
 const QUIET_EMULATED: u32 = 33;
@@ -95,7 +95,7 @@ impl Drop for Carom {
     }
 }
 
-/// Returns the pause at the start of a guest: two to this power of cycles.
+/// Returns the pause at the start of a guest: 2 to this power, in cycles.
 fn quiet() -> u32 {
     if devices().is_empty() { QUIET } else { QUIET_EMULATED }
 }

@@ -165,7 +165,7 @@ fn write_in_reset(socket: &UnixStream, sender: &Mutex<UnixStream>, seen: &Seen) 
 fn serve(socket: &UnixStream, manner: Manner, seen: &Arc<Seen>) -> Option<()> {
     let (mut config, mut kept, asked) = (config(), Vec::new(), &seen.asked);
     asked.store(0, Ordering::Relaxed);
-    // Threads take turns, one whole message at a time.
+    // The lock makes each thread send whole messages.
     let sender = Arc::new(Mutex::new(socket.try_clone().ok()?));
     let ask = |message: Vec<u8>| {
         let (sender, seen) = (sender.clone(), seen.clone());

@@ -29,7 +29,7 @@ const PAUSES: u32 = 48;
 /// Limit that ends a test whose guest hangs.
 const HUNG: Duration = Duration::from_secs(240);
 
-/// Line after the first round.
+/// Line that the guest prints after the first round.
 const FIRST: &str = "round 00000001.";
 
 /// Returns the number of pauses.
@@ -37,7 +37,7 @@ fn pauses() -> u32 {
     env::var("CAROM_PAUSES").map_or(PAUSES, |text| text.parse().expect("CAROM_PAUSES must be a number"))
 }
 
-/// Guest in its process.
+/// Guest, and the process that runs it.
 struct Guest {
     dir: tempfile::TempDir,
     _carom: Carom,

@@ -178,7 +178,7 @@ fn image_is_usable_at_once_after_its_user_was_killed() {
 }
 
 #[test]
-fn image_is_free_when_the_process_ended_in_order() {
+fn image_is_free_when_the_process_ended_cleanly() {
     let Some(site) = Site::new() else { return };
     for more in ways(&site.at("image")) {
         for _ in 0..kills() {

@@ -21,7 +21,7 @@ use vmm::process::signal_actions::is_ignored;
 /// Signals that Carom ignores, in addition to the real-time signals.
 const IGNORED: [i32; 7] =
     [libc::SIGXFSZ, libc::SIGPIPE, libc::SIGUSR2, libc::SIGVTALRM, libc::SIGPROF, libc::SIGIO, libc::SIGSTKFLT];
-/// Signals that end the VM in order.
+/// Signals that end the VM cleanly.
 const ENDING: [i32; 6] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGXCPU, libc::SIGPWR];
 /// Signals that end the process at once, with a core dump if the host enables core dumps.
 const CORE: [i32; 8] = [
@@ -92,7 +92,7 @@ fn signals_without_a_meaning_are_ignored() {
 }
 
 #[test]
-fn ending_signals_end_the_process_in_order() {
+fn ending_signals_end_the_process_cleanly() {
     for signal in ENDING {
         if signal == libc::SIGHUP && is_ignored(libc::SIGHUP) {
             // Carom inherits the ignored signal, as under nohup.

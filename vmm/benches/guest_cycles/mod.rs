@@ -69,7 +69,7 @@ pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> 
     }
 }
 
-/// Returns the first two CPUs that this process may use, for the vCPU and for a device's thread. Returns `None` if it may use only one.
+/// Returns the first two CPUs that this process may use, for the vCPU and for a device's thread. Returns `None` if it may use only one CPU.
 pub(crate) fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));

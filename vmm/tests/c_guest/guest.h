@@ -54,7 +54,7 @@ static inline uint64_t tsc(void)
 	return v;
 }
 
-/* Waits for two to the power of `shift` cycles. */
+/* Waits for 2^shift cycles. */
 static inline void wait(uint32_t shift)
 {
 	uint64_t end = tsc() + (1ull << shift);

@@ -41,7 +41,7 @@ impl Code {
         code
     }
 
-    /// Reports that the guest has run on, and halts.
+    /// Reports that the guest has continued, and halts.
     pub(crate) fn end(self) -> Vec<u8> {
         self.store(AFTER, 4, 1).halt()
     }
