@@ -72,7 +72,7 @@ struct Progress {
     lost: bool,
 }
 
-/// Requests of one connection, one after the other.
+/// Requests of one connection, which are served one after the other.
 #[derive(Clone)]
 pub(super) struct Requests(Arc<Mutex<Progress>>);
 

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 /// Clients that wait for the next answer, by the name of their question. A question has an entry while a task reads its answers.
 type Waiting<T> = Mutex<BTreeMap<&'static str, Vec<oneshot::Sender<T>>>>;
 
-/// Questions that clients ask, with the waiting clients.
+/// Questions that clients have asked, each with the clients that wait for the answer.
 #[derive(Debug)]
 pub(super) struct Readings<T>(Arc<Waiting<T>>);
 
@@ -27,7 +27,7 @@ impl<T> Default for Readings<T> {
 }
 
 impl<T: Clone + Send + 'static> Readings<T> {
-    /// Returns the answer to `name`, which `ask` produces. Returns `None` if the runtime ends first. Must be called within a
+    /// Returns the answer to question `name`. `ask` produces the answer. Returns `None` if the runtime ends first. Must be called within a
     /// runtime.
     pub(super) async fn read<F>(&self, name: &'static str, ask: impl Fn() -> F + Send + 'static) -> Option<T>
     where
