@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! CPUID of the guest. It contains the features that KVM supports, the features that KVM emulates but does not report, and the vCPU's
-//! place in the topology (one socket, one thread per core). It lacks the features that the configuration disables.
+//! CPUID of the guest. It contains the features that KVM supports, and the features that KVM emulates but does not report. It lacks the
+//! features that the configuration disables. It also contains the vCPU's place in the topology (one socket, one thread per core).
 
 use carom_api::config::{CpusConfig, NumaConfig};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! vCPU calls of KVM that are unsafe, or that `kvm-ioctls` lacks (Documentation/virt/kvm/api.rst). This file has all unsafe
-//! code of saved state.
+//! vCPU calls of KVM that are unsafe, or that `kvm-ioctls` lacks (Documentation/virt/kvm/api.rst). All unsafe code for
+//! saved state is in this file.
 
 use std::io;
 
@@ -19,7 +19,7 @@ ioctl_iow_nr!(KVM_SET_SREGS2, KVMIO, 0xcd, kvm_sregs2);
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
-/// Bytes of the extended state area that every kernel supports.
+/// Length in bytes of the extended state area that every kernel supports.
 const XSAVE_LEN: usize = size_of::<kvm_xsave>();
 
 /// Returns the size in bytes of a vCPU's extended state area on this host. The size exceeds 4 KiB if the guest may use AMX.

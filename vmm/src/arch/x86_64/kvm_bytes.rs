@@ -34,7 +34,7 @@ impl<'de, T: FromBytes> Deserialize<'de> for KvmBytes<T> {
     }
 }
 
-/// Any number of bytes, in the same form.
+/// Any number of bytes, also as hexadecimal text.
 pub(super) mod bytes {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

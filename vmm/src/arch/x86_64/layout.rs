@@ -76,7 +76,7 @@ const HOLE_OF_KERNEL: PciHole = PciHole { aperture: 0xc000_0000..=0xdfff_ffff, m
 const HOLE_OF_FIRMWARE: PciHole = PciHole { aperture: 0xd800_0000..=0xf7ff_ffff, mem32: 0xc000_0000..=0xd7ff_ffff };
 
 impl PciHole {
-    /// Returns the hole of a VM that boots firmware, or a kernel.
+    /// Returns the hole of a VM. `firmware` is true if the VM boots firmware, and false if it boots a kernel.
     pub fn of(firmware: bool) -> Self {
         if firmware { HOLE_OF_FIRMWARE } else { HOLE_OF_KERNEL }
     }

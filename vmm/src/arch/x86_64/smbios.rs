@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! SMBIOS tables: the names of the machine (DMTF DSP0134, System Management BIOS reference specification 3.7). Linux looks for their
-//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000. Linux shows the names in `/sys/class/dmi/id`.
+//! entry point between 0xf0000 and 0xfffff, EDK2 at 0xf0000. Linux shows the names in `/sys/class/dmi/id`. Numbers in parentheses are
+//! sections of the specification.
 
 use carom_api::config::PlatformConfig;
 use devices::ram::Ram;
@@ -79,14 +80,14 @@ fn structures(platform: &PlatformConfig) -> Vec<Structure> {
     let firmware = Structure::new(kind::FIRMWARE)
         .text(Some(MANUFACTURER))
         .text(Some(env!("CARGO_PKG_VERSION")))
-        // Start in real mode, release date and size: not present.
+        // No start address in real mode, no release date and no size.
         .bytes(&[0, 0])
         .text(None)
         .bytes(&[0])
         // No characteristics except the bit of a virtual machine (7.1.2.2, bit 4).
         .bytes(&(1u64 << 3).to_le_bytes())
         .bytes(&[0, 1 << 4])
-        // Releases of the firmware and of a controller: not given.
+        // No releases of the firmware and of a controller.
         .bytes(&[0xff; 4])
         .bytes(&[0, 0]);
     let system = Structure::new(kind::SYSTEM)

@@ -133,7 +133,7 @@ fn is_one(wanted: u32, host: u32) -> bool {
     wanted == 0 || host == 0 || u64::from(wanted.abs_diff(host)) * 1_000_000 <= u64::from(wanted) * TOLERANCE
 }
 
-/// Returns the number of ticks in the time `elapsed` of a counter with frequency `khz`.
+/// Returns the number of ticks that a counter of `khz` kHz makes in the time `elapsed`.
 fn ticks(elapsed: Duration, khz: u32) -> u64 {
     let ticks = elapsed.as_nanos().saturating_mul(khz.into()) / 1_000_000;
     u64::try_from(ticks).unwrap_or(u64::MAX)

@@ -285,7 +285,7 @@ mod tests {
             let route = [&[0x0c, 0xff, 0xff, slot, 0, 0][..], b"\\\x2e_SB_", link, &[0]].concat();
             image.windows(route.len()).filter(|window| *window == route).count()
         };
-        // Segment 0, and segment 1, whose slots use the lines of their neighbours in segment 0.
+        // A slot of segment 1 uses the line of the next slot of segment 0.
         assert_eq!((route(2, b"LNK2"), route(2, b"LNK3"), route(2, b"LNK0")), (1, 1, 0));
         assert_eq!((route(31, b"LNK3"), route(31, b"LNK0"), route(0, b"LNK0"), route(1, b"LNK2")), (1, 1, 0, 1));
         assert_eq!(image.windows(4).filter(|window| *window == b"_PRT").count(), 2);
@@ -310,7 +310,7 @@ mod tests {
         for bytes in [&address[..], b"\x0dVM_Gen_Counter\0", b"\x0dVMGENCTR\0"] {
             assert_eq!((has(&with, bytes), has(&without, bytes)), (true, false), "{bytes:x?}");
         }
-        // The event device checks for this interrupt: a comparison with 19, and the call.
+        // The event device compares the interrupt with 19, and calls the method.
         let event = b"\x93\x68\x0a\x13\\\x2f\x03_SB_VGENLOOK";
         assert_eq!((has(&with, event), has(&without, b"VGEN")), (true, false));
     }

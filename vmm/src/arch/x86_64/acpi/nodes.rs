@@ -16,7 +16,7 @@ use carom_api::config::NumaConfig;
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::arch::layout::zone_ranges;
 
-/// Affinity structure of a processor, by its local APIC.
+/// Type of the affinity structure that names a processor by its local APIC.
 const LOCAL_APIC: u8 = 0;
 /// Length of this structure in bytes.
 const LOCAL_APIC_LEN: u8 = 16;

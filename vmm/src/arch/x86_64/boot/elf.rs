@@ -13,8 +13,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, Guest
 
 use crate::arch::layout::{HIGH_RAM_START, LOW_RAM_END, PAGE_SIZE};
 
-/// Bytes of the ELF header, and of a program header.
+/// Length of the ELF header in bytes.
 const HEADER_LEN: usize = 64;
+/// Length of a program header in bytes.
 const PROGRAM_HEADER_LEN: usize = 56;
 /// Maximum number of program headers. Kernels and firmware have a handful, and each header may cost as much time as clearing all RAM.
 const MAX_PROGRAM_HEADERS: u16 = 256;

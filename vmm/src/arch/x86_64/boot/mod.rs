@@ -90,8 +90,8 @@ fn file_error(field: Field, path: &Path) -> impl Fn(io::Error) -> BootError {
     move |source| BootError::File(FileError { field, path: path.display().to_string(), source })
 }
 
-/// Returns the error for `what` if it does not fit into RAM below `limit`, its highest allowed address. The error blames the size of
-/// RAM only if more RAM would help.
+/// Returns the error if `what` does not fit into RAM below `limit`, the end of the allowed addresses. The error blames the size of RAM
+/// only if more RAM would help.
 fn no_room(ram_size: u64, limit: u64, field: Field, what: &str, needed: u64) -> BootError {
     BootError::NoRoom(if needed <= limit {
         ConfigError::new(MemoryConfig::SIZE, format!("{ram_size} bytes are too little for this {what}"))
@@ -212,7 +212,7 @@ impl Payload {
         }
     }
 
-    /// Clears the parts of segments without bytes in the file.
+    /// Clears the parts of segments that have no bytes in the file.
     fn zero(&self, memory: &Ram, ram_size: u64, segments: &[elf::Segment]) -> Result<(), BootError> {
         let low_end = ram_size.min(LOW_MEMORY_END);
         // The limit on the total keeps many overlapping segments from taking longer than one segment that fills RAM. If bytes of the file

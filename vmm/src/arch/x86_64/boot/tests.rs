@@ -10,7 +10,7 @@ use crate::arch::layout::MIB;
 use crate::memory;
 
 impl Payload {
-    /// Loads into memory that is dropped afterwards.
+    /// Loads the payload into memory that is dropped afterwards.
     fn check(&self, ram_size: u64) -> Result<(), BootError> {
         let memory = memory::create(&MemoryConfig::with_size(ram_size)).unwrap();
         self.load(memory.as_ref(), ram_size, 0).map(|_| ())
@@ -29,7 +29,7 @@ fn refused(content: &[u8]) -> String {
     error(&config).to_string()
 }
 
-/// Returns the user error in the payload that `config` names.
+/// Returns the error of loading the payload of `config`. The error must be a user error.
 fn error(config: &PayloadConfig) -> BootError {
     let error = match Payload::open(config) {
         Ok(payload) => payload.check(64 * MIB).unwrap_err(),
@@ -54,8 +54,8 @@ fn bzimage(version: u16, code: usize) -> Vec<u8> {
     image
 }
 
-/// Returns an ELF image like EDK2's, 64-bit for a 32-bit machine. The image has one segment of `size` bytes from 1 MiB on. Its note of
-/// type `note` has the PVH entry point.
+/// Returns an ELF image like EDK2's: a 64-bit image for a 32-bit machine. The image has one segment of `size` bytes from 1 MiB on. Its note
+/// of type `note` has the PVH entry point.
 fn elf(size: u64, note: u32, entry: u32) -> Vec<u8> {
     elf_of(size, note, entry, &[Segment { offset: 0, address: HIGH_RAM_START, file_len: size, len: size }])
 }
@@ -115,7 +115,7 @@ fn firmware_is_entered_by_pvh_with_memory_map_and_tables() {
     let (_file, config) = firmware(&elf(0x4000, PVH_NOTE, 0x10_3ff0));
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
-    // Loaded twice, as on a reboot: the second load restores what the firmware has overwritten.
+    // The payload is loaded twice, as on a reboot. The second load restores bytes that the firmware has overwritten.
     for _ in 0..2 {
         memory.write_slice(&[0; 0x4000], GuestAddress(HIGH_RAM_START)).unwrap();
         let entry = payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
@@ -390,7 +390,7 @@ fn initramfs_goes_to_the_top_of_low_memory() {
     config.initramfs = Some(initramfs.path().into());
     let memory = memory::create(&MemoryConfig::with_size(64 * MIB)).unwrap();
     let payload = Payload::open(&config).unwrap();
-    // Loaded twice, as on a reboot.
+    // The payload is loaded twice, as on a reboot.
     for _ in 0..2 {
         payload.load(&memory, 64 * MIB, 0xe0000).unwrap();
         let last: u8 = memory.read_obj(GuestAddress(64 * MIB - 8192 + 4999)).unwrap();

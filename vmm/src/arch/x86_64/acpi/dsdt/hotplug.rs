@@ -37,7 +37,7 @@ fn field_name(stem: [u8; 3], segment: u16) -> [u8; 4] {
 /// device is present.
 pub(super) fn slots(segment: u16, aml: &mut Vec<u8>) {
     let bridge = format!("\\_SB_.{}", bridge_name(segment));
-    // Method that ejects the device in the slot of this number.
+    // Method that ejects the device in the slot whose number is the argument.
     let eject_method = format!("\\_SB_.PHPC.{}", of_segment("EJC", segment));
     for slot in segments::slots(segment) {
         let eject = MethodCall::new(eject_method.as_str().into(), vec![&slot]);
@@ -106,7 +106,7 @@ fn registers_of(segment: u16, aml: &mut Vec<u8>) {
     Method::new(eject.as_str().into(), 1, true, vec![&ShiftLeft::new(&gone, &ONE, &Arg(0))]).to_aml_bytes(aml);
 }
 
-/// Writes the notifications of a segment's slots. Reading clears both registers, so each is read once.
+/// Writes the notifications of a segment's slots. Reading clears both registers, so the method reads each once.
 fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     let (came, to_go) = (Path::new(&of_segment("CAM", segment)), Path::new(&of_segment("TGO", segment)));
     let (first, second) = (Local(0), Local(1));

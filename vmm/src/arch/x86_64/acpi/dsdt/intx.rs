@@ -2,8 +2,8 @@
 
 //! INTx of PCI functions: the I/O APIC's interrupt line for each slot's pin (ACPI 6.5, section 6.2.13).
 //!
-//! Pins are routed to link devices. Each link device has one fixed line. Without a link device, a guest would take a line to be
-//! active low, as on a physical board, but the lines of KVM's I/O APIC are active high.
+//! Pins are routed to link devices. Each link device has one fixed line. The lines of KVM's I/O APIC are active high.
+//! Without a link device, a guest would assume that a line is active low, as on a physical board.
 
 use acpi_tables::aml::{EISAName, Interrupt, Method, Name, Package, Path, ResourceTemplate, ZERO};
 use acpi_tables::{Aml, AmlSink};

@@ -18,7 +18,7 @@ use crate::arch::layout::CPU_HOTPLUG_PORTS;
 
 /// Method that notifies the processors of changes.
 pub(super) const SCAN: &str = "\\_SB_.CHPC.SCAN";
-/// Method that ejects the processor of this number.
+/// Method that ejects the processor whose number is the argument.
 const EJECTED: &str = "\\_SB_.CHPC.EJCT";
 /// Method that receives the guest's status for an event of a processor. Arguments: number of the processor, event, status.
 const STATUS: &str = "\\_SB_.CHPC.STAT";
@@ -31,7 +31,7 @@ fn name(number: u32) -> String {
     format!("C{number:03X}")
 }
 
-/// Returns the name of the field that is 1 if the processor of this number is present.
+/// Returns the name of the field that is 1 if processor `number` is present.
 fn is_there(number: u32) -> String {
     format!("P{number:03X}")
 }

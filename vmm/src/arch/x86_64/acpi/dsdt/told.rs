@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Notification of a device in the tables.
+//! AML that notifies a device.
 
 use acpi_tables::aml::{And, If, Local, Notify, Path, ZERO};
 use acpi_tables::{Aml, AmlSink};
