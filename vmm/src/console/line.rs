@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Line between the guest's console and the peer at its other end, which may connect and disconnect. While no peer is connected, output
+//! Line between the guest's console and a peer, which may connect and disconnect. While no peer is connected, output
 //! is kept for the next peer. If the buffer overflows, the oldest output is lost.
 
 use std::collections::VecDeque;
@@ -221,7 +221,7 @@ impl Shared {
                 self.set_attached(false);
                 return;
             }
-            // Only this thread reads the event, and it reads the event before it acts on the changes.
+            // This clears the event before the thread acts on the changes, so no change is missed. Only this thread reads the event.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
     }
@@ -330,13 +330,13 @@ mod tests {
         }
     }
 
-    /// Opens the other end of a line. If the test process is a session leader, the terminal must not become its controlling terminal:
-    /// SIGHUP would end the test.
+    /// Opens the other end of a line. If the test process is a session leader, the terminal must not become its controlling terminal,
+    /// because SIGHUP would end the test.
     fn open_terminal(path: &Path) -> File {
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap()
     }
 
-    /// Creates a port, which stores the input that it receives.
+    /// Creates a serial port that stores received input.
     fn port() -> Arc<SerialPort> {
         Arc::new(SerialPort::new(EventFd::new(EFD_NONBLOCK).unwrap(), Box::new(io::sink())))
     }

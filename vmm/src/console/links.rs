@@ -90,7 +90,7 @@ impl ConsoleLinks {
     }
 }
 
-/// Calls `make` with the path in a field. Adds the field and the path to errors.
+/// Calls `make` with `path`, the value of `field`. Adds the field and the path to errors.
 fn make_at<T>(field: Field, path: Option<&Path>, make: impl FnOnce(&Path) -> io::Result<T>) -> Result<T, VmError> {
     let path = path.unwrap_or(Path::new(""));
     make(path).map_err(VmError::of_file(field, path))

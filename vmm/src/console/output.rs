@@ -54,7 +54,7 @@ impl ConsoleOutput {
         let queue = match &*stdout {
             Some(queue) => queue.clone(),
             None => {
-                // `Stdout` is not used: it has a lock, which a blocked thread would hold.
+                // `Stdout` is not used, because a blocked thread would hold its lock.
                 let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
                 stdout.insert(Arc::new(QueuedWriter::new(option.option(), file, MAX_WAITING)?)).clone()
             }

@@ -80,7 +80,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Reports the terminal's size, which may have changed, to the receivers.
+/// Reports the terminal's size to the receivers, because it may have changed.
 pub fn tell_size() {
     let Some(size) = stdin_size() else { return };
     let receivers: Vec<Arc<dyn Receiver>> = input().receivers.iter().map(|(_, receiver)| receiver.clone()).collect();
@@ -120,7 +120,7 @@ fn enter_raw_mode() -> io::Result<()> {
 pub fn restore() {
     let original = ORIGINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(original) = original {
-        // With SIGTTOU unblocked, the kernel would stop a background process here.
+        // If SIGTTOU were not blocked, the kernel would stop a background process here.
         let blocked = block_signal(libc::SIGTTOU).is_ok();
         // Errors of a terminal that is gone are ignored.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);

@@ -35,7 +35,7 @@ pub(crate) fn classes(histogram: &Histogram) -> impl Iterator<Item = (u64, u64)>
     histogram.buckets.iter().enumerate().map(move |(class, count)| (end(class), *count))
 }
 
-/// Converts histograms to the form that clients get, by name.
+/// Converts named histograms to the form that clients get.
 pub(super) fn latencies<const N: usize>(named: [(&str, &Histogram); N]) -> std::collections::BTreeMap<String, Latency> {
     named.into_iter().map(|(name, histogram)| (name.to_string(), latency(histogram))).collect()
 }

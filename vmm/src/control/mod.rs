@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control thread. It owns the VM, and only it creates, boots, pauses, resets and deletes the VM.
+//! The control thread. It owns the VM. Only this thread creates, boots, pauses, resets and deletes the VM.
 //!
 //! Other threads send it messages ([`ControlHandle`]). It serves one message at a time, so no two changes of the VM's state overlap. It
 //! answers a call when the call is complete. While it waits for messages, other threads can read the VM's state (`vm.info`) themselves.
@@ -95,7 +95,7 @@ pub struct Options {
 struct Created<M> {
     config: CheckedConfig,
     state: State,
-    /// True if the file restrictions of this configuration are already applied, if it enables any.
+    /// True if the file restrictions that this configuration enables, if any, are already applied.
     limited: bool,
     /// Present while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,
