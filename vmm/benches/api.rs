@@ -199,7 +199,7 @@ async fn echo(listener: &UnixListener, answer: &Arc<Vec<u8>>) {
             while stream.readable().await.is_ok() {
                 match stream.try_read(&mut request) {
                     Ok(0) => break,
-                    // The socket has room for the answer, because its client waits for nothing else.
+                    // The socket has room for the answer, because the client has read all earlier answers.
                     Ok(_) => assert_eq!(stream.try_write(&answer).unwrap(), answer.len()),
                     Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
                 }

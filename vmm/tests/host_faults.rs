@@ -78,7 +78,7 @@ struct Run {
     failed: bool,
 }
 
-/// Runs the program in `dir`. This call fails when a thread makes it for the `nth` time.
+/// Runs the program in `dir`. `call` fails with `error` when a thread makes it for the `nth` time.
 fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
     let (trace, said) = (dir.join("trace"), dir.join("said"));
     let mut child = Command::new("strace")

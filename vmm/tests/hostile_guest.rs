@@ -106,7 +106,7 @@ fn devices() -> Vec<String> {
     named.split(',').filter(|name| !name.is_empty()).map(Into::into).collect()
 }
 
-/// Returns the arguments for these devices, behind the virtio-iommu.
+/// Returns the arguments that put the host devices behind the virtio-iommu.
 fn device_arguments() -> Vec<String> {
     let devices = devices();
     if devices.is_empty() {
@@ -154,7 +154,8 @@ impl Carom {
         call(self.dir.path(), method, name, None)
     }
 
-    /// Makes a call that must finish in time. If the guest has ended, the call may fail: boots the guest again, and returns false.
+    /// Makes a call that must finish in time. If the guest has ended, the call may fail. In this case,
+    /// boots the guest again and returns false.
     fn put(&self, name: &str) -> bool {
         let start = Instant::now();
         let (status, answer) = self.call("PUT", name);
@@ -210,7 +211,7 @@ impl Carom {
         for name in ["mappings", "mapped_bytes", "stuck_ranges", "lost_chunks"] {
             assert_eq!(iommu[name], 0, "{name} after a reset: {iommu}");
         }
-        // Chunks may be parked for the next boot. All pinned memory belongs to them, according to the devices and to the kernel.
+        // Chunks may be parked for the next boot. All pinned memory belongs to these chunks, according to the devices and to the kernel.
         let windows = iommu["window_bytes"].as_u64().unwrap();
         assert!(windows <= WINDOWS && iommu["parked_chunks"].as_u64() == Some(windows / CHUNK), "{iommu}");
         let devices = counters.as_object().unwrap().iter().filter(|(name, _)| *name != "_iommu");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A guest that checks everything that it reads from devices (`paused_guest/guest.c`), in a real `carom` process that is paused
-//! repeatedly: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and vCPU hotplug.
+//! Pauses a real `carom` process repeatedly: by `vm.pause`, `vm.nmi`, a snapshot and restore, a reset, and vCPU hotplug. Its guest
+//! (`paused_guest/guest.c`) checks everything that it reads from devices.
 //!
 //! `CAROM_PAUSES` is the number of pauses in each test. Without access to `/dev/kvm` or without a compiler, these tests do nothing.
 

@@ -93,8 +93,8 @@ fn process_with_a_thread_of_a_role() {
     sandbox::start(role, "test".into(), work).unwrap().join().unwrap();
 }
 
-/// Makes the thread that starts others do `work`. That thread runs no work of its own, but it drops the closure of a thread that cannot be
-/// started, and dropping this closure runs `work`.
+/// Makes the thread that starts others do `work`. That thread runs no work of its own. But if it cannot start a thread, it drops the
+/// thread's closure, and dropping this closure runs `work`.
 fn in_starter(work: fn()) {
     struct AtItsEnd(fn());
     impl Drop for AtItsEnd {
@@ -157,7 +157,7 @@ fn own_ring() -> impl FnOnce() {
     move || eprintln!("it was: {ring}, {}", unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, 0, 0, 0) })
 }
 
-/// Creates an io_uring ring, enters a ring that does not exist, and registers with it.
+/// Creates an io_uring ring. Then enters a ring that does not exist, and registers with that ring.
 fn ring() {
     let said = |result: i64| if result >= 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() };
     let made = said(make_ring());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The serial port of a real `carom` process with a small guest, with readers of its output that read or do not read.
+//! The serial port of a real `carom` process with a small guest. Some readers of its output read slowly or not at all.
 //!
 //! Without access to `/dev/kvm`, these tests do nothing.
 
@@ -130,8 +130,8 @@ fn open_reader(fifo: &Path) -> File {
     reader
 }
 
-/// Reads until `len` bytes have arrived or the writer has gone. Reads a page at a time with pauses: more slowly than a guest
-/// writes.
+/// Reads until `len` bytes have arrived or the writer has gone. Reads a page at a time with pauses, so more slowly than a
+/// guest writes.
 fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let mut page = [0; 4096];

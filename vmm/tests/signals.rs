@@ -54,7 +54,7 @@ fn send(carom: &Carom, signal: i32) {
     assert!(status.success(), "{signal}");
 }
 
-/// Returns a signal set of the process in `/proc`.
+/// Returns a set of signals from the process's `status` file in `/proc`.
 fn mask(carom: &Carom, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", carom.0.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();

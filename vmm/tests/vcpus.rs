@@ -96,7 +96,7 @@ impl Carom {
         (status, answer[0].as_str().unwrap_or_default().into())
     }
 
-    /// Returns the numbers in the names of the vCPUs' threads, joined.
+    /// Returns the numbers in the names of the vCPUs' threads, joined into one string.
     fn threads(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.0.id())).unwrap();
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());

@@ -89,8 +89,8 @@ impl Drop for Carom {
 
 /// Returns the cycles of an operation at each depth: the medians of a guest's lines.
 ///
-/// A guest that stops is started again. If KVM emulates its instructions, KVM may write a ring's index byte by byte, and a device that
-/// reads an incomplete index gives up the queue.
+/// A guest that stops is started again. If KVM emulates its instructions, KVM may write a ring's index byte by byte. A device that
+/// reads such an incomplete index stops the queue.
 fn measure(program: &Path, kernel: &Path, arguments: &[String], dir: &Path) -> [f64; 2] {
     for _ in 0..TRIES {
         if let Some(times) = run(program, kernel, arguments, dir) {

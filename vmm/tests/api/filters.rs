@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::http::PATIENCE;
 use super::{Carom, program};
 
-/// Returns the number under this name in the kernel's status of a thread.
+/// Returns the number that the file `status` of a thread in `/proc` has under `name`.
 fn figure(task: &Path, name: &str) -> u32 {
     let status = fs::read_to_string(task.join("status")).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -68,7 +68,7 @@ impl Carom {
         connect(&self.socket)
     }
 
-    /// Returns the status and body of a request on its own connection.
+    /// Sends a request on a new connection. Returns the status and body of the answer.
     fn request(&self, method: &str, name: &str, body: Option<&Value>) -> (u16, Value) {
         let mut stream = self.connect();
         send(&mut stream, method, name, body);

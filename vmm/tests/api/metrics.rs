@@ -24,7 +24,7 @@ fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
     (child, address.unwrap())
 }
 
-/// Returns the answer to some bytes on their own connection.
+/// Sends `request` on a new connection. Returns the answer.
 fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -110,7 +110,7 @@ fn fields(value: &Value, path: &str, paths: &mut Fields) {
     }
 }
 
-/// True if the field's value differs with every VMM, or in every run.
+/// True if the field's value differs between VMMs or between runs.
 fn is_of_its_own(path: &str) -> bool {
     ["ping.", "counters.", "info.device_tree."].iter().any(|start| path.starts_with(start))
 }

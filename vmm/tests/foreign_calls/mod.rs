@@ -3,8 +3,8 @@
 //! Calls that access another process, another kind of file or socket, or the whole host. No thread role allows these calls, except that
 //! the thread that starts the others may use `ioctl`.
 //!
-//! A call that a filter lets through does no harm: its pointers are null, its descriptor is closed, its signal is 0. A socket stays
-//! open.
+//! A call that a filter lets through does no harm, because its pointers are null, its descriptor is invalid and its signal is 0. A call
+//! that creates a socket leaves the socket open.
 
 use std::io;
 

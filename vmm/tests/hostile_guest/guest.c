@@ -240,7 +240,7 @@ static void ask(uint32_t cpu, struct device *d, uint32_t first)
 	__sync_synchronize();
 	MEM16(at + 0x1002) += 1;
 	__sync_synchronize();
-	/* Usually one notification for several requests. */
+	/* Usually, one notification covers several requests. */
 	if (d->type != 23 || !below(cpu, 6))
 		notify(d, q);
 }
@@ -306,7 +306,7 @@ static void drive(uint32_t cpu, uint32_t base)
 	MEM32(base + 0x1000) = below(cpu, 64);
 }
 
-/* Role 2 for a host device: changes its addresses, capabilities and registers. Changed registers make it access memory. */
+/* Role 2 for a host device: changes its addresses, capabilities and registers. Some registers make the device access memory. */
 static void meddle(uint32_t cpu)
 {
 	uint32_t slot = passed[below(cpu, passed_count)], bar = below(cpu, 6), i;
@@ -328,7 +328,7 @@ static void meddle(uint32_t cpu)
 		pci_write(slot, 0x10 + 4 * bar, old);
 		break;
 	case 3:
-		/* Capabilities: MSI-X, power, a reset of the function. */
+		/* Writes to a capability, such as MSI-X, power management or function reset. */
 		pci_write(slot, 0x40 + (below(cpu, 0xc0) & ~3u), rnd(cpu));
 		break;
 	case 4:
@@ -358,7 +358,7 @@ static void places(uint32_t cpu)
 	old = pci_read(d->slot, 0x10 + 4 * bar);
 	switch (below(cpu, 8)) {
 	case 0:
-		/* A random address, or another device's. */
+		/* Sets a random address, or the address of another device. */
 		pci_write(d->slot, 4, below(cpu, 2) ? 7 : 0);
 		if (bar == 1)
 			pci_write(d->slot, 0x14, 0x1000 + (below(cpu, 0xe00) << 4));

@@ -35,7 +35,7 @@ fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt/requests")
 }
 
-/// Returns all requests of all steps, in order, each with the file of its record.
+/// Returns the requests of all steps in their order, each with the file of its record.
 fn requests() -> impl Iterator<Item = (&'static Request, PathBuf)> {
     let all = STEPS.iter().flat_map(|step| step.requests).enumerate();
     all.map(|(place, request)| (request, records().join(format!("{place:02}-{}.http", request.name))))

@@ -35,7 +35,7 @@ use program::{Carom, call, command, has_kvm, put, start, start_by, wait_until};
 use tiny_guest::elf;
 
 const MIB: u64 = 1 << 20;
-/// Page of the first zone that a driver and its disk share, and addresses in it.
+/// Page of the first zone, shared by a driver and its disk. The addresses below are in this page.
 const PAGE: u32 = 0x31_0000;
 const HEADER: u32 = PAGE + 0x600;
 const STATUS: u32 = PAGE + 0x700;

@@ -49,7 +49,7 @@ static struct region regions[MAX_REGIONS];
 static volatile uint32_t region_count, wrong, print_lock;
 static uint32_t tables;
 
-/* String instructions. Addresses are of memory or of registers. */
+/* String instructions. They take addresses of memory or of registers. */
 static inline void move_words(uint32_t to, uint32_t from, uint32_t n)
 {
 	__asm__ volatile("rep movsl" : "+D"(to), "+S"(from), "+c"(n) :: "memory");
@@ -175,7 +175,7 @@ static void write_all(uint32_t cpu, struct region *r, uint32_t round)
 	}
 	if (r->kind == BARS)
 		return;
-	/* Instructions that read and write. */
+	/* Tests instructions that read and write. */
 	__asm__ volatile("addl %1, (%0)" :: "r"(r->base), "r"(round) : "memory");
 	should[0] += round;
 	__asm__ volatile("lock xorl %1, (%0)" :: "r"(r->base + 8), "r"(round) : "memory");

@@ -68,7 +68,7 @@ impl Vmm {
         self.dir.path().join(name)
     }
 
-    /// Connects to the VMM, and waits until it listens.
+    /// Waits until the VMM listens, and connects to it.
     pub(crate) fn connect(&self) -> UnixStream {
         let start = Instant::now();
         loop {

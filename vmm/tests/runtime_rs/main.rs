@@ -61,7 +61,7 @@ fn start() -> Option<Vmm> {
     })
 }
 
-/// Returns all requests, in order, each with the file of its record.
+/// Returns the requests of all steps in their order, each with the file of its record.
 fn requests() -> impl Iterator<Item = (&'static str, u16, PathBuf)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_rs/requests");
     let all = STEPS.iter().flat_map(|(_, _, requests)| *requests).enumerate();
