@@ -10,9 +10,9 @@ use utoipa::ToSchema;
 use crate::config::{CpusConfig, MemoryConfig};
 use crate::error::{ConfigError, ensure};
 use crate::field::{Field, Terms};
+use crate::info_form;
 use crate::kinds::IommuBounceConfig;
 use crate::limits::{CHUNK_SIZE, HOTPLUG_GRANULE, MIB};
-use crate::told;
 use crate::vm_config::VmConfig;
 
 /// Description of the VMM.
@@ -48,7 +48,7 @@ pub enum VmState {
 pub struct VmInfo {
     /// Configuration with all defaults filled in. Unsupported fields of Cloud Hypervisor have their neutral value, which requests no
     /// feature, such as `"iommu": false`.
-    #[serde(serialize_with = "told::serialize")]
+    #[serde(serialize_with = "info_form::serialize")]
     pub config: VmConfig,
     /// State of the VM.
     pub state: VmState,

@@ -4,7 +4,7 @@
 //!
 //! Clients of Cloud Hypervisor send these fields with their neutral value, which requests no feature. Carom drops such a
 //! field. Carom rejects any other value with an error that names the alternative, instead of reporting an unknown field.
-//! `vm.info` reports the neutral value (`told.rs`), because clients may need it.
+//! `vm.info` reports the neutral value (`in_answers.rs`), because clients may need it.
 //!
 //! When Carom supports a field, remove it from this table. `tests/cloud_hypervisor` compares the table with all fields of Cloud
 //! Hypervisor.
@@ -32,7 +32,7 @@ pub enum Neutral {
 
 impl Neutral {
     /// Returns the value that `vm.info` reports for the field, if clients may need one.
-    pub fn told(self) -> Option<Value> {
+    pub fn in_answers(self) -> Option<Value> {
         match self {
             Self::Null | Self::NoElements => None,
             neutral => Some(neutral.value()),

@@ -56,7 +56,7 @@ mod tests {
     fn blocking_event_fd_is_polled_and_drained_without_blocking() {
         let event = EventFd::new(EFD_NONBLOCK).unwrap();
         fcntl_setfl(borrow(&event), OFlags::empty()).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut seen = vec![has_fired(&event)];
             forget(&event);
@@ -66,8 +66,8 @@ mod tests {
             seen.push(has_fired(&event));
             forget(&event);
             seen.push(has_fired(&event));
-            tell.send(seen).unwrap();
+            sender.send(seen).unwrap();
         });
-        assert_eq!(told.recv_timeout(Duration::from_secs(10)).unwrap(), [false, true, true, false]);
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)).unwrap(), [false, true, true, false]);
     }
 }

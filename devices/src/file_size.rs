@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn error_names_the_limit_and_its_remedy() {
         let too_big = || io::Error::from_raw_os_error(libc::EFBIG);
-        let told = explain_with(too_big(), Some(4096));
-        assert_eq!(told.kind(), io::ErrorKind::FileTooLarge);
-        let text = told.to_string();
+        let explained = explain_with(too_big(), Some(4096));
+        assert_eq!(explained.kind(), io::ErrorKind::FileTooLarge);
+        let text = explained.to_string();
         assert!(text.contains("(RLIMIT_FSIZE) is 4096 bytes") && text.contains("LimitFSIZE="), "{text}");
         assert_eq!(explain_with(too_big(), None).to_string(), too_big().to_string());
         assert!(hint(&too_big()).contains("RLIMIT_FSIZE"));

@@ -140,20 +140,20 @@ mod tests {
     #[test]
     fn thread_parks_continues_and_stops_as_ordered() {
         let handshake = Handshake::new(Order::Pause);
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                while handshake.wait_to_run(|| tell.send("settled").unwrap()) {
-                    tell.send("runs").unwrap();
+                while handshake.wait_to_run(|| sender.send("settled").unwrap()) {
+                    sender.send("runs").unwrap();
                     handshake.wait_while_running();
                 }
                 handshake.end();
             });
             for _ in 0..100 {
                 handshake.wait_parked();
-                assert_eq!(told.try_iter().collect::<Vec<_>>(), ["settled"]);
+                assert_eq!(receiver.try_iter().collect::<Vec<_>>(), ["settled"]);
                 handshake.give(Order::Run);
-                assert_eq!(told.recv(), Ok("runs"));
+                assert_eq!(receiver.recv(), Ok("runs"));
                 handshake.give(Order::Pause);
             }
             handshake.give(Order::Stop);

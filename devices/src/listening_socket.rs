@@ -45,7 +45,7 @@ pub enum Clients {
 }
 
 /// Maximum time to wait for other processes that create the same socket.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -68,7 +68,7 @@ impl ListeningSocket {
 
     fn bind_for(path: &Path, clients: Clients) -> io::Result<Self> {
         // If two processes start at once, both could find a stale socket and replace each other's new socket. The lock prevents this.
-        let _lock = StartLock::take(path, PATIENCE)?;
+        let _lock = StartLock::take(path, TIMEOUT)?;
         remove_stale(path)?;
         let listener = match clients {
             Clients::ByUmask => UnixListener::bind(path),
@@ -143,11 +143,11 @@ struct StartLock {
 
 impl StartLock {
     /// Waits for other processes that create the same socket. The wait is limited, because one of these processes may be stopped.
-    fn take(socket: &Path, patience: Duration) -> io::Result<Self> {
+    fn take(socket: &Path, timeout: Duration) -> io::Result<Self> {
         let mut name = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
         name.push(".lock");
         let path = socket.with_file_name(name);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let mut options = File::options();
             // Another user of the directory may have put a link or a FIFO there. The flags prevent following the link and waiting for

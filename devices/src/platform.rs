@@ -226,16 +226,16 @@ pub(crate) mod test_support {
 
     /// Observer that records events.
     #[derive(Default)]
-    pub(crate) struct Witness(Mutex<Vec<DeviceEvent>>);
+    pub(crate) struct EventRecorder(Mutex<Vec<DeviceEvent>>);
 
-    impl Witness {
+    impl EventRecorder {
         /// Returns the events since the last call.
         pub(crate) fn take(&self) -> Vec<DeviceEvent> {
             std::mem::take(&mut lock(&self.0))
         }
     }
 
-    impl DeviceObserver for Witness {
+    impl DeviceObserver for EventRecorder {
         fn observe(&self, _: &str, event: DeviceEvent) {
             lock(&self.0).push(event);
         }

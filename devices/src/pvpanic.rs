@@ -40,7 +40,8 @@ const STATE: (&str, u32) = ("pvpanic", 1);
 struct PvPanicState {
     config: ConfigState,
     /// Bits of events that were reported.
-    told: u8,
+    #[serde(rename = "told")]
+    reported: u8,
 }
 
 /// pvpanic device.
@@ -50,7 +51,7 @@ pub struct PvPanic {
     observer: Arc<dyn DeviceObserver>,
     /// Events that were reported since the last reset. Each event is reported only once, because a kernel panics only once, and a kernel
     /// that writes in a loop must not flood the observer.
-    told: AtomicU8,
+    reported: AtomicU8,
 }
 
 impl PvPanic {
@@ -58,7 +59,7 @@ impl PvPanic {
     pub fn new(id: String, observer: Arc<dyn DeviceObserver>) -> Self {
         let mut config = ConfigSpace::new(IDENTITY);
         config.add_bar(BAR);
-        Self { id, config: FunctionConfig::new(config), observer, told: AtomicU8::new(0) }
+        Self { id, config: FunctionConfig::new(config), observer, reported: AtomicU8::new(0) }
     }
 }
 
@@ -80,27 +81,27 @@ impl PciDevice for PvPanic {
 
     fn write_bar(&self, _: u8, offset: u64, data: &[u8]) {
         let (0, Some(written)) = (offset, data.first()) else { return };
-        let told = self.told.fetch_or(*written, Ordering::Relaxed);
-        for (_, event) in EVENTS.iter().filter(|(bit, _)| written & !told & bit != 0) {
+        let reported = self.reported.fetch_or(*written, Ordering::Relaxed);
+        for (_, event) in EVENTS.iter().filter(|(bit, _)| written & !reported & bit != 0) {
             self.observer.observe(&self.id, *event);
         }
     }
 
     fn reset(&self) -> io::Result<()> {
-        self.told.store(0, Ordering::Relaxed);
+        self.reported.store(0, Ordering::Relaxed);
         self.config.reset();
         Ok(())
     }
 
     fn save(&self) -> Result<DeviceState, StateError> {
-        let state = PvPanicState { config: self.config.state(), told: self.told.load(Ordering::Relaxed) };
+        let state = PvPanicState { config: self.config.state(), reported: self.reported.load(Ordering::Relaxed) };
         DeviceState::new(STATE.0, STATE.1, &state)
     }
 
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let state: PvPanicState = state.payload(STATE.0, STATE.1)?;
         self.config.restore(&state.config)?;
-        self.told.store(state.told, Ordering::Relaxed);
+        self.reported.store(state.reported, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -111,11 +112,11 @@ mod tests {
 
     use super::*;
     use crate::pci::regs::{COMMAND, COMMAND_MEMORY};
-    use crate::platform::test_support::Witness;
+    use crate::platform::test_support::EventRecorder;
 
-    fn device() -> (PvPanic, Arc<Witness>) {
-        let witness = Arc::new(Witness::default());
-        (PvPanic::new("_pvpanic".into(), witness.clone()), witness)
+    fn device() -> (PvPanic, Arc<EventRecorder>) {
+        let recorder = Arc::new(EventRecorder::default());
+        (PvPanic::new("_pvpanic".into(), recorder.clone()), recorder)
     }
 
     #[test]
@@ -125,12 +126,12 @@ mod tests {
         old.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
         old.write_bar(0, 0, &[1]);
         let state = old.save().unwrap();
-        let (new, witness) = device();
+        let (new, recorder) = device();
         new.restore(&state).unwrap();
         assert_eq!(new.save().unwrap(), state);
         assert_eq!(new.bar_address(0), Some(0xe000_0000));
         new.write_bar(0, 0, &[1]);
-        assert!(witness.take().is_empty());
+        assert!(recorder.take().is_empty());
         let mut other = state.clone();
         other.kind = "serial".into();
         assert!(new.restore(&other).is_err());
@@ -152,15 +153,15 @@ mod tests {
 
     #[test]
     fn each_event_is_reported_once_until_a_reset() {
-        let (device, witness) = device();
+        let (device, recorder) = device();
         for written in [0, 1, 1, 0xfc, 3, 2] {
             device.write_bar(0, 0, &[written]);
         }
-        assert_eq!(witness.take(), [DeviceEvent::Panicked, DeviceEvent::CrashLoaded]);
+        assert_eq!(recorder.take(), [DeviceEvent::Panicked, DeviceEvent::CrashLoaded]);
         device.reset().unwrap();
         device.write_bar(0, 0, &[2, 0]);
         device.write_bar(0, 0, &[1]);
-        assert_eq!(witness.take(), [DeviceEvent::CrashLoaded, DeviceEvent::Panicked]);
+        assert_eq!(recorder.take(), [DeviceEvent::CrashLoaded, DeviceEvent::Panicked]);
     }
 
     #[test]
@@ -181,7 +182,7 @@ mod tests {
         fn random_accesses_report_each_event_at_most_once(
             accesses in prop::collection::vec((any::<bool>(), 0u64..16, prop::collection::vec(any::<u8>(), 0..9)), 0..40),
         ) {
-            let (device, witness) = device();
+            let (device, recorder) = device();
             for (write, offset, mut data) in accesses {
                 if write {
                     device.write_bar(0, offset, &data);
@@ -189,7 +190,7 @@ mod tests {
                     device.read_bar(0, offset, &mut data);
                 }
             }
-            let seen = witness.take();
+            let seen = recorder.take();
             prop_assert!(seen.iter().all(|event| seen.iter().filter(|other| *other == event).count() == 1));
         }
     }

@@ -258,7 +258,7 @@ mod tests {
         settled: bool,
         panics_at: Option<u32>,
         wait: Wait,
-        tell: Sender<u32>,
+        sender: Sender<u32>,
     }
 
     impl Task for Counter {
@@ -270,14 +270,14 @@ mod tests {
             self.runs += 1;
             self.settled = false;
             assert_ne!(Some(self.runs), self.panics_at, "panic of the test");
-            self.tell.send(self.runs).unwrap();
+            self.sender.send(self.runs).unwrap();
             self.wait
         }
         fn settle(&mut self) {
             self.settled = true;
         }
         fn panicked(&self) {
-            self.tell.send(u32::MAX).unwrap();
+            self.sender.send(u32::MAX).unwrap();
         }
         fn abandon(&mut self) {
             self.abandoned = true;
@@ -287,30 +287,30 @@ mod tests {
     const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
 
     fn start(paused: bool, panics_at: Option<u32>, wait: Wait) -> (Worker<Counter>, EventFd, Receiver<u32>) {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
         let ours = doorbell.try_clone().unwrap();
-        let task = Counter { runs: 0, begun: None, abandoned: false, settled: false, panics_at, wait, tell };
-        (Worker::spawn("test".into(), ROLE, doorbell, paused, task).unwrap(), ours, told)
+        let task = Counter { runs: 0, begun: None, abandoned: false, settled: false, panics_at, wait, sender };
+        (Worker::spawn("test".into(), ROLE, doorbell, paused, task).unwrap(), ours, receiver)
     }
 
     #[test]
     fn worker_runs_once_at_start_and_once_per_doorbell() {
-        let (worker, doorbell, told) = start(false, None, Wait::Doorbell);
-        assert_eq!(told.recv(), Ok(1));
+        let (worker, doorbell, receiver) = start(false, None, Wait::Doorbell);
+        assert_eq!(receiver.recv(), Ok(1));
         doorbell.write(1).unwrap();
-        assert_eq!(told.recv(), Ok(2));
+        assert_eq!(receiver.recv(), Ok(2));
         assert_eq!(worker.stop(|task| task.runs), 2);
     }
 
     #[test]
     fn paused_worker_does_nothing_until_it_is_resumed() {
-        let (worker, doorbell, told) = start(true, None, Wait::Doorbell);
+        let (worker, doorbell, receiver) = start(true, None, Wait::Doorbell);
         worker.pause();
         doorbell.write(1).unwrap();
         assert_eq!(worker.with_task(|task| task.runs), 0);
         worker.resume();
-        assert_eq!(told.recv(), Ok(1));
+        assert_eq!(receiver.recv(), Ok(1));
         worker.pause();
         let runs = worker.with_task(|task| task.runs);
         doorbell.write(1).unwrap();
@@ -320,10 +320,10 @@ mod tests {
 
     #[test]
     fn worker_settles_before_it_pauses_and_before_it_ends() {
-        let (worker, doorbell, told) = start(false, None, Wait::Doorbell);
+        let (worker, doorbell, receiver) = start(false, None, Wait::Doorbell);
         for _ in 0..100 {
             doorbell.write(1).unwrap();
-            told.recv().unwrap();
+            receiver.recv().unwrap();
             worker.pause();
             assert!(worker.with_task(|task| task.settled));
             worker.resume();
@@ -336,8 +336,8 @@ mod tests {
     fn worker_that_waits_for_time_runs_again_by_itself() {
         let time = Duration::from_millis(1);
         for wait in [Wait::Time(time), Wait::SourceOrTime(time)] {
-            let (worker, _doorbell, told) = start(false, None, wait);
-            assert!((1..=3).all(|run| told.recv() == Ok(run)));
+            let (worker, _doorbell, receiver) = start(false, None, wait);
+            assert!((1..=3).all(|run| receiver.recv() == Ok(run)));
             drop(worker);
         }
     }
@@ -382,8 +382,8 @@ mod tests {
         orders.give(Order::Pause);
         assert_eq!(woken(), Rung { wake: true, doorbell: true });
         // A task without a source file.
-        let (worker, _doorbell, told) = start(false, None, Wait::Source);
-        assert_eq!(told.recv(), Ok(1));
+        let (worker, _doorbell, receiver) = start(false, None, Wait::Source);
+        assert_eq!(receiver.recv(), Ok(1));
         drop(worker);
     }
 
@@ -404,25 +404,26 @@ mod tests {
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
         let only = HostCpus::new([u32::try_from(last).unwrap()]).unwrap();
         for cpus in [None, Some(only)] {
-            let (tell, told) = channel();
+            let (sender, receiver) = channel();
             let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
-            let worker = Worker::spawn_on(cpus, "test".into(), ROLE, doorbell, false, Place(tell)).unwrap();
-            let place = told.recv().unwrap();
+            let worker = Worker::spawn_on(cpus, "test".into(), ROLE, doorbell, false, Place(sender)).unwrap();
+            let place = receiver.recv().unwrap();
             assert_eq!((place.is_set(last), place.count()), (true, if cpus.is_some() { 1 } else { all.count() }));
             drop(worker);
         }
         let beyond = HostCpus::new([u32::try_from(CpuSet::MAX_CPU - 1).unwrap()]).unwrap();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let doorbell = EventFd::new(EFD_NONBLOCK).unwrap();
-        let refused = Worker::spawn_on(Some(beyond), "test".into(), ROLE, doorbell, false, Place(tell)).err().unwrap();
+        let refused =
+            Worker::spawn_on(Some(beyond), "test".into(), ROLE, doorbell, false, Place(sender)).err().unwrap();
         assert!(refused.to_string().starts_with("CPU 1023 of the host does not exist"), "{refused}");
-        told.recv().unwrap_err();
+        receiver.recv().unwrap_err();
     }
 
     #[test]
     fn panicked_worker_reports_it_and_blocks_no_other_thread() {
-        let (worker, _doorbell, told) = start(false, Some(1), Wait::Doorbell);
-        assert_eq!(told.recv(), Ok(u32::MAX));
+        let (worker, _doorbell, receiver) = start(false, Some(1), Wait::Doorbell);
+        assert_eq!(receiver.recv(), Ok(u32::MAX));
         worker.pause();
         worker.resume();
         assert_eq!(worker.stop(|task| (task.runs, task.abandoned)), (1, true));

@@ -93,7 +93,7 @@ pub trait DmaMapper: Send {
     /// True if the device still accesses a chunk's own memory while the chunk is hidden from the guest. If false, the device
     /// accesses a chunk by its guest-physical address, where other memory is while the chunk is hidden. For such a device, no
     /// chunk stays mapped over a reset of the VM. The answer does not change.
-    fn reaches_hidden_chunks(&self) -> bool {
+    fn maps_hidden_chunks(&self) -> bool {
         true
     }
 

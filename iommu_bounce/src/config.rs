@@ -76,7 +76,7 @@ pub struct Limits {
     pub max_unmap_time: Duration,
     /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and
     /// the VMM can [interrupt](crate::Interrupt) the request between them.
-    pub max_piece: u64,
+    pub max_step: u64,
 }
 
 impl Default for Limits {
@@ -87,7 +87,7 @@ impl Default for Limits {
             max_table_pages: 1 << 16,
             max_mapped_bytes: u64::MAX,
             max_unmap_time: Duration::from_secs(3),
-            max_piece: 1 << 30,
+            max_step: 1 << 30,
         }
     }
 }
@@ -120,9 +120,9 @@ pub enum ConfigError {
     /// A limit is zero.
     #[error("limits.{0} is 0: it must be at least 1")]
     ZeroLimit(&'static str),
-    /// `max_piece` is not a power of two, or is smaller than the granule.
+    /// `max_step` is not a power of two, or is smaller than the granule.
     #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
-    Piece(u64),
+    Step(u64),
     /// Only one of window configuration and chunk store is given.
     #[error("bounce windows need both a window configuration and a chunk store, and only one of them is given")]
     WindowAndStore,
@@ -232,8 +232,8 @@ impl EngineConfig {
         if self.limits.max_table_pages == 0 {
             return Err(ConfigError::ZeroLimit("max_table_pages"));
         }
-        if !self.limits.max_piece.is_power_of_two() || self.limits.max_piece < self.granule() {
-            return Err(ConfigError::Piece(self.limits.max_piece));
+        if !self.limits.max_step.is_power_of_two() || self.limits.max_step < self.granule() {
+            return Err(ConfigError::Step(self.limits.max_step));
         }
         if self.limits.max_mapped_bytes == 0 {
             return Err(ConfigError::ZeroLimit("max_mapped_bytes"));

@@ -37,7 +37,7 @@ use crate::domain::Domain;
 use crate::endpoint::{Endpoint, usable};
 use crate::fault::FaultQueue;
 use crate::histogram::nanoseconds;
-use crate::interrupt::{Interrupt, Pieces};
+use crate::interrupt::{Interrupt, Steps};
 use crate::latency::RequestLatency;
 use crate::probe;
 use crate::report::{DomainReport, EndpointReport, Report};
@@ -91,7 +91,7 @@ pub struct Engine {
     counters: Counters,
     latency: RequestLatency,
     faults: FaultQueue,
-    pieces: Pieces,
+    steps: Steps,
     /// Mappings of device memory from a restored state, until [`restore_device_memory`](Self::restore_device_memory) maps them.
     restored_devices: Vec<wire::Map>,
 }
@@ -116,7 +116,7 @@ impl Engine {
             batch: None,
             served: None,
             identity,
-            pieces: Pieces::new(config.limits.max_piece),
+            steps: Steps::new(config.limits.max_step),
             config,
             ram,
             windows: windows.map(|(config, store)| Windows::new(config, store)),
@@ -144,7 +144,7 @@ impl Engine {
         let usable = usable(&limits, &self.config.input_range, &self.config.msi_window);
         let aperture = self.windows.as_ref().map(|windows| &windows.config.aperture);
         self.config.check_endpoint(id, &limits, &usable, aperture)?;
-        let space = Space::new(id, mapper, &limits, &self.config.limits, self.pieces.clone());
+        let space = Space::new(id, mapper, &limits, &self.config.limits, self.steps.clone());
         let space = self.spaces.insert(space);
         self.endpoints.insert(id, Endpoint::new(usable, space));
         if self.settle(space).is_err() {
@@ -274,14 +274,14 @@ impl Engine {
         };
         // If one of these requests fails, nothing has changed, and it can be handled again.
         let interruptible = matches!(request, Request::Attach(_) | Request::Map(_));
-        self.pieces.set_allowed(interruptible);
+        self.steps.set_allowed(interruptible);
         let outcome = self.serve(request, reply);
-        self.pieces.set_allowed(false);
-        if self.pieces.happened() {
+        self.steps.set_allowed(false);
+        if self.steps.happened() {
             if outcome.is_err() {
                 return 0;
             }
-            self.pieces.take_happened();
+            self.steps.take_happened();
         }
         let took = began.elapsed();
         self.mark(began, took);
@@ -292,13 +292,13 @@ impl Engine {
 
     /// Returns a handle to interrupt long requests.
     pub fn interrupt(&self) -> Interrupt {
-        self.pieces.interrupt()
+        self.steps.interrupt()
     }
 
     /// True if the last request was [interrupted](Interrupt). Then the request had no effect and was not answered. The VMM must
     /// handle it again from its start, when no thread waits for the engine any longer.
     pub fn take_interrupted(&mut self) -> bool {
-        self.pieces.take_happened()
+        self.steps.take_happened()
     }
 
     /// Starts a batch, which lasts until [`end_batch`](Self::end_batch). The driver and all other threads wait while the batch is

@@ -2,7 +2,7 @@
 
 //! Interruption of long requests while a thread waits. Long requests exist because the host pins gigabytes page by page.
 //!
-//! A large range is mapped in pieces. Between two pieces, the engine checks whether the VMM wants to stop its vCPUs.
+//! A large range is mapped in steps. Between two steps, the engine checks whether the VMM wants to stop its vCPUs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ struct Flags {
 }
 
 impl Interrupt {
-    /// Sets or clears the wish to interrupt. While it is set, MAP and ATTACH requests for more than one piece are interrupted,
+    /// Sets or clears the wish to interrupt. While it is set, MAP and ATTACH requests for more than one step are interrupted,
     /// and a write of 1 to `bypass` fails in the same way. Endpoints that a DETACH or a device reset leaves in bypass mode have
     /// no access until later.
     pub fn want(&self, wanted: bool) {
@@ -30,15 +30,15 @@ impl Interrupt {
     }
 }
 
-/// Division of long mappings into pieces.
+/// Division of long mappings into steps.
 #[derive(Clone, Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct Steps {
     interrupt: Interrupt,
-    /// Maximum bytes of a piece.
+    /// Maximum bytes of a step.
     size: u64,
 }
 
-impl Pieces {
+impl Steps {
     pub(crate) fn new(size: u64) -> Self {
         Self { interrupt: Interrupt::default(), size }
     }
@@ -48,12 +48,12 @@ impl Pieces {
         self.interrupt.clone()
     }
 
-    /// True if a range of `len` bytes is mapped in pieces.
+    /// True if a range of `len` bytes is mapped in steps.
     pub(crate) fn are_for(&self, len: u64) -> bool {
         len > self.size
     }
 
-    /// Returns the bytes of the piece at `iova`, if `len` bytes are left. Pieces end at multiples of their size, as large pages
+    /// Returns the bytes of the step at `iova`, if `len` bytes are left. Steps end at multiples of their size, as large pages
     /// do.
     pub(crate) fn len_at(&self, iova: u64, len: u64) -> u64 {
         (self.size - iova % self.size).min(len)

@@ -19,7 +19,7 @@ use crate::backend::{DmaMapper, GuestRam, MapError, MapperGroup, MapperLimits, U
 use crate::config::Limits;
 use crate::counters::Counters;
 use crate::domain::Domain;
-use crate::interrupt::Pieces;
+use crate::interrupt::Steps;
 use crate::latency::Calls;
 use crate::mapping::{Chunk, DeviceMapping, MappedMemory, Mapping};
 use crate::spec::Status;
@@ -71,7 +71,7 @@ pub(crate) struct Space {
     tables: Option<TablePages>,
     /// True if a mapping was rejected because of the limit on page tables.
     tables_were_full: bool,
-    pieces: Pieces,
+    steps: Steps,
     maps: Calls,
     unmaps: Calls,
     /// True while all RAM is being mapped. The duration of a call for 1 GiB does not predict calls for a driver's mappings.
@@ -214,7 +214,7 @@ impl Space {
         mapper: Box<dyn DmaMapper>,
         limits: &MapperLimits,
         own: &Limits,
-        pieces: Pieces,
+        steps: Steps,
     ) -> Self {
         let group = mapper.group();
         let tables = mapper.keeps_page_tables().then(|| TablePages::new(own.max_table_pages));
@@ -230,7 +230,7 @@ impl Space {
             stuck: Vec::new(),
             tables,
             tables_were_full: false,
-            pieces,
+            steps,
             maps: Calls::default(),
             unmaps: Calls::default(),
             in_bypass: false,
@@ -262,9 +262,9 @@ impl Space {
         self.tables.is_some()
     }
 
-    /// Returns [`DmaMapper::reaches_hidden_chunks`] of the mapper.
-    pub(crate) fn reaches_hidden_chunks(&self) -> bool {
-        self.mapper.reaches_hidden_chunks()
+    /// Returns [`DmaMapper::maps_hidden_chunks`] of the mapper.
+    pub(crate) fn maps_hidden_chunks(&self) -> bool {
+        self.mapper.maps_hidden_chunks()
     }
 
     /// True if the host's limit on mappings leaves room for the whole domain.
@@ -345,7 +345,7 @@ impl Space {
         }
     }
 
-    /// Maps guest RAM, with one call for each part that is contiguous in the host, and one call for each [piece](Pieces) if there
+    /// Maps guest RAM, with one call for each part that is contiguous in the host, and one call for each [step](Steps) if there
     /// are several. After an error, none of the range is mapped except stuck ranges.
     pub(crate) fn map_ram(
         &mut self,
@@ -356,7 +356,7 @@ impl Space {
     ) -> Result<(), Status> {
         let len = mapping.last - iova + 1;
         let slice = ram.slice(mapping.gpa, len);
-        if let Some(slice) = slice.filter(|_| !self.pieces.are_for(len)) {
+        if let Some(slice) = slice.filter(|_| !self.steps.are_for(len)) {
             return self.map(iova, slice, mapping.permissions, MappedMemory::Ram, counters);
         }
         if !is_ram(ram, mapping.gpa, len) {
@@ -365,9 +365,9 @@ impl Space {
         let mut done = 0;
         while done < len {
             let at = iova + done;
-            let in_pieces = self.pieces.are_for(len);
-            let most = if in_pieces { self.pieces.len_at(at, len - done) } else { len - done };
-            let ends = in_pieces && self.pieces.end_here();
+            let in_steps = self.steps.are_for(len);
+            let most = if in_steps { self.steps.len_at(at, len - done) } else { len - done };
+            let ends = in_steps && self.steps.end_here();
             let part = part(ram, mapping.gpa + done, most).ok_or(Status::Inval);
             let outcome = if ends { Err(Status::DevErr) } else { part }.and_then(|part| {
                 self.map(at, part, mapping.permissions, MappedMemory::Ram, counters)?;
@@ -537,9 +537,9 @@ impl Space {
             status
         };
         // The stuck ranges belong to the old domain, and count as mapped again. A waiting thread cannot interrupt this step.
-        let allowed = self.pieces.set_allowed(false);
+        let allowed = self.steps.set_allowed(false);
         let restored = self.restore(old, ram, windows, counters);
-        self.pieces.set_allowed(allowed);
+        self.steps.set_allowed(allowed);
         match restored {
             Ok(()) => Err(ExchangeError::Undone(status)),
             Err(_) => Err(ExchangeError::Lost(status)),

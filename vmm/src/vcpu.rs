@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use devices::handshake::{Handshake, Order};
 use devices::host_memory::{Cause, Loss, missing_memory, truncated_memory};
-use devices::patience::Operation;
+use devices::peer_timeouts::Operation;
 use devices::platform::Space;
 use devices::sandbox::{self, HostCpus};
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -166,13 +166,13 @@ impl Runner {
                 continue;
             }
             let mut vcpu = self.shared.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-            self.run_until_told(&mut vcpu);
+            self.run_until_stopped(&mut vcpu);
         }
     }
 
     /// Runs the guest while the order is to run and the vCPU has left no event. Afterwards every access is complete, unless the guest has
     /// failed.
-    fn run_until_told(&self, vcpu: &mut VcpuFd) {
+    fn run_until_stopped(&self, vcpu: &mut VcpuFd) {
         let mut runs = self.is_running();
         while runs {
             // The operation limits the total time that the vCPU waits after a pause was ordered, for any number of exits and messages to

@@ -23,7 +23,7 @@ use vmm::mailbox::Mailbox;
 use vmm::process::event_monitor::EventMonitor;
 use vmm::vm_state::{StateSink, StateSource};
 
-use http::{PATIENCE, connect, receive, send};
+use http::{LIMIT, connect, receive, send};
 
 /// Maximum number of waiting calls (docs/api.md).
 const MAX_CALLS: usize = 128;
@@ -42,7 +42,7 @@ static BUTTON_MOVED: Condvar = Condvar::new();
 /// Waits until the button has the wanted state.
 fn await_button(wanted: Button) {
     let (_guard, timeout) =
-        BUTTON_MOVED.wait_timeout_while(BUTTON.lock().unwrap(), PATIENCE, |button| *button != wanted).unwrap();
+        BUTTON_MOVED.wait_timeout_while(BUTTON.lock().unwrap(), LIMIT, |button| *button != wanted).unwrap();
     assert!(!timeout.timed_out(), "the button is not {wanted:?} in time");
 }
 
@@ -158,7 +158,7 @@ fn calls_beyond_the_waiting_limit_get_429_until_others_end() {
         await_button(Button::Down);
         // One call is in progress. These calls fill the queue, and `BEYOND` of them come too late. It is random which calls come too late.
         (1..MAX_CALLS + BEYOND).for_each(|_| call());
-        let answer = || answers.recv_timeout(PATIENCE).unwrap();
+        let answer = || answers.recv_timeout(LIMIT).unwrap();
         for _ in 0..BEYOND {
             assert_eq!(answer(), (429, json!(["too many calls are waiting: try again later"])));
         }

@@ -28,7 +28,7 @@ use rustix::process::getuid;
 use vmm::tap::{Tap, TapOptions};
 
 use echo_guest::ECHO;
-use http::PATIENCE;
+use http::LIMIT;
 use program::{Carom, put};
 use tiny_guest::elf;
 
@@ -99,7 +99,7 @@ fn wait_for_echo(serial: &Path) {
         stream.write_all(b"x").unwrap();
         match stream.read_exact(&mut said) {
             Ok(()) => break,
-            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
         }
     }
     assert_eq!(said, *b"x");

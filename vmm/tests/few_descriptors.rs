@@ -45,8 +45,11 @@ fn low_descriptor_limit_for_windows_logs_one_line() {
     let Some(log) = log_within(256) else { return };
     let lines: Vec<_> = log.lines().filter(|line| line.contains("iommu_bounce.max")).collect();
     let [line] = lines[..] else { panic!("{log}") };
-    let told = "windows of 512 MiB take up to 256 descriptors, and ";
-    assert!(line.contains(told) && line.contains("the limit of 256, of which 64 are reserved for the VMM"), "{line}");
+    let reported = "windows of 512 MiB take up to 256 descriptors, and ";
+    assert!(
+        line.contains(reported) && line.contains("the limit of 256, of which 64 are reserved for the VMM"),
+        "{line}"
+    );
     assert!(line.contains("raise the limit to ") && line.contains("LimitNOFILE="), "{line}");
     let enough = log_within(1024).unwrap();
     assert!(!enough.contains("iommu_bounce.max"), "{enough}");

@@ -41,7 +41,7 @@ const FAULTS: &[(&str, &str)] = &[
     ("lseek", "EIO"),
 ];
 /// Maximum time of a traced run on a busy host.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Interval of the tested calls: every ninth call fails, each in a separate run.
 const STEP: usize = 9;
 
@@ -109,7 +109,7 @@ fn run(dir: &Path, memory: &str, call: &str, error: &str, nth: usize) -> Run {
         if let Some(status) = child.try_wait().unwrap() {
             break status.code();
         }
-        if start.elapsed() >= PATIENCE {
+        if start.elapsed() >= LIMIT {
             // Killing strace also kills the traced process.
             child.kill().unwrap();
             child.wait().unwrap();

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use http::PATIENCE;
+use http::LIMIT;
 use program::{call, command, has_kvm, start_by, wait_until};
 
 const SEEDS: &str = "1,2";
@@ -247,7 +247,7 @@ fn attack(seed: u32, time: Duration) -> Option<()> {
     let mut carom = Carom::start(seed, &[])?;
     let (start, mut questions, mut looks, mut turn, mut pinned) = (Instant::now(), Vec::new(), 0, 0, 0);
     // A guest that gets little CPU time needs longer.
-    while start.elapsed() < time || (!carom.has_acted() && start.elapsed() < time + PATIENCE) {
+    while start.elapsed() < time || (!carom.has_acted() && start.elapsed() < time + LIMIT) {
         let next = start + Duration::from_secs(2) * (turn + 1);
         while Instant::now() < next {
             let asked = Instant::now();

@@ -401,7 +401,7 @@ fn page_has_the_calls_of_every_role() {
     let roles: Vec<ThreadRole> = thread_roles().into_iter().chain([CONTROL]).collect();
     let names = roles.iter().map(|role| role.name).chain([STARTER]).map(str::to_string).collect();
     assert_eq!(filter_page::roles_of_page(&page), names);
-    let (code, (told, wrong)) = (filter_page::of_code(&roles), filter_page::of_page(&page));
+    let (code, (reported, wrong)) = (filter_page::of_code(&roles), filter_page::of_page(&page));
     if std::env::var_os("CAROM_SANDBOX_LIST").is_some() {
         code.iter().for_each(|((name, condition), roles)| println!("`{name}` | {condition} | {roles:?}"));
     }
@@ -410,6 +410,10 @@ fn page_has_the_calls_of_every_role() {
         let missing = one.iter().filter(|(call, roles)| other.get(*call) != Some(*roles));
         missing.map(|((name, condition), roles)| format!("{name} ({condition}): {roles:?}")).collect()
     };
-    assert_eq!(differ(&code, &told), Vec::<String>::new(), "docs/security.md lacks these calls");
-    assert_eq!(differ(&told, &code), Vec::<String>::new(), "docs/security.md has these calls, but the filters do not");
+    assert_eq!(differ(&code, &reported), Vec::<String>::new(), "docs/security.md lacks these calls");
+    assert_eq!(
+        differ(&reported, &code),
+        Vec::<String>::new(),
+        "docs/security.md has these calls, but the filters do not"
+    );
 }

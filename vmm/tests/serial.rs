@@ -25,7 +25,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 
 use echo_guest::ECHO;
-use http::PATIENCE;
+use http::LIMIT;
 use program::{call, command, has_kvm, wait_until};
 use tiny_guest::elf;
 
@@ -137,7 +137,7 @@ fn read_slowly(mut reader: impl Read, len: usize) -> Vec<u8> {
     let mut page = [0; 4096];
     let start = Instant::now();
     while all.len() < len {
-        assert!(start.elapsed() < PATIENCE, "{} bytes came", all.len());
+        assert!(start.elapsed() < LIMIT, "{} bytes came", all.len());
         match reader.read(&mut page) {
             Ok(0) => break,
             Ok(read) => all.extend_from_slice(&page[..read]),
@@ -198,7 +198,7 @@ fn fifo_reader_that_stops_does_not_delay_the_end() {
     let start = Instant::now();
     // Until the program opens the FIFO for writing, reading returns the end of the file.
     while read_slowly(reader.as_ref().unwrap(), 1).is_empty() {
-        assert!(start.elapsed() < PATIENCE, "nothing came");
+        assert!(start.elapsed() < LIMIT, "nothing came");
     }
     carom.loses_output();
 

@@ -147,8 +147,8 @@ fn booted_and_hotplugged_vcpus_keep_their_host_cpu_affinity() {
     assert_eq!((carom.place("vcpu0"), carom.place("vcpu2")), (vec![last], vec![first]));
     // Threads that the pinned threads have started may run anywhere.
     assert_eq!((carom.place("carom"), carom.place("api")), (all.clone(), all));
-    let told = carom.call("GET", "vm.info", None).1;
-    assert_eq!(told["config"]["cpus"]["affinity"][0], json!({"vcpu": 0, "host_cpus": [last]}));
+    let reported = carom.call("GET", "vm.info", None).1;
+    assert_eq!(reported["config"]["cpus"]["affinity"][0], json!({"vcpu": 0, "host_cpus": [last]}));
 }
 
 #[test]

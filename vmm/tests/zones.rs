@@ -55,9 +55,12 @@ fn shared_zone_file_holds_guest_writes_and_restored_ram() {
     put(dir, "vm.create", Some(&body));
     put(dir, "vm.boot", None);
     wait_until("the guest writes", || word(&file, 32 * MIB) == WORD);
-    let told = call(dir, "GET", "vm.info", None).1;
-    assert_eq!((&told["config"]["memory"]["size"], &told["memory_actual_size"]), (&json!(0), &json!(192 * MIB)));
-    assert_eq!(told["config"]["numa"][1]["distances"][0]["distance"], 30);
+    let reported = call(dir, "GET", "vm.info", None).1;
+    assert_eq!(
+        (&reported["config"]["memory"]["size"], &reported["memory_actual_size"]),
+        (&json!(0), &json!(192 * MIB))
+    );
+    assert_eq!(reported["config"]["numa"][1]["distances"][0]["distance"], 30);
     let refused = call(dir, "PUT", "vm.resize", Some(&json!({"desired_ram": 320 * MIB})));
     assert_eq!(refused.0, 400, "{refused:?}");
 

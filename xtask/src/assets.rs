@@ -89,11 +89,12 @@ impl Tools<'_> {
 
     /// Builds the programs that tests start in guests:
     /// - `edu-dma` drives the edu device,
-    /// - `witness` reports lost data,
+    /// - `restore_check` reports lost data,
     /// - `vsock` opens sockets to the host,
     /// - `string-io` is a kernel that reads an I/O port.
     pub(crate) fn guest_programs(&self) -> Result<Variables> {
-        let programs = [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_WITNESS", "witness"), ("CAROM_VSOCK", "vsock")];
+        let programs =
+            [("CAROM_EDU_DMA", "edu-dma"), ("CAROM_RESTORE_CHECK", "restore-check"), ("CAROM_VSOCK", "vsock")];
         let mut variables: Variables = programs
             .map(|(variable, name)| Ok((variable, self.guest_program(name)?.into())))
             .into_iter()

@@ -160,8 +160,8 @@ mod tests {
         let console = &schemas["VmConfig"]["properties"]["debug_console"];
         assert_eq!(console["properties"]["iobase"]["enum"], json!([0xe9, null]));
         let descriptions = document.to_string();
-        let told = descriptions.matches("\"Not supported: ").count();
-        assert_eq!(told, UNSUPPORTED.len());
+        let described = descriptions.matches("\"Not supported: ").count();
+        assert_eq!(described, UNSUPPORTED.len());
     }
 
     #[test]

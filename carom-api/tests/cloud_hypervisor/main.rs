@@ -58,7 +58,7 @@ fn read(body: &Value) -> Result<VmConfig, String> {
 }
 
 /// Returns the answer of `vm.info` for a VM that was created from this body.
-fn told(body: &Value) -> Value {
+fn answer(body: &Value) -> Value {
     let config = VmConfig::clone(&read(body).unwrap().check().unwrap());
     let size = config.memory.size;
     let info: VmInfo = serde_json::from_value(json!({"config": config, "state": "Created", "memory_actual_size": size,
@@ -117,13 +117,13 @@ fn neutral_value_is_the_default_of_cloud_hypervisor() {
 fn answer_has_every_field_that_typed_clients_need_and_no_null() {
     let theirs = Theirs::read();
     for body in [full(), json!({"payload": {"kernel": "/k"}})] {
-        let told = told(&body);
-        theirs.check(&told, "VmInfo", "");
+        let answer = answer(&body);
+        theirs.check(&answer, "VmInfo", "");
         for path in NEEDED {
-            assert!(told.pointer(&format!("/{}", path.replace('.', "/"))).is_some_and(Value::is_object), "{path}");
+            assert!(answer.pointer(&format!("/{}", path.replace('.', "/"))).is_some_and(Value::is_object), "{path}");
         }
     }
-    let config = &told(&full())["config"];
+    let config = &answer(&full())["config"];
     for (pointer, value) in [
         ("/console/mode", json!("Pty")),
         ("/cpus/nested", json!(true)),
@@ -162,7 +162,7 @@ fn reported_configuration_can_be_sent_again() {
         }
         config
     };
-    let again = read(&without_names(told(&full())["config"].clone())).unwrap();
+    let again = read(&without_names(answer(&full())["config"].clone())).unwrap();
     let checked = read(&full()).unwrap().check().unwrap();
     let [again, checked] = [&again, &*checked].map(|config| without_names(serde_json::to_value(config).unwrap()));
     assert_eq!(again, checked);

@@ -18,7 +18,7 @@ pub(crate) struct OptionString {
     /// True if Cloud Hypervisor accepts the string, according to its documents and tests.
     pub(crate) theirs: bool,
     /// Expected outcome in the file: `taken`, or a reason.
-    told: String,
+    outcome: String,
 }
 
 const TAKEN: &str = "taken";
@@ -37,11 +37,11 @@ pub(crate) fn read() -> (String, Vec<OptionString>) {
             continue;
         }
         let columns: Vec<&str> = line.split('\t').collect();
-        let [option, value, source, theirs, told] = columns[..] else { panic!("five columns: {line}") };
+        let [option, value, source, theirs, outcome] = columns[..] else { panic!("five columns: {line}") };
         assert!(matches!(theirs, "yes" | "no") && matches!(source, "docs" | "help" | "test"), "{line}");
         let theirs = theirs == "yes";
-        let [option, value, source, told] = [option, value, source, told].map(String::from);
-        strings.push(OptionString { option, value, source, theirs, told });
+        let [option, value, source, outcome] = [option, value, source, outcome].map(String::from);
+        strings.push(OptionString { option, value, source, theirs, outcome });
     }
     (head, strings)
 }
@@ -56,7 +56,7 @@ impl OptionString {
     }
 
     pub(crate) fn is_taken(&self) -> bool {
-        self.told == TAKEN
+        self.outcome == TAKEN
     }
 
     fn parse(&self) -> Result<(), String> {
@@ -111,8 +111,8 @@ pub(crate) fn section() -> String {
         theirs.len(),
     );
     let mut reasons: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
-    for OptionString { option, value, told, .. } in theirs.iter().filter(|string| !string.is_taken()) {
-        reasons.entry((option, without_value(told))).or_default().push(value);
+    for OptionString { option, value, outcome, .. } in theirs.iter().filter(|string| !string.is_taken()) {
+        reasons.entry((option, without_value(outcome))).or_default().push(value);
     }
     for ((option, reason), values) in reasons {
         let shortest = values.iter().min_by_key(|value| value.len()).unwrap();
@@ -137,7 +137,7 @@ fn option_strings_are_taken_or_refused_as_recorded() {
         std::fs::write(path(), &text).unwrap();
     }
     for string in &read().1 {
-        assert_eq!(string.said(), string.told, "{} {}", string.option, string.value);
+        assert_eq!(string.said(), string.outcome, "{} {}", string.option, string.value);
     }
 }
 
@@ -154,7 +154,7 @@ fn syntax_of_an_option_string_is_never_the_reason() {
     // Carom has the same grammar as Cloud Hypervisor. So Carom must not reject a valid option string because of its syntax.
     let of_grammar = ["is not key=value", "unknown key", "double quote", "a list is", "empty part", "neither 'on' nor"];
     for string in read().1.iter().filter(|string| string.theirs && !string.is_taken()) {
-        let reason = of_grammar.iter().find(|reason| string.told.contains(**reason));
-        assert_eq!(reason, None, "{} {}: {}", string.option, string.value, string.told);
+        let reason = of_grammar.iter().find(|reason| string.outcome.contains(**reason));
+        assert_eq!(reason, None, "{} {}: {}", string.option, string.value, string.outcome);
     }
 }

@@ -136,7 +136,7 @@ mod tests {
     const COUNTERS: (u16, &str) = (200, r#"{"_iommu": {"requests_map": 7}}"#);
 
     /// Returns the answer of `vm.info` for this state.
-    fn told(state: VmState) -> String {
+    fn answer(state: VmState) -> String {
         let config = VmConfig::default();
         let device_tree = BTreeMap::new();
         let info = VmInfo { config, state, memory_actual_size: 0, iommu_bounce: None, device_tree, failure: None };
@@ -169,21 +169,21 @@ mod tests {
     #[test]
     fn vm_that_is_not_booted_is_not_asked_for_counters() {
         assert!(look_at(&[NO_VM]).unwrap().info.is_none());
-        let look = look_at(&[(200, &told(VmState::Created))]).unwrap();
+        let look = look_at(&[(200, &answer(VmState::Created))]).unwrap();
         assert_eq!(look.info.unwrap().state, VmState::Created);
     }
 
     #[test]
     fn vm_that_runs_or_is_paused_has_counters() {
         for state in [VmState::Running, VmState::Paused] {
-            assert_eq!(look_at(&[(200, &told(state)), COUNTERS]).unwrap().counter("requests_map"), 7);
+            assert_eq!(look_at(&[(200, &answer(state)), COUNTERS]).unwrap().counter("requests_map"), 7);
         }
     }
 
     #[test]
     fn vm_that_ends_during_a_sample_is_shown_in_its_new_state() {
-        let running = told(VmState::Running);
-        let look = look_at(&[(200, &running), FAILED, (200, &told(VmState::Created))]).unwrap();
+        let running = answer(VmState::Running);
+        let look = look_at(&[(200, &running), FAILED, (200, &answer(VmState::Created))]).unwrap();
         assert_eq!(look.info.unwrap().state, VmState::Created);
         assert!(look_at(&[(200, &running), FAILED, NO_VM]).unwrap().info.is_none());
         assert_eq!(look_at(&[(200, &running), NO_VM]).unwrap().counter("requests_map"), 0);
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn failure_of_a_running_vm_is_reported() {
-        let running = told(VmState::Running);
+        let running = answer(VmState::Running);
         let error = look_at(&[(200, &running), FAILED, (200, &running)]).err().unwrap();
         assert_eq!(error.to_string(), "failed (status 500)");
     }

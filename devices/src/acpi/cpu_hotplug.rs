@@ -221,9 +221,9 @@ impl BusDevice for CpuHotplug {
         let number = u32::from_le_bytes(data);
         let mut inner = lock(&self.inner);
         let Inner { state, gone } = &mut *inner;
-        let told = state.leaving.contains(&number) && !state.to_go.contains(&number);
+        let requested = state.leaving.contains(&number) && !state.to_go.contains(&number);
         match offset {
-            EJECT if told => {
+            EJECT if requested => {
                 state.leaving.remove(&number);
                 state.present.remove(&number);
                 state.came.remove(&number);
@@ -232,7 +232,7 @@ impl BusDevice for CpuHotplug {
                 drop(inner);
                 (self.left)();
             }
-            REFUSE if told => {
+            REFUSE if requested => {
                 state.leaving.remove(&number);
                 info!("vCPU {number}: the guest refuses to release it");
             }

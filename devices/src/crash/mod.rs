@@ -4,7 +4,7 @@
 //!
 //! The file is opened in advance ([`leave_reports_in`]), because the role of a crashing thread may not allow it to open files.
 
-pub(crate) mod patient_write;
+pub(crate) mod bounded_write;
 mod report;
 mod requests;
 mod ring_text;

@@ -12,12 +12,12 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::requests::REQUESTS;
-use super::{patient_write, rings};
+use super::{bounded_write, rings};
 
 /// Maximum number of reports of a process. More than one is possible, because a panic of a device does not end the process.
 const MOST: u32 = 16;
 /// Maximum time in milliseconds that a report waits for the report of another thread.
-const PATIENCE: u32 = 1000;
+const MAX_TRIES: u32 = 1000;
 
 thread_local! {
     /// Role of this thread. It needs no allocation and no destructor, so a signal handler may read it.
@@ -57,7 +57,7 @@ pub(crate) fn write_report(cause: Arguments<'_>, trace: Arguments<'_>) {
         return;
     }
     // The wait is limited, because a thread that fails while it writes a report would otherwise wait for itself for ever.
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_TRIES {
         if BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // Text that cannot be written is lost.
             let _ = write(&mut Lines::new(&target.file), target.base, cause, trace);
@@ -104,11 +104,11 @@ struct Lines<'f> {
 
 impl<'f> Lines<'f> {
     fn new(file: &'f File) -> Self {
-        Self { file, bytes: [0; 512], len: 0, steps: patient_write::STEPS }
+        Self { file, bytes: [0; 512], len: 0, steps: bounded_write::STEPS }
     }
 
     fn flush(&mut self) {
-        patient_write::write(self.file, &self.bytes[..self.len], &mut self.steps);
+        bounded_write::write(self.file, &self.bytes[..self.len], &mut self.steps);
         self.len = 0;
     }
 }

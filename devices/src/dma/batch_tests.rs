@@ -15,7 +15,7 @@ use super::host_io::{HostIo, IO_DEADLINE, IoOwner, Running, Waiter};
 use super::memory::DeviceMemory;
 use super::table::DmaTable;
 use super::table_mapper::TableMapper;
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::iommu::RamView;
@@ -108,11 +108,11 @@ fn batched_unmaps_wait_for_a_stuck_device_once() {
     let stuck: Vec<_> = (0..u64::from(REQUESTS)).map(|n| rig.begin(n, &owner)).collect();
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
     assert_eq!(rig.waited(), IO_DEADLINE);
-    let told = |count: &AtomicU32| count.load(Ordering::Relaxed);
-    assert_eq!((told(&owner.cancelled), told(&owner.given_up)), (REQUESTS.into(), 1));
+    let count_of = |count: &AtomicU32| count.load(Ordering::Relaxed);
+    assert_eq!((count_of(&owner.cancelled), count_of(&owner.given_up)), (REQUESTS.into(), 1));
     // Later UNMAPs do not wait for a device that was given up.
     assert_eq!(rig.unmap_all(), [DEVERR; REQUESTS as usize]);
-    assert_eq!((rig.waited(), told(&owner.given_up)), (IO_DEADLINE, 1));
+    assert_eq!((rig.waited(), count_of(&owner.given_up)), (IO_DEADLINE, 1));
     drop(stuck);
     assert_eq!(rig.unmap_all(), [0; REQUESTS as usize]);
 }

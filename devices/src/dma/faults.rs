@@ -117,10 +117,10 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::drop_witness::DropWitness;
+    use crate::drop_reporter::DropReporter;
 
     /// Reporter that notifies the test of each report.
-    struct Reporter(Sender<()>, #[expect(dead_code, reason = "the test observes its drop")] DropWitness);
+    struct Reporter(Sender<()>, #[expect(dead_code, reason = "the test observes its drop")] DropReporter);
 
     impl FaultReporter for Reporter {
         fn report_stopped(&self, _: Stopped) {
@@ -134,11 +134,11 @@ mod tests {
     #[test]
     fn reporting_thread_never_drops_the_reporter() {
         let (sender, relay) = fault_relay();
-        let (tell, told) = channel();
-        let (witness, dropped) = DropWitness::new();
-        let reports = relay.spawn(Arc::new(Reporter(tell, witness))).unwrap();
+        let (end, ended) = channel();
+        let (drop_reporter, dropped) = DropReporter::new();
+        let reports = relay.spawn(Arc::new(Reporter(end, drop_reporter))).unwrap();
         sender.send(Stopped { endpoint: 24, iova: 0x1000, access: Permissions::WRITE });
-        told.recv().unwrap();
+        ended.recv().unwrap();
         drop(reports);
         assert_eq!(dropped.recv(), Ok(thread::current().id()));
     }

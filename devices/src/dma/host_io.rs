@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::host_range::{DeviceRange, HostRange};
-use crate::patience::{self, Peer};
+use crate::peer_timeouts::{self, Peer};
 use crate::sync::lock;
 
 /// Maximum time for which one access of the guest waits for cancelled I/O of the host kernel. It applies to all UNMAPs of the access
@@ -154,14 +154,14 @@ impl Operations {
     /// Cancels all operations that overlap `[first, last]`, and waits for their end.
     ///
     /// Returns false if an operation still runs after `limit`. Then its owner is given up ([`IoOwner::give_up`]), and later calls do not
-    /// wait for operations that this owner has now. All waits within one [`Operation`](patience::Operation) share the limit. But each call
+    /// wait for operations that this owner has now. All waits within one [`Operation`](peer_timeouts::Operation) share the limit. But each call
     /// may wait for at least [`GRACE`], or for `limit` if `limit` is shorter. The caller must ensure that no new operation can begin in the
     /// range.
     pub(super) fn end_all(&self, first: u64, last: u64, limit: Duration) -> bool {
         for (number, owner) in self.to_cancel(first, last) {
             owner.cancel(number);
         }
-        let mut left = limit.saturating_sub(patience::Operation::waited(Peer::HostKernel)).max(limit.min(GRACE));
+        let mut left = limit.saturating_sub(peer_timeouts::Operation::waited(Peer::HostKernel)).max(limit.min(GRACE));
         let mut running = lock(&self.running);
         loop {
             let touching = || running.operations.iter().filter(|operation| operation.touches(first, last));
@@ -173,7 +173,7 @@ impl Operations {
             }
             let (after, waited) = self.waiter.wait(running, &self.ended, left);
             running = after;
-            patience::Operation::note(Peer::HostKernel, waited);
+            peer_timeouts::Operation::note(Peer::HostKernel, waited);
             left = left.saturating_sub(waited);
         }
         let late = give_up(&mut running, first, last);

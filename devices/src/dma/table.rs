@@ -14,9 +14,9 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryReg
 use super::faults::{FaultSender, Stopped};
 use super::host_io::{HostIo, HostRanges, IO_DEADLINE, IoOwner, Operations, Parts};
 use super::near_memory::RamSlice;
+use crate::guest_visible::GuestVisibleMemory;
 use crate::host_range::{DeviceRange, HostRange};
 use crate::ram::Ram;
-use crate::shown::ShownMemory;
 use crate::sync::{read_lock, write_lock};
 use crate::throttle::Throttle;
 use crate::windows::WindowMemory;
@@ -177,7 +177,7 @@ pub struct DmaTable {
     name: String,
     ram: Arc<Ram>,
     windows: OnceLock<Arc<WindowMemory>>,
-    devices: OnceLock<Arc<ShownMemory>>,
+    devices: OnceLock<Arc<GuestVisibleMemory>>,
     /// Destination for reports of denied accesses. If `None`, they are logged, because the device has no virtual IOMMU.
     faults: Option<(EndpointId, FaultSender)>,
     entries: RwLock<Entries>,
@@ -209,7 +209,7 @@ impl DmaTable {
 
     /// Allows mappings of chunks of `windows`, and of guest-visible memory of `devices`. Only the first call has an effect, because a VM
     /// has at most one virtio-iommu.
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         if let Some(windows) = windows {
             let _ = self.windows.set(windows.clone());
         }
@@ -261,7 +261,7 @@ impl DmaTable {
         if let Some(backing) = self.backing_of(memory) {
             return if self.insert(iova, len, backing, permissions) { Ok(backing) } else { Err(MapError::Exists) };
         }
-        let at = |devices: &Arc<ShownMemory>| devices.at_host(memory.ptr_guard().as_ptr().addr(), memory.len());
+        let at = |devices: &Arc<GuestVisibleMemory>| devices.at_host(memory.ptr_guard().as_ptr().addr(), memory.len());
         let unknown = || io::Error::from(io::ErrorKind::Unsupported);
         let (device, offset) = self.devices.get().and_then(at).ok_or_else(unknown)?;
         let permissions = match device.kind() {

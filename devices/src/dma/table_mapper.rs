@@ -9,7 +9,7 @@ use iommu_bounce::{DmaMapper, MapError, MapperLimits, Permissions, UnmapError};
 use vm_memory::VolatileSlice;
 
 use super::table::DmaTable;
-use crate::shown::ShownMemory;
+use crate::guest_visible::GuestVisibleMemory;
 use crate::windows::WindowMemory;
 
 /// Returns the mapping limits of a device whose accesses go through a [`DmaTable`].
@@ -53,7 +53,7 @@ impl TableMapper {
 
     /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
     /// [`DmaTable::connect`].
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
 }
@@ -73,7 +73,7 @@ impl DmaMapper for TableMapper {
         false
     }
 
-    fn reaches_hidden_chunks(&self) -> bool {
+    fn maps_hidden_chunks(&self) -> bool {
         false
     }
 

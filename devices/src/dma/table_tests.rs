@@ -13,8 +13,8 @@ use vm_memory::{GuestMemory, MmapRegion, Permissions as Access};
 use super::super::faults::{FaultRelay, fault_relay};
 use super::super::memory::DeviceMemory;
 use super::*;
+use crate::guest_visible::test_support::showing;
 use crate::host_range::test_support::pages;
-use crate::shown::test_support::showing;
 use crate::sync::lock;
 
 const RW: Permissions = Permissions::READ.union(Permissions::WRITE);

@@ -65,7 +65,7 @@ const D_VALID: u8 = 1 << 7;
 /// Time for which the clock stands still after a read of register A. A driver first reads in register A that no update is in progress. It
 /// then reads field after field, and must not see the old minute with the new second. A real clock guarantees 244 µs, but exits on a busy
 /// host can take longer.
-const STANDS: Duration = Duration::from_millis(50);
+const HOLD_TIME: Duration = Duration::from_millis(50);
 
 /// Kind and version of its saved state.
 const STATE: (&str, u32) = ("cmos", 1);
@@ -83,14 +83,14 @@ struct Registers {
     index: u8,
     cells: [u8; CELLS],
     /// Time at the last read of register A.
-    standing: Option<Timestamp>,
+    held_since: Option<Timestamp>,
 }
 
 impl Registers {
     /// Returns the time to show.
     fn time(&self, now: Timestamp) -> DateTime {
-        let fresh = |at: &Timestamp| Duration::try_from(now.duration_since(*at)).is_ok_and(|passed| passed < STANDS);
-        let time = self.standing.filter(fresh).unwrap_or(now);
+        let fresh = |at: &Timestamp| Duration::try_from(now.duration_since(*at)).is_ok_and(|passed| passed < HOLD_TIME);
+        let time = self.held_since.filter(fresh).unwrap_or(now);
         Offset::UTC.to_datetime(time)
     }
 
@@ -128,7 +128,7 @@ impl Registers {
             YEAR => self.number(year(self.time(now))),
             CENTURY => self.number(century(self.time(now))),
             REGISTER_A => {
-                self.standing = Some(now);
+                self.held_since = Some(now);
                 self.cells[usize::from(index)]
             }
             _ => self.cells[usize::from(index)],
@@ -170,7 +170,7 @@ impl Cmos {
     }
 
     fn with_clock(low_end: u64, high_ram: u64, now: fn() -> Timestamp) -> Self {
-        let registers = Registers { index: 0, cells: cells(low_end, high_ram), standing: None };
+        let registers = Registers { index: 0, cells: cells(low_end, high_ram), held_since: None };
         Self { registers: Mutex::new(registers), now }
     }
 
@@ -199,7 +199,7 @@ impl Cmos {
         if cells[usize::from(REGISTER_A)] & A_UPDATE_IN_PROGRESS != 0 {
             return Err(rule("report an update in progress, but this clock never does"));
         }
-        *registers = Registers { index, cells, standing: None };
+        *registers = Registers { index, cells, held_since: None };
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl Cmos {
     /// stopped.
     pub fn reset(&self) {
         let mut registers = self.lock();
-        (registers.index, registers.standing) = (0, None);
+        (registers.index, registers.held_since) = (0, None);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registers> {

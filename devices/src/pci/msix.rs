@@ -471,16 +471,16 @@ mod tests {
         for event in &recorder.events {
             fcntl_setfl(borrow(event), OFlags::empty()).unwrap();
         }
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             table.set_control(CONTROL_ENABLE).unwrap();
             let before = pending(&table);
             recorder.events[2].write(u64::MAX - 1).unwrap();
             let seen = [before, pending(&table), pending(&table)];
             table.reset().unwrap();
-            tell.send(seen).unwrap();
+            sender.send(seen).unwrap();
         });
-        assert_eq!(told.recv_timeout(Duration::from_secs(10)).expect("the table waits for ever"), [0, 4, 4]);
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)).expect("the table waits for ever"), [0, 4, 4]);
     }
 
     const MESSAGE: MsiMessage = MsiMessage { address: 0xfee0_1000, data: 0x41 };

@@ -72,8 +72,8 @@ impl<M: DmaMapper> DmaMapper for PinningMapper<M> {
         self.mapper.limits()
     }
 
-    fn reaches_hidden_chunks(&self) -> bool {
-        self.mapper.reaches_hidden_chunks()
+    fn maps_hidden_chunks(&self) -> bool {
+        self.mapper.maps_hidden_chunks()
     }
 
     fn keeps_page_tables(&self) -> bool {

@@ -241,9 +241,9 @@ fn pinning_mapper_reports_the_inner_mappers_properties() {
     let reclaim = Arc::new(Reclaim::new(ram(false), PAGE));
     let wrapped = |mapper| PinningMapper::new(mapper, reclaim.clone());
     let plain = wrapped(RecordingMapper::default());
-    assert!(!plain.keeps_page_tables() && plain.reaches_hidden_chunks() && plain.group().is_none());
+    assert!(!plain.keeps_page_tables() && plain.maps_hidden_chunks() && plain.group().is_none());
     assert!(wrapped(RecordingMapper::default().with_page_tables()).keeps_page_tables());
-    assert!(!wrapped(RecordingMapper::default().without_hidden_chunks()).reaches_hidden_chunks());
+    assert!(!wrapped(RecordingMapper::default().without_hidden_chunks()).maps_hidden_chunks());
 }
 
 /// Ends the thread that gives memory back, even if the test fails.

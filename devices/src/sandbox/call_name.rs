@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn known_calls_have_names_and_unknown_ones_their_number() {
         // The calls of Linux 5.0 and of later versions have a gap of unused numbers between them. Numbers of x32 have bit 30 set.
-        for (number, told) in [
+        for (number, expected) in [
             (libc::SYS_read, "read (0)"),
             (libc::SYS_setsid, "setsid (112)"),
             (libc::SYS_ioctl, "ioctl (16)"),
@@ -50,7 +50,7 @@ mod tests {
             (-1, "-1"),
             (i64::MAX, "9223372036854775807"),
         ] {
-            assert_eq!(CallName(number).to_string(), told);
+            assert_eq!(CallName(number).to_string(), expected);
         }
     }
 }

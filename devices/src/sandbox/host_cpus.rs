@@ -85,13 +85,13 @@ impl Placement {
     pub(super) fn new(cpus: Option<HostCpus>) -> (Self, Option<Receiver<Result<(), PinError>>>) {
         let before = BEFORE.get();
         let Some(cpus) = cpus else { return (Self { only: None, before }, None) };
-        let (tell, told) = channel();
-        (Self { only: Some((cpus, tell)), before }, Some(told))
+        let (sender, receiver) = channel();
+        (Self { only: Some((cpus, sender)), before }, Some(receiver))
     }
 
     /// Applies the placement to this new thread. Returns false if the thread cannot be pinned. The thread must then end.
     pub(super) fn take(self) -> bool {
-        let Some((cpus, tell)) = self.only else {
+        let Some((cpus, sender)) = self.only else {
             // This thread inherited the affinity of the thread that started it. If the affinity cannot be changed back, this thread is
             // slower but still correct.
             let _ = self.before.map(|before| sched_setaffinity(None, &before));
@@ -101,7 +101,7 @@ impl Placement {
         let held = cpus.hold();
         let is_held = held.is_ok();
         // The requester waits for the result.
-        let _ = tell.send(held);
+        let _ = sender.send(held);
         is_held
     }
 }

@@ -79,20 +79,20 @@ pub fn begin(mode: Mode, roles: &[ThreadRole]) -> io::Result<()> {
     let starter = Filter::of_starter(roles, mode.action());
     let known: Vec<&'static str> = roles.iter().map(|role| role.name).collect();
     let (orders, to_do) = channel();
-    let (tell, told) = sync_channel(1);
+    let (sender, receiver) = sync_channel(1);
     let run = move || {
         crash::set_role("threads");
         let installed = starter.install();
         let is_installed = installed.is_ok();
         // The receiver is missing only if the process is ending.
-        let _ = tell.send(installed);
+        let _ = sender.send(installed);
         if is_installed {
             serve(&to_do, mode, &known);
         }
     };
     // The thread ends with the process, because threads may be started until then.
     named("threads".into()).spawn(run)?;
-    told.recv().map_err(io::Error::other)??;
+    receiver.recv().map_err(io::Error::other)??;
     STARTER.set((mode, orders)).map_err(|_| io::Error::other("calls are filtered already"))
 }
 
@@ -234,7 +234,7 @@ fn start_filtered(
     placement: Placement,
     prepare: Prepare,
 ) -> io::Result<Started> {
-    let (tell, filtered) = sync_channel(1);
+    let (sender, filtered) = sync_channel(1);
     let thread = named(name).spawn(move || {
         crash::set_role(role.name);
         // Pin the thread before its filter is installed, because the filter does not allow this call.
@@ -246,8 +246,8 @@ fn start_filtered(
         let is_installed = installed.is_ok();
         drop(filter);
         // The requester waits for the result.
-        let _ = tell.send(installed);
-        drop(tell);
+        let _ = sender.send(installed);
+        drop(sender);
         if is_installed {
             run();
         }

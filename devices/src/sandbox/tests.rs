@@ -12,14 +12,14 @@ const ROLE: ThreadRole = ThreadRole { name: "test", calls: &[] };
 
 /// Returns the affinity of a thread pinned to `cpus`, and of a thread that it starts.
 fn places(cpus: HostCpus) -> Result<(CpuSet, CpuSet), PinError> {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let run = move || {
         let own = sched_getaffinity(None).unwrap();
-        let of_child = move || tell.send((own, sched_getaffinity(None).unwrap())).unwrap();
+        let of_child = move || sender.send((own, sched_getaffinity(None).unwrap())).unwrap();
         start(ROLE, "child".into(), of_child).unwrap().join().unwrap();
     };
     start_on(ROLE, "held".into(), Some(cpus), run)?.join().unwrap();
-    Ok(told.recv().unwrap())
+    Ok(receiver.recv().unwrap())
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn missing_cpu_is_named_and_no_thread_runs() {
 
 #[test]
 fn thread_whose_name_has_a_nul_runs_without_it() {
-    let (tell, told) = channel();
-    let run = move || tell.send(std::thread::current().name().map(str::to_string)).unwrap();
+    let (sender, receiver) = channel();
+    let run = move || sender.send(std::thread::current().name().map(str::to_string)).unwrap();
     start(ROLE, "a\0b".into(), run).unwrap().join().unwrap();
-    assert_eq!(told.recv().unwrap().as_deref(), Some("ab"));
+    assert_eq!(receiver.recv().unwrap().as_deref(), Some("ab"));
 }

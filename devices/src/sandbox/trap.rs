@@ -8,7 +8,7 @@ use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use vmm_sys_util::signal::register_signal_handler;
 
 use super::call_name::CallName;
-use crate::crash::{self, patient_write};
+use crate::crash::{self, bounded_write};
 
 /// Exit status of the process, the same as for any failure.
 const STATUS: c_int = 1;
@@ -42,8 +42,8 @@ extern "C" fn stopped(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
     let _ = writeln!(rest, "{}", if by_filter { ", which its role does not allow (--seccomp)" } else { "" });
     let left = rest.len();
-    let mut steps = patient_write::STEPS;
-    patient_write::write(&rustix::stdio::stderr(), &line[..line.len() - left], &mut steps);
+    let mut steps = bounded_write::STEPS;
+    bounded_write::write(&rustix::stdio::stderr(), &line[..line.len() - left], &mut steps);
     if by_filter {
         crash::write_report(
             format_args!(

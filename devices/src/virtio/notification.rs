@@ -14,7 +14,7 @@ trait EventRing {
     /// Returns the driver's index. All elements before this index are visible to the caller.
     fn available(&self) -> Result<Wrapping<u16>, Error>;
     /// Asks the driver to notify the device when the driver adds this element.
-    fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error>;
+    fn set_used_event(&self, element: Wrapping<u16>) -> Result<(), Error>;
     /// Orders earlier writes before later reads.
     fn fence(&self);
 }
@@ -38,7 +38,7 @@ impl<M: GuestMemory> EventRing for GuestRing<'_, M> {
     fn available(&self) -> Result<Wrapping<u16>, Error> {
         self.queue.avail_idx(self.memory, Ordering::Acquire)
     }
-    fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error> {
+    fn set_used_event(&self, element: Wrapping<u16>) -> Result<(), Error> {
         self.memory.store(element.0.to_le(), self.avail_event, Ordering::Relaxed).map_err(Error::GuestMemory)
     }
     fn fence(&self) {
@@ -52,7 +52,7 @@ fn keep_up(ring: &impl EventRing, size: u16) -> Result<Wrapping<u16>, Error> {
     let mut seen = ring.available()?;
     // A correct driver adds at most `size` elements meanwhile. The limit stops a driver that keeps changing the index.
     for _ in 0..=size {
-        ring.ask_for(seen)?;
+        ring.set_used_event(seen)?;
         // The driver writes its index before it reads `avail_event`. So at least one side sees the other side's write.
         ring.fence();
         let now = ring.available()?;
@@ -80,8 +80,8 @@ pub(crate) fn ask_for_notifications(queue: &Queue, memory: &impl GuestMemory) ->
 
 /// Asks for a notification of element `taken`, the next element that the device takes. Returns true if the driver has already added this
 /// element.
-fn ask_behind(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
-    ring.ask_for(taken)?;
+fn request_interrupt_after(ring: &impl EventRing, taken: Wrapping<u16>) -> Result<bool, Error> {
+    ring.set_used_event(taken)?;
     // The reason for this fence is the same as in `keep_up`.
     ring.fence();
     Ok(ring.available()? != taken)
@@ -99,7 +99,7 @@ pub(crate) fn more_came(queue: &Queue, memory: &impl GuestMemory) -> Result<bool
     if !queue.event_idx_enabled() {
         return Ok(queue.avail_idx(memory, Ordering::Acquire)? != taken);
     }
-    ask_behind(&GuestRing::new(queue, memory)?, taken)
+    request_interrupt_after(&GuestRing::new(queue, memory)?, taken)
 }
 
 /// Returns the number of chains that the driver has added and not taken back yet, at most the queue size.
@@ -219,7 +219,7 @@ mod tests {
         fn available(&self) -> Result<Wrapping<u16>, Error> {
             Ok(Wrapping(self.available.load(Ordering::Acquire)))
         }
-        fn ask_for(&self, element: Wrapping<u16>) -> Result<(), Error> {
+        fn set_used_event(&self, element: Wrapping<u16>) -> Result<(), Error> {
             self.avail_event.store(element.0, Ordering::Relaxed);
             Ok(())
         }
@@ -250,7 +250,7 @@ mod tests {
         no_element_is_left(|ring, _| {
             loop {
                 let taken = ring.available().unwrap();
-                if !ask_behind(ring, taken).unwrap() {
+                if !request_interrupt_after(ring, taken).unwrap() {
                     return taken;
                 }
             }
@@ -273,9 +273,9 @@ mod tests {
                 move || {
                     for _ in 0..EACH {
                         let added = adding.lock().unwrap();
-                        let told = ring.add();
+                        let reported = ring.add();
                         drop(added);
-                        if told {
+                        if reported {
                             let mut served = served.lock().unwrap();
                             *served = serve(&ring, *served);
                         }

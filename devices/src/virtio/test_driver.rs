@@ -18,7 +18,7 @@ use crate::dma::{DeviceMemory, DmaTable, FaultRelay, TableMapper, fault_relay};
 use crate::pci::PciDevice;
 use crate::pci::regs::{COMMAND, COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY};
 use crate::platform::DeviceEvent;
-use crate::platform::test_support::Witness;
+use crate::platform::test_support::EventRecorder;
 use crate::ram::Ram;
 use crate::state::DeviceState;
 
@@ -63,7 +63,7 @@ pub(super) struct TestPlatform {
     pub(super) ram: Arc<Ram>,
     /// Memory that the device can access.
     pub(super) memory: DeviceMemory,
-    pub(super) witness: Arc<Witness>,
+    pub(super) recorder: Arc<EventRecorder>,
     pub(super) doorbells: Arc<FakeDoorbells>,
     mapper: Option<TableMapper>,
     relay: FaultRelay,
@@ -78,7 +78,7 @@ impl TestPlatform {
         let table = translated.then(|| Arc::new(DmaTable::new("device", ram.clone(), Some((8, sender)))));
         let memory = table.clone().map_or_else(|| DeviceMemory::all_ram(ram.clone()), DeviceMemory::mapped);
         let mapper = table.map(TableMapper::new);
-        Self { ram, memory, witness: Arc::default(), doorbells: Arc::default(), mapper, relay }
+        Self { ram, memory, recorder: Arc::default(), doorbells: Arc::default(), mapper, relay }
     }
 
     /// Returns a driver for `device`, whose queues have these rings. `more` is for the tests of this device type only.
@@ -88,12 +88,12 @@ impl TestPlatform {
         rings: Rings,
         more: M,
     ) -> TestDriver<D, M> {
-        let Self { ram, witness, doorbells, mapper, relay, .. } = self;
+        let Self { ram, recorder, doorbells, mapper, relay, .. } = self;
         function.assign_bar(1, NOTIFY_PORT);
         function.write_config(COMMAND, &(COMMAND_BUS_MASTER | COMMAND_MEMORY | COMMAND_IO).to_le_bytes());
         function.bar_moved(1, NOTIFY_PORT).unwrap();
         let (added, descriptors) = ([0; QUEUES], [0; QUEUES]);
-        TestDriver { function, device, more, ram, witness, doorbells, mapper, relay, rings, added, descriptors }
+        TestDriver { function, device, more, ram, recorder, doorbells, mapper, relay, rings, added, descriptors }
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) struct TestDriver<D, M = ()> {
     pub(super) device: Arc<D>,
     pub(super) more: M,
     pub(super) ram: Arc<Ram>,
-    pub(super) witness: Arc<Witness>,
+    pub(super) recorder: Arc<EventRecorder>,
     pub(super) doorbells: Arc<FakeDoorbells>,
     /// `None` if the device is not behind the IOMMU.
     pub(super) mapper: Option<TableMapper>,
@@ -281,7 +281,7 @@ impl<D, M> TestDriver<D, M> {
         assert_eq!(self.used(queue), 0);
         self.write(20, &[0]);
         assert_eq!(self.status(), 0);
-        assert_eq!(self.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        assert_eq!(self.recorder.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
     }
 
     /// Writes to guest RAM.

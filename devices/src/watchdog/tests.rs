@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pci::regs::{COMMAND, COMMAND_MEMORY};
-use crate::platform::test_support::Witness;
+use crate::platform::test_support::EventRecorder;
 
 const LONG: Duration = Duration::from_secs(60);
 const FAST: [u8; 2] = [0x07, 0];
@@ -16,18 +16,18 @@ const ENABLE: u8 = 2;
 
 struct Fixture {
     device: Watchdog,
-    witness: Arc<Witness>,
+    recorder: Arc<EventRecorder>,
     resets: Arc<AtomicU32>,
 }
 
 impl Fixture {
     fn new() -> Self {
-        let (witness, resets) = (Arc::new(Witness::default()), Arc::new(AtomicU32::new(0)));
+        let (recorder, resets) = (Arc::new(EventRecorder::default()), Arc::new(AtomicU32::new(0)));
         let counted = resets.clone();
         let expired = move || {
             counted.fetch_add(1, Ordering::Relaxed);
         };
-        Self { device: Watchdog::new("_watchdog".into(), witness.clone(), expired).unwrap(), witness, resets }
+        Self { device: Watchdog::new("_watchdog".into(), recorder.clone(), expired).unwrap(), recorder, resets }
     }
 
     fn resets(&self) -> u32 {
@@ -97,7 +97,7 @@ fn guest_is_reset_once_and_only_after_it_stops_reloading() {
     fixture.reload();
     fixture.wait_for_reset();
     thread::sleep(Duration::from_millis(20));
-    assert_eq!((fixture.resets(), fixture.witness.take()), (1, vec![DeviceEvent::WatchdogExpired]));
+    assert_eq!((fixture.resets(), fixture.recorder.take()), (1, vec![DeviceEvent::WatchdogExpired]));
     // The restarted guest finds a stopped counter, and the reason for the reset.
     fixture.device.reset().unwrap();
     let mut lock = [0xff];

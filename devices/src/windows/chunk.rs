@@ -108,12 +108,12 @@ impl Chunk {
             return Ok(Some(self.file.try_clone()?));
         }
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         // A separate thread opens the file, because this thread may be a vCPU thread, and its sandbox forbids opening files. If the
         // separate thread ends early, `recv` fails.
-        let open = move || drop(tell.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
+        let open = move || drop(sender.send(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())));
         sandbox::start(READER_ROLE, READER_ROLE.name.into(), open)?;
-        Ok(Some(told.recv().map_err(io::Error::other)??))
+        Ok(Some(receiver.recv().map_err(io::Error::other)??))
     }
 }
 

@@ -86,7 +86,7 @@ impl Region {
     pub(super) fn map(&self, index: u32, file: impl AsFd) -> io::Result<()> {
         let place = self.place(index).ok_or(io::ErrorKind::InvalidInput)?;
         #[cfg(test)]
-        self.fail_if_told()?;
+        self.fail_if_configured()?;
         let address = ptr::with_exposed_provenance_mut::<c_void>(place.address);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
@@ -108,10 +108,10 @@ impl Region {
 
     /// Fails like a kernel without free memory, as often as a test has requested.
     #[cfg(test)]
-    fn fail_if_told(&self) -> io::Result<()> {
+    fn fail_if_configured(&self) -> io::Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
-        let told = self.refusals.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
-        told.map_or(Ok(()), |_| Err(io::Error::from_raw_os_error(libc::ENOMEM)))
+        let refusal = self.refusals.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        refusal.map_or(Ok(()), |_| Err(io::Error::from_raw_os_error(libc::ENOMEM)))
     }
 
     /// Asks the kernel to back the first `len` bytes of `file` with huge pages now. `len` is a multiple of the huge page size.

@@ -86,7 +86,7 @@ impl Monitor for SharedWindows {
     fn wait_until_done<'g>(&'g self, guard: MutexGuard<'g, WindowState>) -> MutexGuard<'g, WindowState> {
         self.done.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
-    fn tell_done(&self) {
+    fn report_done(&self) {
         self.done.notify_all();
     }
     fn allocate(&self) -> io::Result<Chunk> {

@@ -115,8 +115,8 @@ impl ChunkStore for WindowStore {
     fn unpark(&mut self, index: u32) -> Result<(), ChunkError> {
         let mut state = lock(&self.0.state);
         let Some(ChunkPlace::Parked(chunk)) = state.places.get(index as usize) else { return Err(unknown()) };
-        let shown = self.0.region.map(index, chunk).and_then(|()| self.0.show(&mut state, index));
-        if let Err(error) = shown {
+        let visible = self.0.region.map(index, chunk).and_then(|()| self.0.show(&mut state, index));
+        if let Err(error) = visible {
             if self.0.region.map(index, &self.0.scratch).is_err() {
                 self.0.hide(&mut state, index);
             }

@@ -137,7 +137,7 @@ pub(super) trait Monitor {
     /// Releases the lock and waits until the stash's thread may have done some work.
     fn wait_until_done<'g>(&'g self, guard: Self::Guard<'g>) -> Self::Guard<'g>;
     /// Wakes threads that wait for the stash.
-    fn tell_done(&self);
+    fn report_done(&self);
     fn allocate(&self) -> io::Result<Self::Chunk>;
 }
 
@@ -176,7 +176,7 @@ pub(super) fn run(monitor: &impl Monitor) {
                 }
             }
         }
-        monitor.tell_done();
+        monitor.report_done();
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
         fn wait_until_done<'g>(&'g self, guard: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
             self.done.wait(guard).unwrap()
         }
-        fn tell_done(&self) {
+        fn report_done(&self) {
             self.done.notify_all();
         }
         fn allocate(&self) -> io::Result<Counted> {

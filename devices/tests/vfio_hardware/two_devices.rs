@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use devices::guest_visible::GuestVisibleMemory;
 use devices::pci::{PciDevice, regs};
-use devices::shown::ShownMemory;
 use devices::virtio::iommu::RamView;
 use iommu_bounce::spec::Status;
 use iommu_bounce::test_utils::{self, TestRam};
@@ -101,20 +101,20 @@ fn device_reaches_peer_registers_only_while_guest_sees_them() {
     let host = host();
     let edu = Edu::open_by(&host, "CAROM_EDU");
     let platform = Arc::new(Platform::default());
-    let shown = Arc::new(ShownMemory::new(platform.clone()));
-    let peer = open_with(&host, "CAROM_EDU2", platform, shown.clone());
+    let visible = Arc::new(GuestVisibleMemory::new(platform.clone()));
+    let peer = open_with(&host, "CAROM_EDU2", platform, visible.clone());
     peer.command(regs::COMMAND_MEMORY);
     peer.device.bar_moved(0, BAR).unwrap();
 
     let memory = memory();
-    let ram = Arc::new(RamView::new(memory.clone(), Some(shown.clone()), true));
+    let ram = Arc::new(RamView::new(memory.clone(), Some(visible.clone()), true));
     let config = EngineConfig { input_range: 0..=0xffff_ffff, ..Default::default() };
     let engine = Arc::new(Mutex::new(Engine::new(config, ram, None).unwrap()));
     engine.lock().unwrap().add_endpoint(1, Box::new(edu.0.mapper(1, memory.clone()))).unwrap();
     let features = engine.lock().unwrap().features();
     engine.lock().unwrap().accept_features(features);
     let revoking = engine.clone();
-    shown.set_revoke(Box::new(move |gpa, len| revoking.lock().unwrap().revoke_device_memory(gpa, len)));
+    visible.set_revoke(Box::new(move |gpa, len| revoking.lock().unwrap().revoke_device_memory(gpa, len)));
 
     let status = |request: &[u8]| {
         let mut reply = [0xff; 4];

@@ -300,7 +300,7 @@ impl Engine {
         }
         for domain in domains.values() {
             if let (true, [space]) = (park, &domain.spaces[..])
-                && self.spaces.get(*space).reaches_hidden_chunks()
+                && self.spaces.get(*space).maps_hidden_chunks()
             {
                 self.spaces.get_mut(*space).withdraw_ram(domain, &mut self.counters);
                 self.counters.mappings -= domain.count();

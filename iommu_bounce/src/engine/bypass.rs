@@ -79,10 +79,10 @@ impl Engine {
             return;
         }
         let before = std::mem::replace(&mut self.bypass, value == 1);
-        self.pieces.set_allowed(true);
+        self.steps.set_allowed(true);
         let settled = if before == self.bypass { Ok(()) } else { self.settle_all() };
-        self.pieces.set_allowed(false);
-        self.pieces.take_happened();
+        self.steps.set_allowed(false);
+        self.steps.take_happened();
         if value == 1 {
             let took = began.elapsed();
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);
@@ -155,8 +155,8 @@ impl Engine {
     /// or an endpoint that cannot map the range.
     fn map_for_bypass(&mut self, id: SpaceId, mapping: &Mapping) -> Result<(), EndpointId> {
         let space = self.spaces.get(id);
-        let reach = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));
-        if let Some(short) = space.endpoints.iter().find(|id| !reach(id)) {
+        let covers = |id| self.endpoints.get(id).is_some_and(|endpoint| endpoint.can_map(mapping.gpa, mapping.last));
+        if let Some(short) = space.endpoints.iter().find(|id| !covers(id)) {
             return Err(*short);
         }
         let space = self.spaces.get_mut(id);

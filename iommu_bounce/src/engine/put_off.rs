@@ -23,27 +23,27 @@ impl Engine {
         let began = Instant::now();
         let rests = rests && self.bypass_rests(began);
         let (mut outcome, mut mapped) = (Ok(()), false);
-        let allowed = self.pieces.set_allowed(true);
+        let allowed = self.steps.set_allowed(true);
         for &id in ids {
             if self.wants_ram(id) && self.spaces.get(id).pins() {
-                // If a thread waits, map the RAM of at most one address space. If that RAM takes several pieces, `settle` stops
-                // between pieces, as a request does.
-                if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.pieces.end_here()) {
+                // If a thread waits, map the RAM of at most one address space. If that RAM takes several steps, `settle` stops
+                // between steps, as a request does.
+                if rests || self.is_batch_spent(began.elapsed()) || (mapped && self.steps.end_here()) {
                     // `end_here` records an interruption. Clear it, because nothing was interrupted.
-                    self.pieces.take_happened();
+                    self.steps.take_happened();
                     self.bypass_put_off = true;
                     continue;
                 }
                 mapped = true;
             }
             let settled = self.settle(id);
-            if self.pieces.take_happened() {
+            if self.steps.take_happened() {
                 self.bypass_put_off = true;
             } else {
                 outcome = outcome.and(settled);
             }
         }
-        self.pieces.set_allowed(allowed);
+        self.steps.set_allowed(allowed);
         if mapped {
             let took = began.elapsed();
             self.bypass_rests = (took >= LONG).then(|| began + took * REST);

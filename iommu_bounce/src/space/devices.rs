@@ -27,7 +27,7 @@ impl Space {
         self.stuck.iter().any(|stuck| matches!(stuck.memory, MappedMemory::Device(_)))
     }
 
-    /// Maps device memory, with one call for each [piece](Pieces) if there are several. Returns `INVAL` if there is no device
+    /// Maps device memory, with one call for each [step](Steps) if there are several. Returns `INVAL` if there is no device
     /// memory. After an error, none of the range is mapped except stuck ranges.
     pub(crate) fn map_device(
         &mut self,
@@ -37,8 +37,8 @@ impl Space {
         counters: &mut Counters,
     ) -> Result<(), Status> {
         let len = mapping.last - iova + 1;
-        if !self.pieces.are_for(len) {
-            return self.map_device_piece((iova, len), mapping.gpa, mapping, ram, counters);
+        if !self.steps.are_for(len) {
+            return self.map_device_step((iova, len), mapping.gpa, mapping, ram, counters);
         }
         if device_kind(ram, mapping.gpa, len, mapping.permissions) != Some(mapping.kind) {
             return Err(Status::Inval);
@@ -46,11 +46,11 @@ impl Space {
         let mut done = 0;
         while done < len {
             let at = iova + done;
-            let piece = self.pieces.len_at(at, len - done);
-            let outcome = if self.pieces.end_here() {
+            let step = self.steps.len_at(at, len - done);
+            let outcome = if self.steps.end_here() {
                 Err(Status::DevErr)
             } else {
-                self.map_device_piece((at, piece), mapping.gpa + done, mapping, ram, counters)
+                self.map_device_step((at, step), mapping.gpa + done, mapping, ram, counters)
             };
             if let Err(status) = outcome {
                 if done > 0 {
@@ -58,12 +58,12 @@ impl Space {
                 }
                 return Err(status);
             }
-            done += piece;
+            done += step;
         }
         Ok(())
     }
 
-    fn map_device_piece(
+    fn map_device_step(
         &mut self,
         (iova, len): (u64, u64),
         gpa: u64,

@@ -332,7 +332,7 @@ impl DmaMapper for RecordingMapper {
         limits.expect("a mapper is made with limits")
     }
 
-    fn reaches_hidden_chunks(&self) -> bool {
+    fn maps_hidden_chunks(&self) -> bool {
         !self.0.state().reaches_seen_chunks_only
     }
 

@@ -26,7 +26,7 @@ const LONGEST: u64 = 80;
 /// Default number of requests.
 const REQUESTS: u64 = 20_000;
 /// Interval of progress messages.
-const TOLD: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 type Step = (Option<HostFailure>, Op);
 
@@ -56,7 +56,7 @@ fn engine_and_model_agree_for_long() {
     let mut runner =
         TestRunner::new_with_rng(ProptestConfig::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let step = (prop::option::weighted(0.2, map_failure()), any_op());
-    let (mut done, mut told) = (0, Instant::now());
+    let (mut done, mut reported) = (0, Instant::now());
     while done < wanted {
         let make_up = |_| step.new_tree(&mut runner).expect("generation never fails").current();
         let pool: Vec<Step> = (0..POOL).map(make_up).collect();
@@ -71,9 +71,9 @@ fn engine_and_model_agree_for_long() {
             super::agree(sent.steps);
             done += len;
         }
-        if told.elapsed() >= TOLD {
+        if reported.elapsed() >= REPORT_INTERVAL {
             eprintln!("{done} requests");
-            told = Instant::now();
+            reported = Instant::now();
         }
     }
 }

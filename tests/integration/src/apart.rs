@@ -92,13 +92,13 @@ mod tests {
     fn thread_of_a_vcpu_gets_the_last_cpu_and_another_thread_stays() {
         let mut apart = Apart::new(false).unwrap();
         let ids = ["vcpu0", "api"].map(|name| {
-            let (tell, told) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             let (end, ended) = mpsc::channel::<()>();
             let thread = thread::Builder::new().name(name.into()).spawn(move || {
-                tell.send(gettid()).unwrap();
+                sender.send(gettid()).unwrap();
                 let _ = ended.recv();
             });
-            (told.recv().unwrap(), end, thread.unwrap())
+            (receiver.recv().unwrap(), end, thread.unwrap())
         });
         let before = sched_getaffinity(Some(ids[1].0)).unwrap();
 

@@ -49,7 +49,7 @@ pub struct Site {
     /// Static guest program that drives the edu device (`CAROM_EDU_DMA`).
     pub edu_dma: Option<PathBuf>,
     /// Static guest program that does work and reports errors and lost data (`CAROM_WITNESS`).
-    pub witness: Option<PathBuf>,
+    pub restore_check: Option<PathBuf>,
     /// Static guest program that opens vsock connections (`CAROM_VSOCK`).
     pub vsock: Option<PathBuf>,
     /// Kernel that only reads an I/O port by a string instruction (`CAROM_STRING_IO`).
@@ -130,7 +130,7 @@ impl Site {
             firmware: optional("CAROM_FIRMWARE")?,
             package: optional("CAROM_PACKAGE")?,
             edu_dma: optional("CAROM_EDU_DMA")?,
-            witness: optional("CAROM_WITNESS")?,
+            restore_check: optional("CAROM_RESTORE_CHECK")?,
             vsock: optional("CAROM_VSOCK")?,
             string_io: optional("CAROM_STRING_IO")?,
             tenant: optional("CAROM_TENANT")?,

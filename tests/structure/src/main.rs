@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn unknown_circle_is_reported_with_files_and_names() {
         let circle = " use crate::a::A;";
-        let told = complaints(circle, "a.rs -> b.rs");
+        let reported = complaints(circle, "a.rs -> b.rs");
         let expected =
             ["these files depend on each other in a circle:", "    a.rs -> b.rs: B (known)", "    b.rs -> a.rs: A"];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         assert!(complaints(circle, "a.rs -> b.rs\nb.rs -> a.rs").is_empty());
     }
 
@@ -231,12 +231,12 @@ mod tests {
         let (a, b) = (root.path().join("a.c"), root.path().join("b.c"));
         fs::write(&a, "void f(void)\n{\n\tg();\n}\n").unwrap();
         fs::write(&b, "void g(void)\n{\n\tf();\n}\n".to_string() + &"\n".repeat(700)).unwrap();
-        let told = check(root.path(), &[], &[a, b], &BTreeSet::new()).unwrap();
+        let reported = check(root.path(), &[], &[a, b], &BTreeSet::new()).unwrap();
         assert_eq!(
-            told[..3],
+            reported[..3],
             ["these files depend on each other in a circle:", "    a.c -> b.c: g", "    b.c -> a.c: f"]
         );
-        assert!(told[3].starts_with("b.c has 704 lines"));
+        assert!(reported[3].starts_with("b.c has 704 lines"));
     }
 
     #[test]

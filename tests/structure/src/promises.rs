@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     /// Returns the complaints about a row with these tests.
-    fn told(tests: &str) -> Vec<String> {
+    fn reported(tests: &str) -> Vec<String> {
         let sources = [
             ("a/src/b.rs", "fn one_two_three() {}"),
             ("a/tests/c/main.rs", "#[test] fn four_five_six() {}"),
@@ -115,7 +115,7 @@ mod tests {
             "`a/tests/slow.rs`, with `--all`",
             "`a/tests/some.rs`",
         ] {
-            assert!(told(tests).is_empty(), "{tests}: {:?}", told(tests));
+            assert!(reported(tests).is_empty(), "{tests}: {:?}", reported(tests));
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
             ("we looked", "the row names no test"),
             ("`a/tests/slow.rs`", "the tests of a/tests/slow.rs run only with `--all`, but the row does not say so"),
         ] {
-            assert_eq!(told(tests), [format!("docs/security.md: 'it is so': {expected}")], "{tests}");
+            assert_eq!(reported(tests), [format!("docs/security.md: 'it is so': {expected}")], "{tests}");
         }
     }
 

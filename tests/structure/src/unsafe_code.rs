@@ -60,10 +60,10 @@ mod tests {
         let document = "| `x.rs` | no |\n## Unsafe code\n| file | tests |\n| --- | --- |\n| `a.rs` | one |\n| `b.rs` | two |\n## More\n| `c.rs` | |\n";
         let files = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         assert!(complaints(document, &files(&["a.rs", "b.rs"])).is_empty());
-        let told = complaints(document, &files(&["b.rs", "c.rs"]));
+        let reported = complaints(document, &files(&["b.rs", "c.rs"]));
         assert!(
-            told.len() == 2 && told[0].contains("c.rs has unsafe code") && told[1].contains("a.rs has no"),
-            "{told:?}"
+            reported.len() == 2 && reported[0].contains("c.rs has unsafe code") && reported[1].contains("a.rs has no"),
+            "{reported:?}"
         );
     }
 

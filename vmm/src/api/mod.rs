@@ -7,7 +7,7 @@
 
 mod client_stream;
 mod descriptors;
-mod door;
+mod listener;
 pub mod metrics;
 mod page;
 mod reading;

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::client_stream::Requests;
 use super::descriptors::MAX_DESCRIPTORS;
-use super::door::Door;
+use super::listener::ApiListener;
 use super::metrics;
 use super::page::Page;
 use super::shared::SharedApi;
@@ -32,16 +32,16 @@ const JSON: &str = "application/json";
 /// Maximum time for a client to send a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Answers a request that arrived at `door` and belongs to `requests`.
+/// Answers a request that arrived at a listener of this `kind` and belongs to `requests`.
 pub(super) async fn respond(
-    door: Door,
+    kind: ApiListener,
     shared: &SharedApi,
     request: Request<Incoming>,
     requests: &Requests,
 ) -> Response<Full<Bytes>> {
     let path = request.uri().path().to_string();
     let mut verbs = Vec::new();
-    for operation in operations::at(&path).filter(|operation| door.has(operation)) {
+    for operation in operations::at(&path).filter(|operation| kind.has(operation)) {
         if request.method().as_str() == operation.verb.name() {
             let response = perform(shared, operation, request, requests).await;
             log::debug!("API: {} {path}: {}", operation.verb.name(), response.status());
@@ -53,7 +53,7 @@ pub(super) async fn respond(
     // Read the body anyway: if the connection were closed while the client is still sending, the client might lose the answer.
     let _ = read_body(request.into_body()).await;
     if verbs.is_empty() {
-        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", door.hint())).into();
+        return refusal(StatusCode::NOT_FOUND, &format!("there is nothing at {path}{}", kind.hint())).into();
     }
     let allowed = verbs.join(", ");
     let mut response = Response::from(refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} takes {allowed} only")));

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 
 use super::client_stream::{ClientSocket, ClientStream};
-use super::door::Door;
+use super::listener::ApiListener;
 use super::respond::respond;
 use super::shared::SharedApi;
 use crate::process::thread_roles::API;
@@ -130,19 +130,21 @@ async fn serve(
     stopped: oneshot::Receiver<()>,
 ) {
     let (stop, stopping) = watch::channel(false);
-    let clients = |door: Door| Arc::new(Semaphore::new(door.places()));
-    let (api_clients, metrics_clients) = (clients(Door::Api), clients(Door::Metrics));
+    let clients = |kind: ApiListener| Arc::new(Semaphore::new(kind.places()));
+    let (api_clients, metrics_clients) = (clients(ApiListener::Api), clients(ApiListener::Metrics));
     tokio::select! {
-        () = accept(api, Door::Api, &api_clients, &shared, &stopping) => {}
-        () = accept(metrics, Door::Metrics, &metrics_clients, &shared, &stopping) => {}
+        () = accept(api, ApiListener::Api, &api_clients, &shared, &stopping) => {}
+        () = accept(metrics, ApiListener::Metrics, &metrics_clients, &shared, &stopping) => {}
         // The sender is dropped when the server must end.
         _ = stopped => {}
     }
     let _ = stop.send(true);
-    let all = |door: Door| u32::try_from(door.places()).expect("a small constant");
+    let all = |kind: ApiListener| u32::try_from(kind.places()).expect("a small constant");
     let _ = timeout(LAST_ANSWERS, async {
-        let _ =
-            tokio::join!(api_clients.acquire_many(all(Door::Api)), metrics_clients.acquire_many(all(Door::Metrics)),);
+        let _ = tokio::join!(
+            api_clients.acquire_many(all(ApiListener::Api)),
+            metrics_clients.acquire_many(all(ApiListener::Metrics)),
+        );
     })
     .await;
 }
@@ -150,7 +152,7 @@ async fn serve(
 /// Accepts clients for ever.
 async fn accept<L: Listener>(
     listener: Option<L>,
-    door: Door,
+    kind: ApiListener,
     clients: &Arc<Semaphore>,
     shared: &Arc<SharedApi>,
     stopping: &watch::Receiver<bool>,
@@ -160,7 +162,7 @@ async fn accept<L: Listener>(
         match listener.next().await {
             Ok(stream) => match clients.clone().try_acquire_owned() {
                 Ok(place) => {
-                    let connection = connection(stream, door, shared.clone(), stopping.clone());
+                    let connection = connection(stream, kind, shared.clone(), stopping.clone());
                     tokio::spawn(async move {
                         connection.await;
                         drop(place);
@@ -179,17 +181,17 @@ async fn accept<L: Listener>(
 
 async fn connection<S: ClientSocket>(
     stream: S,
-    door: Door,
+    kind: ApiListener,
     shared: Arc<SharedApi>,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let stream = ClientStream::new(stream, door.idle_time());
+    let stream = ClientStream::new(stream, kind.idle_time());
     let requests = stream.requests();
     let service = service_fn(|request| {
         let (shared, requests) = (shared.clone(), requests.clone());
         async move {
             requests.begin();
-            let response = respond(door, &shared, request, &requests).await;
+            let response = respond(kind, &shared, request, &requests).await;
             requests.end();
             Ok::<_, Infallible>(response)
         }
@@ -260,14 +262,14 @@ mod tests {
             let (stop, stopped) = oneshot::channel();
             let server = tokio::spawn(serve(None, Some(listener), shared, stopped));
             let mut silent = Vec::new();
-            for _ in 0..Door::Metrics.places() {
+            for _ in 0..ApiListener::Metrics.places() {
                 let mut client = TcpStream::connect(address).await.unwrap();
                 assert_eq!(ask(&mut client).await.unwrap(), "HTTP/1.1 404");
                 silent.push(client);
             }
             let mut other = TcpStream::connect(address).await.unwrap();
             assert_eq!(status(&mut other).await.unwrap(), "HTTP/1.1 429");
-            advance(2 * Door::Metrics.idle_time().unwrap()).await;
+            advance(2 * ApiListener::Metrics.idle_time().unwrap()).await;
             // Places become free once the server's tasks have ended.
             let began = std::time::Instant::now();
             loop {

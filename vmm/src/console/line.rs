@@ -23,9 +23,9 @@ use crate::process::thread_roles::LINE;
 const KEPT: usize = 64 << 10;
 /// Maximum time that one write waits for room if a reader is connected. After this time, output is lost. On the serial port, the writing
 /// vCPU can wait this long. On a virtio-console, a pause of the VM can wait this long.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
-const PATIENCE_AT_END: Duration = Duration::from_secs(1);
+const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to deliver the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
 /// Delay before input is offered again to a guest whose receive buffer was full.
@@ -45,7 +45,7 @@ struct Shared {
     name: &'static str,
     state: Mutex<State>,
     /// Maximum time that a write waits for room.
-    patience: Duration,
+    timeout: Duration,
     /// Notified when output was taken, or when a peer connected or disconnected.
     taken: Condvar,
     wake: OwnedFd,
@@ -86,7 +86,7 @@ impl Line {
     pub fn pty(names: Names) -> io::Result<Self> {
         let (peer, path) = Peer::pty()?;
         log::info!("{}: {}", names.shown, path.display());
-        Self::new(names, peer, Some(path), PATIENCE)
+        Self::new(names, peer, Some(path), TIMEOUT)
     }
 
     /// Creates a line to the client of a socket at `path`. A new client replaces the previous one.
@@ -94,13 +94,13 @@ impl Line {
     /// # Errors
     /// The socket or a thread cannot be created.
     pub fn socket(names: Names, path: &Path) -> io::Result<Self> {
-        Self::new(names, Peer::socket(path)?, None, PATIENCE)
+        Self::new(names, Peer::socket(path)?, None, TIMEOUT)
     }
 
-    fn new(names: Names, peer: Peer, pty: Option<PathBuf>, patience: Duration) -> io::Result<Self> {
+    fn new(names: Names, peer: Peer, pty: Option<PathBuf>, timeout: Duration) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let (state, taken) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { name: names.shown, state, patience, taken, wake });
+        let shared = Arc::new(Shared { name: names.shown, state, timeout, taken, wake });
         let of_thread = shared.clone();
         let thread = sandbox::start(LINE, names.thread.into(), move || of_thread.serve(peer))?;
         Ok(Self { shared, thread: Some(thread), pty })
@@ -160,12 +160,12 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Queues output. If there is no room, waits at most `patience` for a connected reader to make room. The limit applies even if the
+    /// Queues output. If there is no room, waits at most `timeout` for a connected reader to make room. The limit applies even if the
     /// reader takes some bytes meanwhile. If there is still no room, the oldest output is lost.
     fn push(&self, bytes: &[u8]) {
         let state = self.lock();
         let full = |state: &mut State| state.attached && !state.stuck && state.output.len() + bytes.len() > KEPT;
-        let waited = self.taken.wait_timeout_while(state, self.patience, full);
+        let waited = self.taken.wait_timeout_while(state, self.timeout, full);
         let (mut state, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
         state.stuck |= outcome.timed_out();
         let was_empty = state.output.is_empty();
@@ -190,7 +190,7 @@ impl Shared {
         loop {
             peer.look();
             self.set_attached(peer.is_there());
-            self.tell_size(&peer, &mut size);
+            self.announce_size(&peer, &mut size);
             let progress = self.send(&mut peer);
             let (waits, closing) = {
                 let state = self.lock();
@@ -198,11 +198,11 @@ impl Shared {
             };
             if closing {
                 let now = Instant::now();
-                let (patience, end) = deadlines.get_or_insert((now + PATIENCE_AT_END, now + MAX_END));
+                let (timeout, end) = deadlines.get_or_insert((now + TIMEOUT_AT_END, now + MAX_END));
                 if progress {
-                    *patience = now + PATIENCE_AT_END;
+                    *timeout = now + TIMEOUT_AT_END;
                 }
-                if !waits || now >= *patience.min(end) {
+                if !waits || now >= *timeout.min(end) {
                     return;
                 }
             }
@@ -212,7 +212,7 @@ impl Shared {
             let limit = if !input.is_empty() {
                 Some(RETRY)
             } else {
-                deadlines.map(|(patience, end)| patience.min(end).saturating_duration_since(Instant::now()))
+                deadlines.map(|(timeout, end)| timeout.min(end).saturating_duration_since(Instant::now()))
             };
             // No more input is read while earlier input waits.
             let look = self.receiver().is_some_and(|receiver| receiver.has_size());
@@ -278,12 +278,12 @@ impl Shared {
         self.lock().receiver.as_ref().and_then(Weak::upgrade)
     }
 
-    /// Reports the terminal's size to the guest if it differs from `told`.
-    fn tell_size(&self, peer: &Peer, told: &mut Option<Size>) {
+    /// Reports the terminal's size to the guest if it differs from `announced`.
+    fn announce_size(&self, peer: &Peer, announced: &mut Option<Size>) {
         let Some(receiver) = self.receiver().filter(|receiver| receiver.has_size()) else { return };
         let size = peer.size();
-        if size.is_some() && size != *told {
-            *told = size;
+        if size.is_some() && size != *announced {
+            *announced = size;
             receiver.resize(size.unwrap_or_default());
         }
     }
@@ -399,13 +399,13 @@ mod tests {
         let state = State { attached: true, output: vec![b'x'; KEPT].into(), ..State::default() };
         let wake = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (state, taken) = (Mutex::new(state), Condvar::new());
-        let shared = Shared { name: NAMES.shown, state, patience: PATIENCE, taken, wake };
+        let shared = Shared { name: NAMES.shown, state, timeout: TIMEOUT, taken, wake };
         let (shared, over) = (Arc::new(shared), Arc::new(AtomicBool::new(false)));
         let (of_reader, until) = (shared.clone(), over.clone());
         let reader = thread::spawn(move || {
             let mut taken = 0;
             while !until.load(Ordering::Relaxed) {
-                thread::sleep(PATIENCE / 5);
+                thread::sleep(TIMEOUT / 5);
                 of_reader.lock().take(1);
                 of_reader.taken.notify_all();
                 taken += 1;
@@ -425,7 +425,7 @@ mod tests {
         over.store(true, Ordering::Relaxed);
         let taken = reader.join().unwrap();
         let (time, lost) = outcome.expect("the write must end although the reader still takes bytes");
-        assert!(time >= PATIENCE, "{time:?}");
+        assert!(time >= TIMEOUT, "{time:?}");
         assert!(lost > 0 && lost + taken >= 4096, "{lost} lost, {taken} taken");
     }
 
@@ -437,11 +437,11 @@ mod tests {
         let mut pen = line.writer();
         let start = Instant::now();
         (0..1_000).for_each(|_| pen.write_all(&[b'x'; 1000]).unwrap());
-        assert!((PATIENCE..LONG).contains(&start.elapsed()), "{:?}", start.elapsed());
+        assert!((TIMEOUT..LONG).contains(&start.elapsed()), "{:?}", start.elapsed());
         assert!(line.shared.lock().lost > 100_000);
         let start = Instant::now();
         drop(line);
-        assert!((PATIENCE_AT_END..LONG).contains(&start.elapsed()), "{:?}", start.elapsed());
+        assert!((TIMEOUT_AT_END..LONG).contains(&start.elapsed()), "{:?}", start.elapsed());
         assert!(!path.exists());
     }
 
@@ -541,6 +541,6 @@ mod tests {
             start.elapsed()
         };
         // If the line waited, each try would take the full time. A stall of the machine delays only some tries.
-        assert!((0..20).any(|_| end() < PATIENCE_AT_END));
+        assert!((0..20).any(|_| end() < TIMEOUT_AT_END));
     }
 }

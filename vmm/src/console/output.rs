@@ -22,9 +22,9 @@ const MAX_FILE: u64 = 256 << 20;
 /// second. It is also long enough for a pipe that is read at 8 KB/s, where room becomes free only in whole pages. A guest survives
 /// such a pause, because a real serial port makes the guest wait longer for a line of text. A client that pauses the VM meanwhile
 /// can also wait this long.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum time without progress of the reader when the VM ends. After this time, the remaining output is lost.
-const PATIENCE_AT_END: Duration = Duration::from_secs(1);
+const TIMEOUT_AT_END: Duration = Duration::from_secs(1);
 /// Maximum time to write the remaining output when the VM ends.
 const MAX_END: Duration = Duration::from_secs(10);
 
@@ -87,7 +87,7 @@ impl ConsoleOutput {
 
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
-        if !self.queue.drain(PATIENCE_AT_END, MAX_END) {
+        if !self.queue.drain(TIMEOUT_AT_END, MAX_END) {
             log::warn!("{}: the last output is lost: its reader did not read it in time", self.name);
         }
     }
@@ -95,7 +95,7 @@ impl Drop for ConsoleOutput {
 
 impl Write for Pen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.push(bytes, PATIENCE);
+        self.0.push(bytes, TIMEOUT);
         Ok(bytes.len())
     }
 

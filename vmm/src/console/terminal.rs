@@ -81,7 +81,7 @@ impl Drop for Terminal {
 }
 
 /// Reports the terminal's size to the receivers, because it may have changed.
-pub fn tell_size() {
+pub fn announce_size() {
     let Some(size) = stdin_size() else { return };
     let receivers: Vec<Arc<dyn Receiver>> = input().receivers.iter().map(|(_, receiver)| receiver.clone()).collect();
     receivers.iter().for_each(|receiver| receiver.resize(size));

@@ -34,7 +34,7 @@ use carom_api::{
     Call, CheckedConfig, ConfigError, IommuBounceConfig, PartConfig, RestoreConfig, VmConfig, VmDefaults,
     VmSnapshotConfig,
 };
-use devices::patience::Operation;
+use devices::peer_timeouts::Operation;
 use devices::virtio::iommu::IommuStatus;
 
 use crate::error::VmError;
@@ -198,7 +198,7 @@ impl<M: Machine> Control<M> {
         };
         let built = limited.and_then(|()| M::build(&created.config, mailbox.clone(), &self.monitor));
         let started = built.and_then(|mut vm| vm.start(true).map(|()| vm)).map_err(file_limits::blame);
-        let vm = started.inspect_err(|error| tell_failure(&self.monitor, error))?;
+        let vm = started.inspect_err(|error| report_failure(&self.monitor, error))?;
         created.booted =
             Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() });
         (created.state, created.failure) = (State::Running, None);
@@ -393,7 +393,7 @@ impl<M: Machine> Control<M> {
     /// the reason.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
-            tell_failure(&self.monitor, error);
+            report_failure(&self.monitor, error);
             self.shut_down();
         })
     }
@@ -456,7 +456,8 @@ impl<M: Machine> Control<M> {
             let vm = M::restore(&snapshot, source.reads_all(), mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
         });
-        let (vm, config) = made.map_err(file_limits::blame).inspect_err(|error| tell_failure(&self.monitor, error))?;
+        let (vm, config) =
+            made.map_err(file_limits::blame).inspect_err(|error| report_failure(&self.monitor, error))?;
         let booted =
             Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() };
         self.created =
@@ -538,14 +539,14 @@ impl<M: Machine> Control<M> {
                 self.close_devices();
                 ControlFlow::Continue(())
             }
-            Some(GuestEvent::Reset) => self.asked_for_reset(),
+            Some(GuestEvent::Reset) => self.handle_reset_request(),
         }
     }
 
     /// Handles the end of the guest: ends the VMM too, unless `no_shutdown` is set.
     fn end_of_guest(&mut self, result: Result<(), VmError>) -> ControlFlow<Result<(), VmError>> {
         if let Err(error) = &result {
-            tell_failure(&self.monitor, error);
+            report_failure(&self.monitor, error);
         }
         if !self.options.no_shutdown {
             return ControlFlow::Break(result);
@@ -595,6 +596,6 @@ fn no_windows() -> ControlError {
 }
 
 /// Writes the event `vm:failed`.
-fn tell_failure(monitor: &EventMonitor, error: &VmError) {
+fn report_failure(monitor: &EventMonitor, error: &VmError) {
     monitor.event_with("vm", "failed", Some(BTreeMap::from([("reason", error.to_string())])));
 }

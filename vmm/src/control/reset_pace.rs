@@ -75,7 +75,7 @@ impl<M: Machine> Control<M> {
     }
 
     /// Resets the guest at its request, now or later.
-    pub(super) fn asked_for_reset(&mut self) -> ControlFlow<Result<(), VmError>> {
+    pub(super) fn handle_reset_request(&mut self) -> ControlFlow<Result<(), VmError>> {
         let booted = self.created.as_mut().and_then(|created| created.booted.as_mut());
         match booted.map(|booted| booted.resets.asked(Instant::now())) {
             Some(true) => self.reset_for_guest(),

@@ -23,21 +23,21 @@ use crate::process::thread_roles::SIGNALS;
 const ENDING: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGALRM, SIGXCPU, libc::SIGPWR];
 
 /// Signals within this time count as one request: some senders signal both the process and its group, or send SIGHUP after SIGTERM.
-const ONE_WISH: Duration = Duration::from_secs(1);
+const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// State that decides whether a signal ends the program at once.
 #[derive(Default)]
-struct Wishes {
+struct EndRequest {
     /// Time of the first signal that asked the VMM to end.
     since: Option<Instant>,
 }
 
-impl Wishes {
+impl EndRequest {
     /// True if `signal`, received at `now`, ends the program at once.
     fn end_at_once(&mut self, signal: i32, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         // SIGXCPU does not count, because the kernel repeats it every second until the hard limit.
-        matches!(signal, SIGTERM | SIGINT) && now.duration_since(since) >= ONE_WISH
+        matches!(signal, SIGTERM | SIGINT) && now.duration_since(since) >= ONE_REQUEST
     }
 }
 
@@ -59,14 +59,14 @@ pub(super) fn watch(control: ControlHandle, monitor: EventMonitor) -> io::Result
     let mut signals = Signals::new(ending.chain([SIGUSR1, SIGWINCH]))?;
     let forward = move || {
         sandbox::give_up_files();
-        let mut wishes = Wishes::default();
+        let mut end_request = EndRequest::default();
         for signal in signals.forever() {
             host_memory::take_notes().for_each(|note| lost_memory::stop(&control, &monitor, note));
             if signal == SIGWINCH {
-                terminal::tell_size();
+                terminal::announce_size();
                 continue;
             }
-            if signal != SIGUSR1 && wishes.end_at_once(signal, Instant::now()) {
+            if signal != SIGUSR1 && end_request.end_at_once(signal, Instant::now()) {
                 terminal::restore();
                 // Ends the program as if the signal had no handler. For these signals, the call does not return.
                 let _ = emulate_default_handler(signal);
@@ -88,13 +88,13 @@ mod tests {
 
     #[test]
     fn later_termination_signal_ends_the_process_at_once() {
-        let (mut wishes, start) = (Wishes::default(), Instant::now());
+        let (mut end_request, start) = (EndRequest::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
-        assert!(!wishes.end_at_once(SIGTERM, after(0)));
-        assert!(!wishes.end_at_once(SIGTERM, after(1)));
-        assert!(!wishes.end_at_once(SIGHUP, after(5000)));
-        assert!(wishes.end_at_once(SIGTERM, after(1000)));
-        assert!(wishes.end_at_once(SIGINT, after(1001)));
-        assert!(!wishes.end_at_once(SIGXCPU, after(2000)));
+        assert!(!end_request.end_at_once(SIGTERM, after(0)));
+        assert!(!end_request.end_at_once(SIGTERM, after(1)));
+        assert!(!end_request.end_at_once(SIGHUP, after(5000)));
+        assert!(end_request.end_at_once(SIGTERM, after(1000)));
+        assert!(end_request.end_at_once(SIGINT, after(1001)));
+        assert!(!end_request.end_at_once(SIGXCPU, after(2000)));
     }
 }

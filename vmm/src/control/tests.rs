@@ -255,8 +255,8 @@ fn vm_that_cannot_go_on_is_shut_down_and_an_event_says_why() {
         if !calls.is_empty() {
             expected.push("shutdown");
         }
-        let told: Vec<_> = events(&monitor, &file).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(told, expected, "{step}");
+        let seen: Vec<_> = events(&monitor, &file).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(seen, expected, "{step}");
         // Nothing is left of the failed VM: the next VM boots.
         control.delete();
         control.create(config("")).unwrap();

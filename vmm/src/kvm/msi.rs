@@ -339,12 +339,12 @@ mod tests {
         let event = vectors.event(0).unwrap();
         fcntl_setfl(event_fd::borrow(event), OFlags::empty()).unwrap();
         event.write(u64::MAX - 1).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             vectors.route(0, Some(MESSAGE)).unwrap();
-            tell.send(vectors.trigger(0).is_ok()).unwrap();
+            sender.send(vectors.trigger(0).is_ok()).unwrap();
         });
-        assert!(told.recv_timeout(Duration::from_secs(60)).unwrap());
+        assert!(receiver.recv_timeout(Duration::from_secs(60)).unwrap());
     }
 
     #[test]

@@ -40,10 +40,10 @@ const LAST_ACCESS: Duration = Duration::from_secs(10);
 /// Drops a function that is no longer on a bus. If a vCPU is accessing the function, waits for the end of the access, so that the calling
 /// thread closes the function. A vCPU must not close it: a vCPU's system call filter forbids the necessary calls. If the access does not
 /// end in time, the function stays open.
-fn drop_last(function: Arc<dyn PciDevice>, patience: Duration) {
+fn drop_last(function: Arc<dyn PciDevice>, timeout: Duration) {
     let start = Instant::now();
     while Arc::strong_count(&function) > 1 {
-        if start.elapsed() > patience {
+        if start.elapsed() > timeout {
             log::warn!("{}: a vCPU is still using the removed device, so its host resources stay open", function.id());
             return std::mem::forget(function);
         }

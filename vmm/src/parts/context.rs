@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use devices::guest_visible::GuestVisibleMemory;
 use devices::pci::{PciAddress, PciRoot};
 use devices::platform::{DeviceObserver, Doorbells, HostListener, MemorySlots, MsiAllocator};
 use devices::ram::Ram;
 use devices::reclaim::Reclaim;
-use devices::shown::ShownMemory;
 use kvm_ioctls::VmFd;
 
 use super::rate_limits::RateLimitGroups;
@@ -25,7 +25,7 @@ pub struct DeviceContext {
     pub(crate) reclaim: Option<Arc<Reclaim>>,
     pub(crate) slots: Arc<dyn MemorySlots>,
     /// BARs that are mapped into the guest. A BAR is unmapped from other devices before it is removed.
-    pub(crate) bars: Arc<ShownMemory>,
+    pub(crate) bars: Arc<GuestVisibleMemory>,
     pub(crate) msi: Arc<dyn MsiAllocator>,
     pub(crate) doorbells: Arc<dyn Doorbells>,
     pub(crate) pci: Arc<PciRoot>,

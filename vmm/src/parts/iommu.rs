@@ -94,8 +94,8 @@ pub(super) fn build(
 /// - other IOVAs: simultaneous mappings, and the gaps that IOVA allocators leave, cover less than twice the RAM
 fn max_table_pages(config: &VmConfig) -> u64 {
     /// Bytes that one page of the lowest page-table level translates.
-    const REACH: u64 = 2 << 20;
-    2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / REACH * 2
+    const LARGE_PAGE: u64 = 2 << 20;
+    2560 + config.memory.total().saturating_add(config.memory.hotplug_size) / LARGE_PAGE * 2
 }
 
 /// True if firmware, which has no virtio-iommu driver, must read a disk behind the virtio-iommu. Then unattached endpoints access all RAM

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use devices::dma::TableMapper;
+use devices::guest_visible::GuestVisibleMemory;
 use devices::reclaim::PinningMapper;
-use devices::shown::ShownMemory;
 use devices::vfio::VfioMapper;
 use devices::vfio::user::UserMapper;
 use devices::virtio::vhost_user::VhostUserMapper;
@@ -16,7 +16,7 @@ use iommu_bounce::DmaMapper;
 /// Mapper that no virtio-iommu uses yet.
 pub(super) trait EndpointMapper: DmaMapper {
     /// Makes the chunks of `windows`, and the guest-visible memory of `devices`, mappable. Called before the virtio-iommu gets the mapper.
-    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         let _ = (windows, devices);
     }
 }
@@ -27,19 +27,19 @@ impl EndpointMapper for VfioMapper {}
 impl EndpointMapper for PinningMapper<VfioMapper> {}
 
 impl EndpointMapper for UserMapper {
-    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         UserMapper::connect(self, windows, devices);
     }
 }
 
 impl EndpointMapper for VhostUserMapper {
-    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         VhostUserMapper::connect(self, windows, devices);
     }
 }
 
 impl EndpointMapper for TableMapper {
-    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         TableMapper::connect(self, windows, devices);
     }
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use carom_api::{PartConfig, UserDeviceConfig};
-use devices::patience::Operation;
 use devices::pci::PciDevice;
+use devices::peer_timeouts::Operation;
 use devices::ram::RamRegion;
 use devices::reclaim::{PinnedWhole, Reclaim};
 use devices::vfio::user::{self, UserServer};

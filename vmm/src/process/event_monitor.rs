@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn properties_that_make_an_event_too_long_are_left_out() {
@@ -195,7 +195,7 @@ mod tests {
         for len in [4000, 4096, 100_000] {
             monitor.event_with("vm", "failed", Some("x".repeat(len)));
         }
-        monitor.flush(PATIENCE);
+        monitor.flush(TIMEOUT);
         file.rewind().unwrap();
         let lines: Vec<String> = BufReader::new(file).lines().map(Result::unwrap).collect();
         assert!(lines.iter().all(|line| line.len() < MAX_EVENT), "{lines:?}");
@@ -213,7 +213,7 @@ mod tests {
         let monitor = EventMonitor::new(file.try_clone().unwrap()).unwrap();
         monitor.event("vm", "booted");
         monitor.event_with("virtio-iommu", "counters", Some([1, 2]));
-        monitor.flush(PATIENCE);
+        monitor.flush(TIMEOUT);
         let mut text = String::new();
         file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();
@@ -275,7 +275,7 @@ mod tests {
         const SENT: u64 = 500;
         (0..SENT).for_each(|number| monitor.event_of_guest("virtio-device", "reset", Some([number])));
         monitor.event("vm", "paused");
-        monitor.flush(PATIENCE);
+        monitor.flush(TIMEOUT);
         let mut text = String::new();
         file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();
@@ -299,7 +299,7 @@ mod tests {
         // The writer's thread also takes the events after the first failure.
         for count in 1..=3 {
             monitor.event("vm", "booted");
-            assert!(monitor.queue.as_ref().unwrap().drain(PATIENCE, PATIENCE), "events wait for ever");
+            assert!(monitor.queue.as_ref().unwrap().drain(TIMEOUT, TIMEOUT), "events wait for ever");
             assert_eq!(monitor.lost(), count);
         }
     }

@@ -89,10 +89,10 @@ impl<L: Log> Log for LogFlood<L> {
             Some(0) => self.log.log(record),
             Some(left_out) => {
                 let args = record.args();
-                let mut told = Record::builder();
-                told.metadata(record.metadata().clone()).file(record.file()).line(record.line());
-                told.module_path(record.module_path());
-                self.log.log(&told.args(format_args!("{args} ({left_out} lines like this were omitted)")).build());
+                let mut copy = Record::builder();
+                copy.metadata(record.metadata().clone()).file(record.file()).line(record.line());
+                copy.module_path(record.module_path());
+                self.log.log(&copy.args(format_args!("{args} ({left_out} lines like this were omitted)")).build());
             }
         }
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use carom_api::VmConfig;
 use carom_api::limits::{CHUNK_SIZE, MIB};
 use devices::descriptors::{self, Shortage};
+use devices::guest_visible::GuestVisibleMemory;
 use devices::pci::{Ecam, HostBridgeKind, PciAddress, PciRoot};
 use devices::platform::{AddressSpace, DeviceObserver, Space};
 use devices::pvpanic::PvPanic;
-use devices::shown::ShownMemory;
 use devices::watchdog::Watchdog;
 use log::warn;
 
@@ -85,7 +85,7 @@ impl Vm {
             ram_size: base.ram_size,
             reclaim: config.balloon.as_ref().map(|_| memory::reclaim(&config.memory, &memory)),
             slots: slots.clone(),
-            bars: Arc::new(ShownMemory::new(slots.clone())),
+            bars: Arc::new(GuestVisibleMemory::new(slots.clone())),
             msi: Arc::new(msi),
             doorbells: Arc::new(KvmDoorbells::new(kvm.fd.clone())),
             pci: pci.clone(),

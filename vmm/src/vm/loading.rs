@@ -45,12 +45,12 @@ pub(super) struct Loading {
 
 impl Loading {
     pub(super) fn begin(contents: Arc<Contents>, memory: Arc<Ram>, size: u64) -> Result<Self, VmError> {
-        let (tell, outcome) = sync_channel(1);
+        let (sender, outcome) = sync_channel(1);
         let load = move || {
             let entry = contents.load(&memory, size);
             drop((contents, memory));
             // If another step failed, the receiver is gone.
-            let _ = tell.send(entry);
+            let _ = sender.send(entry);
         };
         let thread = Some(sandbox::start(LOADER, "loader".into(), load).map_err(failed)?);
         Ok(Self { outcome, thread })
@@ -58,8 +58,8 @@ impl Loading {
 
     /// Waits for the end of the thread. Afterwards the thread holds no references.
     pub(super) fn end(self) -> Result<Entry, VmError> {
-        let told = self.outcome.recv();
-        told.unwrap_or_else(|_| Err(failed(io::Error::other("the loader thread panicked"))))
+        let result = self.outcome.recv();
+        result.unwrap_or_else(|_| Err(failed(io::Error::other("the loader thread panicked"))))
     }
 }
 

@@ -210,10 +210,10 @@ impl Vm {
         if run && brought.is_ok() {
             self.processors.iter().filter(|vcpu| missing.contains(&vcpu.id())).for_each(Vcpu::resume);
         }
-        let told = brought.and_then(|()| registers.want(count).map_err(VmError::VcpuLeaving));
-        if told.is_err() {
+        let result = brought.and_then(|()| registers.want(count).map_err(VmError::VcpuLeaving));
+        if result.is_err() {
             missing.iter().for_each(|number| self.processors.park(&self.kvm, *number));
-            return told;
+            return result;
         }
         self.contents.tables.vcpus = count;
         self.parts.vcpus_changed(self.processors.count());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-use crate::http::{PATIENCE, receive, send};
+use crate::http::{LIMIT, receive, send};
 use crate::{Carom, wait_for};
 
 /// Sends `bytes` with `count` descriptors in one message.
@@ -115,7 +115,7 @@ fn clients_beyond_the_limit_get_429_until_others_leave() {
             assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!(["too many clients are connected"]));
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "{text}");
+        assert!(start.elapsed() < LIMIT, "{text}");
         held.push(stream);
     }
     drop(held);
@@ -173,12 +173,12 @@ fn client_that_does_not_read_its_answers_is_cut_off() {
     let start = Instant::now();
     // The document is long, so the answers soon fill the kernel's buffers. After that, the unread requests fill the buffers.
     let request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n";
-    greedy.set_write_timeout(Some(PATIENCE * 2)).unwrap();
+    greedy.set_write_timeout(Some(LIMIT * 2)).unwrap();
     let error = loop {
         if let Err(error) = greedy.write_all(request) {
             break error;
         }
-        assert!(start.elapsed() < PATIENCE * 2);
+        assert!(start.elapsed() < LIMIT * 2);
     };
     assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
     assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);

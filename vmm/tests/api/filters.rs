@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::http::PATIENCE;
+use super::http::LIMIT;
 use super::{Carom, program};
 
 /// Returns the number that the file `status` of a thread in `/proc` has under `name`.
@@ -32,7 +32,7 @@ fn threads(mode: &str) -> Vec<(u32, bool)> {
     };
     // The first thread is filtered only after clients are served.
     let start = Instant::now();
-    while mode != "false" && look().iter().any(|(filters, _)| *filters == 0) && start.elapsed() < PATIENCE {
+    while mode != "false" && look().iter().any(|(filters, _)| *filters == 0) && start.elapsed() < LIMIT {
         thread::sleep(Duration::from_millis(1));
     }
     look()

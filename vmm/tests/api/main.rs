@@ -26,7 +26,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vmm::process::signal_actions::is_ignored;
 
-use http::{PATIENCE, connect, receive, send};
+use http::{LIMIT, connect, receive, send};
 
 struct Carom {
     child: Child,
@@ -201,7 +201,7 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "nothing was found in time");
+        assert!(start.elapsed() < LIMIT, "nothing was found in time");
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -8,7 +8,7 @@ use std::process::Child;
 use std::thread;
 use std::time::Instant;
 
-use crate::http::PATIENCE;
+use crate::http::LIMIT;
 use crate::{Carom, program};
 
 /// Starts the program with metrics on a port that the kernel chooses. Returns the address.
@@ -27,7 +27,7 @@ fn with_metrics(arguments: &[&str]) -> (Child, SocketAddr) {
 /// Sends `request` on a new connection. Returns the answer.
 fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(request).unwrap();
     let mut answer = String::new();
     // A client that is rejected before its request was read may get a reset.
@@ -68,7 +68,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
     held.iter_mut().step_by(2).for_each(|stream| drop(stream.write_all(b"GET /metr")));
     let start = Instant::now();
     while !exchange(address, b"").starts_with("HTTP/1.1 429") {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < LIMIT);
     }
     for _ in 0..50 {
         assert_eq!(carom.request("GET", "vmm.ping", None).0, 200);
@@ -78,7 +78,7 @@ fn metrics_connection_flood_leaves_the_api_reachable() {
     while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .starts_with("HTTP/1.1 200")
     {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < LIMIT);
     }
     assert_eq!(carom.put("vmm.shutdown").0, 204);
     assert!(carom.wait().success());

@@ -24,7 +24,7 @@ const fn done(arguments: &'static [&'static str]) -> Step {
     Step { arguments, status: 204, says: &[] }
 }
 
-const fn told(arguments: &'static [&'static str], says: &'static [&'static str]) -> Step {
+const fn prints(arguments: &'static [&'static str], says: &'static [&'static str]) -> Step {
     Step { arguments, status: 200, says }
 }
 
@@ -34,37 +34,37 @@ const fn refused(arguments: &'static [&'static str], status: u16, says: &'static
 
 /// Calls of verbs that Carom implements. Carom must refuse some of these calls.
 pub(crate) static STEPS: &[Step] = &[
-    told(&["ping"], &["\"version\":", "\"pid\":"]),
+    prints(&["ping"], &["\"version\":", "\"pid\":"]),
     refused(&["info"], 404, &["created"]),
     done(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"]),
     refused(&["create", "/tmp/carom-ch-remote-XXXXXX/config.json"], 500, &["already created"]),
-    told(&["info"], &["\"state\":\"Created\"", "\"memory_actual_size\":67108864"]),
+    prints(&["info"], &["\"state\":\"Created\"", "\"memory_actual_size\":67108864"]),
     done(&["boot"]),
-    told(&["info"], &["\"state\":\"Running\""]),
-    told(&["counters"], &["{"]),
+    prints(&["info"], &["\"state\":\"Running\""]),
+    prints(&["counters"], &["{"]),
     done(&["resize", "--balloon", "1M"]),
     done(&["pause"]),
-    told(&["info"], &["\"state\":\"Paused\""]),
+    prints(&["info"], &["\"state\":\"Paused\""]),
     done(&["snapshot", "file:///tmp/carom-ch-remote-XXXXXX/snapshot"]),
     done(&["resume"]),
     done(&["resize", "--cpus", "1", "--memory", "64M"]),
     refused(&["add-device", "path=/sys/bus/pci/devices/0000:ff:1f.7"], 400, &["0000:ff:1f.7"]),
     refused(&["add-user-device", "socket=/tmp/carom-ch-remote-XXXXXX/none.sock"], 400, &["none.sock"]),
     refused(&["remove-device", "nothing"], 404, &["nothing"]),
-    told(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel,id=first"], &["\"id\":\"first\"", "\"bdf\":"]),
+    prints(&["add-disk", "path=/tmp/carom-ch-remote-XXXXXX/kernel,id=first"], &["\"id\":\"first\"", "\"bdf\":"]),
     done(&["resize-disk", "--disk", "first", "--size", "4096"]),
     refused(&["resize-disk", "--disk", "nothing", "--size", "4096"], 404, &["nothing"]),
     done(&["remove-device", "first"]),
-    told(
+    prints(
         &[
             "add-disk",
             "path=/tmp/carom-ch-remote-XXXXXX/disk.img,readonly=on,id=more,num_queues=1,queue_size=64,image_type=raw,serial=s1",
         ],
         &["\"id\":\"more\"", "\"bdf\":"],
     ),
-    told(&["add-vsock", "cid=3,socket=/tmp/carom-ch-remote-XXXXXX/vsock.sock"], &["\"id\":\"_vsock\"", "\"bdf\":"]),
+    prints(&["add-vsock", "cid=3,socket=/tmp/carom-ch-remote-XXXXXX/vsock.sock"], &["\"id\":\"_vsock\"", "\"bdf\":"]),
     refused(&["add-vsock", "cid=4,socket=/tmp/carom-ch-remote-XXXXXX/more.sock"], 400, &["vsock"]),
-    told(&["info"], &["\"serial\":\"s1\"", "\"cid\":3"]),
+    prints(&["info"], &["\"serial\":\"s1\"", "\"cid\":3"]),
     refused(&["add-net", "tap=lo,mac=2e:89:a8:e4:bf:95"], 400, &["net.tap: lo: "]),
     done(&["power-button"]),
     done(&["reboot"]),
@@ -73,7 +73,7 @@ pub(crate) static STEPS: &[Step] = &[
     done(&["boot"]),
     done(&["delete"]),
     done(&["restore", "source_url=file:///tmp/carom-ch-remote-XXXXXX/snapshot,resume=true"]),
-    told(&["info"], &["\"state\":\"Running\""]),
+    prints(&["info"], &["\"state\":\"Running\""]),
     done(&["shutdown-vmm"]),
 ];
 

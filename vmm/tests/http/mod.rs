@@ -10,11 +10,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Limit that ends a hanging test.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
 }
 

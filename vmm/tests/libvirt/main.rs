@@ -121,7 +121,7 @@ impl Session {
         let file = self.dir.path().join(format!("recorded/{:02}", count - 1));
         let start = Instant::now();
         while !file.exists() {
-            assert!(start.elapsed() < http::PATIENCE, "request {count} did not arrive");
+            assert!(start.elapsed() < http::LIMIT, "request {count} did not arrive");
             thread::sleep(Duration::from_millis(10));
         }
         fs::read_to_string(file).unwrap().replace(self.dir.path().to_str().unwrap(), DIRECTORY)

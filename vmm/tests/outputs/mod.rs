@@ -38,7 +38,7 @@ fn program(dir: &Path, options: &[&str]) -> Command {
 
 /// Reads until the output contains each of `texts`. Returns the reader, which keeps the output open.
 fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     thread::spawn(move || {
         let (mut read, mut piece) = (Vec::new(), [0; 4096]);
         let has = |read: &[u8], text: &str| String::from_utf8_lossy(read).contains(text);
@@ -48,9 +48,9 @@ fn until<R: Read + Send + 'static>(mut from: R, texts: &'static [&str]) -> R {
                 end => panic!("{end:?} after {}", String::from_utf8_lossy(&read)),
             }
         }
-        tell.send(from).unwrap();
+        sender.send(from).unwrap();
     });
-    told.recv_timeout(LIMIT).unwrap()
+    receiver.recv_timeout(LIMIT).unwrap()
 }
 
 /// Returns options that write to `path`, the expected texts, and true if the texts come before SIGTERM.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::http::{self, PATIENCE};
+use super::http::{self, LIMIT};
 
 /// Process that is killed at the end of the test.
 pub(crate) struct Carom(pub(crate) Child);
@@ -44,7 +44,7 @@ impl Carom {
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(start.elapsed() < LIMIT, "not in time: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -24,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use echo_guest::ECHO;
-use http::PATIENCE;
+use http::LIMIT;
 use program::{Carom, has_kvm};
 
 /// VMM without a VM, in a directory. The directory's name has the same length as its placeholder in recorded requests.
@@ -74,10 +74,10 @@ impl Vmm {
         loop {
             match UnixStream::connect(self.path("api.sock")) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    stream.set_read_timeout(Some(LIMIT)).unwrap();
                     return stream;
                 }
-                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+                Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
             }
             thread::sleep(Duration::from_millis(1));
         }

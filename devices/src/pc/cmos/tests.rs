@@ -85,7 +85,7 @@ fn clock_is_valid_and_never_updating() {
 
 #[test]
 fn clock_stands_still_briefly_after_a_register_a_read() {
-    let mut registers = Registers { index: REGISTER_A, cells: cells(1 << 30, 0), standing: None };
+    let mut registers = Registers { index: REGISTER_A, cells: cells(1 << 30, 0), held_since: None };
     let start = evening();
     registers.cell(start);
     registers.index = SECONDS;
@@ -138,7 +138,7 @@ fn reset_keeps_the_memory_and_clears_index_and_time() {
     cmos.reset();
     let mut index = [0xff];
     cmos.read(0, &mut index);
-    assert_eq!((index, cmos.lock().standing), ([0], None));
+    assert_eq!((index, cmos.lock().held_since), ([0], None));
     assert_eq!(read(&cmos, 0x40), 7);
 }
 

@@ -18,13 +18,13 @@ use crate::sync::lock;
 
 /// Areas of a BAR that the guest sees.
 #[derive(Default)]
-struct ShownAreas {
+struct VisibleAreas {
     /// Address of the BAR while its areas are visible.
     address: Option<u64>,
     slots: Vec<BarSlot>,
 }
 
-impl ShownAreas {
+impl VisibleAreas {
     /// Removes all slots. A slot that cannot be removed stays in the list.
     fn close(&mut self) -> io::Result<()> {
         self.address = None;
@@ -40,7 +40,7 @@ impl ShownAreas {
 pub(crate) struct HostBar {
     bar: Bar,
     // Dropped before the mappings, because the slots refer to them.
-    shown: Mutex<ShownAreas>,
+    visible: Mutex<VisibleAreas>,
     /// Areas that the guest accesses without an exit, by offset.
     mapped: Vec<(u64, Arc<BarMapping>)>,
 }
@@ -72,7 +72,7 @@ impl HostBar {
                 }
             }
         }
-        Self { bar, shown: Mutex::default(), mapped }
+        Self { bar, visible: Mutex::default(), mapped }
     }
 
     /// Returns the description of the BAR.
@@ -83,31 +83,31 @@ impl HostBar {
     /// Makes the areas visible to the guest at `address`. Does nothing if they are visible there already. On failure
     /// no area is visible, and every access to the BAR exits.
     pub(crate) fn show(&self, slots: &Arc<dyn MemorySlots>, address: u64) -> io::Result<()> {
-        let mut shown = lock(&self.shown);
-        if shown.address == Some(address) {
+        let mut visible = lock(&self.visible);
+        if visible.address == Some(address) {
             return Ok(());
         }
-        shown.close()?;
+        visible.close()?;
         for (offset, mapping) in &self.mapped {
             match BarSlot::new(slots, mapping, address + offset) {
-                Ok(slot) => shown.slots.push(slot),
+                Ok(slot) => visible.slots.push(slot),
                 Err(error) => {
-                    shown.close()?;
+                    visible.close()?;
                     return Err(error);
                 }
             }
         }
-        shown.address = Some(address);
+        visible.address = Some(address);
         Ok(())
     }
 
     /// Blocks DMA of other devices to the areas, because the device is about to stop decoding them.
     pub(crate) fn withhold(&self) -> io::Result<()> {
-        first_error(lock(&self.shown).slots.iter().map(BarSlot::withhold))
+        first_error(lock(&self.visible).slots.iter().map(BarSlot::withhold))
     }
 
     /// Hides all areas from the guest.
     pub(crate) fn hide(&self) -> io::Result<()> {
-        lock(&self.shown).close()
+        lock(&self.visible).close()
     }
 }

@@ -75,14 +75,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn page_is_shown_only_if_mappable_and_free_of_traps(
+        fn page_is_visible_only_if_mappable_and_free_of_traps(
             pages in 0u64..12,
             areas in prop::collection::vec((0u64..0xc000, 0u64..0xc000), 0..4),
             traps in prop::collection::vec((0u64..0xc000, 0u64..0x2000), 0..3),
         ) {
             let traps: Vec<_> = traps.into_iter().map(|(at, len)| at..at + len).collect();
-            let shown = direct_areas(pages * PAGE, &areas, &traps);
-            prop_assert!(shown.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            let visible = direct_areas(pages * PAGE, &areas, &traps);
+            prop_assert!(visible.windows(2).all(|pair| pair[0].end <= pair[1].start));
             for page in 0..24 {
                 let range = page * PAGE..(page + 1) * PAGE;
                 let touches = |hole: &Range<u64>| hole.start < hole.end && hole.start < range.end && range.start < hole.end;
@@ -90,7 +90,7 @@ mod tests {
                 // not count.
                 let mappable = areas.iter().any(|(at, len)| *at <= range.start && range.end <= at + len);
                 let wanted = page < pages && mappable && !traps.iter().any(touches);
-                prop_assert_eq!(shown.iter().any(|s| s.start <= range.start && range.end <= s.end), wanted);
+                prop_assert_eq!(visible.iter().any(|s| s.start <= range.start && range.end <= s.end), wanted);
             }
         }
     }

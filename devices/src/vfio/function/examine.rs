@@ -193,7 +193,7 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
     let mut seen = Vec::new();
     for found in &list {
         let end = end_of(found.offset, &list, regs::EXTENDED);
-        let shown = match u8::try_from(found.id) {
+        let visible = match u8::try_from(found.id) {
             Ok(regs::CAP_MSI) if layout.msi.is_none() => emulate_msi(layout, host, found.offset, end),
             Ok(regs::CAP_MSIX) if layout.msix.is_none() => emulate_msix(layout, host, found.offset, end),
             Ok(regs::CAP_MSI | regs::CAP_MSIX) => Err("occurs twice".to_string()),
@@ -201,7 +201,7 @@ fn link_standard(name: &str, layout: &mut FunctionLayout, host: &dyn HostFunctio
             _ if found.id == CAP_ENHANCED_ALLOCATION => Err("contains fixed addresses of the host".to_string()),
             _ => Ok(()),
         };
-        match shown {
+        match visible {
             Ok(()) => seen.push(*found),
             Err(why) => {
                 warn!("{name}: capability {:#x} at {:#x} is hidden from the guest: it {why}", found.id, found.offset);
@@ -251,9 +251,9 @@ fn emulate_msi(layout: &mut FunctionLayout, host: &dyn HostFunction, offset: u16
     if end - offset < msi.len() {
         return Err("is too short".to_string());
     }
-    let shown = (control & (regs::MSI_WIDE | regs::MSI_MASKABLE)) | u16::try_from(exponent << 1).unwrap_or(0);
+    let visible = (control & (regs::MSI_WIDE | regs::MSI_MASKABLE)) | u16::try_from(exponent << 1).unwrap_or(0);
     let mut value = vec![0; usize::from(msi.len() - 2)];
-    value[..2].copy_from_slice(&shown.to_le_bytes());
+    value[..2].copy_from_slice(&visible.to_le_bytes());
     let mut writable = vec![0xff; value.len()];
     writable[..2].copy_from_slice(&(regs::MSI_ENABLE | regs::MSI_MULTIPLE_ENABLE).to_le_bytes());
     // Bits 1 and 0 of the address.

@@ -91,7 +91,7 @@ impl FakeFunction {
     }
 
     /// Sends the notice if its event is set. Returns true if it was sent.
-    pub(crate) fn tell(&self, kind: IrqKind) -> bool {
+    pub(crate) fn signal(&self, kind: IrqKind) -> bool {
         let notices = self.0.notices.lock().unwrap();
         let event = notices.iter().find(|(other, _)| *other == kind).and_then(|(_, event)| event.as_ref());
         event.map(|event| event.write(1).unwrap()).is_some()

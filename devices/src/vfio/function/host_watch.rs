@@ -83,12 +83,12 @@ impl Drop for HostWatch {
 
 /// Forwards notices until it is stopped. If a notice occurs several times before the thread reads it, it is forwarded
 /// once.
-fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], tell: impl Fn(HostNotice)) -> io::Result<()> {
+fn relay(poll: &PollContext<usize>, sources: &[(EventFd, HostNotice)], report: impl Fn(HostNotice)) -> io::Result<()> {
     loop {
         for ready in poll.wait()?.iter_readable() {
             let Some((event, notice)) = sources.get(ready.token()) else { return Ok(()) };
             if event.read().is_ok() {
-                tell(*notice);
+                report(*notice);
             }
         }
     }

@@ -40,8 +40,8 @@ impl OpenDevice {
                 let file = inherited.map_or_else(|| VfioDevice::open_cdev(function.path()), Ok).map_err(failed)?;
                 if let Some(kvm) = kvm {
                     let what = || format!("cannot register {} with KVM", function.name());
-                    let told = ListedFile::new(&file, kvm.clone());
-                    listed = Some(told.map_err(|source| VfioPciError::Host { what: what(), source })?);
+                    let held = ListedFile::new(&file, kvm.clone());
+                    listed = Some(held.map_err(|source| VfioPciError::Host { what: what(), source })?);
                 }
                 VfioDevice::new_from_fd(file, ioas.clone(), true)
             }

@@ -436,26 +436,26 @@ fn notices_are_forwarded_while_a_listener_exists() {
     host.offer(IrqKind::Error);
     host.offer(IrqKind::Request);
     let m = machine(&host);
-    assert!(!host.tell(IrqKind::Error), "no listener yet");
+    assert!(!host.signal(IrqKind::Error), "no listener yet");
     let (sender, notices) = mpsc::channel();
     m.device.watch(Arc::new(Listener(sender))).unwrap();
     assert_eq!(host.events(), [Event::Enable(IrqKind::Error, 1), Event::Enable(IrqKind::Request, 1)]);
     let next = || notices.recv_timeout(Duration::from_secs(60)).unwrap();
-    let told = |notice| ("vfio0".to_string(), "0000:00:05.0".to_string(), notice);
+    let notice_of = |notice| ("vfio0".to_string(), "0000:00:05.0".to_string(), notice);
     for _ in 0..2 {
-        assert!(host.tell(IrqKind::Request));
-        assert_eq!(next(), told(HostNotice::Requested));
+        assert!(host.signal(IrqKind::Request));
+        assert_eq!(next(), notice_of(HostNotice::Requested));
     }
-    assert!(host.tell(IrqKind::Error));
-    assert_eq!(next(), told(HostNotice::Failed));
+    assert!(host.signal(IrqKind::Error));
+    assert_eq!(next(), notice_of(HostNotice::Failed));
     // A reset affects only the device's own interrupts, not the notices.
     m.device.reset().unwrap();
     assert!(!host.events().iter().any(|event| matches!(event, Event::Disable(_))));
-    assert!(host.tell(IrqKind::Error));
-    assert_eq!(next(), told(HostNotice::Failed));
+    assert!(host.signal(IrqKind::Error));
+    assert_eq!(next(), notice_of(HostNotice::Failed));
 
     m.device.unwatch();
-    assert!(host.tell(IrqKind::Error) && host.tell(IrqKind::Request));
+    assert!(host.signal(IrqKind::Error) && host.signal(IrqKind::Request));
     // The listener was dropped with the thread, and forwarded nothing more.
     assert_eq!(notices.recv(), Err(RecvError));
 }
@@ -469,7 +469,7 @@ fn device_without_host_notices_is_not_watched() {
         let (sender, notices) = mpsc::channel();
         m.device.watch(Arc::new(Listener(sender))).unwrap();
         assert_eq!(host.events(), [Event::Enable(kind, 1)]);
-        assert!(host.tell(kind));
+        assert!(host.signal(kind));
         assert_eq!(notices.recv_timeout(Duration::from_secs(60)).unwrap().2, notice);
         // Dropping the device also drops the listener.
         drop(m);
@@ -490,7 +490,7 @@ fn reset_of_reclaimed_device_succeeds_but_open_is_refused() {
     m.device.watch(Arc::new(Listener(sender))).unwrap();
     m.device.write_config(regs::COMMAND, &[6, 0]);
     host.0.held.store(true, Ordering::Relaxed);
-    assert!(host.tell(IrqKind::Request));
+    assert!(host.signal(IrqKind::Request));
     notices.recv_timeout(Duration::from_secs(60)).unwrap();
     host.events();
     m.device.reset().unwrap();
@@ -533,7 +533,7 @@ fn rejected_notice_leaves_the_other_notice_working() {
     let m = machine(&host);
     let (sender, notices) = mpsc::channel();
     m.device.watch(Arc::new(Listener(sender))).unwrap();
-    assert!(host.tell(IrqKind::Error) && !host.tell(IrqKind::Request));
+    assert!(host.signal(IrqKind::Error) && !host.signal(IrqKind::Request));
     assert_eq!(notices.recv_timeout(Duration::from_secs(60)).unwrap().2, HostNotice::Failed);
 }
 

@@ -14,7 +14,7 @@ use super::connection::{CallError, Connection, DmaTarget, MOST_DESCRIPTORS, TIME
 use super::version::{self, Abilities};
 use super::wire::{self, ACCESS, Command, DmaFlags, RegionInfo};
 use crate::local_socket::connect_now;
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::vfio::error::VfioPciError;
 
 /// Maximum size of an answer without data, in bytes. Some servers send the request back as their answer.

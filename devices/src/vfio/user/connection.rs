@@ -30,7 +30,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::wire::{ACCESS, Command, HEADER, Header, Kind, dma_access, parse_dma_access};
 use crate::crash::{Claim, RingKind};
-use crate::patience::{Budget, Operation, Peer};
+use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::sandbox::{self, ThreadRole, calls};
 use crate::sync::lock;
 
@@ -464,9 +464,9 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::drop_witness::DropWitness;
+    use crate::drop_reporter::DropReporter;
 
-    impl DmaTarget for DropWitness {
+    impl DmaTarget for DropReporter {
         fn read(&self, _: u64, _: &mut [u8]) -> bool {
             false
         }
@@ -477,11 +477,11 @@ mod tests {
 
     #[test]
     fn reader_never_drops_the_dma_target() {
-        let (witness, told) = DropWitness::new();
+        let (reporter, dropped) = DropReporter::new();
         let (socket, other) = UnixStream::pair().unwrap();
-        let connection = Connection::new("/run/x", socket, Arc::new(witness), Duration::from_secs(60)).unwrap();
+        let connection = Connection::new("/run/x", socket, Arc::new(reporter), Duration::from_secs(60)).unwrap();
         drop(other);
         drop(connection);
-        assert_eq!(told.recv(), Ok(thread::current().id()));
+        assert_eq!(dropped.recv(), Ok(thread::current().id()));
     }
 }

@@ -25,7 +25,7 @@ pub(super) const MSI: u16 = 0x40;
 
 /// Request that the server got.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct Received {
     pub(super) command: u16,
     pub(super) payload: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
@@ -54,7 +54,7 @@ pub(super) type Rule = Box<dyn Fn(&Header, &[u8]) -> Option<Instead> + Send>;
 pub(super) struct Server {
     socket: UnixStream,
     /// Requests that the server got so far.
-    asked: Arc<Mutex<Vec<Asked>>>,
+    received: Arc<Mutex<Vec<Received>>>,
     /// Answers to the server's own requests.
     answers: Receiver<(Header, Vec<u8>)>,
     thread: Option<JoinHandle<()>>,
@@ -65,10 +65,10 @@ impl Server {
     pub(super) fn start(rule: Rule) -> (Self, UnixStream) {
         let (client, socket) = UnixStream::pair().unwrap();
         let (sender, answers) = channel();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (for_thread, book) = (socket.try_clone().unwrap(), asked.clone());
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let (for_thread, book) = (socket.try_clone().unwrap(), received.clone());
         let thread = thread::spawn(move || serve(&for_thread, &rule, &book, &sender));
-        (Self { socket, asked, answers, thread: Some(thread) }, client)
+        (Self { socket, received, answers, thread: Some(thread) }, client)
     }
 
     /// Starts a server that follows the protocol.
@@ -82,8 +82,8 @@ impl Server {
     }
 
     /// Returns the requests since the last call.
-    pub(super) fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+    pub(super) fn received(&self) -> Vec<Received> {
+        std::mem::take(&mut self.received.lock().unwrap())
     }
 
     /// Sends any bytes.
@@ -146,7 +146,7 @@ fn receive(socket: &UnixStream, len: usize, descriptors: &mut Vec<OwnedFd>) -> O
     Some(bytes)
 }
 
-fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &Sender<(Header, Vec<u8>)>) {
+fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Received>>, answers: &Sender<(Header, Vec<u8>)>) {
     let mut config = config();
     loop {
         let mut descriptors = Vec::new();
@@ -179,7 +179,7 @@ fn serve(socket: &UnixStream, rule: &Rule, book: &Mutex<Vec<Asked>>, answers: &S
             }
             None => whole(&header, good()),
         };
-        book.lock().unwrap().push(Asked { command: header.command, payload, descriptors });
+        book.lock().unwrap().push(Received { command: header.command, payload, descriptors });
         if send(socket, &message, pause).is_err() {
             return;
         }

@@ -4,8 +4,8 @@
 
 mod device;
 mod mapping;
-mod patience;
 mod protocol;
+mod timeouts;
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 use super::UserMapper;
 use super::client::Client;
 use super::connection::DmaTarget;
-use super::scripted_server::{Asked, Server};
+use super::scripted_server::{Received, Server};
 use super::wire::{self, ACCESS, Command, Kind};
 use crate::dma::{DmaTable, FaultRelay, fault_relay};
 use crate::ram::Ram;
@@ -95,7 +95,7 @@ fn rig_with_limit(server: (Server, UnixStream), limit: Duration) -> Result<Rig, 
     let ram = ram();
     let table = Arc::new(DmaTable::new("/run/x", ram.clone(), Some((ENDPOINT, sender))));
     let client = Arc::new(Client::with_limit("/run/x", socket, table.clone(), limit)?);
-    server.asked();
+    server.received();
     Ok(Rig { server, mapper: UserMapper::new(client.clone(), table.clone()), table, client, ram, relay })
 }
 
@@ -141,6 +141,6 @@ impl Rig {
     }
 }
 
-fn commands(asked: &[Asked]) -> Vec<u16> {
-    asked.iter().map(|asked| asked.command).collect()
+fn commands(received: &[Received]) -> Vec<u16> {
+    received.iter().map(|received| received.command).collect()
 }

@@ -19,8 +19,8 @@ use vm_memory::VolatileSlice;
 use super::client::Client;
 use super::connection::{CallError, DmaTarget};
 use crate::dma::{Backing, DmaTable, MapperTable};
-use crate::patience::Operation;
-use crate::shown::ShownMemory;
+use crate::guest_visible::GuestVisibleMemory;
+use crate::peer_timeouts::Operation;
 use crate::windows::WindowMemory;
 
 /// Last IOVA that can be mapped: 48 bits, as in the page tables of most IOMMUs. Servers report no limit.
@@ -44,7 +44,7 @@ impl UserMapper {
 
     /// Makes chunks of `windows`, and the guest-visible memory of `devices`, mappable. Call it before the virtio-iommu gets the
     /// mapper.
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
 
@@ -105,7 +105,7 @@ impl DmaMapper for UserMapper {
         false
     }
 
-    fn reaches_hidden_chunks(&self) -> bool {
+    fn maps_hidden_chunks(&self) -> bool {
         false
     }
 

@@ -42,7 +42,7 @@ impl Harness {
             memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(platform.doorbells.clone()),
-            observer: Some(platform.witness.clone()),
+            observer: Some(platform.recorder.clone()),
         };
         platform.drive(create(params).unwrap(), RINGS, Memory { reclaim })
     }
@@ -167,7 +167,7 @@ fn invalid_requests_fail_the_device_until_reset() {
         let mut harness = Harness::linux();
         harness.add(queue, address, len, flags);
         wait_until(|| harness.status() == 15 | 64);
-        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed]);
+        assert_eq!(harness.recorder.take(), [DeviceEvent::Activated, DeviceEvent::Failed]);
         harness.write(20, &[0]);
         assert_eq!(harness.status(), 0);
     }

@@ -103,7 +103,7 @@ impl VirtioDevice for VirtioConsole {
         self.queues.reset();
         let mut incoming = lock(&self.ends.incoming);
         incoming.input.clear();
-        (incoming.driver, incoming.told) = (false, None);
+        (incoming.driver, incoming.announced) = (false, None);
         self.ends.printed.store(0, Ordering::Relaxed);
     }
 
@@ -115,7 +115,7 @@ impl VirtioDevice for VirtioConsole {
         let incoming = lock(&self.ends.incoming);
         let state = ConsoleState {
             input: incoming.input.iter().copied().collect(),
-            told: incoming.told,
+            announced: incoming.announced,
             printed: self.ends.printed.load(Ordering::Relaxed),
         };
         DeviceState::new(STATE.0, STATE.1, &state)
@@ -123,7 +123,7 @@ impl VirtioDevice for VirtioConsole {
 
     /// Restores the device. A restored device is always paused. Its driver is notified if the terminal now has another size.
     fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        let ConsoleState { input, told, printed } = state.payload(STATE.0, STATE.1)?;
+        let ConsoleState { input, announced, printed } = state.payload(STATE.0, STATE.1)?;
         if input.len() > MOST_INPUT {
             let rule = format!("the saved input has {} bytes, more than {MOST_INPUT}", input.len());
             return Err(StateError::rule("input", rule));
@@ -137,7 +137,7 @@ impl VirtioDevice for VirtioConsole {
         self.queues.restore_paused();
         self.ends.printed.store(printed, Ordering::Relaxed);
         let mut incoming = lock(&self.ends.incoming);
-        (incoming.input, incoming.told) = (input.into(), told);
+        (incoming.input, incoming.announced) = (input.into(), announced);
         Ok(())
     }
 }

@@ -34,14 +34,14 @@ pub(super) struct Incoming {
     /// Size of the terminal.
     pub(super) size: Size,
     /// Size in the last notification of the driver.
-    pub(super) told: Option<Size>,
+    pub(super) announced: Option<Size>,
 }
 
 impl Incoming {
     /// Returns the size if the driver must be notified of it.
     pub(super) fn news(&self) -> Option<Size> {
         // Before the first notification, the driver uses a size of its own choice. It needs no notification while the real size is unknown.
-        let known = self.told.unwrap_or_default();
+        let known = self.announced.unwrap_or_default();
         (self.size != known).then_some(self.size)
     }
 }

@@ -16,7 +16,8 @@ pub(super) struct ConsoleState {
     /// Input that the driver has not received yet.
     pub(super) input: Vec<u8>,
     /// Size in the last notification of the driver.
-    pub(super) told: Option<Size>,
+    #[serde(rename = "told")]
+    pub(super) announced: Option<Size>,
     /// Number of bytes of the next request that are already printed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) printed: usize,

@@ -44,13 +44,13 @@ impl Traffic {
     }
 
     /// Notifies the driver of the terminal's size, if the size has changed.
-    fn tell_of_size(&self, driver: &Driver) {
+    fn announce_size(&self, driver: &Driver) {
         if driver.features & feature::SIZE == 0 {
             return;
         }
         let mut incoming = lock(&self.ends.incoming);
         let Some(size) = incoming.news() else { return };
-        incoming.told = Some(size);
+        incoming.announced = Some(size);
         drop(incoming);
         self.ends.counts.resizes.fetch_add(1, Ordering::Relaxed);
         driver.interrupt.config_changed(true);
@@ -180,7 +180,7 @@ impl QueueService for Traffic {
 
     /// Moves all waiting bytes in both directions.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
-        self.tell_of_size(queues.driver());
+        self.announce_size(queues.driver());
         queues.ask(queue::TX)?;
         queues.ask(queue::RX)?;
         loop {

@@ -203,9 +203,9 @@ mod tests {
     use vm_memory::VolatileSlice;
 
     use super::*;
-    use crate::drop_witness::DropWitness;
+    use crate::drop_reporter::DropReporter;
 
-    impl DmaMapper for DropWitness {
+    impl DmaMapper for DropReporter {
         fn map(&mut self, _: u64, _: VolatileSlice<'_>, _: Permissions) -> Result<(), MapError> {
             Ok(())
         }
@@ -222,11 +222,11 @@ mod tests {
 
     #[test]
     fn polling_thread_never_drops_the_engine() {
-        let (witness, told) = DropWitness::new();
+        let (reporter, dropped) = DropReporter::new();
         let ram = Arc::new(TestRam::new(&[(0, 1 << 20)]));
         let mut engine = Engine::new(EngineConfig::default(), ram, None).unwrap();
-        engine.add_endpoint(1, Box::new(witness)).unwrap();
+        engine.add_endpoint(1, Box::new(reporter)).unwrap();
         drop(VirtioIommu::new(Arc::new(Mutex::new(engine)), None, RingFeatures::default(), true).unwrap());
-        assert_eq!(told.recv(), Ok(thread::current().id()));
+        assert_eq!(dropped.recv(), Ok(thread::current().id()));
     }
 }

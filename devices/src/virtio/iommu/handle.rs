@@ -13,8 +13,8 @@ use vm_memory::{GuestMemoryRegion, VolatileSlice};
 
 use super::device::VirtioIommu;
 use crate::dma::{FaultReporter, Stopped};
+use crate::guest_visible::GuestVisibleMemory;
 use crate::ram::RamRegion;
-use crate::shown::ShownMemory;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::Interrupt;
 use crate::windows::WindowMemory;
@@ -45,7 +45,7 @@ pub struct IommuHandle {
     engine: Arc<Mutex<Engine>>,
     device: Arc<VirtioIommu>,
     windows: Option<Arc<WindowMemory>>,
-    devices: Option<Arc<ShownMemory>>,
+    devices: Option<Arc<GuestVisibleMemory>>,
     interrupt: Arc<dyn Interrupt>,
     interruption: Interruption,
 }
@@ -54,7 +54,7 @@ impl IommuHandle {
     pub(super) fn new(
         engine: Arc<Mutex<Engine>>,
         device: Arc<VirtioIommu>,
-        (windows, devices): (Option<Arc<WindowMemory>>, Option<Arc<ShownMemory>>),
+        (windows, devices): (Option<Arc<WindowMemory>>, Option<Arc<GuestVisibleMemory>>),
         interrupt: Arc<dyn Interrupt>,
     ) -> Self {
         let interruption = lock(&engine).interrupt();
@@ -131,7 +131,7 @@ impl IommuHandle {
     }
 
     /// Returns the slots with guest-visible device memory, if devices behind the virtio-iommu may access this memory.
-    pub fn devices(&self) -> Option<&Arc<ShownMemory>> {
+    pub fn devices(&self) -> Option<&Arc<GuestVisibleMemory>> {
         self.devices.as_ref()
     }
 

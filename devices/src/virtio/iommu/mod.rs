@@ -29,9 +29,9 @@ pub use self::poller::POLL_ROLE;
 pub use self::ram::RamView;
 use super::{TransportError, VirtioPciDevice, VirtioPciParams};
 use crate::dma::DeviceMemory;
+use crate::guest_visible::GuestVisibleMemory;
 use crate::platform::{DeviceObserver, MemorySlots, MsiAllocator};
 use crate::ram::Ram;
-use crate::shown::ShownMemory;
 use crate::sync::lock;
 use crate::windows::{WindowError, WindowMemory, WindowMemoryConfig};
 
@@ -74,7 +74,7 @@ pub struct IommuParams {
     /// polling when a request takes less than 1/32 of the time between two requests.
     pub poll: bool,
     /// Memory slots with guest-visible device memory, if other devices may access this memory.
-    pub devices: Option<Arc<ShownMemory>>,
+    pub devices: Option<Arc<GuestVisibleMemory>>,
     /// True if the host can map registers of devices for other devices. The device then offers `MMIO`.
     pub mmio: bool,
     /// Observer that is notified when the guest's driver activates or resets the device.

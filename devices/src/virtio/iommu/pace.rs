@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const SAMPLE: u32 = 16;
 /// Maximum time to poll for the next request, as a multiple of the duration of one request. So the thread polls only while the requests
 /// themselves take at least 1/32 of the time of a CPU.
-const PATIENCE: u32 = 32;
+const POLL_FACTOR: u32 = 32;
 /// Bounds of the time to poll for the next request: the shortest time that checks of the clock can measure, and the longest time to poll in
 /// vain.
 const LEAST: Duration = Duration::from_micros(50);
@@ -20,18 +20,18 @@ const MOST: Duration = Duration::from_millis(5);
 pub(super) struct Pace {
     count: u32,
     since: Option<Instant>,
-    patience: Duration,
+    poll_time: Duration,
 }
 
 impl Pace {
-    /// Returns a measurement for polled requests. The measurement starts with `patience`, the polling time that was measured before.
-    pub(super) fn polled(patience: Duration) -> Self {
-        Self { count: 0, since: Some(Instant::now()), patience }
+    /// Returns a measurement for polled requests. The measurement starts with `poll_time`, the polling time that was measured before.
+    pub(super) fn polled(poll_time: Duration) -> Self {
+        Self { count: 0, since: Some(Instant::now()), poll_time }
     }
 
     /// Calls `serve`, which serves the requests of one notification or of one check of the ring. The first value is the result of `serve`.
     /// The second value is `None` if the call made no measurement. Otherwise the second value is true if polling pays: the last [`SAMPLE`]
-    /// calls were on average less than [`Pace::patience`] apart.
+    /// calls were on average less than [`Pace::poll_time`] apart.
     pub(super) fn measure<R>(&mut self, serve: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.count += 1;
         if self.count < SAMPLE {
@@ -47,14 +47,14 @@ impl Pace {
     /// notification. Returns true if polling pays.
     fn sample(&mut self, start: Instant, service: Duration) -> bool {
         self.count = 0;
-        self.patience = (service * PATIENCE).clamp(LEAST, MOST);
+        self.poll_time = (service * POLL_FACTOR).clamp(LEAST, MOST);
         let since = self.since.replace(start);
-        since.is_some_and(|since| start.duration_since(since) < self.patience * SAMPLE)
+        since.is_some_and(|since| start.duration_since(since) < self.poll_time * SAMPLE)
     }
 
     /// Returns the maximum time to poll for the next request.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn poll_time(&self) -> Duration {
+        self.poll_time
     }
 
     /// Starts a new measurement, because the times so far no longer apply.
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn polling_pays_below_32_service_times_between_requests() {
-        assert_eq!(samples(SERVICE * PATIENCE * SAMPLE - Duration::from_nanos(1)), [false, true, true, true]);
-        assert_eq!(samples(SERVICE * PATIENCE * SAMPLE), [false; 4]);
+        assert_eq!(samples(SERVICE * POLL_FACTOR * SAMPLE - Duration::from_nanos(1)), [false, true, true, true]);
+        assert_eq!(samples(SERVICE * POLL_FACTOR * SAMPLE), [false; 4]);
     }
 
     #[test]
@@ -91,13 +91,13 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_bounded_both_ways() {
+    fn poll_time_is_bounded_both_ways() {
         let mut pace = Pace::default();
-        for (service, patience) in
+        for (service, poll_time) in
             [(0, LEAST), (1_000, LEAST), (2_000, 32 * Duration::from_micros(2)), (1_000_000, MOST)]
         {
             pace.sample(Instant::now(), Duration::from_nanos(service));
-            assert_eq!(pace.patience(), patience, "{service} ns");
+            assert_eq!(pace.poll_time(), poll_time, "{service} ns");
         }
     }
 

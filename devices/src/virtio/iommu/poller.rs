@@ -122,7 +122,7 @@ impl Shared {
     /// Polls and serves requests until polling is forbidden or no longer pays, the driver is gone, or the device is dropped.
     fn poll(&self, queues: &Queues, mut watch: Watch) {
         let mut idle = Idle { served: true, since: None };
-        let mut pace = Pace::polled(watch.patience());
+        let mut pace = Pace::polled(watch.poll_time());
         let mut stalls = Stalls::new(Instant::now());
         loop {
             let mut looks = LOOKS_PER_TIME;
@@ -137,7 +137,7 @@ impl Shared {
                 note(queues, &mut stalls, std::mem::take(&mut watch.served));
                 let ends = !allowed || pays == Some(false);
                 served.and_then(|go_on| if go_on && ends { queues.end_polling(&watch) } else { Ok(go_on) })
-            } else if !allowed || self.stopped() || idle.is_over(pace.patience(), &mut stalls) {
+            } else if !allowed || self.stopped() || idle.is_over(pace.poll_time(), &mut stalls) {
                 queues.end_polling(&watch)
             } else {
                 Ok(true)
@@ -180,13 +180,13 @@ struct Idle {
 }
 
 impl Idle {
-    /// True if no request came for `patience`. Call this after checks of the ring that found nothing.
-    fn is_over(&mut self, patience: Duration, stalls: &mut Stalls) -> bool {
+    /// True if no request came for `poll_time`. Call this after checks of the ring that found nothing.
+    fn is_over(&mut self, poll_time: Duration, stalls: &mut Stalls) -> bool {
         if std::mem::take(&mut self.served) {
             self.since = None;
         }
         let now = Instant::now();
         stalls.looked(now);
-        now.duration_since(*self.since.get_or_insert(now)) >= patience
+        now.duration_since(*self.since.get_or_insert(now)) >= poll_time
     }
 }

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::events::{EVENT_QUEUE, deliver};
 use super::pace::Pace;
 use super::requests::{REQUEST_QUEUE, RequestQueue};
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::ram::Ram;
 use crate::sync::{lock, lock_soon};
 use crate::virtio::{DeviceError, Driver, Interrupt, QueueState};
@@ -64,7 +64,7 @@ pub(super) struct Watch {
     index: GuestAddress,
     /// Index in the available ring of the next request to serve.
     next: u16,
-    patience: Duration,
+    poll_time: Duration,
     /// Times of the last batch of requests.
     pub(super) served: Served,
 }
@@ -78,8 +78,8 @@ impl Watch {
     }
 
     /// Returns how long to keep polling without requests, as measured before polling began.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn poll_time(&self) -> Duration {
+        self.poll_time
     }
 
     /// Reports a failure of the device to the driver.
@@ -248,7 +248,7 @@ impl Queues {
             interrupt: active.interrupt.clone(),
             index: requests.available_index(),
             next: requests.served_index(),
-            patience: active.pace.patience(),
+            poll_time: active.pace.poll_time(),
             served: Served::default(),
         })
     }
@@ -297,9 +297,9 @@ impl Active {
     fn serve(&mut self, queue: u16, engine: &Mutex<Engine>) -> Result<(), DeviceError> {
         let (mut engine, late) = lock_or_wait(engine);
         if let (REQUEST_QUEUE, Some(requests)) = (queue, &mut self.requests) {
-            let told = requests.serve(&self.memory, &mut engine);
+            let answered = requests.serve(&self.memory, &mut engine);
             self.served = Served { between: engine.served_between(), late };
-            if told? {
+            if answered? {
                 self.interrupt.queue_used(REQUEST_QUEUE);
             }
         }

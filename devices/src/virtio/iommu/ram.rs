@@ -7,19 +7,19 @@ use std::sync::Arc;
 use iommu_bounce::{GuestRam, Permissions, ThenDevice};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
+use crate::guest_visible::GuestVisibleMemory;
 use crate::ram::Ram;
-use crate::shown::ShownMemory;
 
 /// Guest RAM, and guest-visible device memory.
 pub struct RamView {
     ram: Arc<Ram>,
-    devices: Option<Arc<ShownMemory>>,
+    devices: Option<Arc<GuestVisibleMemory>>,
     mmio: bool,
 }
 
 impl RamView {
     /// Returns a view of `memory` and of the slots in `devices`. If `mmio` is true, the virtio-iommu offers the `MMIO` feature.
-    pub fn new(memory: Arc<Ram>, devices: Option<Arc<ShownMemory>>, mmio: bool) -> Self {
+    pub fn new(memory: Arc<Ram>, devices: Option<Arc<GuestVisibleMemory>>, mmio: bool) -> Self {
         Self { ram: memory, devices, mmio }
     }
 

@@ -78,7 +78,7 @@ fn params(memory: &Arc<Ram>, msi: &Arc<FakeMsi>, slots: &Arc<FakeSlots>, windows
         msi: msi.clone(),
         engine: EngineConfig {
             window,
-            limits: Limits { max_piece: PIECE, ..Limits::default() },
+            limits: Limits { max_step: PIECE, ..Limits::default() },
             ..EngineConfig::default()
         },
         windows: windows.then(|| WindowRegion {

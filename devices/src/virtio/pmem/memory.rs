@@ -61,7 +61,7 @@ impl Drop for Mapping {
 
 /// Position of the memory in the guest's address space.
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct MappedSlot {
     gpa: u64,
     slot: u32,
 }
@@ -69,7 +69,7 @@ struct Shown {
 /// Memory of the device.
 pub(super) struct Memory {
     slots: Arc<dyn MemorySlots>,
-    shown: Mutex<Option<Shown>>,
+    mapped: Mutex<Option<MappedSlot>>,
     /// `None` after `drop` has failed to remove the memory slot. The file then stays mapped, because the guest may still access it.
     mapping: Option<DeviceRange>,
 }
@@ -94,12 +94,12 @@ impl Memory {
         // SAFETY: The range is mapped, readable and writable until the `Mapping` is dropped, and the `Mapping` creates no references to its
         // bytes.
         let mapping = unsafe { DeviceRange::new(mapping.range, false, content, Arc::new(mapping)) };
-        Ok(Self { slots, shown: Mutex::default(), mapping: Some(mapping) })
+        Ok(Self { slots, mapped: Mutex::default(), mapping: Some(mapping) })
     }
 
     /// Returns the guest-physical address of the memory, if it is registered.
     pub(super) fn address(&self) -> Option<u64> {
-        lock(&self.shown).map(|shown| shown.gpa)
+        lock(&self.mapped).map(|mapped| mapped.gpa)
     }
 
     /// Registers the memory at `gpa`, and removes its previous registration.
@@ -107,15 +107,15 @@ impl Memory {
     /// # Errors
     /// The platform rejects the change. Then the memory is not registered, or still at its previous address.
     pub(super) fn show(&self, gpa: u64) -> io::Result<()> {
-        let mut shown = lock(&self.shown);
-        if shown.is_some_and(|shown| shown.gpa == gpa) {
+        let mut mapped = lock(&self.mapped);
+        if mapped.is_some_and(|mapped| mapped.gpa == gpa) {
             return Ok(());
         }
-        self.remove(&mut shown)?;
+        self.remove(&mut mapped)?;
         let Some(range) = &self.mapping else { return Ok(()) };
         // SAFETY: The range is kept until `self` is dropped. `drop` removes the slot first. If the removal fails, the range is kept forever.
         let slot = unsafe { self.slots.insert_device(gpa, range) }?;
-        *shown = Some(Shown { gpa, slot });
+        *mapped = Some(MappedSlot { gpa, slot });
         Ok(())
     }
 
@@ -124,13 +124,13 @@ impl Memory {
     /// # Errors
     /// The platform rejects the change. Then the guest can still access the memory.
     pub(super) fn hide(&self) -> io::Result<()> {
-        self.remove(&mut lock(&self.shown))
+        self.remove(&mut lock(&self.mapped))
     }
 
-    fn remove(&self, shown: &mut Option<Shown>) -> io::Result<()> {
-        if let Some(Shown { slot, .. }) = *shown {
+    fn remove(&self, mapped: &mut Option<MappedSlot>) -> io::Result<()> {
+        if let Some(MappedSlot { slot, .. }) = *mapped {
             self.slots.remove(slot)?;
-            *shown = None;
+            *mapped = None;
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ impl Harness {
             memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(platform.doorbells.clone()),
-            observer: Some(platform.witness.clone()),
+            observer: Some(platform.recorder.clone()),
         };
         platform.drive(create(params).unwrap(), RINGS, ())
     }

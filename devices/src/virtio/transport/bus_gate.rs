@@ -23,7 +23,7 @@ struct Reasons {
 }
 
 impl Reasons {
-    fn stands_still(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         !self.on_bus || self.vm_paused
     }
 }
@@ -63,13 +63,13 @@ impl BusGate {
         if reasons.on_bus == open {
             return;
         }
-        let stood_still = reasons.stands_still();
+        let was_stopped = reasons.is_stopped();
         reasons.on_bus = open;
         self.is_open.store(open, Ordering::Release);
         if open {
             interrupts.with_msix(|msix| msix.set_on_bus(true));
         }
-        set(device, stood_still, reasons.stands_still());
+        set(device, was_stopped, reasons.is_stopped());
         if !open {
             // Block the messages only after `set` has paused the device: I/O that completes while the device pauses must still send its
             // interrupts.
@@ -90,15 +90,15 @@ impl BusGate {
 
     fn set_vm_paused(&self, device: &dyn VirtioDevice, paused: bool) {
         let mut reasons = lock(&self.reasons);
-        let stood_still = reasons.stands_still();
+        let was_stopped = reasons.is_stopped();
         reasons.vm_paused = paused;
-        set(device, stood_still, reasons.stands_still());
+        set(device, was_stopped, reasons.is_stopped());
     }
 }
 
 /// Pauses or resumes the device if its state must change.
-fn set(device: &dyn VirtioDevice, stood_still: bool, stands_still: bool) {
-    match (stood_still, stands_still) {
+fn set(device: &dyn VirtioDevice, was_stopped: bool, is_stopped: bool) {
+    match (was_stopped, is_stopped) {
         (false, true) => device.pause(),
         (true, false) => device.resume(),
         _ => {}

@@ -7,7 +7,7 @@ mod common;
 mod doorbells;
 mod interrupts;
 mod layout;
-mod life;
+mod lifecycle;
 mod pci;
 mod state;
 

@@ -20,7 +20,7 @@ use super::layout::{
     self, COMMON, DEVICE, ISR, MAX_QUEUES, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_BAR, NOTIFY_MULTIPLIER, PAGE,
     SHARED_BAR, STRUCTURES_BAR, Shape, access,
 };
-use super::life::{DriverNumber, Life};
+use super::lifecycle::{DriverNumber, Lifecycle};
 use super::state::{STATE, TransportState};
 use crate::dma::DeviceMemory;
 use crate::pci::regs::{COMMAND, PM_CONTROL, PM_CONTROL_STATE};
@@ -57,7 +57,7 @@ struct State {
     id: String,
     interrupts: Interrupts,
     common: Mutex<CommonConfig>,
-    life: Life,
+    lifecycle: Lifecycle,
     /// True if the device was activated and not reset since. It changes only while `common` is locked.
     activated: AtomicBool,
     complained: AtomicBool,
@@ -81,7 +81,7 @@ impl State {
     /// Marks the device as failed until this driver resets it (virtio 1.3, section 2.1.2). The device's threads call this function, so it
     /// must not lock the registers: a reset holds this lock while it waits for the threads (deadlock).
     fn fail(&self, driver: DriverNumber, cause: &dyn std::fmt::Display) {
-        if !self.life.fail(driver) {
+        if !self.lifecycle.fail(driver) {
             return;
         }
         if self.complained.swap(true, Ordering::Relaxed) {
@@ -96,7 +96,7 @@ impl State {
     /// Locks the registers, and includes a failure of the device in the status.
     fn registers(&self) -> MutexGuard<'_, CommonConfig> {
         let mut common = lock(&self.common);
-        if self.life.has_failed() {
+        if self.lifecycle.has_failed() {
             common.set_needs_reset();
         }
         common
@@ -170,8 +170,8 @@ impl VirtioPciDevice {
             device.properties();
         let queues = u16::try_from(sizes.len()).ok().filter(|count| usize::from(*count) <= MAX_QUEUES);
         let queues = queues.ok_or(TransportError::Queues(sizes.len()))?;
-        let shown = u32::try_from(config_len).ok().filter(|len| u64::from(*len) <= PAGE);
-        let config_len = shown.ok_or(TransportError::Config(config_len))?;
+        let visible_len = u32::try_from(config_len).ok().filter(|len| u64::from(*len) <= PAGE);
+        let config_len = visible_len.ok_or(TransportError::Config(config_len))?;
         let count = queues + 1;
         let vectors = msi.allocate(count).map_err(|source| TransportError::Vectors { count, source })?;
         let shared = device.shared_region();
@@ -181,7 +181,7 @@ impl VirtioPciDevice {
             id,
             interrupts: Interrupts::new(MsixTable::new(vectors), sizes.len()),
             common: Mutex::new(CommonConfig::new(features, memory.is_translated(), sizes)),
-            life: Life::default(),
+            lifecycle: Lifecycle::default(),
             activated: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             observer,
@@ -204,7 +204,7 @@ impl VirtioPciDevice {
 
     /// Returns the interface that notifies the current driver, for changes that come from the VMM.
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
-        Arc::new(DriverLine { state: self.state.clone(), driver: self.state.life.driver() })
+        Arc::new(DriverLine { state: self.state.clone(), driver: self.state.lifecycle.driver() })
     }
 
     /// Handles a write at offset `place` of a notification structure. The offset determines the queue. The written value only repeats the
@@ -216,7 +216,7 @@ impl VirtioPciDevice {
     }
 
     fn notify(&self, queue: u16) {
-        let Some(driver) = self.state.life.served() else { return };
+        let Some(driver) = self.state.lifecycle.served() else { return };
         let exists = usize::from(queue) < self.device.queue_sizes().len();
         if !exists || !self.gate.is_open() {
             return;
@@ -233,7 +233,7 @@ impl VirtioPciDevice {
             Action::Reset => self.reset_device(&mut common, false),
             Action::Start => {
                 self.state.interrupts.set_running(true);
-                let driver = self.state.life.driver();
+                let driver = self.state.lifecycle.driver();
                 match self.build_queues(&common) {
                     Some(queues) => self.start(&common, queues, driver),
                     None => self.state.fail(driver, &"queue rings are misaligned or not in the device's memory"),
@@ -267,13 +267,13 @@ impl VirtioPciDevice {
                 self.state.fail(driver, &DeviceError::Thread { queue: index, source });
             }
         }
-        self.state.life.start();
+        self.state.lifecycle.start();
     }
 
     /// Resets the device. `of_all` is true if the whole VM is reset.
     fn reset_device(&self, common: &mut CommonConfig, of_all: bool) {
         // From here on, failures are ignored. The device's threads may still report a failure while this function waits for them.
-        self.state.life.stop();
+        self.state.lifecycle.stop();
         for index in 0..self.queue_count() {
             self.device.stop_queue(index);
         }
@@ -302,7 +302,7 @@ impl VirtioPciDevice {
 
     /// Connects or disconnects the doorbells, according to the device's state and the BAR.
     fn update_doorbells(&self) {
-        let serves = self.state.life.served().is_some() && self.gate.is_open();
+        let serves = self.state.lifecycle.served().is_some() && self.gate.is_open();
         let decoded = lock(&self.space).bar_address(NOTIFY_BAR);
         self.doorbells.update(&*self.device, serves, decoded);
     }
@@ -494,9 +494,9 @@ impl PciDevice for VirtioPciDevice {
         let (ready, failed) = (common.status() & status::DRIVER_OK != 0, common.status() & status::NEEDS_RESET != 0);
         self.state.interrupts.restore(&state.interrupts)?;
         self.state.interrupts.set_running(ready);
-        let driver = self.state.life.driver();
+        let driver = self.state.lifecycle.driver();
         if failed {
-            self.state.life.fail(driver);
+            self.state.lifecycle.fail(driver);
         }
         if !ready || failed {
             return self.device.restore(&state.device);

@@ -19,7 +19,7 @@ use crate::dma::DeviceMemory;
 use crate::pci::regs::{BAR0, CAP_MSIX, CAP_PM, CAP_VENDOR, CAPABILITIES, COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::pci::{BarKind, CONTROL_ENABLE, PciDevice};
 use crate::platform::DeviceEvent;
-use crate::platform::test_support::Witness;
+use crate::platform::test_support::EventRecorder;
 use crate::ram::Ram;
 use crate::sync::lock;
 use crate::virtio::test_support::{FakeMsi, FakeVectors};
@@ -35,7 +35,7 @@ const SHARED_SIZE: u64 = 0x60_0000;
 struct Harness {
     recorder: Arc<Recorder>,
     vectors: Arc<FakeVectors>,
-    witness: Arc<Witness>,
+    events: Arc<EventRecorder>,
     function: VirtioPciDevice,
 }
 
@@ -48,17 +48,17 @@ impl Harness {
         let recorder = Arc::new(recorder);
         let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
         let msi = Arc::new(FakeMsi::default());
-        let witness = Arc::new(Witness::default());
+        let events = Arc::new(EventRecorder::default());
         let params = VirtioPciParams {
             id: "_test".into(),
             device: recorder.clone(),
             memory: DeviceMemory::all_ram(memory),
             msi: msi.clone(),
             doorbells: None,
-            observer: Some(witness.clone()),
+            observer: Some(events.clone()),
         };
         let function = VirtioPciDevice::new(params).unwrap();
-        let harness = Self { recorder, vectors: msi.vectors(), witness, function };
+        let harness = Self { recorder, vectors: msi.vectors(), events, function };
         harness.write_command(COMMAND_BUS_MASTER | COMMAND_MEMORY);
         harness
     }
@@ -348,27 +348,27 @@ fn failed_device_sets_needs_reset_and_interrupts() {
 fn observer_sees_each_activation_failure_and_reset_once() {
     let harness = Harness::new();
     harness.set_status(0);
-    assert_eq!(harness.witness.take(), [], "there was nothing to reset");
+    assert_eq!(harness.events.take(), [], "there was nothing to reset");
     harness.start();
-    assert_eq!(harness.witness.take(), [DeviceEvent::Activated]);
+    assert_eq!(harness.events.take(), [DeviceEvent::Activated]);
     harness.set_status(harness.status());
     harness.set_status(0);
     harness.set_status(0);
-    assert_eq!(harness.witness.take(), [DeviceEvent::Reset]);
+    assert_eq!(harness.events.take(), [DeviceEvent::Reset]);
     harness.start();
     *lock(&harness.recorder.fail) = true;
     harness.write_command(COMMAND_BUS_MASTER | COMMAND_MEMORY);
     harness.write(NOTIFY, &[0, 0]);
     harness.write(NOTIFY, &[0, 0]);
-    assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed]);
+    assert_eq!(harness.events.take(), [DeviceEvent::Activated, DeviceEvent::Failed]);
     harness.function.reset().unwrap();
     harness.function.reset().unwrap();
-    assert_eq!(harness.witness.take(), [DeviceEvent::Reset]);
+    assert_eq!(harness.events.take(), [DeviceEvent::Reset]);
     harness.negotiate();
     harness.set_queue(0, 16, [RAM as u64, 0x2000, 0x3000]);
     harness.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
     harness.set_status(0);
-    assert_eq!(harness.witness.take(), [DeviceEvent::Failed], "unusable rings activate nothing");
+    assert_eq!(harness.events.take(), [DeviceEvent::Failed], "unusable rings activate nothing");
 }
 
 #[test]

@@ -24,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::error::ServerError;
 use super::iotlb::{BYTES, Iotlb, Kind};
 use super::time_limit::TimeLimit;
-use crate::patience::{Budget, Operation, Peer};
+use crate::peer_timeouts::{Budget, Operation, Peer};
 use crate::ram::RamRegion;
 use crate::sync::lock;
 

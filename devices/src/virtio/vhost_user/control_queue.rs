@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ROLE;
 use super::watcher::Shared;
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::sync::lock;
 use crate::virtio::net::{Control, Pairs, control_queue};
 use crate::virtio::{Driver, QueueState};

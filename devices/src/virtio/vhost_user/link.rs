@@ -18,7 +18,7 @@ use super::model::Model;
 use super::offer::Offer;
 use super::session::Link;
 use crate::local_socket::connect_now;
-use crate::patience::{Budget, Operation};
+use crate::peer_timeouts::{Budget, Operation};
 use crate::sync::lock;
 
 /// Maximum time to wait until a starting server listens at its socket.

@@ -22,8 +22,8 @@ use super::error::ServerError;
 use super::translation::{FilePart, RegionName};
 use super::watcher::Shared;
 use crate::dma::{Backing, DmaTable, MapperTable, table_limits};
-use crate::patience::Operation;
-use crate::shown::ShownMemory;
+use crate::guest_visible::GuestVisibleMemory;
+use crate::peer_timeouts::Operation;
 use crate::windows::WindowMemory;
 
 /// Mapper that fills the device's table of mappings.
@@ -44,7 +44,7 @@ impl VhostUserMapper {
 
     /// Connects the table with windows and with devices whose memory can be mapped. Call this before the virtio-iommu gets the mapper. See
     /// [`DmaTable::connect`].
-    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<ShownMemory>>) {
+    pub fn connect(&self, windows: Option<&Arc<WindowMemory>>, devices: Option<&Arc<GuestVisibleMemory>>) {
         self.table.connect(windows, devices);
     }
 
@@ -129,7 +129,7 @@ impl DmaMapper for VhostUserMapper {
         false
     }
 
-    fn reaches_hidden_chunks(&self) -> bool {
+    fn maps_hidden_chunks(&self) -> bool {
         false
     }
 

@@ -60,7 +60,7 @@ pub(super) struct Session {
     /// Translations. `None` unless the device is behind the virtio-iommu.
     translation: Option<Translation>,
     /// First addresses of the RAM regions that the server has.
-    shown: BTreeSet<u64>,
+    sent: BTreeSet<u64>,
     paused: bool,
     /// True if a failure of the device was reported to the driver.
     broken: bool,
@@ -90,7 +90,7 @@ impl Session {
             pairs: model.pairs.map(|_| 1),
             inflight: None,
             translation: table.map(Translation::new),
-            shown: BTreeSet::new(),
+            sent: BTreeSet::new(),
             paused: false,
             broken: false,
             kicker: Arc::new(Kicker::new(id, events.clone())?),
@@ -148,7 +148,7 @@ impl Session {
         }
         (self.inflight, self.broken) = (None, false);
         self.translation.iter_mut().for_each(Translation::reset);
-        self.shown.clear();
+        self.sent.clear();
     }
 
     /// Enables the first `pairs` queue pairs on the server, and disables all others.
@@ -191,11 +191,11 @@ impl Session {
     pub(super) fn add_ram(&mut self, region: &RamRegion) -> Result<(), ServerError> {
         let gpa = region.start_addr().raw_value();
         let (Some(link), Some(driver)) = (&mut self.link, &self.driver) else { return Ok(()) };
-        if self.broken || self.shown.contains(&gpa) {
+        if self.broken || self.sent.contains(&gpa) {
             return Ok(());
         }
         let most = link.offer.regions;
-        if self.shown.len() + self.translation.as_ref().map_or(0, Translation::regions) >= most {
+        if self.sent.len() + self.translation.as_ref().map_or(0, Translation::regions) >= most {
             return Err(ServerError::Unfit(format!("supports {most} memory regions, and all are in use")));
         }
         let added = if link.offer.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -204,18 +204,18 @@ impl Session {
             // The queues must be stopped: the server may drop the old regions for a moment, and the rings lie in them.
             let ram = driver.memory.ram().clone();
             let known: Vec<&RamRegion> =
-                ram.iter().filter(|other| self.shown.contains(&other.start_addr().raw_value())).collect();
+                ram.iter().filter(|other| self.sent.contains(&other.start_addr().raw_value())).collect();
             self.halt();
-            let told = match &mut self.link {
+            let outcome = match &mut self.link {
                 Some(link) => link.connection.set_memory(&[known.as_slice(), &[region]].concat()),
                 None => Ok(()),
             };
             let runs = if self.paused { Ok(()) } else { self.run() };
-            told.and(runs)
+            outcome.and(runs)
         };
         match added {
             Ok(()) => {
-                self.shown.insert(gpa);
+                self.sent.insert(gpa);
                 Ok(())
             }
             Err(error) => {
@@ -227,8 +227,8 @@ impl Session {
 
     /// Takes a region of RAM back from the server, because adding it to the guest failed.
     pub(super) fn take_ram(&mut self, region: &RamRegion) {
-        let shown = self.shown.remove(&region.start_addr().raw_value());
-        let slots = self.link.as_mut().filter(|link| shown && link.offer.has(Protocol::CONFIGURE_MEM_SLOTS));
+        let sent = self.sent.remove(&region.start_addr().raw_value());
+        let slots = self.link.as_mut().filter(|link| sent && link.offer.has(Protocol::CONFIGURE_MEM_SLOTS));
         // A server that does not support removal keeps the region. This is harmless, because the guest has no RAM at the address.
         let taken = slots.map_or(Ok(()), |link| link.connection.remove_memory(region));
         self.note(taken);
@@ -241,8 +241,8 @@ impl Session {
         if self.driver.is_none() {
             return false;
         }
-        let told = translation.answer(&mut link.connection, iova, access);
-        told.unwrap_or_else(|error| {
+        let outcome = translation.answer(&mut link.connection, iova, access);
+        outcome.unwrap_or_else(|error| {
             self.note(Err(error));
             false
         })
@@ -275,7 +275,7 @@ impl Session {
 
     /// Adds one use of a memory region, for a new mapping. The region has `len` bytes, and `part` of a file backs it.
     pub(super) fn add_region(&mut self, name: RegionName, len: u64, part: FilePart) -> Result<(), ServerError> {
-        let (Some(translation), has) = (&mut self.translation, self.shown.len()) else { return Ok(()) };
+        let (Some(translation), has) = (&mut self.translation, self.sent.len()) else { return Ok(()) };
         let most = self.link.as_ref().map_or(usize::MAX, |link| link.offer.regions);
         let connection = self.link.as_mut().map(|link| &mut link.connection).filter(|_| has != 0);
         let added = translation.add_region(connection, name, (len, part), (has, most));
@@ -333,7 +333,7 @@ impl Session {
         let Some(link) = self.link.take() else { return };
         let reason = link.connection.gone().unwrap_or("closed the connection").to_string();
         error!("{}: the vhost-user server {reason}", self.id);
-        self.shown.clear();
+        self.sent.clear();
         self.translation.iter_mut().for_each(Translation::lost);
         let ran = self.queues.iter().flatten().any(|queue| queue.runs);
         for index in 0..self.queues.len() {
@@ -404,7 +404,7 @@ impl Session {
         connection.set_memory(first)?;
         rest.iter().try_for_each(|region| connection.add_memory(region))?;
         self.translation.as_mut().map_or(Ok(()), |translation| translation.give_regions(connection))?;
-        self.shown = regions.iter().map(|region| region.start_addr().raw_value()).collect();
+        self.sent = regions.iter().map(|region| region.start_addr().raw_value()).collect();
         Ok(())
     }
 

@@ -69,7 +69,7 @@ struct Region {
 pub(super) struct Translation {
     table: Arc<DmaTable>,
     /// First IOVA and length of each mapping whose translation the current server has.
-    told: BTreeMap<u64, u64>,
+    sent: BTreeMap<u64, u64>,
     regions: BTreeMap<RegionName, Region>,
     /// Pages and accesses that were reported to the guest.
     reported: Vec<(u64, Permissions)>,
@@ -78,7 +78,7 @@ pub(super) struct Translation {
 impl Translation {
     /// Returns the translations of a device whose mappings are in `table`. The server has no translation yet.
     pub(super) fn new(table: Arc<DmaTable>) -> Self {
-        Self { table, told: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
+        Self { table, sent: BTreeMap::new(), regions: BTreeMap::new(), reported: Vec::new() }
     }
 
     /// Sends the server the translation that `access` to `iova` needs. If no mapping allows the access, reports this to the guest and
@@ -107,7 +107,7 @@ impl Translation {
         let (iova, size, permissions) = (mapping.iova, mapping.len, mapping.permissions);
         self.reported.retain(|(page, _)| *page != asked);
         // Record the translation before it is sent. A thread that unmaps waits for the session's lock, so it sees the record.
-        self.told.insert(iova, size);
+        self.sent.insert(iova, size);
         connection.update(Iotlb { iova, size, user, permissions, kind: Kind::Update })?;
         Ok(true)
     }
@@ -135,12 +135,12 @@ impl Translation {
         time: Duration,
     ) -> Result<(), ServerError> {
         let last = iova.saturating_add(len.saturating_sub(1));
-        let known: Vec<u64> = self.told.range(iova..=last).map(|(iova, _)| *iova).collect();
+        let known: Vec<u64> = self.sent.range(iova..=last).map(|(iova, _)| *iova).collect();
         if known.is_empty() {
             return Ok(());
         }
         connection.invalidate(iova, len, time)?;
-        known.iter().for_each(|iova| _ = self.told.remove(iova));
+        known.iter().for_each(|iova| _ = self.sent.remove(iova));
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl Translation {
 
     /// Handles the loss of the server. The next server has no translations and no regions.
     pub(super) fn lost(&mut self) {
-        self.told.clear();
+        self.sent.clear();
         self.regions.values_mut().for_each(|region| region.given = false);
     }
 }

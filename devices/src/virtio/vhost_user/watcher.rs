@@ -22,7 +22,7 @@ use super::link::{Address, Connected};
 use super::precedence::{FirstGuard, Precedence};
 use super::session::Session;
 use crate::event_fd;
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::sandbox;
 use crate::sync::lock;
 use crate::throttle::Throttle;

@@ -19,7 +19,7 @@ pub(super) const MOST_DATA: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// A host client wants to connect. The device has not sent the request to the guest yet.
-    ToAsk,
+    ToRequest,
     /// The device has sent the request to the guest.
     Asked,
     /// The guest has requested the connection. The device has not sent the response yet.
@@ -64,11 +64,11 @@ pub(super) struct Connection {
     /// Directions that the device has shut down on the socket.
     socket_shut: u32,
     /// Directions that this side has announced to the guest as shut down.
-    told_shut: u32,
+    sent_shut: u32,
     /// True if the guest has requested a credit update.
     update_due: bool,
     /// True if the guest was asked for a credit update since it last had room.
-    asked_room: bool,
+    requested_room: bool,
     /// True if the connection waits for its turn to send a packet to the guest.
     pub(super) queued: bool,
 }
@@ -87,16 +87,16 @@ impl Connection {
             deaf: false,
             guest_shut: 0,
             socket_shut: 0,
-            told_shut: 0,
+            sent_shut: 0,
             update_due: false,
-            asked_room: false,
+            requested_room: false,
             queued: false,
         }
     }
 
     /// Creates a connection that a host client has requested.
     pub(super) fn of_host(socket: OwnedFd) -> Self {
-        Self::new(Stage::ToAsk, socket)
+        Self::new(Stage::ToRequest, socket)
     }
 
     /// Creates a connection that the guest has requested with the packet `request`.
@@ -112,7 +112,7 @@ impl Connection {
         self.writable |= writable | hung_up;
         self.hung_up |= hung_up;
         match self.stage {
-            Stage::ToAsk if hung_up => Fate::Ends,
+            Stage::ToRequest if hung_up => Fate::Ends,
             // The client has given up waiting.
             Stage::Asked if hung_up => Fate::Reset,
             _ => {
@@ -126,11 +126,11 @@ impl Connection {
     /// accepts a host client's connection, the client gets `host_port` in the line `OK <port>`.
     pub(super) fn receive(&mut self, header: &Header, data: &[u8], host_port: u32) -> Fate {
         self.credit.hear(header);
-        self.asked_room &= self.credit.left() == 0;
+        self.requested_room &= self.credit.left() == 0;
         match (header.op, self.stage) {
             (op::RST, _) => Fate::Ends,
             (op::RESPONSE, Stage::Asked) => self.open(host_port),
-            (_, Stage::ToAsk | Stage::Asked) | (op::REQUEST | op::RESPONSE, _) => Fate::Broken,
+            (_, Stage::ToRequest | Stage::Asked) | (op::REQUEST | op::RESPONSE, _) => Fate::Broken,
             (op::RW, _) => self.take(header.len, data),
             (op::SHUTDOWN, _) => {
                 self.guest_shut |= header.flags & shutdown::BOTH;
@@ -254,13 +254,13 @@ impl Connection {
     /// Returns true if there is or may be a packet for the guest.
     pub(super) fn has_output(&self) -> bool {
         match self.stage {
-            Stage::ToAsk | Stage::ToAnswer => true,
+            Stage::ToRequest | Stage::ToAnswer => true,
             Stage::Asked => false,
             Stage::Open => {
                 self.update_due
-                    || self.credit.is_worth_telling()
-                    || self.to_shut() & !self.told_shut != 0
-                    || self.reads() && (self.credit.left() != 0 || !self.asked_room)
+                    || self.credit.needs_announcement()
+                    || self.to_shut() & !self.sent_shut != 0
+                    || self.reads() && (self.credit.left() != 0 || !self.requested_room)
             }
         }
     }
@@ -269,7 +269,7 @@ impl Connection {
     /// header, at least one byte. The data goes to the start of `scratch`, which has [`MOST_DATA`] bytes. The caller sets CIDs and ports.
     pub(super) fn next(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let mut header = self.choose(room, scratch)?;
-        self.credit.tell(&mut header);
+        self.credit.announce(&mut header);
         self.update_due = false;
         Some(header)
     }
@@ -277,7 +277,7 @@ impl Connection {
     fn choose(&mut self, room: usize, scratch: &mut [u8]) -> Option<Header> {
         let of = |op| Some(Header { op, ..Header::default() });
         match self.stage {
-            Stage::ToAsk => {
+            Stage::ToRequest => {
                 self.stage = Stage::Asked;
                 return of(op::REQUEST);
             }
@@ -296,14 +296,14 @@ impl Connection {
                     self.credit.count_sent(len);
                     return Some(Header { op: op::RW, len, ..Header::default() });
                 }
-            } else if !self.asked_room {
-                self.asked_room = true;
+            } else if !self.requested_room {
+                self.requested_room = true;
                 return of(op::CREDIT_REQUEST);
             }
         }
         let shut = self.to_shut();
-        if shut & !self.told_shut != 0 {
-            self.told_shut = shut;
+        if shut & !self.sent_shut != 0 {
+            self.sent_shut = shut;
             if shut == shutdown::BOTH {
                 // From here on, the connection only waits for the guest's answer.
                 self.socket = None;
@@ -313,7 +313,7 @@ impl Connection {
             }
             return Some(Header { op: op::SHUTDOWN, flags: shut, ..Header::default() });
         }
-        let update = self.update_due || self.credit.is_worth_telling();
+        let update = self.update_due || self.credit.needs_announcement();
         if update { of(op::CREDIT_UPDATE) } else { None }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Credit {
     /// Bytes from the guest that the host's side has accepted.
     forwarded: Wrapping<u32>,
     /// Value of `forwarded` that was last sent to the guest.
-    told: Wrapping<u32>,
+    announced: Wrapping<u32>,
 }
 
 impl Credit {
@@ -56,15 +56,15 @@ impl Credit {
 
     /// Returns true if a credit update is due: more than half of the guest's credit is used up, and the host's side has accepted enough
     /// bytes. So the guest gets new credit before it runs out of credit.
-    pub(super) fn is_worth_telling(&self) -> bool {
-        let (taken_up, news) = ((self.received - self.told).0, (self.forwarded - self.told).0);
+    pub(super) fn needs_announcement(&self) -> bool {
+        let (taken_up, news) = ((self.received - self.announced).0, (self.forwarded - self.announced).0);
         let drained = self.forwarded == self.received;
         taken_up > BUF_ALLOC_32 / 2 && news != 0 && (drained || news >= BUF_ALLOC_32 / 4)
     }
 
     /// Writes the state of this side's buffer into a packet.
-    pub(super) fn tell(&mut self, header: &mut Header) {
-        self.told = self.forwarded;
+    pub(super) fn announce(&mut self, header: &mut Header) {
+        self.announced = self.forwarded;
         header.buf_alloc = BUF_ALLOC_32;
         header.fwd_cnt = self.forwarded.0;
     }
@@ -108,16 +108,16 @@ mod tests {
         let mut credit = Credit::default();
         credit.count_received(BUF_ALLOC_32 / 2);
         credit.count_forwarded(BUF_ALLOC / 2);
-        assert!(!credit.is_worth_telling(), "the guest still has credit for the other half");
+        assert!(!credit.needs_announcement(), "the guest still has credit for the other half");
         credit.count_received(BUF_ALLOC_32 / 2);
-        assert!(credit.is_worth_telling());
+        assert!(credit.needs_announcement());
         let mut header = Header::default();
-        credit.tell(&mut header);
+        credit.announce(&mut header);
         assert_eq!((header.buf_alloc, header.fwd_cnt), (BUF_ALLOC_32, BUF_ALLOC_32 / 2));
         credit.count_received(BUF_ALLOC_32 / 2);
         credit.count_forwarded(1);
-        assert!(!credit.is_worth_telling(), "a byte is not worth a packet");
+        assert!(!credit.needs_announcement(), "a byte is not worth a packet");
         credit.count_forwarded(BUF_ALLOC - 1);
-        assert!(credit.is_worth_telling(), "all bytes were accepted");
+        assert!(credit.needs_announcement(), "all bytes were accepted");
     }
 }

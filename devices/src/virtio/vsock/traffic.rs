@@ -147,7 +147,7 @@ impl Traffic {
     }
 
     /// Notifies the guest that its connections were lost, once the guest has added an event buffer.
-    fn tell_of_reset(&mut self, queues: &mut QueueTable) -> Result<(), DeviceError> {
+    fn announce_reset(&mut self, queues: &mut QueueTable) -> Result<(), DeviceError> {
         const INDEX: u16 = queue::EVENT;
         if !self.reset_due {
             return Ok(());
@@ -184,7 +184,7 @@ impl QueueService for Traffic {
     /// Moves all waiting packets in both directions.
     fn serve(&mut self, queues: &mut QueueTable, orders: &Orders) -> Result<Wait, DeviceError> {
         queues.ask(queue::TX)?;
-        self.tell_of_reset(queues)?;
+        self.announce_reset(queues)?;
         loop {
             let noticed = self.hub.notice();
             let accepted = !self.reset_due && self.hub.accept();

@@ -232,7 +232,7 @@ fn rig_with_later_ram() -> Rig {
     rig
 }
 
-fn reach(rig: &Rig, id: u32) -> Vec<u64> {
+fn mapped_gpas(rig: &Rig, id: u32) -> Vec<u64> {
     rig.mapper(id).mappings().keys().copied().collect()
 }
 
@@ -240,9 +240,9 @@ fn reach(rig: &Rig, id: u32) -> Vec<u64> {
 fn added_ram_is_accessible_only_in_bypass() {
     let mut rig = rig_with_later_ram();
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![], vec![0, LATER.0]]);
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0, LATER.0], vec![], vec![0, LATER.0]]);
     rig.all_ok([detach(2, 2), detach(1, 1), attach_bypass(3, 3)]);
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [(); 3].map(|()| vec![0, LATER.0]));
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [(); 3].map(|()| vec![0, LATER.0]));
     rig.engine.write_bypass(0);
     rig.assert_reset_cleans_host();
 }
@@ -253,9 +253,9 @@ fn ram_that_one_mapper_cannot_map_is_added_for_no_endpoint() {
     rig.mapper(3).exhaust_map(0);
     let refused = rig.engine.add_ram(LATER.0, LATER.1 as u64);
     assert!(matches!(refused, Err(ConfigError::EndpointBypass(3))), "{refused:?}");
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![], vec![0]]);
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0], vec![], vec![0]]);
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
-    assert_eq!([1, 3].map(|id| reach(&rig, id)), [(); 2].map(|()| vec![0, LATER.0]));
+    assert_eq!([1, 3].map(|id| mapped_gpas(&rig, id)), [(); 2].map(|()| vec![0, LATER.0]));
 }
 
 #[test]
@@ -266,11 +266,11 @@ fn ram_refused_after_a_driver_maps_it_is_unmapped_everywhere() {
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), map(2, len, len + PAGE - 1, LATER.0 + len - PAGE, READ)]);
     rig.all_ok([map(2, 2 * len, 2 * len + PAGE - 1, 0xf_f000, READ), attach(3, 2)]);
     assert!(rig.engine.take_ram(LATER.0, len));
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![2 * len], vec![2 * len]]);
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0], vec![2 * len], vec![2 * len]]);
     assert_eq!(rig.engine.counters().mappings, 1);
     // The RAM is added again, and the driver has to map it again.
     rig.engine.add_ram(LATER.0, len).unwrap();
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0, LATER.0], vec![2 * len], vec![2 * len]]);
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0, LATER.0], vec![2 * len], vec![2 * len]]);
     rig.all_ok([map(2, 0, len - 1, LATER.0, BOTH), unmap(2, 0, 2 * len + PAGE - 1), detach(3, 2)]);
     rig.engine.system_reset();
     rig.assert_host_is_clean();
@@ -281,10 +281,10 @@ fn removed_ram_is_unmapped_from_bypass() {
     let mut rig = rig_with_later_ram();
     rig.engine.add_ram(LATER.0, LATER.1 as u64).unwrap();
     assert!(rig.engine.take_ram(LATER.0, LATER.1 as u64));
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [vec![0], vec![], vec![0]]);
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [vec![0], vec![], vec![0]]);
     assert_eq!(rig.engine.counters().mappings, 0);
     rig.all_ok([detach(2, 2), attach_bypass(3, 3)]);
-    assert_eq!([1, 2, 3].map(|id| reach(&rig, id)), [(); 3].map(|()| vec![0]));
+    assert_eq!([1, 2, 3].map(|id| mapped_gpas(&rig, id)), [(); 3].map(|()| vec![0]));
     rig.engine.system_reset();
     rig.assert_host_is_clean();
 }
@@ -295,7 +295,7 @@ fn mapping_that_overlaps_removed_ram_is_removed_completely() {
     rig.all_ok([attach(1, 1), map(1, 0, 2 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
     rig.all_ok([map(1, 2 * PAGE, 3 * PAGE - 1, SECOND_REGION - PAGE, BOTH)]);
     assert!(rig.engine.take_ram(SECOND_REGION, RAM_END - SECOND_REGION));
-    assert_eq!(reach(&rig, 1), [2 * PAGE]);
+    assert_eq!(mapped_gpas(&rig, 1), [2 * PAGE]);
 }
 
 #[test]

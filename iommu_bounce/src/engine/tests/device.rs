@@ -253,7 +253,7 @@ fn pages_of_files_count_toward_the_cap_and_registers_do_not() {
 
 #[test]
 fn files_are_mapped_in_pieces_that_can_be_interrupted() {
-    let mut rig = rig_with_file(Limits { max_piece: PAGE, ..Limits::default() });
+    let mut rig = rig_with_file(Limits { max_step: PAGE, ..Limits::default() });
     rig.all_ok([attach(1, 1), map_plainly(0, 4, 0, BOTH)]);
     assert_eq!(rig.mapper(1).mappings().len(), 4);
     rig.all_ok([unmap_pages(0, 4)]);

@@ -10,10 +10,10 @@ use crate::test_utils::*;
 use crate::{ConfigError, EngineConfig, Limits};
 
 /// Maximum bytes of a call. The first region of RAM takes 64 calls.
-const PIECE: u64 = 0x1_0000;
+const STEP: u64 = 0x1_0000;
 
 fn config() -> EngineConfig {
-    EngineConfig { limits: Limits { max_piece: PIECE, ..Limits::default() }, ..engine_config() }
+    EngineConfig { limits: Limits { max_step: STEP, ..Limits::default() }, ..engine_config() }
 }
 
 /// Sends a request. Returns true if it was interrupted.
@@ -28,9 +28,9 @@ fn long_mapping_is_split_at_large_page_boundaries() {
     let mut rig = Rig::with_config(config());
     let (first, last) = (PAGE, SECOND_REGION - 1);
     rig.all_ok([attach(1, 1), map(1, first, last, first, BOTH)]);
-    let pieces: Vec<_> = rig.mapper(1).mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
-    assert_eq!(pieces.len(), 64);
-    assert_eq!(pieces[..2], [(PAGE, PIECE - PAGE), (PIECE, PIECE)]);
+    let steps: Vec<_> = rig.mapper(1).mappings().iter().map(|(iova, mapping)| (*iova, mapping.len)).collect();
+    assert_eq!(steps.len(), 64);
+    assert_eq!(steps[..2], [(PAGE, STEP - PAGE), (STEP, STEP)]);
     let before = rig.engine.counters();
     assert_eq!(before.mappings, 1, "the guest made one mapping");
     rig.all_ok([unmap(1, first, last)]);
@@ -42,7 +42,7 @@ fn long_mapping_is_split_at_large_page_boundaries() {
 fn request_of_one_piece_is_served_while_a_thread_waits() {
     let mut rig = Rig::with_config(config());
     rig.engine.interrupt().want(true);
-    rig.all_ok([attach(1, 1), map(1, 0, PIECE - 1, 0, BOTH), unmap(1, 0, PIECE - 1), detach(1, 1)]);
+    rig.all_ok([attach(1, 1), map(1, 0, STEP - 1, 0, BOTH), unmap(1, 0, STEP - 1), detach(1, 1)]);
 }
 
 #[test]
@@ -178,10 +178,10 @@ fn reset_under_interrupt_maps_one_piece_ram_for_one_endpoint() {
 
 #[test]
 fn max_piece_not_power_of_two_or_below_granule_is_refused() {
-    for max_piece in [0, 3 * PIECE, PAGE / 2] {
-        let config = EngineConfig { limits: Limits { max_piece, ..Limits::default() }, ..engine_config() };
+    for max_step in [0, 3 * STEP, PAGE / 2] {
+        let config = EngineConfig { limits: Limits { max_step, ..Limits::default() }, ..engine_config() };
         let store = TestChunks::new(CHUNK, REGION_CHUNKS);
         let engine = Engine::new(config, Arc::new(TestRam::new(&[(0, 0x1000)])), Some(Box::new(store)));
-        assert!(matches!(engine, Err(ConfigError::Piece(piece)) if piece == max_piece));
+        assert!(matches!(engine, Err(ConfigError::Step(step)) if step == max_step));
     }
 }

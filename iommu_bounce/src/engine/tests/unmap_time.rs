@@ -94,7 +94,7 @@ fn failed_calls_do_not_count_as_fast() {
 #[cfg_attr(miri, ignore = "thousands of mappings take Miri minutes")]
 fn bypass_calls_do_not_count_as_slow() {
     let max_unmap_time = Duration::from_millis(100);
-    let limits = Limits { max_unmap_time, max_piece: CHUNK, ..Limits::default() };
+    let limits = Limits { max_unmap_time, max_step: CHUNK, ..Limits::default() };
     let mut rig = Rig::with_config(EngineConfig { limits, ..engine_config() });
     rig.all_ok([attach(2, 2)]);
     assert_eq!(fill(&mut rig, 2), MANY, "more than is always allowed");

@@ -35,7 +35,7 @@ fn inject(address: &str, errors: u32) {
 /// paused.
 fn wait_paused(vmm: &ApiVmm, times: usize) {
     let start = Instant::now();
-    let told = || {
+    let reported = || {
         let events = vmm.events().unwrap();
         events
             .into_iter()
@@ -43,12 +43,12 @@ fn wait_paused(vmm: &ApiVmm, times: usize) {
             .map(|event| event.properties)
             .collect::<Vec<_>>()
     };
-    while told().len() < times || info(vmm)["state"] != "Paused" {
-        assert!(start.elapsed() < BOOT_TIME, "{:?}, {}", told(), info(vmm));
+    while reported().len() < times || info(vmm)["state"] != "Paused" {
+        assert!(start.elapsed() < BOOT_TIME, "{:?}, {}", reported(), info(vmm));
         thread::sleep(Duration::from_millis(50));
     }
     let device = json!({"id": "card", "bdf": "0000:00:02.0", "host": SITE.aer.as_deref().unwrap()});
-    assert_eq!(told(), vec![device; times]);
+    assert_eq!(reported(), vec![device; times]);
     let count = ticks(vmm);
     thread::sleep(Duration::from_secs(2));
     assert_eq!((ticks(vmm), info(vmm)["state"].as_str()), (count, Some("Paused")));

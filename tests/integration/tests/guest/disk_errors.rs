@@ -93,7 +93,7 @@ sleep 1000
 }
 
 /// Returns the numbers in lines of this kind.
-fn told(console: &str, kind: &str) -> Vec<u64> {
+fn numbers(console: &str, kind: &str) -> Vec<u64> {
     console.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok()).collect()
 }
 
@@ -128,11 +128,11 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
     let console = vmm.console();
     let verified = console.matches("CAROM-VERIFY 0").count();
     assert!(verified > 0, "{console}");
-    assert_eq!(told(&console, "CAROM-READ"), [0, 1, 2, 3], "{console}");
-    assert_eq!(told(&console, "CAROM-UNREAD"), [4, 5, 6, 7], "{console}");
+    assert_eq!(numbers(&console, "CAROM-READ"), [0, 1, 2, 3], "{console}");
+    assert_eq!(numbers(&console, "CAROM-UNREAD"), [4, 5, 6, 7], "{console}");
     for (disk, id) in [("vda", "_disk0"), ("vdb", "_disk1")] {
         let (wrote, failed) =
-            (told(&console, &format!("CAROM-WROTE-{disk}")), told(&console, &format!("CAROM-FAILED-{disk}")));
+            (numbers(&console, &format!("CAROM-WROTE-{disk}")), numbers(&console, &format!("CAROM-FAILED-{disk}")));
         assert_eq!(wrote.len() + failed.len(), usize::try_from(WANTED).unwrap());
         // An image also needs space for its tables. The size is rounded to pages, so the last MiB may be partial.
         assert!((ROOM - 2..=ROOM).contains(&(wrote.len() as u64)), "{disk}: {wrote:?}");
@@ -147,7 +147,7 @@ fn full_file_systems_and_a_cut_image_fail_only_their_requests() {
 
     let console = vmm.console();
     for disk in ["vda", "vdb"] {
-        let wrote: BTreeSet<u64> = told(&console, &format!("CAROM-WROTE-{disk}")).into_iter().collect();
+        let wrote: BTreeSet<u64> = numbers(&console, &format!("CAROM-WROTE-{disk}")).into_iter().collect();
         assert!(wrote.into_iter().eq(0..WANTED), "{console}");
     }
     assert!(console.matches("CAROM-VERIFY 0").count() > verified, "{console}");
@@ -199,8 +199,8 @@ fn failing_blocks_fail_only_requests_to_them_until_mended() {
 
     let console = vmm.console();
     let sound: Vec<u64> = (0..16).filter(|mib| !BAD.contains(mib)).collect();
-    assert_eq!(told(&console, "CAROM-READ-bad"), sound, "{console}");
-    assert_eq!(told(&console, "CAROM-WROTE-bad"), sound, "{console}");
+    assert_eq!(numbers(&console, "CAROM-READ-bad"), sound, "{console}");
+    assert_eq!(numbers(&console, "CAROM-WROTE-bad"), sound, "{console}");
     assert!(console.contains("CAROM-VERIFY 0"), "{console}");
     assert!(counters(&vmm, "_disk0")["host_errors"].as_u64().unwrap() >= 4, "{}", counters(&vmm, "_disk0"));
     assert_eq!(counters(&vmm, "_disk1")["errors"], 0);
@@ -211,7 +211,7 @@ fn failing_blocks_fail_only_requests_to_them_until_mended() {
     let console = vmm.console();
     let all: Vec<u64> = (0..16).collect();
     assert_eq!(
-        (told(&console, "CAROM-READ-mended"), told(&console, "CAROM-WROTE-mended")),
+        (numbers(&console, "CAROM-READ-mended"), numbers(&console, "CAROM-WROTE-mended")),
         (all.clone(), all),
         "{console}"
     );

@@ -23,12 +23,12 @@ fn attack(seeds: &str, seconds: u32) {
         .output()
         .unwrap();
     let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let told: Vec<&str> = said.lines().filter(|line| line.starts_with("seed ")).collect();
-    for line in &told {
+    let reported: Vec<&str> = said.lines().filter(|line| line.starts_with("seed ")).collect();
+    for line in &reported {
         tell(line);
     }
     assert!(output.status.success(), "{out}{said}");
-    assert_eq!(told.len(), seeds.split(',').count(), "{out}{said}");
+    assert_eq!(reported.len(), seeds.split(',').count(), "{out}{said}");
     before.wait_until_back().unwrap();
 }
 

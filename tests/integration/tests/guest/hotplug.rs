@@ -336,7 +336,7 @@ fn user_device_is_added_to_a_running_guest_and_removed() {
     check_edu(&vmm.console(), ROUNDS);
     let events = vmm.events().unwrap();
     for event in ["device-added", "device-removed"] {
-        assert_eq!(events.iter().filter(|told| told.event == event).count(), ROUNDS, "{event}");
+        assert_eq!(events.iter().filter(|reported| reported.event == event).count(), ROUNDS, "{event}");
     }
     vmm.remote(&SITE, &["shutdown-vmm"]).unwrap();
 }
@@ -402,9 +402,9 @@ fn stock_kernel_hotplug_works_and_its_panic_is_reported() {
         assert!(start.elapsed() < BOOT_TIME, "no panic is reported: {}", vmm.console());
         thread::sleep(Duration::from_millis(50));
     }
-    let told = of_guest();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!((told[0].event.as_str(), &told[0].properties), ("panic", &json!({"event": "panic"})));
+    let reported = of_guest();
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert_eq!((reported[0].event.as_str(), &reported[0].properties), ("panic", &json!({"event": "panic"})));
     assert!(vmm.console().contains("Kernel panic"), "{}", vmm.console());
     assert_eq!(info(&vmm)["state"], "Running");
     calls.make(client.shutdown_vmm()).unwrap();

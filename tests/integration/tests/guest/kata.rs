@@ -40,23 +40,23 @@ sleep 1000
 "#;
 
 /// Returns the text that the guest has written last.
-fn told(vmm: &ApiVmm) -> String {
+fn report(vmm: &ApiVmm) -> String {
     let mut start = [0; 512];
     File::open(vmm.dir().join("disk.img")).unwrap().read_exact(&mut start).unwrap();
     String::from_utf8_lossy(&start).trim_end_matches('\0').to_owned()
 }
 
 /// Waits until the text that the guest has written fulfils `wanted`.
-fn wait_told(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
+fn wait_for_report(vmm: &ApiVmm, wanted: impl Fn(&str) -> bool) {
     let start = Instant::now();
-    while !wanted(&told(vmm)) {
-        assert!(start.elapsed() < BOOT_TIME, "the guest says: {}", told(vmm));
+    while !wanted(&report(vmm)) {
+        assert!(start.elapsed() < BOOT_TIME, "the guest says: {}", report(vmm));
         thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn mib(told: &str) -> u64 {
-    told.lines().find_map(|line| line.strip_prefix("mib=")?.parse().ok()).unwrap_or(0)
+fn mib(report: &str) -> u64 {
+    report.lines().find_map(|line| line.strip_prefix("mib=")?.parse().ok()).unwrap_or(0)
 }
 
 #[guest_test]
@@ -81,18 +81,20 @@ fn kata_client_drives_a_guest_through_a_sandboxs_life() {
     assert!(call("info").contains("\"state\":\"Running\""));
     let disk = call("add-disk");
     assert!(disk.contains("\"bdf\":\"0000:00:05.0\""), "{disk}");
-    wait_told(&vmm, |told| ["segments=2\n", "net=1\n", "nvme=0\n", "cpus=1\n"].iter().all(|part| told.contains(part)));
-    let before = mib(&told(&vmm));
+    wait_for_report(&vmm, |report| {
+        ["segments=2\n", "net=1\n", "nvme=0\n", "cpus=1\n"].iter().all(|part| report.contains(part))
+    });
+    let before = mib(&report(&vmm));
     let drive = call(&format!("add-device={}", Site::sysfs(&SITE.nvme[0]).display()));
     assert!(drive.contains("\"bdf\":\"0000:00:06.0\""), "{drive}");
-    wait_told(&vmm, |told| told.contains("nvme=1\n"));
+    wait_for_report(&vmm, |report| report.contains("nvme=1\n"));
     call("resize-memory");
-    wait_told(&vmm, |told| mib(told) >= before + 200);
+    wait_for_report(&vmm, |report| mib(report) >= before + 200);
     call("resize-vcpus");
-    wait_told(&vmm, |told| told.contains("cpus=2\n"));
-    println!("CAROM-KATA {}", told(&vmm).replace('\n', " "));
+    wait_for_report(&vmm, |report| report.contains("cpus=2\n"));
+    println!("CAROM-KATA {}", report(&vmm).replace('\n', " "));
     call("remove-device=_vfio0");
-    wait_told(&vmm, |told| told.contains("nvme=0\n"));
+    wait_for_report(&vmm, |report| report.contains("nvme=0\n"));
     wait_gone(&vmm, "_vfio0");
     for step in ["pause", "resume", "remove-device=_disk0"] {
         call(step);

@@ -54,8 +54,8 @@ done
 /// Returns the number in the last complete line of this kind.
 pub(crate) fn last_told(vmm: &ApiVmm, kind: &str) -> u64 {
     let whole = vmm.whole_lines();
-    let mut told = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
-    told.next_back().unwrap_or_else(|| panic!("no {kind}:\n{whole}"))
+    let mut reported = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse().ok());
+    reported.next_back().unwrap_or_else(|| panic!("no {kind}:\n{whole}"))
 }
 
 fn boot(disks: &[Value], job: &str) -> ApiVmm {

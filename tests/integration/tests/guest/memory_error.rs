@@ -21,7 +21,7 @@ const HARD_OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 const PAGES: usize = 256;
 const PAGE: u64 = 4096;
 /// Time limit of a test whose guest accesses none of these pages.
-const PATIENCE: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Job that keeps random bytes in memory and reads them repeatedly.
 const JOB: &str = "
@@ -80,7 +80,7 @@ fn reason_of_failure(vmm: &ApiVmm) -> String {
         if let Some(event) = events.iter().find(|event| event.source == "vm" && event.event == "failed") {
             return event.properties["reason"].as_str().unwrap().into();
         }
-        assert!(start.elapsed() < PATIENCE, "the VM still runs");
+        assert!(start.elapsed() < LIMIT, "the VM still runs");
         thread::sleep(Duration::from_millis(100));
     }
 }

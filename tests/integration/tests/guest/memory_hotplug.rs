@@ -42,17 +42,17 @@ done
 }
 
 /// Returns the MiB in the complete lines of this kind.
-fn told(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
+fn figures(vmm: &ApiVmm, kind: &str) -> Vec<u64> {
     let whole = vmm.whole_lines();
     let numbers = whole.lines().filter_map(|line| line.trim().strip_prefix(kind)?.trim().parse::<u64>().ok());
     numbers.map(|kib| kib >> 10).collect()
 }
 
 /// Waits for the line of this kind and number, and returns its value.
-fn wait_told(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
+fn wait_for_figure(vmm: &ApiVmm, kind: &str, number: usize) -> u64 {
     let start = Instant::now();
     loop {
-        if let Some(mib) = told(vmm, kind).get(number - 1) {
+        if let Some(mib) = figures(vmm, kind).get(number - 1) {
             return *mib;
         }
         assert!(start.elapsed() < BOOT_TIME, "no line {number} of {kind}:\n{}", vmm.console());
@@ -87,7 +87,7 @@ fn boot_on(site: &Site, kernel: Kernel, iommu: bool, cmdline: &str, more: Value)
 
 fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     let vmm = boot(kernel, true, "", json!({"iommu_bounce": {"size": 16 * MIB}}));
-    let booted = wait_told(&vmm, "CAROM-READY", 1);
+    let booted = wait_for_figure(&vmm, "CAROM-READY", 1);
     for (mib, part) in
         [(576, "by a multiple of 128M"), (384, "a running guest cannot shrink"), (1152, "leaves only 536870912")]
     {
@@ -97,7 +97,7 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     for (round, mib) in [(1, 640), (2, 1024)] {
         assert_eq!(resize(&vmm, mib), (204, "null".into()));
         assert_eq!(info(&vmm)["memory_actual_size"], mib * MIB);
-        assert_eq!(wait_told(&vmm, "CAROM-GREW", round) - booted, mib - 512);
+        assert_eq!(wait_for_figure(&vmm, "CAROM-GREW", round) - booted, mib - 512);
         vmm.wait_for("CAROM-VERIFY 0 4194304", round, BOOT_TIME).unwrap();
         let bytes = pinned(&vmm);
         assert!(bytes <= 64 * MIB, "{bytes} bytes are pinned");
@@ -105,8 +105,8 @@ fn grows_twice_and_keeps_it_over_a_reboot(kernel: Kernel) {
     assert!(resize(&vmm, 1152).1.contains("memory.hotplug_size leaves only 0"));
     put(&vmm, "vm.reboot", &Value::Null);
     // Added memory is available when the guest is ready, or soon after.
-    let ready = wait_told(&vmm, "CAROM-READY", 2);
-    let again = if ready - booted < 512 { wait_told(&vmm, "CAROM-GREW", 3) } else { ready };
+    let ready = wait_for_figure(&vmm, "CAROM-READY", 2);
+    let again = if ready - booted < 512 { wait_for_figure(&vmm, "CAROM-GREW", 3) } else { ready };
     assert_eq!(again - booted, 512);
     end(vmm);
 }
@@ -125,7 +125,7 @@ fn ram_is_added_to_a_guest_with_the_newer_kernel() {
 fn grows_and_works(vmm: &ApiVmm) -> u64 {
     let before = pinned(vmm);
     assert_eq!(resize(vmm, 640), (204, "null".into()));
-    wait_told(vmm, "CAROM-GREW", 1);
+    wait_for_figure(vmm, "CAROM-GREW", 1);
     vmm.wait_for("CAROM-VERIFY 0 4194304", 1, BOOT_TIME).unwrap();
     pinned(vmm) - before
 }

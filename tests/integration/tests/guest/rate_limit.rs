@@ -40,13 +40,13 @@ fn fio_gets_the_rate_of_its_disks_limit() {
 
     let outcome = run(&guest);
 
-    let told = |name: &str, place: usize| -> f64 {
+    let reported = |name: &str, place: usize| -> f64 {
         let key = format!("CAROM-{name}");
         let line = outcome.value(&key).unwrap();
         line.split(' ').nth(place).unwrap().parse().unwrap()
     };
     let near = |got: f64, wanted: f64| assert!((got / wanted - 1.0).abs() < 0.3, "{got}, not {wanted}");
-    near(told("GROUP", 0), 200.0);
-    near(told("ALONE", 0), 200.0);
-    near(told("BYTES", 1), 2560.0);
+    near(reported("GROUP", 0), 200.0);
+    near(reported("ALONE", 0), 200.0);
+    near(reported("BYTES", 1), 2560.0);
 }

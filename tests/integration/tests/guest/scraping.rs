@@ -15,7 +15,7 @@ use crate::hotplug::put;
 use crate::support::{MIB, SITE};
 
 /// Maximum time for a boot under emulation, and for a round.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the number of rounds: `CAROM_SCRAPING_ROUNDS`, or `few`, which is enough to test the function but not to measure its
 /// cost.
@@ -96,11 +96,11 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
         });
         let ended = (0..=count)
             .try_for_each(|round| {
-                vmm.wait_for(&format!("CAROM-START {round}\n"), 1, PATIENCE)?;
+                vmm.wait_for(&format!("CAROM-START {round}\n"), 1, LIMIT)?;
                 wanted.store(round % 2 == 1, Ordering::Relaxed);
                 Ok::<_, anyhow::Error>(())
             })
-            .and_then(|()| vmm.wait_for("CAROM-DONE", 1, PATIENCE));
+            .and_then(|()| vmm.wait_for("CAROM-DONE", 1, LIMIT));
         // Set this before any panic, because the scope waits for the scraper.
         done.store(true, Ordering::Relaxed);
         ended.unwrap();
@@ -143,5 +143,5 @@ fn metrics_scraped_from_a_working_guest_match_its_counters() {
     assert_eq!(Some(pinned), drive["pinned_bytes"].as_f64());
 
     put(&vmm, "vmm.shutdown", &Value::Null);
-    assert!(vmm.wait(PATIENCE).unwrap().success());
+    assert!(vmm.wait(LIMIT).unwrap().success());
 }

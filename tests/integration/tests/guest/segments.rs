@@ -102,10 +102,12 @@ fn forty_devices_on_three_segments_work_and_are_restored() {
     ] {
         assert!(console.contains(said), "no {said}: {console}");
     }
-    let told = info(&vmm);
-    assert_eq!(told["device_tree"]["d1_0"]["pci_bdf"], "0001:00:12.0");
-    assert_eq!(told["device_tree"]["work"]["pci_bdf"], "0002:00:0b.0");
-    assert!(told["config"]["disks"].as_array().unwrap().iter().all(|disk| disk["iommu"] == (disk["pci_segment"] == 2)));
+    let reported = info(&vmm);
+    assert_eq!(reported["device_tree"]["d1_0"]["pci_bdf"], "0001:00:12.0");
+    assert_eq!(reported["device_tree"]["work"]["pci_bdf"], "0002:00:0b.0");
+    assert!(
+        reported["config"]["disks"].as_array().unwrap().iter().all(|disk| disk["iommu"] == (disk["pci_segment"] == 2))
+    );
     let counters = vmm.call("GET", "/api/v1/vm.counters", None).unwrap().1;
     let iommu = &counters["_iommu"];
     assert!(iommu["requests_window_add"].as_u64().unwrap() > 0 && iommu["faults"] == 0, "{counters}");

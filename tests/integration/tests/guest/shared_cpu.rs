@@ -25,7 +25,7 @@ const LOOKS: usize = 20;
 const VERIFIED: usize = 4;
 
 /// Maximum time for the work of all guests.
-const PATIENCE: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns a job with two processes that repeatedly check whether memory has kept its contents, and a drive that is verified
 /// meanwhile. Guests with the same kernel and program use the same virtual addresses, so a check fails if a guest uses
@@ -63,9 +63,9 @@ fn guests_sharing_a_cpu_keep_their_memory_and_drives() {
     let mut guests = [0, 1].map(|number| boot(&SITE.nvme[number]));
     for vmm in &guests {
         for line in ["CAROM-KEPT 1", "CAROM-KEPT 2"] {
-            vmm.wait_for(line, LOOKS, PATIENCE).unwrap();
+            vmm.wait_for(line, LOOKS, LIMIT).unwrap();
         }
-        vmm.wait_for("CAROM-VERIFY 0 4194304", VERIFIED, PATIENCE).unwrap();
+        vmm.wait_for("CAROM-VERIFY 0 4194304", VERIFIED, LIMIT).unwrap();
     }
     for vmm in &mut guests {
         let console = vmm.console();

@@ -29,7 +29,7 @@ const USED_MIB: u64 = 224;
 const LENT_MIB: u64 = 192;
 
 /// Maximum time of each wait while the host is short of memory.
-const PATIENCE: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Returns a job that fills memory and runs `first`. Then it repeatedly works with the drive, checks the contents of the memory,
 /// and runs `each_time`.
@@ -69,7 +69,7 @@ fn wait_until(vmm: &ApiVmm, what: &str, done: impl Fn() -> Option<u64>) -> u64 {
         if let Some(number) = done() {
             return number;
         }
-        assert!(start.elapsed() < PATIENCE, "{what}:\n{}", vmm.console());
+        assert!(start.elapsed() < LIMIT, "{what}:\n{}", vmm.console());
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -77,7 +77,7 @@ fn wait_until(vmm: &ApiVmm, what: &str, done: impl Fn() -> Option<u64>) -> u64 {
 /// Waits for `rounds` more rounds, and asserts that the drive and the guest's memory were correct in all of them.
 fn all_is_right(vmm: &ApiVmm, rounds: usize) {
     let done = vmm.console().matches("CAROM-KEPT").count();
-    vmm.wait_for("CAROM-KEPT", done + rounds, PATIENCE).unwrap();
+    vmm.wait_for("CAROM-KEPT", done + rounds, LIMIT).unwrap();
     let console = vmm.console();
     let (done, sound) = (console.matches("CAROM-KEPT").count(), console.matches("CAROM-VERIFY 0 8388608").count());
     assert!(sound >= done && !console.contains("CAROM-LOST"), "{sound} of {done} rounds were correct:\n{console}");
@@ -194,9 +194,9 @@ fn drive_writing_to_merged_pages_gets_its_own_pages() {
     merging.pause();
     let at_hand = merged_pages(vmm.pid());
     put(&vmm, "vm.power-button", &Value::Null);
-    vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, PATIENCE).unwrap();
+    vmm.wait_for("CAROM-READ-INTO 0 33554432", 1, LIMIT).unwrap();
     let parted = at_hand.saturating_sub(merged_pages(vmm.pid()));
-    vmm.wait_for("CAROM-SAME", 1, PATIENCE).unwrap();
+    vmm.wait_for("CAROM-SAME", 1, LIMIT).unwrap();
     tell(&format!("CAROM-MERGED of {kept} pages {merged}, later {at_hand}; {parted} split by writes of the drive"));
     assert!(parted * 4096 >= 24 * MIB, "the drive wrote to only {parted} merged pages");
     iommu_is_content(&vmm, false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest that is saved, and restored by another process. It continues its work: time, timers, memory, registers, random bytes and
-//! the console. `guest/witness.c` does this work.
+//! the console. `guest/restore_check.c` does this work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -45,7 +45,7 @@ struct Progress {
     ticks: u64,
 }
 
-/// Line of `witness`.
+/// Line of `restore_check`.
 #[derive(Debug, Clone)]
 struct Line {
     id: String,
@@ -104,11 +104,11 @@ impl Line {
     }
 }
 
-/// Returns all complete lines of `witness` on the console.
+/// Returns all complete lines of `restore_check` on the console.
 fn lines(vmm: &ApiVmm) -> Vec<Line> {
     let whole = vmm.whole_lines();
-    assert!(!whole.contains("CAROM-WITNESS-FAILED"), "{whole}");
-    whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-WITNESS ")?)).collect()
+    assert!(!whole.contains("CAROM-RESTORE-CHECK-FAILED"), "{whole}");
+    whole.lines().filter_map(|line| Line::parse(line.strip_prefix("CAROM-RESTORE-CHECK ")?)).collect()
 }
 
 /// Waits for a wanted line, and fails after the maximum time.
@@ -192,9 +192,15 @@ impl Subject {
 
     /// Like [`Subject::boot`], with a `job` that runs first.
     fn boot_with(job: &str, cmdline: &str, config: &[(&str, Value)]) -> Self {
-        let program = fs::read(SITE.witness.as_ref().expect("CAROM_WITNESS is set")).unwrap();
-        let vmm = ApiVmm::start_with_program(&SITE, Kernel::Patched, "witness", program, &format!("{job}witness 16"))
-            .unwrap();
+        let program = fs::read(SITE.restore_check.as_ref().expect("CAROM_RESTORE_CHECK is set")).unwrap();
+        let vmm = ApiVmm::start_with_program(
+            &SITE,
+            Kernel::Patched,
+            "restore-check",
+            program,
+            &format!("{job}restore-check 16"),
+        )
+        .unwrap();
         let mut body = json!({
             "payload": payload(&vmm, &format!(" {cmdline}")),
             "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
@@ -206,7 +212,7 @@ impl Subject {
         }
         put(&vmm, "vm.create", &body);
         put(&vmm, "vm.boot", &Value::Null);
-        vmm.wait_for("CAROM-WITNESS ", 1, BOOT_TIME).unwrap();
+        vmm.wait_for("CAROM-RESTORE-CHECK ", 1, BOOT_TIME).unwrap();
         let first = wait_for_line(&vmm, |_| true);
         // A late line makes the guest's clock look slow, so the maximum counts.
         let (mut newest, mut ahead) = (first.clone(), i64::MIN);

@@ -162,6 +162,6 @@ fn guest_outlives_a_server_that_dies() {
     for command in ["map 0x200000 rw", "unmap 0x200000", "unmap 0x100000"] {
         assert_result(&outcome, command, &["ok"]);
     }
-    let told = outcome.stderr.matches("the vfio-user server closed the connection").count();
-    assert_eq!(told, 1, "{}", outcome.stderr);
+    let reported = outcome.stderr.matches("the vfio-user server closed the connection").count();
+    assert_eq!(reported, 1, "{}", outcome.stderr);
 }

@@ -146,7 +146,7 @@ fn come_and_go_while_a_drive_works(kernel: Kernel, rounds: usize) {
     assert_eq!(counters["_iommu"]["faults"], 0, "{counters}");
     let events = vmm.events().unwrap();
     for event in ["resizing", "resized"] {
-        assert_eq!(events.iter().filter(|told| told.event == event).count(), 2 * rounds + 1, "{event}");
+        assert_eq!(events.iter().filter(|reported| reported.event == event).count(), 2 * rounds + 1, "{event}");
     }
 
     // A booting guest gets the last requested number, whether the previous guest released its vCPUs or not.

@@ -58,8 +58,8 @@ fn server_card_survives_a_new_server_and_a_replug() {
     create_and_boot(&vmm, json!({"net": [card], "memory": memory, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}}));
     wait_for_traffic(&vmm, 1);
     let (_, info) = vmm.call("GET", "/api/v1/vm.info", None).unwrap();
-    let told = &info["config"]["net"][0];
-    assert_eq!((&told["vhost_user"], &told["vhost_mode"]), (&json!(true), &json!("Client")), "{told}");
+    let reported = &info["config"]["net"][0];
+    assert_eq!((&reported["vhost_user"], &reported["vhost_mode"]), (&json!(true), &json!("Client")), "{reported}");
     put(&vmm, "vm.pause", &Value::Null);
     put(&vmm, "vm.resume", &Value::Null);
     wait_for_traffic(&vmm, 2);

@@ -56,9 +56,9 @@ fn device_is_removed_once_for_repeated_host_requests() {
     assert!(tell(&mut control, &[("a", HostNotice::Requested)]).is_continue());
     assert_eq!(names(&mut control), (vec!["b".into()], vec!["b".into()]));
     assert_eq!((state(&mut control), figures(&mut control)), (Some(VmState::Running), (0, 2)));
-    let told = some_events(&monitor, &file, &["device-requested", "device-removed"]);
+    let seen = some_events(&monitor, &file, &["device-requested", "device-removed"]);
     let gone = ("device-removed".to_string(), serde_json::json!({"id": "a", "bdf": "0000:00:02.0"}));
-    assert_eq!(told, [names_of("device-requested", "a"), gone.clone(), names_of("device-requested", "a"), gone]);
+    assert_eq!(seen, [names_of("device-requested", "a"), gone.clone(), names_of("device-requested", "a"), gone]);
     control.delete();
     assert!(tell(&mut control, &[("b", HostNotice::Requested), ("b", HostNotice::Failed)]).is_continue());
     assert_eq!((state(&mut control), figures(&mut control)), (None, (0, 2)));
@@ -93,8 +93,8 @@ fn error_of_a_device_pauses_the_vm_until_a_client_decides() {
     MAILBOX.with_borrow(|mailbox| mailbox.as_ref().unwrap().leave(GuestEvent::Reset));
     fail(&mut control);
     assert_eq!(figures(&mut control), (7, 0));
-    let told = some_events(&monitor, &file, &["device-error", "paused"]);
-    let (errors, pauses): (Vec<_>, Vec<_>) = told.into_iter().partition(|(name, _)| name == "device-error");
+    let seen = some_events(&monitor, &file, &["device-error", "paused"]);
+    let (errors, pauses): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(name, _)| name == "device-error");
     assert_eq!((errors, pauses.len()), (vec![names_of("device-error", "a"); 7], 4));
     control.delete();
 }
@@ -117,8 +117,8 @@ fn device_error_ends_a_guest_if_no_client_can_resume_it() {
             ControlFlow::Continue(()) if no_shutdown => assert_eq!(state(&mut control), Some(VmState::Created)),
             other => panic!("{other:?}"),
         }
-        let told = some_events(&monitor, &file, &["device-requested", "device-error", "failed"]);
-        let order: Vec<_> = told.iter().map(|(name, _)| name.as_str()).collect();
+        let seen = some_events(&monitor, &file, &["device-requested", "device-error", "failed"]);
+        let order: Vec<_> = seen.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(order, ["device-requested", "device-error", "failed"]);
         control.delete();
     }

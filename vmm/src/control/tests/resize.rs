@@ -101,8 +101,8 @@ fn vcpus_are_added_at_once_and_removed_once_released() {
     want(&mut control, 3, None).unwrap();
     assert_eq!(size(&control), (3, 3, 64));
     control.resume().unwrap();
-    let told = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resized").count();
-    assert_eq!(told, 5);
+    let seen = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resized").count();
+    assert_eq!(seen, 5);
     control.shut_down();
     want(&mut control, 2, None).unwrap();
     control.boot().unwrap();
@@ -126,8 +126,8 @@ fn resize_that_breaks_a_rule_changes_neither_vcpus_nor_ram() {
     want(&mut control, 1, None).unwrap();
     assert!(want(&mut control, 2, Some(192)).unwrap_err().starts_with("vCPU 1 is about to be removed"));
     assert_eq!(size(&control), (1, 2, 64));
-    let told = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resizing").count();
-    assert_eq!(told, 1);
+    let seen = events(&control.monitor, &file).into_iter().filter(|(name, _)| name == "resizing").count();
+    assert_eq!(seen, 1);
     control.delete();
 }
 

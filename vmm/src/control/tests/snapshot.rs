@@ -23,7 +23,7 @@ fn restore(control: &mut Control<Null>, directory: &std::path::Path, resume: boo
     control.serve_call(Call::Restore(serde_json::from_value(source).unwrap()))
 }
 
-fn told(monitor: &EventMonitor, file: &File) -> Vec<String> {
+fn seen(monitor: &EventMonitor, file: &File) -> Vec<String> {
     events(monitor, file).into_iter().map(|(name, _)| name).collect()
 }
 
@@ -55,8 +55,8 @@ fn vm_is_saved_only_while_paused_and_stays_paused() {
     assert!(refused.to_string().contains("already exists"), "{refused}");
     assert_eq!(state(&mut control), Some(VmState::Paused));
     control.resume().unwrap();
-    let told = told(&monitor, &file);
-    let of_saving: Vec<_> = told.iter().filter(|event| event.starts_with("snap")).collect();
+    let seen = seen(&monitor, &file);
+    let of_saving: Vec<_> = seen.iter().filter(|event| event.starts_with("snap")).collect();
     assert_eq!(of_saving, ["snapshotting", "snapshotting", "snapshotted", "snapshotting"]);
     control.delete();
 }
@@ -79,7 +79,7 @@ fn restored_vm_is_paused_unless_resume_is_set() {
     let once = ["restoring", "restored", "resuming", "resumed"];
     let expected: Vec<&str> =
         [&once[..], &["shutdown", "deleted"], &once, &["rebooting", "rebooted", "shutdown", "deleted"]].concat();
-    assert_eq!(told(&monitor, &file), expected);
+    assert_eq!(seen(&monitor, &file), expected);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn failed_restore_leaves_no_vm() {
     let refused = restore(&mut control, &directory.path().join("none"), false).unwrap_err();
     assert!(matches!(&refused, ControlError::Vm(error) if error.is_user_error()), "{refused}");
     assert_eq!(state(&mut control), None);
-    assert_eq!(told(&monitor, &file), ["restoring", "failed"]);
+    assert_eq!(seen(&monitor, &file), ["restoring", "failed"]);
     control.create(config("")).unwrap();
     control.boot().unwrap();
     control.delete();
@@ -111,7 +111,7 @@ fn failed_resume_after_restore_deletes_the_vm() {
         assert_eq!((state(&mut control), ALIVE.get()), (None, 0));
     }
     let once = ["restoring", "restored", "resuming", "failed", "shutdown", "deleted"];
-    assert_eq!(told(&monitor, &file), [once, once].concat());
+    assert_eq!(seen(&monitor, &file), [once, once].concat());
     // Without `resume`, the restore succeeds, and the VM is paused.
     restore(&mut control, &directory, false).unwrap();
     assert_eq!(state(&mut control), Some(VmState::Paused));
@@ -120,7 +120,7 @@ fn failed_resume_after_restore_deletes_the_vm() {
 
 /// Returns the events from the pause on.
 fn told_since_pausing(monitor: &EventMonitor, file: &File) -> Vec<String> {
-    told(monitor, file).into_iter().skip_while(|event| event != "pausing").collect()
+    seen(monitor, file).into_iter().skip_while(|event| event != "pausing").collect()
 }
 
 #[test]

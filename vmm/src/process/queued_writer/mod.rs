@@ -72,7 +72,7 @@ struct State {
     /// True if a line found no room and the queue has been more than half full since.
     full: bool,
     /// Bytes or lines that were not queued and are not reported yet.
-    untold: u64,
+    unreported: u64,
     /// Total bytes or lines lost so far.
     lost: u64,
     closed: bool,
@@ -136,11 +136,11 @@ impl QueuedWriter {
         let mut state = self.0.lock();
         if state.full || !self.0.has_room(&state, text) {
             state.full = true;
-            state.untold += lines(text);
+            state.unreported += lines(text);
             state.lost += lines(text);
             return false;
         }
-        self.0.tell_lost(&mut state);
+        self.0.report_lost(&mut state);
         self.0.append(&mut state, text);
         true
     }
@@ -148,7 +148,7 @@ impl QueuedWriter {
     /// Counts lines that were lost before they reached this queue. They are reported with the next line.
     pub fn add_lost(&self, lines: u64) {
         let mut state = self.0.lock();
-        state.untold += lines;
+        state.unreported += lines;
         state.lost += lines;
     }
 
@@ -157,9 +157,9 @@ impl QueuedWriter {
         self.0.lock().lost
     }
 
-    /// Queues `bytes` as a whole, and waits at most `patience` for room. Callers get room in order of arrival. After a timeout, bytes that
+    /// Queues `bytes` as a whole, and waits at most `timeout` for room. Callers get room in order of arrival. After a timeout, bytes that
     /// find no room are lost at once until something is written again. The log then reports the number of lost bytes.
-    pub fn push(&self, bytes: &[u8], patience: Duration) {
+    pub fn push(&self, bytes: &[u8], timeout: Duration) {
         let mut state = self.0.lock();
         let goes_on = |state: &State, first: bool| state.stuck || first && self.0.has_room(state, bytes);
         if !goes_on(&state, state.pushing.is_empty()) {
@@ -167,7 +167,7 @@ impl QueuedWriter {
             state.waited += 1;
             state.pushing.push_back(turn);
             let waits = |state: &State| !goes_on(state, state.pushing.front() == Some(&turn));
-            let mut left = patience;
+            let mut left = timeout;
             while waits(&state) {
                 if left.is_zero() {
                     state.stuck = true;
@@ -184,7 +184,7 @@ impl QueuedWriter {
         if self.0.has_room(&state, bytes) {
             self.0.append(&mut state, bytes);
         } else {
-            state.untold += bytes.len() as u64;
+            state.unreported += bytes.len() as u64;
             state.lost += bytes.len() as u64;
         }
     }
@@ -196,13 +196,13 @@ impl QueuedWriter {
         !abandoned && self.drain(limit, limit)
     }
 
-    /// Waits until everything queued so far is written. Gives up after `limit`, or if nothing is written for `patience`. Returns true if
+    /// Waits until everything queued so far is written. Gives up after `limit`, or if nothing is written for `timeout`. Returns true if
     /// everything is written.
     #[must_use]
-    pub fn drain(&self, patience: Duration, limit: Duration) -> bool {
+    pub fn drain(&self, timeout: Duration, limit: Duration) -> bool {
         let mut state = self.0.lock();
         let all = state.queued;
-        let (mut left, mut left_in_all) = (patience, limit);
+        let (mut left, mut left_in_all) = (timeout, limit);
         while state.written < all {
             let next = left.min(left_in_all);
             if next.is_zero() {
@@ -213,7 +213,7 @@ impl QueuedWriter {
             let waited;
             (state, waited) = self.0.wait(state, next);
             left_in_all -= waited;
-            left = if state.written == before { left - waited } else { patience };
+            left = if state.written == before { left - waited } else { timeout };
         }
         true
     }
@@ -292,11 +292,11 @@ impl Shared {
     }
 
     /// Reports lost lines at their place: after the queued lines, and before any later line.
-    fn tell_lost(&self, state: &mut State) {
+    fn report_lost(&self, state: &mut State) {
         if let Some(notice) = &self.notice
-            && state.untold > 0
+            && state.unreported > 0
         {
-            let line = notice(mem::take(&mut state.untold));
+            let line = notice(mem::take(&mut state.unreported));
             self.append(state, &line);
         }
     }
@@ -309,13 +309,13 @@ impl Shared {
         (state.stuck, state.abandoned) = (false, false);
         if state.full && state.queued - state.written <= self.limit / 2 {
             state.full = false;
-            self.tell_lost(&mut state);
+            self.report_lost(&mut state);
         }
-        let untold = if self.notice.is_none() { mem::take(&mut state.untold) } else { 0 };
+        let unreported = if self.notice.is_none() { mem::take(&mut state.unreported) } else { 0 };
         drop(state);
         self.emptied.notify_all();
-        if untold > 0 {
-            log::warn!("{}: {untold} bytes are lost because no process read them in time", self.name);
+        if unreported > 0 {
+            log::warn!("{}: {unreported} bytes are lost because no process read them in time", self.name);
         }
     }
 

@@ -83,15 +83,15 @@ impl<O: Output> Pen<O> {
             }
             before.extend(notice(self.failed));
         }
-        let (told, result) = self.write(&before);
+        let (before_len, result) = self.write(&before);
         if result.is_ok() && !before.is_empty() {
             self.failed = 0;
         }
         let (done, result) = if result.is_ok() { self.write(piece) } else { (0, result) };
         let lost = lines(&piece[done..]);
         self.failed += lost;
-        if told + done > 0 {
-            let last = if done > 0 { &piece[..done] } else { &before[..told] };
+        if before_len + done > 0 {
+            let last = if done > 0 { &piece[..done] } else { &before[..before_len] };
             self.in_line = last.last() != Some(&b'\n');
         }
         Written { lost, result }

@@ -14,7 +14,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::*;
 
 const LIMIT: u64 = 16 << 10;
-const PATIENCE: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
 
 /// Clock that stands still, so that a waiting caller waits until something changes.
@@ -125,7 +125,7 @@ fn full(clock: Box<dyn Clock>) -> (Gate, QueuedWriter, Vec<u8>) {
     let mut queued = Vec::new();
     let has_room = || queue.0.has_room(&queue.0.lock(), &[b'x'; PIECE]);
     while has_room() {
-        queue.push(&[b'x'; PIECE], PATIENCE);
+        queue.push(&[b'x'; PIECE], TIMEOUT);
         queued.extend([b'x'; PIECE]);
     }
     gate.wait_until_held();
@@ -145,12 +145,12 @@ fn full_file_takes_more_once_it_is_truncated() {
     let writer = QueuedWriter::start(shared, Pen::new(appending, 1000)).unwrap();
     let len = || file.as_file().metadata().unwrap().len();
     for _ in 0..30 {
-        writer.push(&[7; 100], PATIENCE);
+        writer.push(&[7; 100], TIMEOUT);
         assert!(writer.drain(LONG, LONG));
     }
     assert_eq!((len(), writer.lost()), (1000, 2000));
     file.as_file().set_len(0).unwrap();
-    writer.push(&[8; 100], PATIENCE);
+    writer.push(&[8; 100], TIMEOUT);
     assert!(writer.drain(LONG, LONG));
     assert_eq!(std::fs::read(file.path()).unwrap(), [8; 100]);
 }
@@ -159,17 +159,17 @@ fn full_file_takes_more_once_it_is_truncated() {
 fn stalled_reader_delays_once_and_later_gets_queued_bytes() {
     let (gate, queue, mut queued) = full(hasty());
     let start = queue.0.clock.now();
-    (0..1000).for_each(|_| queue.push(b"lost", PATIENCE));
-    assert_eq!(queue.0.clock.now() - start, PATIENCE);
-    assert_eq!((queue.lost(), queue.0.lock().untold), (4000, 4000));
+    (0..1000).for_each(|_| queue.push(b"lost", TIMEOUT));
+    assert_eq!(queue.0.clock.now() - start, TIMEOUT);
+    assert_eq!((queue.lost(), queue.0.lock().unreported), (4000, 4000));
     gate.open(u64::MAX);
     // Each drain gives up at once on this clock, so the test retries until everything is written.
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
     }
     assert!(!queue.0.lock().stuck);
-    assert_eq!(queue.0.lock().untold, 0);
-    queue.push(b"after", PATIENCE);
+    assert_eq!(queue.0.lock().unreported, 0);
+    queue.push(b"after", TIMEOUT);
     queued.extend(b"after");
     while !queue.drain(LONG, LONG) {
         thread::yield_now();
@@ -188,7 +188,7 @@ fn slow_reader_loses_nothing() {
         reader.read_to_end(&mut all).unwrap();
         all
     });
-    bytes.chunks(1).for_each(|byte| queue.push(byte, PATIENCE));
+    bytes.chunks(1).for_each(|byte| queue.push(byte, TIMEOUT));
     assert!(queue.drain(LONG, LONG));
     assert_eq!(queue.lost(), 0);
     drop(queue);
@@ -218,10 +218,10 @@ fn first_push_gets_room_first_though_another_needs_less() {
 fn single_bytes_leave_room_for_a_piece() {
     let (gate, queue, _) = full(frozen());
     let queue = Arc::new(queue);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let other = queue.clone();
     let single = thread::spawn(move || {
-        while told.try_recv().is_err() {
+        while receiver.try_recv().is_err() {
             other.push(b"y", LONG);
         }
     });
@@ -233,7 +233,7 @@ fn single_bytes_leave_room_for_a_piece() {
         thread::yield_now();
     }
     piece.join().unwrap();
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     gate.open(u64::MAX / 2);
     single.join().unwrap();
     assert!(queue.drain(LONG, LONG));
@@ -245,8 +245,8 @@ fn single_bytes_leave_room_for_a_piece() {
 fn push_gives_up_after_its_timeout() {
     let (_gate, queue, _) = full(hasty());
     let start = queue.0.clock.now();
-    queue.push(&[b'y'; 64 * PIECE], PATIENCE);
-    assert_eq!(queue.0.clock.now() - start, PATIENCE);
+    queue.push(&[b'y'; 64 * PIECE], TIMEOUT);
+    assert_eq!(queue.0.clock.now() - start, TIMEOUT);
     assert_eq!(queue.lost(), 64 * PIECE as u64);
 }
 
@@ -254,12 +254,12 @@ fn push_gives_up_after_its_timeout() {
 fn drain_ends_when_nothing_is_written() {
     let (_gate, queue, _) = full(hasty());
     let start = queue.0.clock.now();
-    assert!(!queue.drain(PATIENCE, LONG));
-    assert_eq!(queue.0.clock.now() - start, PATIENCE);
-    assert!(!queue.drain(LONG, PATIENCE));
-    assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE);
-    assert!(!queue.drain_once(PATIENCE));
-    assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE, "the second call must not wait");
+    assert!(!queue.drain(TIMEOUT, LONG));
+    assert_eq!(queue.0.clock.now() - start, TIMEOUT);
+    assert!(!queue.drain(LONG, TIMEOUT));
+    assert_eq!(queue.0.clock.now() - start, 2 * TIMEOUT);
+    assert!(!queue.drain_once(TIMEOUT));
+    assert_eq!(queue.0.clock.now() - start, 2 * TIMEOUT, "the second call must not wait");
 }
 
 fn slow(gate: &Gate) -> Box<dyn Clock> {
@@ -270,7 +270,7 @@ fn slow(gate: &Gate) -> Box<dyn Clock> {
 fn drain_continues_while_something_is_written() {
     let gate = Gate::default();
     let queue = queue(&gate, slow(&gate));
-    (0..10).for_each(|_| queue.push(&[b'x'; PIECE], PATIENCE));
+    (0..10).for_each(|_| queue.push(&[b'x'; PIECE], TIMEOUT));
     let start = queue.0.clock.now();
     assert!(queue.drain(2 * STEP, LONG));
     assert_eq!(queue.0.clock.now() - start, 10 * STEP);
@@ -296,7 +296,7 @@ fn suspended_machine_uses_one_step_of_the_timeout() {
     let waits = Arc::new(Mutex::new(0));
     let gate = Gate::default();
     let queue = queue(&gate, Box::new(Stalling(Mutex::new(Instant::now()), waits.clone())));
-    queue.push(b"x", PATIENCE);
+    queue.push(b"x", TIMEOUT);
     assert!(!queue.drain(LONG, 20 * STEP));
     assert_eq!(*waits.lock().unwrap(), 20);
 }
@@ -305,10 +305,10 @@ fn suspended_machine_uses_one_step_of_the_timeout() {
 fn drain_ends_at_its_limit_even_if_the_reader_reads() {
     let gate = Gate::default();
     let queue = queue(&gate, slow(&gate));
-    (0..10).for_each(|_| queue.push(&[b'x'; PIECE], PATIENCE));
+    (0..10).for_each(|_| queue.push(&[b'x'; PIECE], TIMEOUT));
     let start = queue.0.clock.now();
-    assert!(!queue.drain(LONG, 2 * PATIENCE));
-    assert_eq!(queue.0.clock.now() - start, 2 * PATIENCE);
+    assert!(!queue.drain(LONG, 2 * TIMEOUT));
+    assert_eq!(queue.0.clock.now() - start, 2 * TIMEOUT);
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn queued_bytes_are_written_after_the_queue_is_dropped() {
     let (mut reader, writer) = io::pipe().unwrap();
     let queue = QueuedWriter::new("--test", File::from(OwnedFd::from(writer)), 100_000).unwrap();
     // These are more bytes than a pipe can hold.
-    queue.push(&bytes(72_000), PATIENCE);
+    queue.push(&bytes(72_000), TIMEOUT);
     drop(queue);
     let mut all = Vec::new();
     reader.read_to_end(&mut all).unwrap();
@@ -329,7 +329,7 @@ fn closed_pipe_loses_only_the_output() {
     let shared = Shared::new("--test", LIMIT, PIECE, None, frozen());
     let queue = QueuedWriter::start(shared, Pen::new(File::from(OwnedFd::from(writer)), u64::MAX)).unwrap();
     drop(reader);
-    bytes(200_000).chunks(1).for_each(|byte| queue.push(byte, PATIENCE));
+    bytes(200_000).chunks(1).for_each(|byte| queue.push(byte, TIMEOUT));
     assert!(queue.drain(LONG, LONG));
     assert_eq!(queue.lost(), 200_000);
 }
@@ -345,7 +345,7 @@ fn non_blocking_pipe_is_waited_for() {
         reader.read_to_end(&mut all).unwrap();
         all
     });
-    bytes(200_000).chunks(100).for_each(|some| queue.push(some, PATIENCE));
+    bytes(200_000).chunks(100).for_each(|some| queue.push(some, TIMEOUT));
     assert!(queue.drain(LONG, LONG));
     drop(queue);
     assert!(read.join().unwrap() == bytes(200_000));

@@ -112,7 +112,7 @@ fn device_taken_back_by_the_host_has_no_intx() {
     let (sender, notices) = mpsc::channel();
     m.device.watch(Arc::new(Listener(sender))).unwrap();
     host.0.held.store(true, Ordering::Relaxed);
-    assert!(host.tell(IrqKind::Request));
+    assert!(host.signal(IrqKind::Request));
     notices.recv_timeout(Duration::from_secs(60)).unwrap();
 
     m.device.reset().unwrap();

@@ -32,7 +32,7 @@ fn machine(server: (Server, UnixStream)) -> Result<Machine, VfioPciError> {
     let host = UserServer::start("/run/x", socket, ram(), None)?;
     let (msi, slots) = (FakeAllocator::default(), Arc::new(FakeSlots::default()));
     let device = host.function("user0", &msi, slots)?;
-    server.asked();
+    server.received();
     Ok(Machine { server, device, msi })
 }
 
@@ -45,13 +45,13 @@ fn vfio_front_end_serves_a_vfio_user_device() {
     assert_eq!(device.bars().iter().map(|bar| (bar.index, bar.size)).collect::<Vec<_>>(), [(0, 1 << 20)]);
     device.read_bar(0, 0x40, &mut data);
     assert_eq!(data, [0x40, 0x41, 0x42, 0x43]);
-    server.asked();
+    server.received();
     // A driver enables MSI in this order.
     device.write_config(MSI + 4, &0xfee0_0000u32.to_le_bytes());
     device.write_config(MSI + 12, &[0x31, 0]);
     device.write_config(MSI + 2, &[1, 0]);
-    let asked = server.asked();
-    let irqs: Vec<_> = asked.iter().filter(|asked| asked.command == 8).collect();
+    let received = server.received();
+    let irqs: Vec<_> = received.iter().filter(|received| received.command == 8).collect();
     assert_eq!((irqs.len(), irqs[0].descriptors.len()), (1, 1));
     assert_eq!(irqs[0].payload, wire::enable_irqs(wire::MSI_IRQS, 0, 1));
     let vectors = msi.0.lock().unwrap()[0].clone();
@@ -67,11 +67,11 @@ fn vfio_front_end_serves_a_vfio_user_device() {
     assert_eq!(u64::from_ne_bytes(count), 1);
     device.write_config(regs::COMMAND, &[6, 0]);
     device.reset().unwrap();
-    let asked = server.asked();
+    let received = server.received();
     assert!(
-        commands(&asked).ends_with(&[8, 13, 10]),
+        commands(&received).ends_with(&[8, 13, 10]),
         "interrupts off, reset, bus mastering off: {:?}",
-        commands(&asked)
+        commands(&received)
     );
 }
 
@@ -155,7 +155,7 @@ fn server_reaches_memory_only_while_the_device_is_a_bus_master() {
     let host = UserServer::start("/run/x", socket, ram.clone(), None).unwrap();
     host.share_ram().unwrap();
     let device = host.function("user0", &FakeAllocator::default(), Arc::new(FakeSlots::default())).unwrap();
-    server.asked();
+    server.received();
     let mut write = wire::dma_access(0x1000, 4);
     write.extend([0x5a; 4]);
     let reaches = || {
@@ -183,13 +183,13 @@ fn all_ram_goes_to_a_server_without_an_iommu() {
     let (ram, _file) = shared_ram();
     let (server, socket) = Server::good();
     let host = UserServer::start("/run/x", socket, ram.clone(), None).unwrap();
-    server.asked();
+    server.received();
     host.share_ram().unwrap();
-    let asked = server.asked();
+    let received = server.received();
     let flags = wire::DmaFlags { read: true, write: true };
     let wanted = [wire::dma_map(flags, 0, 0, 0x4000), wire::dma_map(flags, 0x4000, 0x10_0000, 0x4000)];
-    assert_eq!(asked.iter().map(|asked| asked.payload.clone()).collect::<Vec<_>>(), wanted);
-    assert!(asked.iter().all(|asked| asked.descriptors.len() == 1));
+    assert_eq!(received.iter().map(|received| received.payload.clone()).collect::<Vec<_>>(), wanted);
+    assert!(received.iter().all(|received| received.descriptors.len() == 1));
     // The server may also use messages, once the device is a bus master.
     let slots = Arc::new(FakeSlots::default());
     let device = host.function("user0", &FakeAllocator::default(), slots).unwrap();

@@ -10,10 +10,10 @@ use iommu_bounce::{ChunkStore, DmaMapper, MapError, Permissions, UnmapError};
 use vm_memory::{Bytes, FileOffset, GuestAddress, VolatileSlice};
 
 use super::*;
+use crate::guest_visible::test_support::showing;
 use crate::host_range::DeviceContent;
 use crate::host_range::test_support::{pages, range};
 use crate::pci::{PciDevice, regs};
-use crate::shown::test_support::showing;
 use crate::vfio::function::fake::{FakeAllocator, FakeSlots};
 use crate::vfio::user::UserServer;
 use crate::vfio::user::scripted_server::{Instead, Server};
@@ -26,11 +26,11 @@ fn ram_has_no_descriptor_and_is_reached_by_messages() {
     rig.ram.write_slice(&[1, 2, 3, 4], GuestAddress(0x2ffe)).unwrap();
     rig.map(0x10_0000, 0x2000, 0x1000, RW).unwrap();
     rig.map(0x10_1000, 0x3000, 0x1000, Permissions::READ).unwrap();
-    let asked = rig.server.asked();
-    assert_eq!(commands(&asked), [2, 2]);
-    assert!(asked.iter().all(|asked| asked.descriptors.is_empty()), "{asked:?}");
+    let received = rig.server.received();
+    assert_eq!(commands(&received), [2, 2]);
+    assert!(received.iter().all(|received| received.descriptors.is_empty()), "{received:?}");
     let flags = wire::DmaFlags { read: true, write: false };
-    assert_eq!(asked[1].payload, wire::dma_map(flags, 0, 0x10_1000, 0x1000));
+    assert_eq!(received[1].payload, wire::dma_map(flags, 0, 0x10_1000, 0x1000));
     assert_eq!(rig.read(0x10_0ffe, 4), Some(vec![1, 2, 3, 4]));
     assert!(rig.write(0x10_0000, &[9; 16]));
     assert_eq!(rig.ram.read_obj::<u8>(GuestAddress(0x200f)).unwrap(), 9);
@@ -39,8 +39,8 @@ fn ram_has_no_descriptor_and_is_reached_by_messages() {
     let faults: Vec<_> = rig.relay.take().0.iter().map(|fault| (fault.endpoint, fault.iova, fault.access)).collect();
     assert_eq!(faults, [(ENDPOINT, 0x10_1000, Permissions::WRITE), (ENDPOINT, 0x2000, Permissions::READ)]);
     rig.mapper.unmap(0x10_0000, 0x2000).unwrap();
-    let asked = rig.server.asked();
-    let unmaps: Vec<_> = asked.iter().map(|asked| asked.payload.clone()).collect();
+    let received = rig.server.received();
+    let unmaps: Vec<_> = received.iter().map(|received| received.payload.clone()).collect();
     assert_eq!(
         unmaps,
         [wire::dma_unmap(0x10_0000, 0x1000), wire::dma_unmap(0x10_1000, 0x1000)],
@@ -110,7 +110,7 @@ fn memory_invisible_to_the_guest_is_not_mapped() {
     let mut rig = rig(Server::good());
     let mut registers = [0u8; 4096];
     assert!(matches!(rig.mapper.map(0, VolatileSlice::from(&mut registers[..]), RW), Err(MapError::Host(_))));
-    assert!(rig.server.asked().is_empty());
+    assert!(rig.server.received().is_empty());
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn messages_reach_guest_visible_files_but_not_registers() {
     rig.table.connect(None, Some(&showing(&[&file, &registers])));
     rig.mapper.map(0x1000, file.part(0x1000, 0x1000).unwrap(), RW).unwrap();
     rig.mapper.map(0x2000, registers.part(0, 0x1000).unwrap(), RW).unwrap();
-    let asked = rig.server.asked();
-    assert_eq!(commands(&asked), [2, 2]);
-    assert!(asked.iter().all(|asked| asked.descriptors.is_empty()), "{asked:?}");
+    let received = rig.server.received();
+    assert_eq!(commands(&received), [2, 2]);
+    assert!(received.iter().all(|received| received.descriptors.is_empty()), "{received:?}");
     assert!(rig.write(0x1ffe, &[3; 2]));
     assert_eq!(file.pages(0x1ffe, 2).unwrap().read_obj::<u16>(0).unwrap(), 0x0303);
     assert_eq!(rig.read(0x1ffe, 2), Some(vec![3; 2]));
@@ -161,9 +161,9 @@ fn chunks_carry_their_own_descriptors_and_permissions() {
         rig.mapper.map(iova, store.memory(index).unwrap(), permissions).unwrap();
         chunks.push(index);
     }
-    let asked = rig.server.asked();
-    assert_eq!(asked.iter().map(|asked| asked.descriptors.len()).collect::<Vec<_>>(), [1, 1, 0]);
-    let file = |place: usize| File::from(asked[place].descriptors[0].try_clone().unwrap());
+    let received = rig.server.received();
+    assert_eq!(received.iter().map(|received| received.descriptors.len()).collect::<Vec<_>>(), [1, 1, 0]);
+    let file = |place: usize| File::from(received[place].descriptors[0].try_clone().unwrap());
     let (both, read) = (file(0), file(1));
     assert!([&both, &read].into_iter().all(|file| file.metadata().unwrap().len() == CHUNK && file.set_len(0).is_err()));
     both.write_all_at(&[7; 8], 0).unwrap();

@@ -117,14 +117,14 @@ pub(super) struct Alignment {
 /// # Errors
 /// The file system does not support direct I/O.
 pub(super) fn direct_alignment(file: &File) -> Result<Alignment, ImageError> {
-    if let Ok(told) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
-        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    if let Ok(stat) = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
     {
-        let memory = usize::try_from(told.stx_dio_mem_align).unwrap_or(0);
-        if memory == 0 || memory > PAGE || told.stx_dio_offset_align == 0 {
+        let memory = usize::try_from(stat.stx_dio_mem_align).unwrap_or(0);
+        if memory == 0 || memory > PAGE || stat.stx_dio_offset_align == 0 {
             return Err(ImageError::Direct(io::ErrorKind::Unsupported.into()));
         }
-        return Ok(Alignment { memory: memory.max(2), offset: told.stx_dio_offset_align.max(512) });
+        return Ok(Alignment { memory: memory.max(2), offset: stat.stx_dio_offset_align.max(512) });
     }
     // Linux before 6.1 cannot report the alignment, so try reads.
     let mut buffer = Buffer::new(PAGE);

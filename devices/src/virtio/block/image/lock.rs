@@ -60,9 +60,9 @@ impl ImageLock {
     }
 
     /// Returns this lock, once it covers `len` bytes and the last writes of another user have ended.
-    fn taken(self, len: Option<u64>, patience: Duration) -> Result<Self, ImageError> {
+    fn taken(self, len: Option<u64>, timeout: Duration) -> Result<Self, ImageError> {
         self.cover(len)?;
-        if self.is_free_within(MARKS, patience) { Ok(self) } else { Err(ImageError::Writing) }
+        if self.is_free_within(MARKS, timeout) { Ok(self) } else { Err(ImageError::Writing) }
     }
 
     /// Extends the lock to the first `len` bytes. `None` means all bytes that the image can ever have.
@@ -99,17 +99,17 @@ impl ImageLock {
         self.mark = set(image.as_fd(), libc::F_RDLCK, byte, 1).is_ok().then_some(byte);
     }
 
-    /// Waits until the kernel has closed the file of the image. Returns false if the kernel has not closed it after `patience`.
-    fn is_closed_within(&self, patience: Duration) -> bool {
-        self.mark.is_none_or(|byte| self.is_free_within(byte, patience))
+    /// Waits until the kernel has closed the file of the image. Returns false if the kernel has not closed it after `timeout`.
+    fn is_closed_within(&self, timeout: Duration) -> bool {
+        self.mark.is_none_or(|byte| self.is_free_within(byte, timeout))
     }
 
-    /// Waits until no other description locks `byte`. Returns false if another description still locks `byte` after `patience`.
-    fn is_free_within(&self, byte: i64, patience: Duration) -> bool {
+    /// Waits until no other description locks `byte`. Returns false if another description still locks `byte` after `timeout`.
+    fn is_free_within(&self, byte: i64, timeout: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // Read the clock before the check: this thread may have had no CPU for longer than `patience`.
-            let is_over = start.elapsed() >= patience;
+            // Read the clock before the check: this thread may have had no CPU for longer than `timeout`.
+            let is_over = start.elapsed() >= timeout;
             if !is_locked(self.file.as_fd(), byte) {
                 return true;
             }
@@ -232,9 +232,9 @@ mod tests {
         requests
     }
 
-    fn take(path: &Path, patience: Duration) -> Result<ImageLock, ImageError> {
+    fn take(path: &Path, timeout: Duration) -> Result<ImageLock, ImageError> {
         let lock = ImageLock { file: open_again(path), read_only: false, is_own: true, mark: None };
-        lock.taken(Some(4096), patience)
+        lock.taken(Some(4096), timeout)
     }
 
     #[test]
@@ -243,13 +243,13 @@ mod tests {
         let requests = killed(image.path(), false);
         let early = take(image.path(), Duration::ZERO).unwrap_err();
         assert!(matches!(early, ImageError::Writing), "{early}");
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let path = image.path().to_path_buf();
         let next = thread::spawn(move || {
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             take(&path, HUNG).map(drop)
         });
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         drop(requests);
         next.join().unwrap().unwrap();
     }

@@ -58,7 +58,7 @@ impl Coalescing {
             self.have_all();
             return Duration::ZERO;
         }
-        self.gap.patience()
+        self.gap.poll_time()
     }
 
     /// Ends a turn that collected all expected answers.
@@ -105,20 +105,20 @@ mod tests {
 
     /// Simulates a driver that adds each request after [`GAP`] and has `depth` requests under way. Returns the number of answers per
     /// notification.
-    fn told(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
-        told_after(coalescing, GAP, depth, turns)
+    fn answers_per_interrupt(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
+        answers_per_interrupt_after(coalescing, GAP, depth, turns)
     }
 
     /// Does the same for a driver that adds each request after `gap`.
-    fn told_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
+    fn answers_per_interrupt_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;
             loop {
-                let patience = coalescing.begin(answers);
-                if patience.is_zero() {
+                let poll_time = coalescing.begin(answers);
+                if poll_time.is_zero() {
                     return answers;
                 }
-                if answers == depth || gap > patience {
+                if answers == depth || gap > poll_time {
                     coalescing.missed(answers);
                     return answers;
                 }
@@ -132,11 +132,11 @@ mod tests {
     #[test]
     fn deep_queue_gets_many_answers_per_interrupt() {
         let mut coalescing = Coalescing::default();
-        let told = told(&mut coalescing, 64, 1000);
-        let (first, rest) = told.split_at(16);
-        assert!(first.iter().all(|answers| *answers == 1), "{told:?}");
+        let answers_per_interrupt = answers_per_interrupt(&mut coalescing, 64, 1000);
+        let (first, rest) = answers_per_interrupt.split_at(16);
+        assert!(first.iter().all(|answers| *answers == 1), "{answers_per_interrupt:?}");
         assert_eq!(rest[..4], [2, 4, 8, 16]);
-        assert!(rest[4..].iter().all(|answers| *answers == 16), "{told:?}");
+        assert!(rest[4..].iter().all(|answers| *answers == 16), "{answers_per_interrupt:?}");
         assert_eq!(coalescing.longest(), GAP * 16);
     }
 
@@ -144,8 +144,11 @@ mod tests {
     fn shallow_queue_is_notified_at_its_depth() {
         for depth in [1, 2, 3, 5] {
             let mut coalescing = Coalescing::default();
-            let told = told(&mut coalescing, depth, 1000);
-            assert!(told[32..].iter().all(|answers| *answers == depth), "{depth}: {told:?}");
+            let answers_per_interrupt = answers_per_interrupt(&mut coalescing, depth, 1000);
+            assert!(
+                answers_per_interrupt[32..].iter().all(|answers| *answers == depth),
+                "{depth}: {answers_per_interrupt:?}"
+            );
             assert_eq!(coalescing.answers, depth, "the thread expects no more answers");
         }
     }
@@ -154,20 +157,23 @@ mod tests {
     fn slower_deep_queue_regains_many_answers_per_interrupt() {
         for gap in [GAP * 3, GAP * 10, MOST] {
             let mut coalescing = Coalescing::default();
-            told(&mut coalescing, 64, 1000);
-            let told = told_after(&mut coalescing, gap, 64, 1000);
-            assert!(told[500..].iter().all(|answers| *answers == 16), "{gap:?}: {told:?}");
+            answers_per_interrupt(&mut coalescing, 64, 1000);
+            let answers_per_interrupt = answers_per_interrupt_after(&mut coalescing, gap, 64, 1000);
+            assert!(
+                answers_per_interrupt[500..].iter().all(|answers| *answers == 16),
+                "{gap:?}: {answers_per_interrupt:?}"
+            );
         }
     }
 
     #[test]
     fn each_miss_by_the_driver_at_most_halves_the_batch() {
         let mut coalescing = Coalescing::default();
-        told(&mut coalescing, 64, 1000);
+        answers_per_interrupt(&mut coalescing, 64, 1000);
         coalescing.missed(1);
-        assert_eq!(told(&mut coalescing, 64, 1), [8]);
-        let told = told(&mut coalescing, 1, 8);
-        assert!(coalescing.answers == 1, "the driver is notified of each answer now: {told:?}");
+        assert_eq!(answers_per_interrupt(&mut coalescing, 64, 1), [8]);
+        let answers_per_interrupt = answers_per_interrupt(&mut coalescing, 1, 8);
+        assert!(coalescing.answers == 1, "the driver is notified of each answer now: {answers_per_interrupt:?}");
     }
 
     #[test]
@@ -189,7 +195,7 @@ mod tests {
     #[test]
     fn more_answers_than_expected_bring_the_next_trial_nearer() {
         let mut coalescing = Coalescing::default();
-        told(&mut coalescing, 1, 30_000);
+        answers_per_interrupt(&mut coalescing, 1, 30_000);
         assert!(coalescing.left > AT_A_SIGN);
         assert_eq!((0..).find(|_| !coalescing.begin(2).is_zero() || coalescing.answers > 1), Some(AT_A_SIGN - 1));
     }

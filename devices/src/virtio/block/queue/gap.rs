@@ -13,7 +13,7 @@ pub(super) struct Gap(pub(super) Duration);
 
 impl Gap {
     /// Returns the time to poll for the next request.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn poll_time(&self) -> Duration {
         if self.0.is_zero() { MOST } else { MOST.min(self.0 * 2) }
     }
 

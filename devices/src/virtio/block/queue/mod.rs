@@ -11,7 +11,7 @@
 mod coalescing;
 mod flight;
 mod gap;
-mod linger;
+mod idle_poll;
 mod preemption;
 mod prepare;
 mod ranges;

@@ -39,7 +39,7 @@ pub(super) fn prepare(
     let prepared = match request.kind {
         request::IN | request::OUT => transfer(request, disk, memory, owner, durable),
         request::FLUSH => Ok(Flight::new(request.head, request.status, 0, Work::None, true)),
-        request::GET_ID => return tell_id(&request.writable, disk, memory),
+        request::GET_ID => return answer_id(&request.writable, disk, memory),
         request::DISCARD if gives_back(&disk.image) => ranges(&request, &disk.image, memory, durable),
         request::WRITE_ZEROES if !disk.image.is_read_only() => ranges(&request, &disk.image, memory, durable),
         _ => Err(status::UNSUPP),
@@ -83,7 +83,7 @@ fn transfer(
 }
 
 /// Writes the disk's serial number to the driver's buffers, truncated to their length.
-fn tell_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
+fn answer_id(room: &Parts, disk: &Disk, memory: &DeviceMemory) -> Prepared {
     if room.write(&memory.view(), 0, &disk.serial).is_err() {
         return Prepared::Answered { status: status::IOERR, used: 1 };
     }

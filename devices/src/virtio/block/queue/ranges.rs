@@ -109,16 +109,16 @@ mod tests {
         let mut ranges = Ranges::new(Fate::Zeroed { unmap: false }, vec![(512, 3 << 20)]);
         assert_eq!(range_of(ranges.next()), Some((libc::FALLOC_FL_ZERO_RANGE, 512, 3 << 20)));
         ranges.ended(-libc::EOPNOTSUPP).unwrap();
-        let mut told = Vec::new();
+        let mut merged = Vec::new();
         // The host shortens the second write.
         for bytes in [1 << 20, (1 << 20) - 512, 1 << 20, 512] {
             let Some(Op::Write { offset, buffers }) = ranges.next() else {
                 panic!("the operation is not a write of zeroes")
             };
-            told.push((offset, buffers.count));
+            merged.push((offset, buffers.count));
             ranges.ended(bytes).unwrap();
         }
-        assert_eq!(told, [(512, 16), ((1 << 20) + 512, 16), (2 << 20, 16), (3 << 20, 1)]);
+        assert_eq!(merged, [(512, 16), ((1 << 20) + 512, 16), (2 << 20, 16), (3 << 20, 1)]);
         assert!(ranges.next().is_none());
     }
 

@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
 use super::flight::{Answer, Flight};
-use super::linger::Linger;
+use super::idle_poll::IdlePoll;
 use super::preemption::Preemption;
 use super::prepare::{Prepared, prepare};
 use super::request::{self, Request};
@@ -47,7 +47,7 @@ const MOST_BYTES: u64 = 128 << 20;
 const LOOKS: u32 = 16;
 /// Maximum time that finished answers wait while the thread starts requests that are already in the queue. One notification then covers
 /// several answers. Coalescing can extend this time.
-const LONGEST_UNTOLD: Duration = Duration::from_micros(50);
+const LONGEST_UNNOTIFIED: Duration = Duration::from_micros(50);
 
 /// Task of the thread that serves a queue.
 pub(in crate::virtio::block) struct Requests {
@@ -76,12 +76,12 @@ pub(in crate::virtio::block) struct Requests {
     durable: bool,
     /// Time that the rate limit delays the next request.
     held: Option<Duration>,
-    linger: Linger,
+    idle_poll: IdlePoll,
     coalescing: Coalescing,
     preemption: Preemption,
     /// Number of answers that the driver was not notified of, and the time of the first such answer.
-    untold: u32,
-    untold_since: Option<Instant>,
+    unnotified: u32,
+    unnotified_since: Option<Instant>,
     failed: bool,
     throttle: Throttle,
 }
@@ -115,11 +115,11 @@ impl Requests {
             answers: Vec::with_capacity(places),
             owner: Arc::new(owner),
             held: None,
-            linger: Linger::default(),
+            idle_poll: IdlePoll::default(),
             coalescing: Coalescing::default(),
             preemption: Preemption::default(),
-            untold: 0,
-            untold_since: None,
+            unnotified: 0,
+            unnotified_since: None,
             failed: false,
             throttle: Throttle::default(),
         })
@@ -150,10 +150,10 @@ impl Requests {
             if !any && self.more_to_coalesce(orders)? {
                 continue;
             }
-            self.tell(any)?;
+            self.notify(any)?;
             if any {
-                if self.linger.is_idle() {
-                    self.linger.ended(Instant::now());
+                if self.idle_poll.is_idle() {
+                    self.idle_poll.ended(Instant::now());
                 }
                 self.begin();
                 self.submit()?;
@@ -163,18 +163,18 @@ impl Requests {
                 break;
             }
         }
-        self.tell(false)?;
+        self.notify(false)?;
         self.submit()
     }
 
     /// Notifies the driver of answers. If `more` is true, further requests are about to start. The notification is then postponed, unless
     /// answers have already waited too long.
-    fn tell(&mut self, more: bool) -> Result<(), DeviceError> {
-        let Some(since) = self.untold_since else { return Ok(()) };
-        if more && !self.is_untold_long(since.elapsed()) {
+    fn notify(&mut self, more: bool) -> Result<(), DeviceError> {
+        let Some(since) = self.unnotified_since else { return Ok(()) };
+        if more && !self.is_unnotified_long(since.elapsed()) {
             return Ok(());
         }
-        (self.untold, self.untold_since) = (0, None);
+        (self.unnotified, self.unnotified_since) = (0, None);
         if wants_interrupt(&mut self.queue, &self.driver.memory.view()).map_err(ring_error(self.index))? {
             self.driver.interrupt.queue_used(self.index);
         }
@@ -183,26 +183,26 @@ impl Requests {
 
     /// Polls for more work before the driver is notified of answers, if that is worthwhile. Returns true if there is more work.
     fn more_to_coalesce(&mut self, orders: &Orders) -> Result<bool, DeviceError> {
-        let Some(since) = self.untold_since else { return Ok(false) };
+        let Some(since) = self.unnotified_since else { return Ok(false) };
         let start = Instant::now();
-        if self.held.is_some() || self.has_no_room() || self.is_copied_to() || self.is_untold_long(start - since) {
+        if self.held.is_some() || self.has_no_room() || self.is_copied_to() || self.is_unnotified_long(start - since) {
             return Ok(false);
         }
-        let patience = self.coalescing.begin(self.untold);
-        if patience.is_zero() {
+        let poll_time = self.coalescing.begin(self.unnotified);
+        if poll_time.is_zero() {
             return Ok(false);
         }
-        let came = self.look(orders, start, patience)?;
+        let came = self.look(orders, start, poll_time)?;
         if came {
             self.coalescing.came(start.elapsed());
         } else {
-            self.coalescing.missed(self.untold);
+            self.coalescing.missed(self.unnotified);
         }
         Ok(came)
     }
 
-    fn is_untold_long(&self, time: Duration) -> bool {
-        time >= LONGEST_UNTOLD.max(self.coalescing.longest())
+    fn is_unnotified_long(&self, time: Duration) -> bool {
+        time >= LONGEST_UNNOTIFIED.max(self.coalescing.longest())
     }
 
     /// Returns true if a kernel thread of io_uring may be copying written data to the page cache. In this case, this thread does not poll:
@@ -217,15 +217,15 @@ impl Requests {
             return Ok(false);
         }
         let start = Instant::now();
-        let patience = self.linger.begin(start);
-        self.look(orders, start, patience)
+        let poll_time = self.idle_poll.begin(start);
+        self.look(orders, start, poll_time)
     }
 
-    /// Polls for requests and ends of operations, from `start` on and for `patience`. Returns true if there are any. Does not ask the
+    /// Polls for requests and ends of operations, from `start` on and for `poll_time`. Returns true if there are any. Does not ask the
     /// driver for notifications.
-    fn look(&mut self, orders: &Orders, start: Instant, patience: Duration) -> Result<bool, DeviceError> {
+    fn look(&mut self, orders: &Orders, start: Instant, poll_time: Duration) -> Result<bool, DeviceError> {
         let memory = &self.driver.memory.view();
-        while start.elapsed() < patience && !orders.call() {
+        while start.elapsed() < poll_time && !orders.call() {
             for _ in 0..LOOKS {
                 let available = self.queue.avail_idx(memory, Ordering::Acquire).map_err(ring_error(self.index))?;
                 if available != Wrapping(self.queue.next_avail()) || self.engine.has_ended() {
@@ -379,8 +379,8 @@ impl Requests {
             self.queue.note_status(head, status);
             self.queue.add_used(memory, head, used).map_err(&ring)?;
         }
-        self.untold_since.get_or_insert_with(Instant::now);
-        self.untold = self.untold.saturating_add(count);
+        self.unnotified_since.get_or_insert_with(Instant::now);
+        self.unnotified = self.unnotified.saturating_add(count);
         Ok(())
     }
 
@@ -425,7 +425,7 @@ impl Requests {
             }
         }
         if !self.failed
-            && let Err(error) = self.tell(false)
+            && let Err(error) = self.notify(false)
         {
             self.fail(&error);
         }

@@ -160,7 +160,7 @@ fn malformed_chain_fails_the_device_until_reset() {
             assert_eq!(disk.used(0), 0, "{kind:?} {number}");
             disk.write(20, &[0]);
             assert_eq!(disk.status(), 0);
-            assert_eq!(disk.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+            assert_eq!(disk.recorder.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
             assert_eq!(disk.image(0, BYTES), pattern(BYTES, 0));
         }
     }

@@ -4,7 +4,7 @@
 
 mod harness;
 mod hostile;
-mod life;
+mod lifecycle;
 mod limits;
 mod model;
 mod notifications;

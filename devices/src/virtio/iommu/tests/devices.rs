@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::dma::{DeviceMemory, DmaTable, FaultRelay, HostIo, IoOwner, TableMapper, fault_relay};
+use crate::guest_visible::GuestVisibleMemory;
 use crate::host_range::test_support::range;
 use crate::host_range::{DeviceContent, DeviceRange};
 use crate::platform::MemorySlots;
-use crate::shown::ShownMemory;
 use crate::virtio::pmem::spec::GRANULE;
 use crate::virtio::pmem::{PmemParams, create as create_pmem};
 
@@ -23,7 +23,7 @@ const EMULATED: u32 = 0x30;
 
 struct Rig {
     guest: Guest,
-    shown: Arc<ShownMemory>,
+    visible: Arc<GuestVisibleMemory>,
     pmem: Arc<VirtioPciDevice>,
     file: File,
     device: DeviceMemory,
@@ -36,8 +36,8 @@ struct Rig {
 fn rig(discard_writes: bool) -> Rig {
     let memory = Arc::new(Ram::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
     let (msi, slots) = (Arc::new(FakeMsi::default()), Arc::new(FakeSlots::default()));
-    let shown = Arc::new(ShownMemory::new(slots.clone()));
-    let params = IommuParams { devices: Some(shown.clone()), ..params(&memory, &msi, &slots, false) };
+    let visible = Arc::new(GuestVisibleMemory::new(slots.clone()));
+    let params = IommuParams { devices: Some(visible.clone()), ..params(&memory, &msi, &slots, false) };
     let (function, handle) = create(params).unwrap();
     let mapper = RecordingMapper::new().with_page_tables();
     let probe = mapper.probe();
@@ -57,7 +57,7 @@ fn rig(discard_writes: bool) -> Rig {
         path: "memory".into(),
         size: GRANULE,
         discard_writes,
-        slots: shown.clone(),
+        slots: visible.clone(),
         memory: DeviceMemory::all_ram(memory.clone()),
         msi: msi.clone(),
         doorbells: None,
@@ -67,14 +67,14 @@ fn rig(discard_writes: bool) -> Rig {
     pmem.bar_moved(2, FILE).unwrap();
     let (registers, _) = range(0x2000, false, DeviceContent::Registers);
     // SAFETY: The rig keeps the range as long as the slots.
-    let slot = unsafe { shown.insert_device(REGISTERS, &registers) }.unwrap();
+    let slot = unsafe { visible.insert_device(REGISTERS, &registers) }.unwrap();
 
     let mut guest = Guest { memory, function, handle, slots, msi, mapper: probe, available: 0, event_idx: false };
     guest.start(BASIC);
     for request in [attach(ENDPOINT, 1), attach(EMULATED, 1)] {
         assert_eq!(guest.simple(&request), OK);
     }
-    Rig { guest, shown, pmem, file, device: DeviceMemory::mapped(table), faults, registers, slot }
+    Rig { guest, visible, pmem, file, device: DeviceMemory::mapped(table), faults, registers, slot }
 }
 
 impl Rig {
@@ -140,7 +140,7 @@ fn device_registers_map_but_fail_for_emulated_devices() {
     assert!(rig.device.view().write_obj(1u8, GuestAddress(IOVA)).is_err());
     assert!(begin(&rig.device).is_none());
     assert_eq!(rig.faults.take().0.iter().map(|fault| fault.iova).collect::<Vec<_>>(), [IOVA, IOVA]);
-    rig.shown.remove(rig.slot).unwrap();
+    rig.visible.remove(rig.slot).unwrap();
     assert!(rig.guest.mapper.is_empty());
     assert_eq!(rig.unmap(), OK);
 }

@@ -97,7 +97,7 @@ fn driver_without_the_feature_sees_a_standard_device() {
 
 #[test]
 fn changed_budget_notifies_only_a_driver_with_windows() {
-    for (features, told) in [(BASIC, 0), (BASIC | feature::BOUNCE_WINDOW, 2)] {
+    for (features, isr_bits) in [(BASIC, 0), (BASIC | feature::BOUNCE_WINDOW, 2)] {
         let mut guest = Guest::new(true);
         guest.start(features);
         let generation = |guest: &Guest| {
@@ -111,11 +111,11 @@ fn changed_budget_notifies_only_a_driver_with_windows() {
         assert_ne!(generation(&guest), before);
         let mut isr = [0];
         guest.function.read_bar(0, 0x1000, &mut isr);
-        assert_eq!(isr[0], told);
+        assert_eq!(isr[0], isr_bits);
         guest.handle.set_threshold(4096).unwrap();
         assert_eq!(guest.config_u64(72), 4096);
         guest.function.read_bar(0, 0x1000, &mut isr);
-        assert_eq!(isr[0], told);
+        assert_eq!(isr[0], isr_bits);
     }
     let guest = Guest::new(true);
     assert!(guest.handle.set_budget(9 * CHUNK).is_err(), "the budget exceeds the region");

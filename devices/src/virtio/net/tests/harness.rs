@@ -30,12 +30,12 @@ pub(super) const RINGS: Rings = Rings { first: [0x1_0000, 0x1_1000, 0x1_2000], s
 /// Sockets for pairs of queues, and the settings that the device requested.
 pub(super) struct Host {
     files: Vec<File>,
-    asked: Arc<Mutex<Asked>>,
+    requested: Arc<Mutex<Requested>>,
 }
 
 /// Settings that the device requested last.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct Requested {
     pub(super) offloads: Offloads,
     pub(super) pairs: u16,
     /// True if the host rejects requests.
@@ -45,7 +45,7 @@ pub(super) struct Asked {
 impl Host {
     /// Creates a host with a single pair that uses `file` for its packets.
     pub(super) fn of(file: File) -> Self {
-        Self { files: vec![file], asked: Arc::default() }
+        Self { files: vec![file], requested: Arc::default() }
     }
 }
 
@@ -55,16 +55,16 @@ impl Carrier for Host {
     }
 
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
-        lock(&self.asked).offloads = offloads;
+        lock(&self.requested).offloads = offloads;
         Ok(())
     }
 
     fn set_pairs(&self, pairs: u16) -> io::Result<()> {
-        let mut asked = lock(&self.asked);
-        if asked.refuses {
+        let mut requested = lock(&self.requested);
+        if requested.refuses {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        asked.pairs = pairs;
+        requested.pairs = pairs;
         Ok(())
     }
 }
@@ -72,7 +72,7 @@ impl Carrier for Host {
 pub(super) struct Interface {
     /// Other ends of the host interface, one for each pair.
     pub(super) host: Vec<UnixDatagram>,
-    pub(super) asked: Arc<Mutex<Asked>>,
+    pub(super) requested: Arc<Mutex<Requested>>,
 }
 
 pub(super) type Harness = TestDriver<VirtioNet, Interface>;
@@ -103,7 +103,7 @@ impl Harness {
     fn on(files: Vec<File>, host: Vec<UnixDatagram>, translated: bool, limits: Option<RateLimits>) -> Self {
         let pairs = u16::try_from(files.len()).unwrap();
         let platform = TestPlatform::new(0x10_0000, translated);
-        let asked = Arc::new(Mutex::default());
+        let requested = Arc::new(Mutex::default());
         let traits = NetTraits {
             mac: MAC_ADDRESS,
             mtu: 1500,
@@ -116,15 +116,15 @@ impl Harness {
         };
         let params = NetParams {
             id: "_net0".into(),
-            carrier: Box::new(Host { files, asked: asked.clone() }),
+            carrier: Box::new(Host { files, requested: requested.clone() }),
             traits,
             limits,
             memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(platform.doorbells.clone()),
-            observer: Some(platform.witness.clone()),
+            observer: Some(platform.recorder.clone()),
         };
-        platform.drive(create(params).unwrap(), RINGS, Interface { host, asked })
+        platform.drive(create(params).unwrap(), RINGS, Interface { host, requested })
     }
 
     /// Initialises the device as a driver does, with or without mergeable receive buffers.

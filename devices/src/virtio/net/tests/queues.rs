@@ -46,18 +46,18 @@ fn configuration_has_mac_pairs_and_mtu() {
 fn queue_pair_count_is_validated_and_passed_to_the_host() {
     let mut harness = Harness::new(2, false);
     harness.start(true);
-    assert_eq!(lock(&harness.asked).pairs, 1);
+    assert_eq!(lock(&harness.requested).pairs, 1);
     let tso4 = Offloads { csum: true, tso4: true, ..Offloads::default() };
-    assert_eq!(lock(&harness.asked).offloads, tso4);
+    assert_eq!(lock(&harness.requested).offloads, tso4);
     assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 2, 0]), CTRL_OK);
-    assert_eq!(lock(&harness.asked).pairs, 2);
+    assert_eq!(lock(&harness.requested).pairs, 2);
     for wrong in [&[CTRL_MQ, 0, 3, 0][..], &[CTRL_MQ, 0, 0, 0], &[CTRL_MQ, 1, 1, 0], &[CTRL_MQ, 0, 1], &[9, 0, 1, 0]] {
         assert_eq!(set_pairs(&mut harness, wrong), CTRL_ERR);
     }
-    lock(&harness.asked).refuses = true;
+    lock(&harness.requested).refuses = true;
     assert_eq!(set_pairs(&mut harness, &[CTRL_MQ, 0, 1, 0]), CTRL_ERR);
-    lock(&harness.asked).refuses = false;
-    assert_eq!(lock(&harness.asked).pairs, 2);
+    lock(&harness.requested).refuses = false;
+    assert_eq!(lock(&harness.requested).pairs, 2);
 
     // The second pair has its own packets.
     harness.add(2, &[(BUFFERS, 2048, WRITE)]);
@@ -67,8 +67,8 @@ fn queue_pair_count_is_validated_and_passed_to_the_host() {
     assert_eq!(harness.used(RECEIVE), 0);
 
     harness.write(20, &[0]);
-    let asked = lock(&harness.asked);
-    assert_eq!((asked.pairs, asked.offloads), (1, Offloads::default()));
+    let requested = lock(&harness.requested);
+    assert_eq!((requested.pairs, requested.offloads), (1, Offloads::default()));
 }
 
 #[test]
@@ -138,9 +138,9 @@ fn restored_device_keeps_its_pairs_and_refuses_foreign_state() {
     harness.function.pause();
     let state = harness.device.save().unwrap();
     wait_until(|| harness.device.queue_state(0).is_some());
-    lock(&harness.asked).pairs = 1;
+    lock(&harness.requested).pairs = 1;
     harness.device.restore(&state).unwrap();
-    assert_eq!(lock(&harness.asked).pairs, 2);
+    assert_eq!(lock(&harness.requested).pairs, 2);
 
     for (field, value) in
         [("mac", serde_json::json!([2, 0, 0, 0, 0, 8])), ("mtu", 9000.into()), ("pairs", 0.into()), ("pairs", 3.into())]

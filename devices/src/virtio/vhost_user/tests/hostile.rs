@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use super::super::model::Model;
 use super::server::request::*;
 use super::server::{CONFIG, MQ, Manner, REPLY_ACK, Server, Vice, message};
-use super::support::{Running, TIMES, Told, connect_briefly, fs, ram, reset, start, wait};
-use crate::patience::Operation;
+use super::support::{InterruptRecord, Running, TIMES, connect_briefly, fs, ram, reset, start, wait};
+use crate::peer_timeouts::Operation;
 use crate::virtio::VirtioDevice;
 
 fn with(request: u32, vice: Vice) -> Manner {
@@ -64,8 +64,9 @@ fn server_that_misbehaves_at_connect_yields_no_device() {
 
 #[test]
 fn server_that_refuses_a_queue_fails_the_device_and_stays() {
-    let Running { server: _server, device, told, .. } = Running::briefly(with(SET_VRING_ADDR, Vice::Refuse), fs(), 2);
-    assert_eq!(told.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
+    let Running { server: _server, device, interrupts, .. } =
+        Running::briefly(with(SET_VRING_ADDR, Vice::Refuse), fs(), 2);
+    assert_eq!(interrupts.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
     assert_eq!((device.counters().server_refusals, device.counters().server_losses), (1, 0));
     reset(&device, 2);
 }
@@ -75,8 +76,8 @@ fn silent_server_does_not_block_calls_for_long() {
     for request in [SET_FEATURES, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE] {
         let server = Server::start(with(request, Vice::Silent));
         let device = connect_briefly(&server, fs()).unwrap();
-        let (ram, told, begin) = (ram(1), Told::with_events(2), Instant::now());
-        start(&device, &ram, &told, 2);
+        let (ram, interrupts, begin) = (ram(1), InterruptRecord::with_events(2), Instant::now());
+        start(&device, &ram, &interrupts, 2);
         device.pause();
         device.resume();
         assert!(begin.elapsed() < Duration::from_secs(60), "{request}: several calls waited");
@@ -90,12 +91,12 @@ fn silent_server_does_not_block_calls_for_long() {
 fn answers_sent_byte_by_byte_are_accepted() {
     let all = [GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, SET_MEM_TABLE, SET_VRING_KICK, GET_VRING_BASE];
     let vices = all.map(|request| (request, Vice::Dribble(Duration::ZERO))).into();
-    let Running { server: _server, device, told, .. } =
+    let Running { server: _server, device, interrupts, .. } =
         Running::briefly(Manner { vices, ..Manner::default() }, fs(), 2);
     device.pause();
     device.resume();
     reset(&device, 2);
-    assert_eq!((told.failures(), device.counters().server_losses), (Vec::new(), 0));
+    assert_eq!((interrupts.failures(), device.counters().server_losses), (Vec::new(), 0));
 }
 
 #[test]
@@ -105,9 +106,9 @@ fn server_dribbling_bytes_is_dropped_within_the_time_limit() {
     let begin = Instant::now();
     let error = refused(with(GET_FEATURES, slow.clone()));
     assert_eq!(error, "the vhost-user server takes more than 200 ms for GET_FEATURES");
-    let Running { server: _server, device, told, .. } = Running::briefly(with(SET_VRING_KICK, slow), fs(), 2);
-    wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server takes more than 200 ms for SET_VRING_KICK"]);
+    let Running { server: _server, device, interrupts, .. } = Running::briefly(with(SET_VRING_KICK, slow), fs(), 2);
+    wait(|| !interrupts.failures().is_empty());
+    assert_eq!(interrupts.failures(), ["the vhost-user server takes more than 200 ms for SET_VRING_KICK"]);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     wait(|| device.counters().server_losses == 1);
     reset(&device, 2);
@@ -121,10 +122,10 @@ fn server_slow_at_every_request_is_limited_per_operation() {
     let vices = all.map(|request| (request, Vice::Dribble(Duration::from_millis(3)))).into();
     let server = Server::start(Manner { vices, ..Manner::default() });
     let device = connect_briefly(&server, fs()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
+    let (ram, interrupts) = (ram(1), InterruptRecord::with_events(2));
     server.take();
     let operation = Operation::begin();
-    start(&device, &ram, &told, 2);
+    start(&device, &ram, &interrupts, 2);
     drop(operation);
     wait(|| device.counters().server_losses == 1);
     let asked = server.requests();
@@ -157,8 +158,8 @@ fn server_flooding_config_changes_does_not_hold_up_pauses() {
 fn kick_eventfd_made_blocking_by_the_server_blocks_no_call() {
     let server = Server::start(Manner::default());
     let device = connect_briefly(&server, fs()).unwrap();
-    let told = Told::with_events(0);
-    start(&device, &ram(1), &told, 2);
+    let interrupts = InterruptRecord::with_events(0);
+    start(&device, &ram(1), &interrupts, 2);
     let asked = server.take();
     for one in asked.iter().filter(|one| [SET_VRING_KICK, SET_VRING_CALL].contains(&one.request)) {
         rustix::fs::fcntl_setfl(&one.files[0], rustix::fs::OFlags::empty()).unwrap();
@@ -178,19 +179,20 @@ fn kick_eventfd_made_blocking_by_the_server_blocks_no_call() {
 
 #[test]
 fn silent_server_of_a_device_with_running_queues_fails_it() {
-    let Running { server: _server, device, told, .. } = Running::briefly(with(GET_VRING_BASE, Vice::Silent), fs(), 2);
+    let Running { server: _server, device, interrupts, .. } =
+        Running::briefly(with(GET_VRING_BASE, Vice::Silent), fs(), 2);
     device.pause();
-    wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server takes more than 300 ms for GET_VRING_BASE"]);
+    wait(|| !interrupts.failures().is_empty());
+    assert_eq!(interrupts.failures(), ["the vhost-user server takes more than 300 ms for GET_VRING_BASE"]);
 }
 
 #[test]
 fn impossible_ring_position_ends_the_connection() {
-    let Running { server: _server, device, told, .. } =
+    let Running { server: _server, device, interrupts, .. } =
         Running::briefly(Manner { base: 0x1_0000, ..Manner::default() }, fs(), 1);
     device.pause();
     wait(|| device.counters().server_losses == 1);
-    assert_eq!(told.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536 (maximum 65535)"]);
+    assert_eq!(interrupts.failures(), ["the vhost-user server answers GET_VRING_BASE with 65536 (maximum 65535)"]);
 }
 
 #[test]
@@ -199,13 +201,13 @@ fn server_without_protocol_features_works() {
     let server = Server::start(manner);
     let device = connect_briefly(&server, fs()).unwrap();
     assert_eq!(server.requests(), [SET_OWNER, GET_FEATURES]);
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 1);
+    let interrupts = InterruptRecord::with_events(2);
+    start(&device, &ram(1), &interrupts, 1);
     // The server does not acknowledge requests. Its answer to GET_VRING_BASE shows that it has received all earlier requests.
     device.pause();
     let asked = server.requests();
     assert!(!asked.contains(&SET_VRING_ENABLE) && asked.last() == Some(&GET_VRING_BASE), "{asked:?}");
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 }
 
 proptest! {
@@ -224,8 +226,8 @@ proptest! {
         let server = Server::start(Manner { protocol, ..with(at, Vice::Answer(answer)) });
         let begin = Instant::now();
         if let Ok(device) = connect_briefly(&server, fs()) {
-            let told = Told::with_events(2);
-            start(&device, &ram(1), &told, 2);
+            let interrupts = InterruptRecord::with_events(2);
+            start(&device, &ram(1), &interrupts, 2);
             device.pause();
             device.resume();
             reset(&device, 2);

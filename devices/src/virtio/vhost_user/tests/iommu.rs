@@ -20,12 +20,12 @@ use super::super::model::Model;
 use super::super::net::ServedNet;
 use super::server::request::*;
 use super::server::{Asked, BACKEND_REQ, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice, message as message_of};
-use super::support::{TIMES, Told, ram, reset, start_queue, wait};
+use super::support::{InterruptRecord, TIMES, ram, reset, start_queue, wait};
 use crate::dma::{DeviceMemory, DmaTable, FaultRelay, Stopped, fault_relay};
+use crate::guest_visible::test_support::showing;
 use crate::host_range::test_support::range;
 use crate::host_range::{DeviceContent, DeviceRange, FilePlace};
 use crate::ram::Ram;
-use crate::shown::test_support::showing;
 use crate::virtio::test_support::FakeSlots;
 use crate::virtio::{Driver, VirtioDevice};
 use crate::windows::{WindowMemory, WindowMemoryConfig};
@@ -49,7 +49,7 @@ struct Card {
     device: VhostUserDevice,
     mapper: VhostUserMapper,
     ram: Arc<Ram>,
-    told: Arc<Told>,
+    interrupts: Arc<InterruptRecord>,
     faults: FaultRelay,
     /// The server's end of the channel for its requests.
     channel: UnixStream,
@@ -80,14 +80,14 @@ impl Card {
         let table = Arc::new(DmaTable::new("d", ram.clone(), Some((ENDPOINT, sender))));
         let device = connect(&server, table.clone(), times).unwrap();
         let mapper = device.mapper(table.clone());
-        let (channel, told) = (channel(&server.take()), Told::with_events(2));
-        let mut card = Self { server, device, mapper, ram, told, faults, channel };
+        let (channel, interrupts) = (channel(&server.take()), InterruptRecord::with_events(2));
+        let mut card = Self { server, device, mapper, ram, interrupts, faults, channel };
         card.map(0, 0, 0x1_0000, READ_WRITE);
         let features = card.device.features() | 1 << 33 | 1 << 32;
         let driver = Driver {
             requests: Arc::default(),
             memory: DeviceMemory::mapped(table),
-            interrupt: card.told.clone(),
+            interrupt: card.interrupts.clone(),
             features,
         };
         card.device.activate(driver);
@@ -123,8 +123,8 @@ fn message(iova: u64, access: u8, kind: u8) -> Vec<u8> {
 
 /// Returns the translation messages to the server: first IOVA, size, address, permissions and kind (2 update, 3 invalidate).
 fn translations(asked: &[Asked]) -> Vec<(u64, u64, u64, u8, u8)> {
-    let told = asked.iter().filter(|one| one.request == IOTLB_MSG);
-    told.map(|one| (one.number(0), one.number(8), one.number(16), one.payload[24], one.payload[25])).collect()
+    let interrupts = asked.iter().filter(|one| one.request == IOTLB_MSG);
+    interrupts.map(|one| (one.number(0), one.number(8), one.number(16), one.payload[24], one.payload[25])).collect()
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn mapping_is_sent_on_a_miss_and_invalidated_by_unmap() {
     card.mapper.unmap(IOVA, 0x1000).unwrap();
     assert_eq!(translations(&card.server.take()), []);
     assert!(matches!(card.mapper.unmap(IOVA, 0x1000), Err(UnmapError::NotMapped)));
-    assert!(card.told.failures().is_empty());
+    assert!(card.interrupts.failures().is_empty());
 }
 
 /// Size of a chunk in bytes.
@@ -220,7 +220,7 @@ fn window_chunk_is_a_server_memory_region_while_mapped() {
     assert_eq!(asked.iter().find(|one| one.request == ADD_MEM_REG).unwrap().number(8), address);
     card.mapper.unmap(IOVA, CHUNK).unwrap();
     assert_eq!(card.server.requests().last(), Some(&REM_MEM_REG), "the next server has no translation to invalidate");
-    assert!(card.told.failures().is_empty());
+    assert!(card.interrupts.failures().is_empty());
 }
 
 #[test]
@@ -261,8 +261,8 @@ fn guest_visible_file_is_a_server_region_while_partly_mapped() {
     assert_eq!((len, offset, asked[0].files[0].try_clone().is_ok()), (0x4000, 0x2000, true));
     assert!(address >= 1 << 57, "the address is above all RAM and chunks");
     assert!(card.ask(IOVA + 0x1008, 3, 1));
-    let told = [(IOVA + 0x1000, 0x1000, address + 0x3000, 3, 2)];
-    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), told);
+    let interrupts = [(IOVA + 0x1000, 0x1000, address + 0x3000, 3, 2)];
+    assert_eq!(translations(&card.server.wait_for(IOTLB_MSG)), interrupts);
     card.mapper.unmap(IOVA, 0x1000).unwrap();
     assert!(card.server.requests().is_empty());
     card.mapper.unmap(IOVA + 0x1000, 0x1000).unwrap();
@@ -332,7 +332,7 @@ fn failed_iotlb_invalidation_fails_the_unmap_and_the_device() {
         let outcome = card.mapper.unmap(IOVA, 0x1000);
         assert!(matches!(outcome, Err(UnmapError::Host(_))), "{outcome:?}");
         assert!(begin.elapsed() < Duration::from_secs(60), "the UNMAP waited too long for the server");
-        let failures = card.told.failures();
+        let failures = card.interrupts.failures();
         let wanted = format!("the vhost-user server does not drop the translation of unmapped memory: {reason}");
         assert!(failures.len() == 1 && failures[0].starts_with(&wanted), "{failures:?}");
         wait(|| card.device.counters().server_losses == 1);
@@ -357,7 +357,7 @@ fn unmap_succeeds_after_server_loss_and_next_iotlb_is_empty() {
     card.mapper.unmap(IOVA + 0x1000, 0x1000).unwrap();
     assert_eq!(translations(&card.server.take()), []);
     assert!(card.ask(0x1000, 1, 1), "the rings are still mapped");
-    assert!(card.told.failures().is_empty(), "{:?}", card.told.failures());
+    assert!(card.interrupts.failures().is_empty(), "{:?}", card.interrupts.failures());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod bus;
 mod hostile;
 mod iommu;
-mod life;
+mod lifecycle;
 mod net;
 mod reconnect;
 mod server;

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::device::VhostUserDevice;
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
-use super::support::{RINGS, Running, SHORT, Told, card, connect, ram, reset, start, start_as, wait};
+use super::support::{InterruptRecord, RINGS, Running, SHORT, card, connect, ram, reset, start, start_as, wait};
 use crate::ram::Ram;
 use crate::virtio::VirtioDevice;
 use crate::virtio::byte_driver::queue_at;
@@ -61,8 +61,8 @@ fn control_queue_enables_and_disables_queue_pairs() {
     let server = Server::start(Manner::default());
     let device = connect(&server, card(2)).unwrap();
     assert_eq!(device.queue_sizes(), [64, 64, 64, 64, 64]);
-    let (ram, told) = (ram(1), Told::with_events(5));
-    start(&device, &ram, &told, 4);
+    let (ram, interrupts) = (ram(1), InterruptRecord::with_events(5));
+    start(&device, &ram, &interrupts, 4);
     start_control(&device);
     let asked = server.take();
     assert_eq!(turned(&asked), [(0, true), (1, true), (2, false), (3, false)], "a driver begins with one pair");
@@ -80,9 +80,9 @@ fn control_queue_enables_and_disables_queue_pairs() {
     assert_eq!(turned(&server.take()), [(0, true), (1, true), (2, true), (3, true)], "the driver still uses two pairs");
     assert_eq!(device.stop_queue(4).map(|state| state.next_used), Some(3));
     reset(&device, 4);
-    start(&device, &ram, &told, 4);
+    start(&device, &ram, &interrupts, 4);
     assert_eq!(turned(&server.take())[4..], [(0, true), (1, true), (2, false), (3, false)], "the next driver");
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn control_queue_without_mq_has_index_2() {
     const MQ_FEATURE: u64 = 1 << 22;
     let server = Server::start(Manner::default());
     let device = connect(&server, card(2)).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(5));
+    let (ram, interrupts) = (ram(1), InterruptRecord::with_events(5));
     let features = (device.features() | 1 << 32) & !MQ_FEATURE;
-    start_as(&device, &ram, &told, 2, features);
+    start_as(&device, &ram, &interrupts, 2, features);
     start_control_as(&device, 2);
     assert_eq!(turned(&server.take()), [(0, true), (1, true)]);
     // Without `MQ`, the command is unknown.
@@ -105,9 +105,9 @@ fn control_queue_without_mq_has_index_2() {
     assert_eq!(turned(&server.take()), [(0, false), (1, false), (0, true), (1, true)], "the server has no other queue");
     assert_eq!(device.stop_queue(2).map(|state| state.next_used), Some(2));
     reset(&device, 2);
-    start(&device, &ram, &told, 4);
+    start(&device, &ram, &interrupts, 4);
     assert_eq!(turned(&server.take())[2..], [(0, true), (1, true), (2, false), (3, false)], "the next driver");
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn server_with_one_pair_serves_no_card_with_two() {
 
 #[test]
 fn net_card_continues_from_its_used_index_on_reconnect() {
-    let Running { server, device, ram, told } = Running::new(Manner::default(), card(1), 2);
+    let Running { server, device, ram, interrupts } = Running::new(Manner::default(), card(1), 2);
     // The server has used seven buffers, and still holds two buffers.
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
@@ -161,5 +161,5 @@ fn net_card_continues_from_its_used_index_on_reconnect() {
     let base = asked.iter().find(|one| one.request == SET_VRING_BASE).unwrap();
     assert_eq!(base.payload, [0u32, 7].map(u32::to_le_bytes).concat());
     wait(|| device.counters().server_connections == 2);
-    assert!(told.failures().is_empty(), "{:?}", told.failures());
+    assert!(interrupts.failures().is_empty(), "{:?}", interrupts.failures());
 }

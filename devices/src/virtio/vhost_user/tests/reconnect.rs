@@ -14,25 +14,25 @@ use super::super::model::Model;
 use super::server::request::*;
 use super::server::{Asked, CONFIG, INFLIGHT, MEM_SLOTS, MQ, Manner, REPLY_ACK, Server, Vice};
 use super::support::{
-    RINGS, Running, SHORT, TIMES, Told, address, card, connect, connect_with, fs, ram, reset, start, wait,
+    InterruptRecord, RINGS, Running, SHORT, TIMES, address, card, connect, connect_with, fs, ram, reset, start, wait,
 };
 use crate::virtio::VirtioDevice;
 
 #[test]
 fn lost_server_fails_file_system_until_the_next_driver() {
-    let Running { server, device, ram, told } = Running::new(Manner::default(), fs(), 2);
+    let Running { server, device, ram, interrupts } = Running::new(Manner::default(), fs(), 2);
     server.take();
     server.close();
-    wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server closed the connection"]);
+    wait(|| !interrupts.failures().is_empty());
+    assert_eq!(interrupts.failures(), ["the vhost-user server closed the connection"]);
     server.listen(Manner::default());
     server.wait_for(GET_MAX_MEM_SLOTS);
     wait(|| device.counters().server_connections == 2);
     assert!(server.requests().is_empty(), "the next server gets no queue before the next driver");
     reset(&device, 2);
-    start(&device, &ram, &told, 2);
+    start(&device, &ram, &interrupts, 2);
     assert!(server.requests().contains(&SET_VRING_KICK));
-    assert_eq!(told.failures().len(), 1);
+    assert_eq!(interrupts.failures().len(), 1);
 }
 
 #[test]
@@ -42,11 +42,11 @@ fn file_system_started_without_a_server_waits_for_the_next() {
     server.take();
     server.close();
     wait(|| device.counters().server_losses == 1);
-    let told = Told::with_events(2);
-    start(&device, &ram(1), &told, 2);
+    let interrupts = InterruptRecord::with_events(2);
+    start(&device, &ram(1), &interrupts, 2);
     server.listen(Manner::default());
     server.wait_for(SET_VRING_KICK);
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 }
 
 /// Returns the description of a disk with one queue.
@@ -69,7 +69,7 @@ fn of(asked: &[Asked], request: u32) -> &Asked {
 
 #[test]
 fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
-    let Running { server, device, ram, told } = Running::new(disk_server(0), disk(), 1);
+    let Running { server, device, ram, interrupts } = Running::new(disk_server(0), disk(), 1);
     ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
     ram.write_obj(9u16, GuestAddress(RINGS[2] + 2)).unwrap();
     server.take();
@@ -78,20 +78,20 @@ fn idle_disk_resumes_on_the_next_server_at_its_used_index() {
     server.listen(disk_server(0));
     let asked = server.wait_for(SET_VRING_KICK);
     assert_eq!(of(&asked, SET_VRING_BASE).payload, [0u32, 9].map(u32::to_le_bytes).concat());
-    assert_eq!((told.failures(), device.counters().server_connections), (vec![], 2));
+    assert_eq!((interrupts.failures(), device.counters().server_connections), (vec![], 2));
 }
 
 #[test]
 fn busy_disk_reconnects_only_with_an_inflight_buffer() {
     for (account, fails) in [(0, true), (INFLIGHT, false)] {
-        let Running { server, device, ram, told } = Running::new(disk_server(account), disk(), 1);
+        let Running { server, device, ram, interrupts } = Running::new(disk_server(account), disk(), 1);
         ram.write_obj(9u16, GuestAddress(RINGS[1] + 2)).unwrap();
         ram.write_obj(7u16, GuestAddress(RINGS[2] + 2)).unwrap();
         server.take();
         server.close();
         wait(|| device.counters().server_losses == 1);
         let reason = "the vhost-user server closed the connection, with 2 requests in flight that it did not record";
-        assert_eq!(told.failures(), if fails { vec![reason] } else { vec![] });
+        assert_eq!(interrupts.failures(), if fails { vec![reason] } else { vec![] });
         server.listen(disk_server(account));
         if !fails {
             let asked = server.wait_for(SET_VRING_KICK);
@@ -104,12 +104,15 @@ fn busy_disk_reconnects_only_with_an_inflight_buffer() {
 
 #[test]
 fn next_server_with_fewer_features_fails_the_disk() {
-    let Running { server, device, told, .. } = Running::new(disk_server(0), disk(), 1);
+    let Running { server, device, interrupts, .. } = Running::new(disk_server(0), disk(), 1);
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.listen(Manner { features: 1 << 32 | 1 << 30, ..disk_server(0) });
-    wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server lacks features of the previous server that the driver uses"]);
+    wait(|| !interrupts.failures().is_empty());
+    assert_eq!(
+        interrupts.failures(),
+        ["the vhost-user server lacks features of the previous server that the driver uses"]
+    );
 }
 
 #[test]
@@ -119,8 +122,8 @@ fn configuration_follows_the_server() {
     let mut config = [0; 60];
     device.read_config(0, &mut config);
     assert_eq!((config[0], config[33], &config[34..37], config[59]), (0, 33, [1, 0, 36].as_slice(), 59));
-    let told = Told::with_events(1);
-    start(&device, &ram(1), &told, 1);
+    let interrupts = InterruptRecord::with_events(1);
+    start(&device, &ram(1), &interrupts, 1);
     let asked = server.take();
     device.write_config(32, &[1]);
     let written = server.take();
@@ -132,7 +135,7 @@ fn configuration_follows_the_server() {
     let mut channel = UnixStream::from(of(&asked, SET_BACKEND_REQ_FD).files[0].try_clone().unwrap());
     channel.write_all(&[2u32, 1, 0].map(u32::to_le_bytes).concat()).unwrap();
     server.wait_for(GET_CONFIG);
-    wait(|| told.changed.load(Ordering::SeqCst) == 1);
+    wait(|| interrupts.changed.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
@@ -149,7 +152,7 @@ fn at(requests: &[u32], vice: &Vice) -> Manner {
 
 #[test]
 fn slow_next_server_delays_pause_by_at_most_one_operation() {
-    let Running { server, device, told, .. } = Running::within(SHORT, Manner::default(), card(1), 2);
+    let Running { server, device, interrupts, .. } = Running::within(SHORT, Manner::default(), card(1), 2);
     server.close();
     wait(|| device.counters().server_losses == 1);
     server.take();
@@ -160,7 +163,7 @@ fn slow_next_server_delays_pause_by_at_most_one_operation() {
     device.pause();
     let asked = server.requests();
     assert!(asked.len() <= 1, "the pause waited for more requests: {asked:?}");
-    assert!(told.failures().is_empty(), "{:?}", told.failures());
+    assert!(interrupts.failures().is_empty(), "{:?}", interrupts.failures());
 }
 
 #[test]
@@ -185,8 +188,8 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     let server = Server::start(Manner::default());
     let times = Times { drain: Duration::from_millis(400), other: Duration::from_millis(600) };
     let device = connect_with(&server, card(1), times).unwrap();
-    let told = Told::with_events(0);
-    start(&device, &ram(1), &told, 2);
+    let interrupts = InterruptRecord::with_events(0);
+    start(&device, &ram(1), &interrupts, 2);
     let asked = server.take();
     server.close();
     wait(|| server.ended() == 1);
@@ -201,5 +204,5 @@ fn reconnect_is_postponed_once_the_time_budget_is_spent() {
     let asked = server.requests();
     assert!(asked.is_empty(), "the next attempt to connect is after five seconds: {asked:?}");
     server.wait_for(SET_OWNER);
-    assert!(told.failures().is_empty(), "{:?}", told.failures());
+    assert!(interrupts.failures().is_empty(), "{:?}", interrupts.failures());
 }

@@ -30,7 +30,7 @@ pub(super) const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 
 /// Interrupt implementation that records the notifications to the driver.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct InterruptRecord {
     /// Interrupt eventfds by queue. A queue beyond the end has none.
     pub(super) events: Vec<EventFd>,
     pub(super) used: AtomicU32,
@@ -38,7 +38,7 @@ pub(super) struct Told {
     pub(super) failures: Mutex<Vec<String>>,
 }
 
-impl Told {
+impl InterruptRecord {
     pub(super) fn with_events(count: usize) -> Arc<Self> {
         let events = (0..count).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         Arc::new(Self { events, ..Self::default() })
@@ -49,7 +49,7 @@ impl Told {
     }
 }
 
-impl Interrupt for Told {
+impl Interrupt for InterruptRecord {
     fn queue_used(&self, _: u16) {
         self.used.fetch_add(1, Ordering::SeqCst);
     }
@@ -119,7 +119,7 @@ pub(super) struct Running {
     pub(super) server: Server,
     pub(super) device: VhostUserDevice,
     pub(super) ram: Arc<Ram>,
-    pub(super) told: Arc<Told>,
+    pub(super) interrupts: Arc<InterruptRecord>,
 }
 
 impl Running {
@@ -137,9 +137,9 @@ impl Running {
     pub(super) fn within(times: Times, manner: Manner, model: Model, queues: u16) -> Self {
         let server = Server::start(manner);
         let device = connect_with(&server, model, times).unwrap();
-        let (ram, told) = (ram(1), Told::with_events(device.queue_sizes().len()));
-        start(&device, &ram, &told, queues);
-        Self { server, device, ram, told }
+        let (ram, interrupts) = (ram(1), InterruptRecord::with_events(device.queue_sizes().len()));
+        start(&device, &ram, &interrupts, queues);
+        Self { server, device, ram, interrupts }
     }
 }
 
@@ -149,14 +149,20 @@ pub(super) fn address(server: &Server, model: Model, times: Times) -> Address {
 }
 
 /// Activates the device and starts the first `queues` queues, as a driver that is ready does.
-pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16) {
-    start_as(device, ram, told, queues, device.features() | 1 << 32);
+pub(super) fn start(device: &VhostUserDevice, ram: &Arc<Ram>, interrupts: &Arc<InterruptRecord>, queues: u16) {
+    start_as(device, ram, interrupts, queues, device.features() | 1 << 32);
 }
 
 /// Does the same as [`start`], for a driver that accepted `features`.
-pub(super) fn start_as(device: &VhostUserDevice, ram: &Arc<Ram>, told: &Arc<Told>, queues: u16, features: u64) {
+pub(super) fn start_as(
+    device: &VhostUserDevice,
+    ram: &Arc<Ram>,
+    interrupts: &Arc<InterruptRecord>,
+    queues: u16,
+    features: u64,
+) {
     let memory = DeviceMemory::all_ram(ram.clone());
-    device.activate(Driver { requests: Arc::default(), memory, interrupt: told.clone(), features });
+    device.activate(Driver { requests: Arc::default(), memory, interrupt: interrupts.clone(), features });
     for index in 0..queues {
         start_queue(device, index, 0);
     }

@@ -161,7 +161,7 @@ fn broken_rule_fails_the_device_until_reset() {
         // The connected program notices that the connection has ended.
         assert!(matches!(served.read(&mut [0; 8]), Ok(0) | Err(_)));
         harness.stop();
-        assert_eq!(harness.witness.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
+        assert_eq!(harness.recorder.take(), [DeviceEvent::Activated, DeviceEvent::Failed, DeviceEvent::Reset]);
         harness.start();
         harness.give_all();
         harness.connected(9);

@@ -48,7 +48,7 @@ impl Harness {
             memory: platform.memory.clone(),
             msi: Arc::new(FakeMsi::default()),
             doorbells: Some(platform.doorbells.clone()),
-            observer: Some(platform.witness.clone()),
+            observer: Some(platform.recorder.clone()),
         };
         let mut harness = platform.drive(create(params).unwrap(), RINGS, Host { dir, seen: [0; 3] });
         // Map each page separately, so that the device never sees two pages as one range.

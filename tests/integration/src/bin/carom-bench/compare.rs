@@ -281,10 +281,10 @@ mod tests {
     fn one_more_line_or_instruction_per_call_is_reported() {
         for (table, figure) in [("map_counts", "lines"), ("map_counts", "instructions"), ("sync", "instructions")] {
             let of = |count| run_of(table, figure, [count]);
-            let told = text(&of(297.0), &of(296.0)).unwrap();
+            let reported = text(&of(297.0), &of(296.0)).unwrap();
             assert!(
-                line(&told, table).contains("worse") && told.ends_with("0 better, 1 worse, 0 as before\n"),
-                "{told}"
+                line(&reported, table).contains("worse") && reported.ends_with("0 better, 1 worse, 0 as before\n"),
+                "{reported}"
             );
             assert!(text(&of(296.0), &of(296.0)).unwrap().ends_with("1 as before\n"));
         }

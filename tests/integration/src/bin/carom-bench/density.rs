@@ -24,7 +24,7 @@ const SHOWN: &[Shown] = &[
     Shown::new("swapped_in_mib", "memory read back from swap during the measurement, in MiB", 1),
     Shown::new("cpu_percent", "CPU usage of the host, in %", 0),
     Shown::new("start_ms", "time from the start of the added VMMs to their guests' first program, in ms", 0),
-    Shown::new("borne", "1 if the host sustains this number of guests, otherwise 0", 0),
+    Shown::new("fits", "1 if the host sustains this number of guests, otherwise 0", 0),
 ];
 
 pub(crate) const TABLE: Table = Table::new("density", "mode", SHOWN, work).once();
@@ -136,16 +136,16 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
         }
         let limit_us = first_p99.map_or(f64::INFINITY, |first: f64| (first * LATENCY_RATIO).max(LATENCY_FLOOR_US));
         let measure = come.and_then(|start_ms| Ok((start_ms, best_window(&mut tenants, &group, limit_us)?)));
-        let borne = match measure {
+        let fits = match measure {
             Ok((start_ms, window)) => {
                 first_p99.get_or_insert(window.p99_us());
-                let borne = window.is_borne(limit_us);
+                let fits = window.fits(limit_us);
                 if window.wrong > 0 {
                     measured.failures.push(format!("{}: {} blocks or pages were wrong", mode.name, window.wrong));
                 }
                 row.figures.insert("start_ms".into(), start_ms);
                 row.figures.extend(window.figures(&tenants, &group)?);
-                borne
+                fits
             }
             Err(Stop::NoRoom(why)) => {
                 eprintln!("{} guests, {}: {why}", wanted, mode.name);
@@ -155,9 +155,9 @@ fn curve(mode: &Mode, host: &Host, site: &Site, name: &str) -> Result<Measured> 
             Err(Stop::Hung(number, why)) => bail!("guest {number} hung again; {why}"),
             Err(Stop::Other(error)) => return Err(error),
         };
-        row.figures.insert("borne".into(), f64::from(u8::from(borne)));
+        row.figures.insert("fits".into(), f64::from(u8::from(fits)));
         measured.rows.push(row);
-        if !borne {
+        if !fits {
             break;
         }
     }
@@ -297,7 +297,7 @@ impl Window {
     }
 
     /// True if the host can run the guests: it swaps in little memory, latencies are low enough, and no data is wrong.
-    fn is_borne(&self, limit_us: f64) -> bool {
+    fn fits(&self, limit_us: f64) -> bool {
         self.swapped_in_mib <= SWAP_IN_MIB && self.p99_us() <= limit_us && self.wrong == 0
     }
 
@@ -365,7 +365,7 @@ mod tests {
         let window = Window { lines, guests: 2, swapped_in_mib: 0.0, cpu_percent: 0.0, wrong: 0 };
         assert!((window.p99_us() - 1050.0).abs() < 1e-9);
         assert!((window.iops() - 35.0).abs() < 1e-9);
-        assert!(window.is_borne(1100.0) && !window.is_borne(1000.0));
-        assert!(!Window { wrong: 1, ..window }.is_borne(f64::INFINITY));
+        assert!(window.fits(1100.0) && !window.fits(1000.0));
+        assert!(!Window { wrong: 1, ..window }.fits(f64::INFINITY));
     }
 }

@@ -82,9 +82,9 @@ fn plots(results: &Results) -> Vec<Plot<'_>> {
     let mapped = of(results, "map_time", |row| row.fields["size"] == "4k" && row.fields["direction"] == "from-device");
     let title = "mapping 4 KiB from the device, µs, by threads".into();
     plots.push(Plot { name: "map-threads".into(), title, rows: mapped, along: "threads", figure: "map_us" });
-    let borne = of(results, "density", |row| row.fields.get("borne").and_then(Value::as_f64) == Some(1.0));
+    let fits = of(results, "density", |row| row.fields.get("fits").and_then(Value::as_f64) == Some(1.0));
     let title = "operations per second of all guests, by number of guests".into();
-    plots.push(Plot { name: "density".into(), title, rows: borne, along: "guests", figure: "iops" });
+    plots.push(Plot { name: "density".into(), title, rows: fits, along: "guests", figure: "iops" });
     for (ram, title, figure) in [
         ("pinned", "pinned memory, MiB, by GiB of RAM", "pinned_mib"),
         ("start", "start to the first program, ms, by GiB of RAM", "start_ms"),
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn axis_sorts_numerically_and_rows_without_figure_are_omitted() {
         let row = |mode: &str, guests: u32, figures: &[(&str, f64)]| {
-            let mut row = Row::new([("mode", mode.into()), ("guests", guests.into())], [("borne", 1.0)]);
+            let mut row = Row::new([("mode", mode.into()), ("guests", guests.into())], [("fits", 1.0)]);
             row.figures.extend(figures.iter().map(|(key, figure)| ((*key).to_owned(), *figure)));
             row
         };

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn rows_with_different_keys_or_figures_get_separate_tables() {
         let row = |key: &str, figure: &str| Row::new([("mode", "bounce".into()), (key, 7.into())], [(figure, 3.0)]);
-        let rows = vec![row("guests", "iops"), row("size", "iops"), row("depth", "borne")];
+        let rows = vec![row("guests", "iops"), row("size", "iops"), row("depth", "fits")];
         let text = text(&results(&[sample_of("density", rows)]));
         for table in ["| guests | bounce |", "| size | bounce |", "| depth | bounce |"] {
             assert_eq!(text.matches(table).count(), 1, "{text}");

@@ -42,8 +42,8 @@ fn measure(started: Started, site: &Site, name: &str) -> Result<Measured> {
 
 fn figures(outcome: &Outcome) -> Result<[(&'static str, f64); 2]> {
     let begun = outcome.probes.first().context("the guest requested no probe of the VMM")?;
-    let told = outcome.executed_at_start.zip(begun.executed);
-    let (before, until) = told.context("the emulator reported no instructions")?;
+    let reported = outcome.executed_at_start.zip(begun.executed);
+    let (before, until) = reported.context("the emulator reported no instructions")?;
     let exits = begun.kvm.get("exits").context("KVM counted no exits")?;
     Ok([("instructions", figure(until.saturating_sub(before))), ("exits", figure(*exits))])
 }

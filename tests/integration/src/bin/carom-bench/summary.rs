@@ -209,7 +209,7 @@ fn curve(rows: &[&Row]) -> Option<Curve> {
     let number = |row: &Row| row.key("guests")?.as_f64();
     let mut points: Vec<(f64, f64)> = rows
         .iter()
-        .filter(|row| row.figures.get("borne") == Some(&1.0))
+        .filter(|row| row.figures.get("fits") == Some(&1.0))
         .filter_map(|row| Some((number(row)?, iops(row)?)))
         .collect();
     points.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -290,14 +290,13 @@ mod tests {
         assert!(is_near(measured.spread.min, 0.5) && is_near(measured.spread.max, 0.9), "{measured:?}");
     }
 
-    fn guests(mode: &str, guests: u32, iops: f64, borne: f64) -> Row {
-        Row::new([("mode", mode.into()), ("guests", guests.into())], [("iops", iops), ("borne", borne)])
+    fn guests(mode: &str, guests: u32, iops: f64, fits: f64) -> Row {
+        Row::new([("mode", mode.into()), ("guests", guests.into())], [("iops", iops), ("fits", fits)])
     }
 
     #[test]
     fn too_many_guests_are_not_counted() {
-        let refused =
-            Row::new([("mode", "no-viommu".into()), ("guests", 3.into())], [("refused", 1.0), ("borne", 0.0)]);
+        let refused = Row::new([("mode", "no-viommu".into()), ("guests", 3.into())], [("refused", 1.0), ("fits", 0.0)]);
         let rows = vec![
             guests("no-viommu", 2, 40.0, 1.0),
             refused,

@@ -36,7 +36,7 @@ pub(crate) struct Iotlb {
 
 /// Kind of a handled message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Applied {
     Update,
     Invalidate,
 }
@@ -60,7 +60,7 @@ impl Iotlb {
     }
 
     /// Handles a message of the front end.
-    pub(crate) fn take(&mut self, message: &Message) -> Result<Told> {
+    pub(crate) fn take(&mut self, message: &Message) -> Result<Applied> {
         let (iova, size, user) = (message.quad(0)?, message.quad(8)?, message.quad(16)?);
         let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
             bail!("the front end sent a translation of 0 bytes, or one that wraps around")
@@ -69,11 +69,11 @@ impl Iotlb {
             Some(&[access @ 1..=3, UPDATE]) => {
                 self.denied.clear();
                 self.entries.insert(iova, Entry { last, user, access });
-                Ok(Told::Update)
+                Ok(Applied::Update)
             }
             Some(&[_, INVALIDATE]) => {
                 self.entries.retain(|start, entry| *start > last || entry.last < iova);
-                Ok(Told::Invalidate)
+                Ok(Applied::Invalidate)
             }
             other => bail!("the front end sent an invalid IOTLB message: {other:?}"),
         }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::device::Device;
-use crate::iotlb::{self, Iotlb, READ, Told};
+use crate::iotlb::{self, Applied, Iotlb, READ};
 use crate::memory::{Fault, Memory};
 use crate::protocol::{self, BACKEND_IOTLB_MSG, Message, request};
 use crate::ring::Ring;
@@ -141,8 +141,8 @@ impl Session {
                     .iotlb
                     .as_mut()
                     .context("the front end sent a translation, but has not accepted VIRTIO_F_ACCESS_PLATFORM")?;
-                let told = iotlb.take(&message)?;
-                (needs_reply && (told == Told::Update || self.manner.confirms)).then(|| vec![0; 8])
+                let applied = iotlb.take(&message)?;
+                (needs_reply && (applied == Applied::Update || self.manner.confirms)).then(|| vec![0; 8])
             }
             request::GET_QUEUE_NUM => number(self.rings.len() as u64),
             request::GET_MAX_MEM_SLOTS => number(REGIONS),

@@ -85,7 +85,7 @@ impl<'a> Suites<'a> {
             if end != End::Died {
                 self.failed |= end != End::Exited(0);
                 if end == End::TimeLimit {
-                    print!("\n{}", untold(&record, &before, true, start.elapsed()));
+                    print!("\n{}", unprinted(&record, &before, true, start.elapsed()));
                 }
                 print!("{}", longest(&record.done()));
                 break;
@@ -93,7 +93,7 @@ impl<'a> Suites<'a> {
             self.died += 1;
             let done = record.done();
             let give_up = done.finished() == before.finished() && done.at_hand() == before.at_hand();
-            print!("\n{}", untold(&record, &before, give_up, start.elapsed()));
+            print!("\n{}", unprinted(&record, &before, give_up, start.elapsed()));
             let at_hand = done.at_hand().map(|test| format!(" in {test}")).unwrap_or_default();
             let goes_on = if give_up {
                 "no test has finished since the last machine died"
@@ -219,7 +219,7 @@ fn longest(done: &Done) -> String {
 }
 
 /// Returns the failures and the result of a machine that died or was stopped, and so could not print them.
-fn untold(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
+fn unprinted(record: &Record, before: &Done, gave_up: bool, time: Duration) -> String {
     let result = result_line(before, &record.done(), gave_up, time);
     format!("{}{result}", new_part(&record.failures(), before))
 }
@@ -363,9 +363,9 @@ mod tests {
         let record = Record::new(&dir.path().join("record"));
         fs::write(record.path(), "passed a 0\nfailed b 0\nstarted c 0\n").unwrap();
         fs::write(dir.path().join("record.failures"), "---- b ----\nwhy\n").unwrap();
-        let told = untold(&record, &Done::default(), true, Duration::ZERO);
-        assert!(told.contains("---- b ----\nwhy"), "{told}");
-        assert!(told.contains("FAILED. 1 passed; 2 failed"), "{told}");
+        let printed = unprinted(&record, &Done::default(), true, Duration::ZERO);
+        assert!(printed.contains("---- b ----\nwhy"), "{printed}");
+        assert!(printed.contains("FAILED. 1 passed; 2 failed"), "{printed}");
     }
 
     #[test]

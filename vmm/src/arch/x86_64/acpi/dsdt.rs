@@ -7,8 +7,8 @@ mod generation_id;
 mod hotplug;
 mod intx;
 mod memory;
+mod notification;
 mod processors;
-mod told;
 
 use std::ops::RangeInclusive;
 

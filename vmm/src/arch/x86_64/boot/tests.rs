@@ -378,8 +378,8 @@ fn initramfs_beyond_the_limit_is_not_blamed_on_ram() {
     assert_eq!(refused(96 * MIB, 64 * MIB), "--memory size: 67108864 bytes are too little for this initramfs");
     let rule =
         "bytes below 0xc0000000 are needed for this initramfs, and more RAM does not help: use a smaller initramfs";
-    let told = refused(3584 * MIB, 64 * MIB);
-    assert!(told.starts_with("--initramfs: 37") && told.ends_with(rule), "{told}");
+    let reported = refused(3584 * MIB, 64 * MIB);
+    assert!(reported.starts_with("--initramfs: 37") && reported.ends_with(rule), "{reported}");
 }
 
 #[test]

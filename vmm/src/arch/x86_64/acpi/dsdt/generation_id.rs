@@ -9,7 +9,7 @@ use acpi_tables::aml::{
 };
 use devices::acpi::generation_notice::REGISTER_LEN;
 
-use super::told::Told;
+use super::notification::NotifyIfSet;
 use super::{narrow, system_device};
 use crate::arch::layout::{GENERATION_ID, GENERATION_ID_PORT};
 
@@ -34,7 +34,7 @@ pub(super) fn device(aml: &mut Vec<u8>) {
     let (is_new, field) = (Local(0), Path::new("ISNW"));
     // Reading clears the register, so the method reads it once.
     let read = Store::new(&is_new, &field);
-    let notify = Told { path: "\\_SB_.VGEN".into(), local: 0, bit: 0, event: CHANGED };
+    let notify = NotifyIfSet { path: "\\_SB_.VGEN".into(), local: 0, bit: 0, event: CHANGED };
     system_device(
         "VGEN",
         vec![

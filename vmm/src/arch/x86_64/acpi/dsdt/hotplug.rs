@@ -9,7 +9,7 @@ use acpi_tables::aml::{
 };
 use devices::pci::HotplugRegisters;
 
-use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
+use super::notification::{DEVICE_CHECK, EJECT_REQUEST, NotifyIfSet};
 use super::{Bytes, TableConfig, bridge_name, narrow, system_device};
 use crate::arch::layout::pci_hotplug_ports;
 use crate::arch::segments;
@@ -114,8 +114,8 @@ fn scan_of(segment: u16, aml: &mut Vec<u8>) {
     Store::new(&second, &to_go).to_aml_bytes(aml);
     for slot in segments::slots(segment) {
         let path = || format!("\\_SB_.{}.{}", bridge_name(segment), slot_name(slot));
-        let told = |local, event| Told { path: path(), local, bit: slot, event };
-        told(0, DEVICE_CHECK).to_aml_bytes(aml);
-        told(1, EJECT_REQUEST).to_aml_bytes(aml);
+        let notify = |local, event| NotifyIfSet { path: path(), local, bit: slot, event };
+        notify(0, DEVICE_CHECK).to_aml_bytes(aml);
+        notify(1, EJECT_REQUEST).to_aml_bytes(aml);
     }
 }

@@ -11,7 +11,7 @@ use acpi_tables::aml::{
 };
 use devices::acpi::memory_devices::{CAME, DEVICE_LEN, MAX_MEMORY_DEVICES, REGISTERS_LEN};
 
-use super::told::{DEVICE_CHECK, Told};
+use super::notification::{DEVICE_CHECK, NotifyIfSet};
 use super::{narrow, system_device};
 use crate::arch::layout::MEMORY_DEVICE_PORTS;
 
@@ -42,9 +42,9 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
     let last = IO::new(came_at, came_at, 1, narrow(REGISTERS_LEN - CAME));
     let mut ports: Vec<&dyn Aml> = parts.iter().map(|part| part as &dyn Aml).collect();
     ports.push(&last);
-    let (came, told) = (Path::new("CAME"), Local(0));
-    let notices: Vec<Told> = (0..count)
-        .map(|number| Told {
+    let (came, added) = (Path::new("CAME"), Local(0));
+    let notices: Vec<NotifyIfSet> = (0..count)
+        .map(|number| NotifyIfSet {
             path: format!("\\_SB_.{}", name(number)),
             local: 0,
             bit: narrow(number.into()),
@@ -52,7 +52,7 @@ pub(super) fn devices(aml: &mut Vec<u8>) {
         })
         .collect();
     // Reading clears the register, so the method reads it once.
-    let read = Store::new(&told, &came);
+    let read = Store::new(&added, &came);
     let mut steps: Vec<&dyn Aml> = vec![&read];
     steps.extend(notices.iter().map(|notice| notice as &dyn Aml));
     system_device(

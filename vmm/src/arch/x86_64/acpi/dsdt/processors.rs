@@ -12,7 +12,7 @@ use acpi_tables::aml::{
 use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 use devices::acpi::cpu_hotplug::{CAME, EJECT, MAX_PROCESSORS, REFUSE, REGISTERS_LEN, TO_GO};
 
-use super::told::{DEVICE_CHECK, EJECT_REQUEST, Told};
+use super::notification::{DEVICE_CHECK, EJECT_REQUEST, NotifyIfSet};
 use super::{bytes_of, narrow, system_device};
 use crate::arch::layout::CPU_HOTPLUG_PORTS;
 
@@ -121,9 +121,10 @@ fn scan(count: u32) -> Vec<Box<dyn Aml>> {
         for bit in 0..32u8 {
             let number = word * 32 + u32::from(bit);
             if number < count {
-                let told = |local, event| Told { path: format!("\\_SB_.CPUS.{}", name(number)), local, bit, event };
-                steps.push(Box::new(told(0, DEVICE_CHECK)));
-                steps.push(Box::new(told(1, EJECT_REQUEST)));
+                let notify =
+                    |local, event| NotifyIfSet { path: format!("\\_SB_.CPUS.{}", name(number)), local, bit, event };
+                steps.push(Box::new(notify(0, DEVICE_CHECK)));
+                steps.push(Box::new(notify(1, EJECT_REQUEST)));
             }
         }
     }
@@ -159,11 +160,11 @@ impl Aml for Processor {
         let (if_there, absent) = (If::new(&there, vec![&present]), Return::new(&ZERO));
         let state = Method::new("_STA".into(), 0, true, vec![&if_there, &absent]);
         let eject = Method::new("_EJ0".into(), 1, true, vec![&ejected]);
-        let told = Method::new("_OST".into(), 3, true, vec![&status]);
+        let ost = Method::new("_OST".into(), 3, true, vec![&status]);
         let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &mat, &state];
         // The boot processor cannot be ejected.
         if number > 0 {
-            children.extend([&eject as &dyn Aml, &told]);
+            children.extend([&eject as &dyn Aml, &ost]);
         }
         Device::new(name(number).as_str().into(), children).to_aml_bytes(sink);
     }

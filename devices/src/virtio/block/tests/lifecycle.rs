@@ -181,7 +181,7 @@ fn restored_disk_continues_with_the_next_request() {
         new.function.resume();
         new.served(1);
         assert_eq!((new.byte(late), new.bytes(DATA, 512)), (status::OK, pattern(BYTES, 0)[512..1024].to_vec()));
-        assert_eq!(new.witness.take(), [DeviceEvent::Activated]);
+        assert_eq!(new.recorder.take(), [DeviceEvent::Activated]);
     }
 }
 

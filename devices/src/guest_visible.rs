@@ -16,17 +16,17 @@ use crate::sync::lock;
 pub type Revoke = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
 
 /// Memory of a device that is mapped into the guest.
-struct Piece {
+struct VisibleSlot {
     gpa: u64,
     slot: u32,
-    /// Keeps the memory mapped in this process as long as the piece exists.
+    /// Keeps the memory mapped in this process as long as the slot exists.
     range: DeviceRange,
-    /// True if the piece is about to be removed. Devices can no longer map it.
-    going: bool,
+    /// True if the slot is about to be removed. Devices can no longer map it.
+    removing: bool,
 }
 
-impl Piece {
-    /// Returns the offset in bytes of guest-physical `gpa`, if all `len` bytes from there are in the piece.
+impl VisibleSlot {
+    /// Returns the offset in bytes of guest-physical `gpa`, if all `len` bytes from there are in the slot.
     fn offset_of(&self, gpa: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(gpa.checked_sub(self.gpa)?).ok()?;
         let end = offset.checked_add(len)?;
@@ -36,16 +36,16 @@ impl Piece {
 
 /// Memory slots for BARs, and a list of the slots' contents. [`GuestRam::device`](iommu_bounce::GuestRam::device) looks memory up in this
 /// list. Before a slot is removed, other devices lose access to its contents.
-pub struct ShownMemory {
+pub struct GuestVisibleMemory {
     slots: Arc<dyn MemorySlots>,
-    pieces: Mutex<Vec<Piece>>,
+    visible: Mutex<Vec<VisibleSlot>>,
     revoke: OnceLock<Revoke>,
 }
 
-impl ShownMemory {
+impl GuestVisibleMemory {
     /// Creates slots on top of `slots`.
     pub fn new(slots: Arc<dyn MemorySlots>) -> Self {
-        Self { slots, pieces: Mutex::default(), revoke: OnceLock::new() }
+        Self { slots, visible: Mutex::default(), revoke: OnceLock::new() }
     }
 
     /// Allows devices to access the contents of the slots from now on. `revoke` revokes this access, and is called with no lock held. Only
@@ -64,10 +64,11 @@ impl ShownMemory {
         if self.revoke.get().is_none() {
             return;
         }
-        let found = lock(&self.pieces).iter().find_map(|piece| {
-            let offset = piece.offset_of(gpa, len)?;
-            let allowed = !piece.going && (!piece.range.is_read_only() || permissions == Permissions::READ);
-            allowed.then(|| (piece.range.clone(), offset))
+        let found = lock(&self.visible).iter().find_map(|visible_slot| {
+            let offset = visible_slot.offset_of(gpa, len)?;
+            let allowed =
+                !visible_slot.removing && (!visible_slot.range.is_read_only() || permissions == Permissions::READ);
+            allowed.then(|| (visible_slot.range.clone(), offset))
         });
         if let Some((range, offset)) = found
             && let Some(part) = range.part(offset, len)
@@ -78,17 +79,19 @@ impl ShownMemory {
 
     /// Returns the range that holds these `len` bytes at `address` of this process, and their offset in the range.
     pub(crate) fn at_host(&self, address: usize, len: usize) -> Option<(DeviceRange, usize)> {
-        let pieces = lock(&self.pieces);
-        pieces.iter().find_map(|piece| Some((piece.range.clone(), piece.range.offset_of(address, len)?)))
+        let visible = lock(&self.visible);
+        visible
+            .iter()
+            .find_map(|visible_slot| Some((visible_slot.range.clone(), visible_slot.range.offset_of(address, len)?)))
     }
 }
 
-impl ShownMemory {
-    /// Revokes other devices' access to the contents of a slot. If `going` is true, they cannot get access again.
-    fn take_away(&self, slot: u32, going: bool) -> io::Result<()> {
-        let place = lock(&self.pieces).iter_mut().find(|piece| piece.slot == slot).map(|piece| {
-            piece.going |= going;
-            (piece.gpa, piece.range.host().len as u64)
+impl GuestVisibleMemory {
+    /// Revokes other devices' access to the contents of a slot. If `removing` is true, they cannot get access again.
+    fn take_away(&self, slot: u32, removing: bool) -> io::Result<()> {
+        let place = lock(&self.visible).iter_mut().find(|visible_slot| visible_slot.slot == slot).map(|visible_slot| {
+            visible_slot.removing |= removing;
+            (visible_slot.gpa, visible_slot.range.host().len as u64)
         });
         match (place, self.revoke.get()) {
             (Some((gpa, len)), Some(revoke)) if !revoke(gpa, len) => {
@@ -99,7 +102,7 @@ impl ShownMemory {
     }
 }
 
-impl MemorySlots for ShownMemory {
+impl MemorySlots for GuestVisibleMemory {
     /// Inserts plain memory, which no other device can access.
     unsafe fn insert(&self, gpa: u64, host: HostRange, read_only: bool) -> io::Result<u32> {
         // SAFETY: The caller fulfils the same requirements.
@@ -109,7 +112,7 @@ impl MemorySlots for ShownMemory {
     unsafe fn insert_device(&self, gpa: u64, range: &DeviceRange) -> io::Result<u32> {
         // SAFETY: The caller fulfils the same requirements.
         let slot = unsafe { self.slots.insert_device(gpa, range) }?;
-        lock(&self.pieces).push(Piece { gpa, slot, range: range.clone(), going: false });
+        lock(&self.visible).push(VisibleSlot { gpa, slot, range: range.clone(), removing: false });
         Ok(slot)
     }
 
@@ -120,8 +123,8 @@ impl MemorySlots for ShownMemory {
     fn remove(&self, slot: u32) -> io::Result<()> {
         self.take_away(slot, true)?;
         self.slots.remove(slot)?;
-        // A new piece may already use the slot's number.
-        lock(&self.pieces).retain(|piece| piece.slot != slot || !piece.going);
+        // A new slot may already use the slot's number.
+        lock(&self.visible).retain(|visible_slot| visible_slot.slot != slot || !visible_slot.removing);
         Ok(())
     }
 }
@@ -143,13 +146,13 @@ pub(crate) mod test_support {
     }
 
     /// Creates slots that hold these ranges.
-    pub(crate) fn showing(ranges: &[&DeviceRange]) -> Arc<ShownMemory> {
-        let shown = ShownMemory::new(Arc::new(Nowhere));
+    pub(crate) fn showing(ranges: &[&DeviceRange]) -> Arc<GuestVisibleMemory> {
+        let memory = GuestVisibleMemory::new(Arc::new(Nowhere));
         for (range, gpa) in ranges.iter().zip((0x10_0000_0000..).step_by(1 << 32)) {
-            // SAFETY: The piece keeps a clone of the range.
-            unsafe { shown.insert_device(gpa, range) }.expect("this fake never fails");
+            // SAFETY: The slot keeps a clone of the range.
+            unsafe { memory.insert_device(gpa, range) }.expect("this fake never fails");
         }
-        Arc::new(shown)
+        Arc::new(memory)
     }
 }
 
@@ -188,7 +191,7 @@ mod tests {
     }
 
     struct Rig {
-        shown: ShownMemory,
+        memory: GuestVisibleMemory,
         slots: Arc<Slots>,
         /// Calls of `revoke`.
         revoked: Arc<Mutex<Vec<(u64, u64)>>>,
@@ -198,26 +201,26 @@ mod tests {
 
     fn rig() -> Rig {
         let slots = Arc::new(Slots::default());
-        let shown = ShownMemory::new(slots.clone());
+        let memory = GuestVisibleMemory::new(slots.clone());
         let (revoked, lets_go) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(true)));
         let (calls, answer) = (revoked.clone(), lets_go.clone());
-        shown.set_revoke(Box::new(move |gpa, len| {
+        memory.set_revoke(Box::new(move |gpa, len| {
             lock(&calls).push((gpa, len));
             answer.load(Ordering::Relaxed)
         }));
-        Rig { shown, slots, revoked, lets_go }
+        Rig { memory, slots, revoked, lets_go }
     }
 
     /// Shows `LEN` bytes of registers at `AT`. Returns the slot and the range.
-    fn show(shown: &ShownMemory, read_only: bool) -> (u32, DeviceRange) {
+    fn insert_range(memory: &GuestVisibleMemory, read_only: bool) -> (u32, DeviceRange) {
         let (range, _) = range(LEN, read_only, DeviceContent::Registers);
         // SAFETY: The test keeps the range as long as the slots.
-        (unsafe { shown.insert_device(AT, &range) }.unwrap(), range)
+        (unsafe { memory.insert_device(AT, &range) }.unwrap(), range)
     }
 
-    fn found(shown: &ShownMemory, gpa: u64, len: u64, permissions: Permissions) -> Option<(usize, usize)> {
+    fn found(memory: &GuestVisibleMemory, gpa: u64, len: u64, permissions: Permissions) -> Option<(usize, usize)> {
         let mut found = None;
-        shown.with(gpa, len, permissions, &mut |slice, kind| {
+        memory.with(gpa, len, permissions, &mut |slice, kind| {
             assert_eq!(kind, DeviceMemoryKind::Registers);
             found = Some((slice.ptr_guard().as_ptr().addr(), slice.len()));
         });
@@ -225,103 +228,103 @@ mod tests {
     }
 
     #[test]
-    fn shown_memory_is_found_and_nothing_beyond_it() {
-        let Rig { shown, .. } = rig();
-        let (_, range) = show(&shown, false);
+    fn visible_memory_is_found_and_nothing_beyond_it() {
+        let Rig { memory, .. } = rig();
+        let (_, range) = insert_range(&memory, false);
         let (all, address) = (Permissions::READ | Permissions::WRITE, range.host().address);
-        assert_eq!(found(&shown, AT, LEN as u64, all), Some((address, LEN)));
-        assert_eq!(found(&shown, AT + 0x1000, 0x1000, all), Some((address + 0x1000, 0x1000)));
+        assert_eq!(found(&memory, AT, LEN as u64, all), Some((address, LEN)));
+        assert_eq!(found(&memory, AT + 0x1000, 0x1000, all), Some((address + 0x1000, 0x1000)));
         for (gpa, len) in [(AT - 1, 2), (AT + 1, LEN as u64), (AT + LEN as u64, 1), (AT, u64::MAX), (u64::MAX, 1)] {
-            assert_eq!(found(&shown, gpa, len, all), None, "{gpa:#x}");
+            assert_eq!(found(&memory, gpa, len, all), None, "{gpa:#x}");
         }
     }
 
     #[test]
     fn read_only_memory_cannot_be_mapped_writable() {
-        let Rig { shown, .. } = rig();
-        let (_, _range) = show(&shown, true);
-        assert!(found(&shown, AT, 1, Permissions::READ).is_some());
-        assert!(found(&shown, AT, 1, Permissions::WRITE).is_none());
-        assert!(found(&shown, AT, 1, Permissions::READ | Permissions::WRITE).is_none());
+        let Rig { memory, .. } = rig();
+        let (_, _range) = insert_range(&memory, true);
+        assert!(found(&memory, AT, 1, Permissions::READ).is_some());
+        assert!(found(&memory, AT, 1, Permissions::WRITE).is_none());
+        assert!(found(&memory, AT, 1, Permissions::READ | Permissions::WRITE).is_none());
     }
 
     #[test]
     fn memory_is_not_found_without_a_revoke_function() {
-        let shown = ShownMemory::new(Arc::new(Slots::default()));
-        let (slot, _range) = show(&shown, false);
-        assert!(found(&shown, AT, 1, Permissions::READ).is_none());
-        shown.remove(slot).unwrap();
+        let memory = GuestVisibleMemory::new(Arc::new(Slots::default()));
+        let (slot, _range) = insert_range(&memory, false);
+        assert!(found(&memory, AT, 1, Permissions::READ).is_none());
+        memory.remove(slot).unwrap();
     }
 
     #[test]
     fn withheld_memory_is_revoked_but_stays_available() {
-        let Rig { shown, revoked, lets_go, .. } = rig();
-        let (slot, _range) = show(&shown, false);
-        shown.withhold(slot).unwrap();
+        let Rig { memory, revoked, lets_go, .. } = rig();
+        let (slot, _range) = insert_range(&memory, false);
+        memory.withhold(slot).unwrap();
         assert_eq!(*lock(&revoked), [(AT, LEN as u64)]);
-        assert!(found(&shown, AT, 1, Permissions::READ).is_some());
+        assert!(found(&memory, AT, 1, Permissions::READ).is_some());
         lets_go.store(false, Ordering::Relaxed);
-        assert!(shown.withhold(slot).is_err());
-        shown.withhold(slot + 1).unwrap();
+        assert!(memory.withhold(slot).is_err());
+        memory.withhold(slot + 1).unwrap();
     }
 
     #[test]
     fn slot_is_removed_only_after_access_is_revoked() {
-        let Rig { shown, slots, revoked, lets_go } = rig();
-        let (slot, _range) = show(&shown, false);
+        let Rig { memory, slots, revoked, lets_go } = rig();
+        let (slot, _range) = insert_range(&memory, false);
         lets_go.store(false, Ordering::Relaxed);
-        assert!(shown.remove(slot).is_err());
+        assert!(memory.remove(slot).is_err());
         assert!(lock(&slots.removed).is_empty());
-        assert!(found(&shown, AT, 1, Permissions::READ).is_none(), "the slot is about to be removed");
+        assert!(found(&memory, AT, 1, Permissions::READ).is_none(), "the slot is about to be removed");
         lets_go.store(true, Ordering::Relaxed);
         let count = lock(&revoked).len();
         slots.refuse.store(true, Ordering::Relaxed);
-        assert!(shown.remove(slot).is_err());
+        assert!(memory.remove(slot).is_err());
         slots.refuse.store(false, Ordering::Relaxed);
-        shown.remove(slot).unwrap();
+        memory.remove(slot).unwrap();
         assert_eq!(*lock(&slots.removed), [slot]);
         assert_eq!((count, lock(&revoked).len()), (1, 3));
-        assert!(found(&shown, AT, 1, Permissions::READ).is_none());
+        assert!(found(&memory, AT, 1, Permissions::READ).is_none());
     }
 
     #[test]
     fn memory_can_be_looked_up_while_it_is_mapped() {
-        let Rig { shown, .. } = rig();
-        let (slot, range) = show(&shown, false);
+        let Rig { memory, .. } = rig();
+        let (slot, range) = insert_range(&memory, false);
         let address = range.host().address;
         let mut offset = None;
-        shown.with(AT + 0x1000, 0x1000, Permissions::READ, &mut |slice, _| {
+        memory.with(AT + 0x1000, 0x1000, Permissions::READ, &mut |slice, _| {
             let at = slice.ptr_guard().as_ptr().addr();
-            offset = shown.at_host(at, slice.len()).map(|(_, offset)| offset);
+            offset = memory.at_host(at, slice.len()).map(|(_, offset)| offset);
         });
         assert_eq!(offset, Some(0x1000));
-        assert!(shown.at_host(address, LEN + 1).is_none() && shown.at_host(address - 1, 1).is_none());
-        shown.remove(slot).unwrap();
-        assert!(shown.at_host(address, 1).is_none());
+        assert!(memory.at_host(address, LEN + 1).is_none() && memory.at_host(address - 1, 1).is_none());
+        memory.remove(slot).unwrap();
+        assert!(memory.at_host(address, 1).is_none());
     }
 
     #[test]
-    fn piece_keeps_its_memory_until_the_slot_is_gone() {
-        let Rig { shown, slots, .. } = rig();
+    fn slot_keeps_its_memory_until_it_is_removed() {
+        let Rig { memory, slots, .. } = rig();
         let (range, mapped) = pages(LEN);
-        // SAFETY: The piece itself keeps a clone.
-        let slot = unsafe { shown.insert_device(AT, &range) }.unwrap();
+        // SAFETY: The slot itself keeps a clone.
+        let slot = unsafe { memory.insert_device(AT, &range) }.unwrap();
         drop(range);
         slots.refuse.store(true, Ordering::Relaxed);
-        assert!(shown.remove(slot).is_err());
+        assert!(memory.remove(slot).is_err());
         assert!(mapped.upgrade().is_some(), "the guest may still see the memory");
         slots.refuse.store(false, Ordering::Relaxed);
-        shown.remove(slot).unwrap();
+        memory.remove(slot).unwrap();
         assert!(mapped.upgrade().is_none());
     }
 
     #[test]
     fn plain_slots_are_not_accessible_to_devices() {
-        let Rig { shown, .. } = rig();
+        let Rig { memory, .. } = rig();
         let (range, _) = pages(LEN);
         // SAFETY: The range outlives the slot.
-        let slot = unsafe { shown.insert(AT, range.host(), false) }.unwrap();
-        assert_eq!(found(&shown, AT, 1, Permissions::READ), None);
-        shown.remove(slot).unwrap();
+        let slot = unsafe { memory.insert(AT, range.host(), false) }.unwrap();
+        assert_eq!(found(&memory, AT, 1, Permissions::READ), None);
+        memory.remove(slot).unwrap();
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::event_fd::borrow;
-use crate::patience::Operation;
+use crate::peer_timeouts::Operation;
 use crate::vfio::user::connection::{CallError, Connection};
 use crate::vfio::user::scripted_server::{Instead, Server};
 use crate::vfio::user::wire::{self, Command, Header, MOST_DATA};
@@ -30,7 +30,7 @@ fn slow(command: Command, time: Duration) -> (Server, UnixStream) {
 
 /// Returns the number of requests of this kind since the last call.
 fn count(server: &Server, command: Command) -> usize {
-    server.asked().iter().filter(|asked| asked.command == command.number()).count()
+    server.received().iter().filter(|received| received.command == command.number()).count()
 }
 
 #[test]

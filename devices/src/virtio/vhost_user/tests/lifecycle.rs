@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::server::request::*;
 use super::server::{Asked, MEM_SLOTS, Manner, REPLY_ACK, Server};
-use super::support::{REGION, RINGS, Running, Told, connect, fs, ram, reset, start, start_queue, wait};
+use super::support::{InterruptRecord, REGION, RINGS, Running, connect, fs, ram, reset, start, start_queue, wait};
 use crate::state::StateError;
 use crate::virtio::{QueueState, VirtioDevice};
 
@@ -43,8 +43,8 @@ fn server_gets_memory_and_queues_only_on_activation() {
     device.read_config(0, &mut tag);
     assert_eq!(&tag, b"t\0\0\0");
 
-    let told = Told::with_events(2);
-    start(&device, &ram(2), &told, 2);
+    let interrupts = InterruptRecord::with_events(2);
+    start(&device, &ram(2), &interrupts, 2);
     let asked = server.take();
     let numbers: Vec<u32> = asked.iter().map(|one| one.request).collect();
     assert_eq!(numbers, [&[SET_FEATURES, SET_MEM_TABLE], QUEUE.as_slice(), &QUEUE].concat());
@@ -56,12 +56,12 @@ fn server_gets_memory_and_queues_only_on_activation() {
     assert_eq!(second, [2 * REGION as u64, REGION as u64, 2 * REGION as u64, 0]);
     let addresses = of(&asked, SET_VRING_ADDR)[0];
     assert_eq!([8, 16, 24].map(|place| addresses.number(place)), [RINGS[0], RINGS[2], RINGS[1]]);
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 }
 
 #[test]
 fn kick_and_call_bypass_the_front_end() {
-    let Running { server, device, told, .. } = Running::new(Manner::default(), fs(), 2);
+    let Running { server, device, interrupts, .. } = Running::new(Manner::default(), fs(), 2);
     let asked = server.take();
     let kick = &of(&asked, SET_VRING_KICK)[1].files[0];
     // The front end notifies the server once at the start of the queue, for buffers that were added earlier.
@@ -72,26 +72,26 @@ fn kick_and_call_bypass_the_front_end() {
     // A notification by a vCPU writes the same eventfd.
     wait(|| was_rung(kick));
     ring(&of(&asked, SET_VRING_CALL)[1].files[0]);
-    assert_eq!(told.events[1].read().unwrap(), 1);
-    assert_eq!(told.used.load(Ordering::SeqCst), 0);
+    assert_eq!(interrupts.events[1].read().unwrap(), 1);
+    assert_eq!(interrupts.used.load(Ordering::SeqCst), 0);
 }
 
 #[test]
 fn front_end_interrupts_a_driver_without_interrupt_eventfds() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
-    let told = Told::with_events(0);
-    start(&device, &ram(1), &told, 2);
+    let interrupts = InterruptRecord::with_events(0);
+    start(&device, &ram(1), &interrupts, 2);
     ring(&of(&server.take(), SET_VRING_CALL)[0].files[0]);
-    wait(|| told.used.load(Ordering::SeqCst) == 1);
+    wait(|| interrupts.used.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
 fn error_of_a_queue_fails_the_device() {
-    let Running { server, device: _device, told, .. } = Running::new(Manner::default(), fs(), 2);
+    let Running { server, device: _device, interrupts, .. } = Running::new(Manner::default(), fs(), 2);
     ring(&of(&server.take(), SET_VRING_ERR)[0].files[0]);
-    wait(|| !told.failures().is_empty());
-    assert_eq!(told.failures(), ["the vhost-user server reports an error in a queue"]);
+    wait(|| !interrupts.failures().is_empty());
+    assert_eq!(interrupts.failures(), ["the vhost-user server reports an error in a queue"]);
 }
 
 #[test]
@@ -114,15 +114,15 @@ fn paused_device_stops_its_queues_and_resumes_at_their_base() {
 
 #[test]
 fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
-    let Running { server, device, ram, told } = Running::new(Manner { base: 7, ..Manner::default() }, fs(), 2);
+    let Running { server, device, ram, interrupts } = Running::new(Manner { base: 7, ..Manner::default() }, fs(), 2);
     server.take();
     reset(&device, 2);
     let stop = [SET_VRING_ENABLE, GET_VRING_BASE];
     assert_eq!(server.requests(), [stop, stop].concat());
-    start(&device, &ram, &told, 2);
+    start(&device, &ram, &interrupts, 2);
     let asked = server.take();
     assert_eq!(of(&asked, SET_VRING_BASE)[1].payload, [1u32, 0].map(u32::to_le_bytes).concat());
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
     drop(device);
     assert!(server.requests().is_empty(), "the end of the device only closes the socket");
 }
@@ -131,13 +131,13 @@ fn reset_takes_all_queues_and_the_next_driver_starts_anew() {
 fn added_ram_is_sent_once_and_only_while_a_driver_runs() {
     let server = Server::start(Manner::default());
     let device = connect(&server, fs()).unwrap();
-    let (ram, told) = (ram(1), Told::with_events(2));
+    let (ram, interrupts) = (ram(1), InterruptRecord::with_events(2));
     let more = super::support::ram(3);
     let late = more.iter().last().unwrap();
     server.take();
     device.add_ram(late).unwrap();
     assert!(server.requests().is_empty(), "without a driver the server gets no memory");
-    start(&device, &ram, &told, 1);
+    start(&device, &ram, &interrupts, 1);
     server.take();
     device.add_ram(ram.iter().next().unwrap()).unwrap();
     assert!(server.requests().is_empty(), "the server has this region already");
@@ -165,17 +165,17 @@ fn queues_stop_for_a_new_memory_table_without_add_mem_reg() {
 fn regions_beyond_the_server_limit_are_refused() {
     let server = Server::start(Manner { regions: 2, ..Manner::default() });
     let device = connect(&server, fs()).unwrap();
-    let (ram, told) = (ram(2), Told::with_events(2));
-    start(&device, &ram, &told, 1);
+    let (ram, interrupts) = (ram(2), InterruptRecord::with_events(2));
+    start(&device, &ram, &interrupts, 1);
     let error = device.add_ram(super::support::ram(3).iter().last().unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "the vhost-user server supports 2 memory regions, and all are in use");
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
 
     let server = Server::start(Manner { protocol: MEM_SLOTS | REPLY_ACK, ..Manner::default() });
     let device = connect(&server, fs()).unwrap();
-    start(&device, &super::support::ram(10), &told, 1);
+    start(&device, &super::support::ram(10), &interrupts, 1);
     let asked = server.take();
     assert_eq!((of(&asked, SET_MEM_TABLE)[0].payload[0], of(&asked, ADD_MEM_REG).len()), (8, 2));
-    assert!(told.failures().is_empty());
+    assert!(interrupts.failures().is_empty());
     assert!(asked.iter().flat_map(|one| &one.files).all(|file| file.as_raw_fd() >= 0));
 }

@@ -2,13 +2,13 @@
 /*
  * Work of a guest that is saved and restored. Reports errors of that work.
  *
- *   witness MIB
+ *   restore-check MIB
  *
  * One thread on each CPU repeatedly sleeps for 20 ms, reads the clock, and holds values in registers for a while. Another thread
  * reads /dev/hwrng. The main thread changes MIB MiB of memory block by block and checks each block. Five times per second it
  * prints one line:
  *
- *   CAROM-WITNESS id=… n=… mono=… real=… rng=… blocks=… back=… registers=… repeats=… memory=… ticks=…,…
+ *   CAROM-RESTORE-CHECK id=… n=… mono=… real=… rng=… blocks=… back=… registers=… repeats=… memory=… ticks=…,…
  *
  *   id         a number of this process
  *   n          lines so far
@@ -51,7 +51,7 @@ static atomic_ulong ticks[MAX_CPUS];
 
 static void die(const char *what)
 {
-	printf("CAROM-WITNESS-FAILED %s: %s\n", what, strerror(errno));
+	printf("CAROM-RESTORE-CHECK-FAILED %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
@@ -206,7 +206,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (count <= 0 || cpus > MAX_CPUS) {
 		errno = EINVAL;
-		die("usage: witness MIB");
+		die("usage: restore-check MIB");
 	}
 	all = calloc(count, BLOCK_WORDS * 8);
 	seeds = calloc(count, sizeof(*seeds));
@@ -238,7 +238,7 @@ int main(int argc, char **argv)
 		tell_kernel(kmsg);
 		printed = now(CLOCK_MONOTONIC);
 		real = now(CLOCK_REALTIME);
-		printf("CAROM-WITNESS id=%016llx n=%lu mono=%lld real=%lld rng=%lu blocks=%lu back=%lu registers=%lu "
+		printf("CAROM-RESTORE-CHECK id=%016llx n=%lu mono=%lld real=%lld rng=%lu blocks=%lu back=%lu registers=%lu "
 		       "repeats=%lu memory=%lu ticks=",
 		       (unsigned long long)id, ++n, (long long)printed / 1000000,
 		       (long long)real / 1000000, rng, blocks, back, registers, repeats, memory);

@@ -6,17 +6,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
 /// Reports the thread that drops it.
-pub(crate) struct DropWitness(Sender<ThreadId>);
+pub(crate) struct DropReporter(Sender<ThreadId>);
 
-impl DropWitness {
-    /// Creates a witness, and the receiver of its report.
+impl DropReporter {
+    /// Creates a reporter, and the receiver of its report.
     pub(crate) fn new() -> (Self, Receiver<ThreadId>) {
-        let (tell, told) = channel();
-        (Self(tell), told)
+        let (sender, receiver) = channel();
+        (Self(sender), receiver)
     }
 }
 
-impl Drop for DropWitness {
+impl Drop for DropReporter {
     fn drop(&mut self) {
         // The receiver may be gone, if the test has failed already.
         let _ = self.0.send(thread::current().id());

@@ -40,9 +40,9 @@ pub(super) struct DriverNumber(u64);
 
 /// Number of the current driver, with two flags: the device was activated for this driver, and the device has failed with this driver.
 #[derive(Default)]
-pub(super) struct Life<W = AtomicU64>(W);
+pub(super) struct Lifecycle<W = AtomicU64>(W);
 
-impl<W: Word> Life<W> {
+impl<W: Word> Lifecycle<W> {
     /// Returns the current driver.
     pub(super) fn driver(&self) -> DriverNumber {
         DriverNumber(self.0.load() >> NUMBER_SHIFT)
@@ -105,34 +105,34 @@ mod tests {
 
     #[test]
     fn device_serves_from_its_start_to_its_failure() {
-        let life: Life = Life::default();
-        assert_eq!((life.served(), life.has_failed()), (None, false));
-        life.start();
-        let driver = life.served().unwrap();
-        assert!(life.fail(driver));
-        assert_eq!((life.served(), life.has_failed()), (None, true));
-        assert!(!life.fail(driver), "a failure is reported once");
-        life.stop();
-        assert!(!life.has_failed());
+        let lifecycle: Lifecycle = Lifecycle::default();
+        assert_eq!((lifecycle.served(), lifecycle.has_failed()), (None, false));
+        lifecycle.start();
+        let driver = lifecycle.served().unwrap();
+        assert!(lifecycle.fail(driver));
+        assert_eq!((lifecycle.served(), lifecycle.has_failed()), (None, true));
+        assert!(!lifecycle.fail(driver), "a failure is reported once");
+        lifecycle.stop();
+        assert!(!lifecycle.has_failed());
     }
 
     #[test]
     fn late_failure_does_not_affect_the_next_driver() {
-        let life: Life = Life::default();
-        life.start();
-        let driver = life.driver();
-        life.stop();
-        life.start();
-        assert!(!life.fail(driver));
-        assert!(life.served().is_some() && !life.has_failed());
+        let lifecycle: Lifecycle = Lifecycle::default();
+        lifecycle.start();
+        let driver = lifecycle.driver();
+        lifecycle.stop();
+        lifecycle.start();
+        assert!(!lifecycle.fail(driver));
+        assert!(lifecycle.served().is_some() && !lifecycle.has_failed());
     }
 
     #[test]
     fn device_that_fails_before_its_start_serves_no_driver() {
-        let life: Life = Life::default();
-        assert!(life.fail(life.driver()));
-        life.start();
-        assert_eq!((life.served(), life.has_failed()), (None, true));
+        let lifecycle: Lifecycle = Lifecycle::default();
+        assert!(lifecycle.fail(lifecycle.driver()));
+        lifecycle.start();
+        assert_eq!((lifecycle.served(), lifecycle.has_failed()), (None, true));
     }
 
     /// Orders for a worker, as in `crate::worker`.
@@ -148,16 +148,16 @@ mod tests {
     #[cfg_attr(careful, ignore = "with AddressSanitizer loom takes more than ten minutes for all orders of events")]
     fn reset_failure_and_pause_do_not_wait_for_each_other() {
         loom::model(|| {
-            let life = Arc::new(Life(LoomWord::new(LIVE)));
+            let lifecycle = Arc::new(Lifecycle(LoomWord::new(LIVE)));
             let registers = Arc::new(Mutex::new(()));
-            let told = Arc::new(LoomBool::new(false));
+            let ready = Arc::new(LoomBool::new(false));
             let orders = Arc::new(Orders { state: Mutex::new((false, false, false)), changed: Condvar::new() });
-            let driver = life.driver();
+            let driver = lifecycle.driver();
             let worker = thread::spawn({
-                let (life, orders, told) = (life.clone(), orders.clone(), told.clone());
+                let (lifecycle, orders, ready) = (lifecycle.clone(), orders.clone(), ready.clone());
                 move || {
-                    if life.fail(driver) {
-                        told.store(true, Ordering::Release);
+                    if lifecycle.fail(driver) {
+                        ready.store(true, Ordering::Release);
                     }
                     let mut state = orders.state.lock().unwrap();
                     state.2 = true;
@@ -180,16 +180,16 @@ mod tests {
             });
             {
                 let _registers = registers.lock().unwrap();
-                life.stop();
+                lifecycle.stop();
                 orders.state.lock().unwrap().0 = true;
                 orders.changed.notify_all();
                 worker.join().unwrap();
             }
             control.join().unwrap();
             // Regardless of when the failure came, the device has not failed for the next driver.
-            assert!(!life.has_failed());
-            life.start();
-            assert!(life.served().is_some());
+            assert!(!lifecycle.has_failed());
+            lifecycle.start();
+            assert!(lifecycle.served().is_some());
         });
     }
 }

@@ -15,23 +15,23 @@ use super::trial::Trial;
 
 /// Polling time, adapted to the time that requests take to arrive.
 #[derive(Debug, Default)]
-pub(super) struct Linger {
+pub(super) struct IdlePoll {
     trial: Trial,
     /// Time between requests that arrive while the thread polls.
     gap: Gap,
     /// Time that the thread polls in this turn.
-    patience: Duration,
+    poll_time: Duration,
     /// Start of the time without work.
     idle_since: Option<Instant>,
 }
 
-impl Linger {
+impl IdlePoll {
     /// Returns the time to poll for requests from `now` on, when no request is pending. If the time is zero, the caller must sleep at once.
     pub(super) fn begin(&mut self, now: Instant) -> Duration {
         // Keep the first start: the thread may have been woken for something else meanwhile.
         self.idle_since.get_or_insert(now);
-        self.patience = if self.trial.is_on() { self.gap.patience() } else { Duration::ZERO };
-        self.patience
+        self.poll_time = if self.trial.is_on() { self.gap.poll_time() } else { Duration::ZERO };
+        self.poll_time
     }
 
     /// Records that requests have arrived.
@@ -48,9 +48,9 @@ impl Linger {
 
     /// Learns from requests that arrived after `time`.
     fn learn(&mut self, time: Duration) {
-        if self.patience.is_zero() {
+        if self.poll_time.is_zero() {
             self.trial.passed(time <= MOST);
-        } else if time <= self.patience {
+        } else if time <= self.poll_time {
             self.gap.came(time);
             self.trial.gained();
         } else {
@@ -65,60 +65,60 @@ mod tests {
     use super::*;
 
     /// Simulates `times` requests that each arrive after `micros` µs. Returns the polling time of each turn, in µs.
-    fn patience(linger: &mut Linger, micros: u64, times: usize) -> Vec<u128> {
+    fn poll_time(idle_poll: &mut IdlePoll, micros: u64, times: usize) -> Vec<u128> {
         let start = Instant::now();
         let mut turn = || {
-            let patience = linger.begin(start);
-            linger.ended(start + Duration::from_micros(micros));
-            patience.as_micros()
+            let poll_time = idle_poll.begin(start);
+            idle_poll.ended(start + Duration::from_micros(micros));
+            poll_time.as_micros()
         };
         (0..times).map(|_| turn()).collect()
     }
 
     #[test]
     fn thread_does_not_poll_before_the_first_trial() {
-        assert_eq!(patience(&mut Linger::default(), 40, 64), [0; 64]);
+        assert_eq!(poll_time(&mut IdlePoll::default(), 40, 64), [0; 64]);
     }
 
     #[test]
     fn polling_time_is_twice_the_request_interval() {
-        let mut linger = Linger::default();
-        patience(&mut linger, 40, 64);
-        assert_eq!(patience(&mut linger, 40, 3), [200, 80, 80]);
-        let last = *patience(&mut linger, 79, 200).last().unwrap();
+        let mut idle_poll = IdlePoll::default();
+        poll_time(&mut idle_poll, 40, 64);
+        assert_eq!(poll_time(&mut idle_poll, 40, 3), [200, 80, 80]);
+        let last = *poll_time(&mut idle_poll, 79, 200).last().unwrap();
         assert!((150..=158).contains(&last), "the polling time follows the requests: {last}");
     }
 
     #[test]
     fn occasional_slow_requests_do_not_stop_polling() {
-        let mut linger = Linger::default();
-        patience(&mut linger, 110, 100);
+        let mut idle_poll = IdlePoll::default();
+        poll_time(&mut idle_poll, 110, 100);
         for _ in 0..100 {
-            patience(&mut linger, 1000, 1);
-            assert_eq!(patience(&mut linger, 110, 2), [200; 2]);
+            poll_time(&mut idle_poll, 1000, 1);
+            assert_eq!(poll_time(&mut idle_poll, 110, 2), [200; 2]);
         }
     }
 
     #[test]
     fn slow_requests_make_thread_sleep_and_try_ever_less_often() {
-        let mut linger = Linger::default();
-        patience(&mut linger, 40, 100);
-        let looked = patience(&mut linger, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
+        let mut idle_poll = IdlePoll::default();
+        poll_time(&mut idle_poll, 40, 100);
+        let looked = poll_time(&mut idle_poll, 1000, 20_000).iter().filter(|micros| **micros != 0).count();
         assert!((16..80).contains(&looked), "{looked}");
         // A sleeping thread measures only its later wakeup. A trial must find out that requests are fast again.
-        patience(&mut linger, 150, 300);
-        assert_eq!(patience(&mut linger, 110, 100).last(), Some(&200));
+        poll_time(&mut idle_poll, 150, 300);
+        assert_eq!(poll_time(&mut idle_poll, 110, 100).last(), Some(&200));
     }
 
     #[test]
     fn idle_time_counts_from_first_idle_despite_other_wakeups() {
-        let mut linger = Linger::default();
-        patience(&mut linger, 40, 70);
+        let mut idle_poll = IdlePoll::default();
+        poll_time(&mut idle_poll, 40, 70);
         let start = Instant::now();
-        linger.begin(start);
-        linger.begin(start + Duration::from_micros(900));
-        assert!(linger.is_idle());
-        linger.ended(start + Duration::from_micros(910));
-        assert_eq!((linger.begin(start).as_micros(), linger.is_idle()), (160, true));
+        idle_poll.begin(start);
+        idle_poll.begin(start + Duration::from_micros(900));
+        assert!(idle_poll.is_idle());
+        idle_poll.ended(start + Duration::from_micros(910));
+        assert_eq!((idle_poll.begin(start).as_micros(), idle_poll.is_idle()), (160, true));
     }
 }

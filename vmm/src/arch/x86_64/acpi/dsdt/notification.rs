@@ -11,7 +11,7 @@ pub(super) const DEVICE_CHECK: u8 = 1;
 pub(super) const EJECT_REQUEST: u8 = 3;
 
 /// AML that notifies a device if its bit is set in a local variable.
-pub(super) struct Told {
+pub(super) struct NotifyIfSet {
     pub(super) path: String,
     /// Number of the local variable.
     pub(super) local: u8,
@@ -20,7 +20,7 @@ pub(super) struct Told {
     pub(super) event: u8,
 }
 
-impl Aml for Told {
+impl Aml for NotifyIfSet {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let (local, bit) = (Local(self.local), 1u32 << self.bit);
         let set = And::new(&ZERO, &local, &bit);

@@ -14,20 +14,20 @@ use crate::vm_config::VmConfig;
 
 /// Serializes the configuration in this form.
 pub(crate) fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut told = serde_json::to_value(config).map_err(serde::ser::Error::custom)?;
-    json::drop_nulls(&mut told);
+    let mut answer = serde_json::to_value(config).map_err(serde::ser::Error::custom)?;
+    json::drop_nulls(&mut answer);
     for field in UNSUPPORTED {
-        if let Some(value) = field.neutral.told() {
-            add(&mut told, field.path, value);
+        if let Some(value) = field.neutral.in_answers() {
+            add(&mut answer, field.path, value);
         }
     }
-    told.serialize(serializer)
+    answer.serialize(serializer)
 }
 
 /// Adds a field if its object exists and lacks the field.
-fn add(told: &mut Value, path: &str, value: Value) {
+fn add(answer: &mut Value, path: &str, value: Value) {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
-    match (told, rest) {
+    match (answer, rest) {
         (Value::Array(elements), Some(rest)) if head == "*" => {
             elements.iter_mut().for_each(|element| add(element, rest, value.clone()));
         }

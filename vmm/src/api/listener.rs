@@ -8,14 +8,14 @@ use carom_api::operations::{self, Operation};
 
 /// Listener for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Door {
+pub(super) enum ApiListener {
     /// The API's socket, which serves every operation.
     Api,
     /// The address for metrics, which serves nothing else.
     Metrics,
 }
 
-impl Door {
+impl ApiListener {
     /// Returns the maximum number of connected clients. The number is limited, because each client takes a descriptor. A further client
     /// gets status 429. The listeners have separate limits, so that network clients cannot lock out clients of the API's socket.
     pub(super) fn places(self) -> usize {
