@@ -147,7 +147,7 @@ fn iommu(scrape: &Scrape, all: &Figures) -> Result<(), prometheus::Error> {
     scrape.total("carom_iommu_merged_unmaps_total", help, counters.merged_unmaps)?;
     scrape.total("carom_iommu_host_errors_total", "Calls to the host that failed.", counters.host_errors)?;
     scrape.gauge("carom_iommu_stuck_ranges", "Ranges that the host failed to unmap.", counters.stuck_ranges)?;
-    scrape.gauge("carom_iommu_window_budget_bytes", "Maximum memory of all bounce windows.", report.budget)?;
+    scrape.gauge("carom_iommu_window_budget_bytes", "Maximum memory of all bounce windows together.", report.budget)?;
     scrape.gauge("carom_iommu_window_bytes", "Memory of backed chunks of bounce windows.", counters.window_bytes)?;
     scrape.gauge("carom_iommu_window_bytes_peak", "Maximum window memory so far.", counters.peak_window_bytes)?;
     let help = "Window memory that the host has allocated, including memory kept ready.";
