@@ -95,7 +95,7 @@ pub struct Options {
 struct Created<M> {
     config: CheckedConfig,
     state: State,
-    /// True if the file restrictions that this configuration enables, if any, are already applied.
+    /// True once a boot or a restore has applied the file restrictions that the configuration enables.
     limited: bool,
     /// Present while the state is `Running` or `Paused`.
     booted: Option<Booted<M>>,

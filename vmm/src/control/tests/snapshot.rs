@@ -162,8 +162,8 @@ fn failed_reset_before_a_snapshot_shuts_the_vm_down() {
     control.delete();
 }
 
-/// Queues the calls of two clients, which pause and save a VM, while the guest leaves `event`. Returns the answers, and whether
-/// the VMM continues.
+/// Queues two client calls, which pause a VM and save it. The guest leaves `event` before the calls are served. Returns the answers,
+/// and true if the VMM continues.
 fn save_as_the_guest(control: &mut Control<Null>, event: GuestEvent) -> (Vec<Result<Reply, ControlError>>, bool) {
     let directory = TempDir::new().unwrap();
     control.create(config("")).unwrap();
