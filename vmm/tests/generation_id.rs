@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use program::{Carom, call, put, start, wait_until};
 
-/// ID of the guest, and number of notifications, from a line that the guest printed.
+/// VM Generation ID and number of notifications, from a line that the guest printed.
 type Seen = (String, u8);
 
 struct Guest {

@@ -247,7 +247,7 @@ fn descriptor_kept_by_the_parent_holds_no_lock() {
             assert!(is_free(&site.at("image")));
         }
         carom.end(signal);
-        // The next user can lock the image. It waits only for writes of a killed process.
+        // The next process can lock the image. A process waits for the lock only after a killed process, whose writes may be under way.
         drop(site.start_with_disk(""));
     }
 }

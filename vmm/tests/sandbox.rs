@@ -240,7 +240,7 @@ fn missing_huge_page_is_named_by_every_role() {
 fn only_roles_that_open_files_can_open_a_file() {
     for role in every_role() {
         let output = run(role, "true", "open");
-        // The thread that starts the others may make every call that one of them may make.
+        // The thread that starts the others may make the calls of every role.
         let opens = [CONTROL.name, windows::READER_ROLE.name, STARTER].contains(&role);
         let expected = if opens { "it was: Ok" } else { "it was: Err(PermissionDenied)" };
         let text = String::from_utf8_lossy(&output.stderr);

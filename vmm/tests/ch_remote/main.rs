@@ -125,7 +125,7 @@ fn differences(step: &Step, here: &str, there: &str) -> BTreeSet<String> {
         paths
     };
     let (here, there) = (parse(here), parse(there));
-    // If one VMM gives no answer, the page already says so for the verb.
+    // If only one VMM gives an answer, missing fields are not listed, because the page lists the verb's result for each VMM.
     let both = !here.is_empty() && !there.is_empty();
     let list = |values: &BTreeSet<String>| values.iter().cloned().collect::<Vec<_>>().join(" ");
     let of = |(field, values): (&String, &BTreeSet<String>)| match here.get(field) {

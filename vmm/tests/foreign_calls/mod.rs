@@ -49,8 +49,8 @@ impl ForeignCall {
     /// Makes the call.
     pub(crate) fn make(&self) -> io::Result<()> {
         let [a, b, c, d, e, f] = self.arguments;
-        // SAFETY: All pointers are null or outside the process, so the kernel neither reads nor writes memory of this process, and no
-        // call of `all` changes a mapping.
+        // SAFETY: All pointers are null or outside the process, so the kernel neither reads nor writes memory of this process. No call
+        // of `all` changes a mapping.
         match unsafe { libc::syscall(self.number, a, b, c, d, e, f) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
