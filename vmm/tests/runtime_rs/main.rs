@@ -26,7 +26,7 @@ use recorded::{Vmm, check_sent, client, http, pass_on};
 /// Placeholder for the test's directory in recorded requests.
 const DIRECTORY: &str = "/tmp/carom-runtime-rs-XXXXXX";
 
-/// Step of the driver, expected parts of its answer, and the requests that it makes, with the status of their answers.
+/// Step of the driver, expected parts of the printed answer, and the step's requests with the status of each answer.
 type Step = (&'static str, &'static [&'static str], &'static [(&'static str, u16)]);
 
 /// Life of a sandbox, in the runtime's order.
