@@ -10,7 +10,7 @@ use std::time::Duration;
 use devices::host_memory::Note;
 
 use super::channel::{ControlHandle, LostMemory, Message};
-use super::{Booted, Control, State, report_failure};
+use super::{Booted, Control, State, emit_failure};
 use crate::console::terminal;
 use crate::error::VmError;
 use crate::machine::Machine;
@@ -38,7 +38,7 @@ pub(super) fn stop(control: &ControlHandle, monitor: &EventMonitor, note: Note) 
         thread::sleep(FINISH);
     } else {
         let error = VmError::Guest(note.reason);
-        report_failure(monitor, &error);
+        emit_failure(monitor, &error);
         log::error!("the VMM ends at once: {error}");
         monitor.flush(LAST_EVENTS);
     }
@@ -59,7 +59,7 @@ impl<M: Machine> Control<M> {
         // Sending fails if the receiver has stopped waiting after `BEGIN`.
         let _ = begun.send(());
         if let Err(error) = &result {
-            report_failure(&self.monitor, error);
+            emit_failure(&self.monitor, error);
         }
         if let Some(created) = &mut self.created
             && let Some(Booted { vm, .. }) = created.booted.take()

@@ -198,7 +198,7 @@ impl<M: Machine> Control<M> {
         };
         let built = limited.and_then(|()| M::build(&created.config, mailbox.clone(), &self.monitor));
         let started = built.and_then(|mut vm| vm.start(true).map(|()| vm)).map_err(file_limits::blame);
-        let vm = started.inspect_err(|error| report_failure(&self.monitor, error))?;
+        let vm = started.inspect_err(|error| emit_failure(&self.monitor, error))?;
         created.booted =
             Some(Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() });
         (created.state, created.failure) = (State::Running, None);
@@ -393,7 +393,7 @@ impl<M: Machine> Control<M> {
     /// the reason.
     fn or_end<T>(&mut self, outcome: Result<T, VmError>) -> Result<T, VmError> {
         outcome.inspect_err(|error| {
-            report_failure(&self.monitor, error);
+            emit_failure(&self.monitor, error);
             self.shut_down();
         })
     }
@@ -456,8 +456,7 @@ impl<M: Machine> Control<M> {
             let vm = M::restore(&snapshot, source.reads_all(), mailbox.clone(), &self.monitor)?;
             Ok((vm, snapshot.config))
         });
-        let (vm, config) =
-            made.map_err(file_limits::blame).inspect_err(|error| report_failure(&self.monitor, error))?;
+        let (vm, config) = made.map_err(file_limits::blame).inspect_err(|error| emit_failure(&self.monitor, error))?;
         let booted =
             Booted { vm, mailbox, leaving: Vec::new(), requested: BTreeSet::new(), resets: ResetPace::default() };
         self.created =
@@ -546,7 +545,7 @@ impl<M: Machine> Control<M> {
     /// Handles the end of the guest: ends the VMM too, unless `no_shutdown` is set.
     fn end_of_guest(&mut self, result: Result<(), VmError>) -> ControlFlow<Result<(), VmError>> {
         if let Err(error) = &result {
-            report_failure(&self.monitor, error);
+            emit_failure(&self.monitor, error);
         }
         if !self.options.no_shutdown {
             return ControlFlow::Break(result);
@@ -596,6 +595,6 @@ fn no_windows() -> ControlError {
 }
 
 /// Writes the event `vm:failed`.
-fn report_failure(monitor: &EventMonitor, error: &VmError) {
+fn emit_failure(monitor: &EventMonitor, error: &VmError) {
     monitor.event_with("vm", "failed", Some(BTreeMap::from([("reason", error.to_string())])));
 }
