@@ -118,7 +118,7 @@ static struct fake_iommu *fake_giver(struct fake_iommu *fake)
 static int fake_limits(struct iommu_domain *domain, struct dma_bounce_limits *limits)
 {
 	struct fake_iommu *giver = fake_giver(to_fake(domain));
-	unsigned int most = READ_ONCE(giver->most), shown = atomic_read(&giver->shown);
+	unsigned int most = READ_ONCE(giver->most), given = atomic_read(&giver->given);
 
 	limits->iova = FAKE_WINDOW_IOVA;
 	limits->len = FAKE_WINDOW_LEN;
@@ -126,7 +126,7 @@ static int fake_limits(struct iommu_domain *domain, struct dma_bounce_limits *li
 	limits->budget = READ_ONCE(to_fake(domain)->budget);
 	limits->threshold = DMA_BOUNCE_MAX_SLOT;
 	limits->source = giver;
-	limits->surplus = most && shown > most ? shown - most : 0;
+	limits->surplus = most && given > most ? given - most : 0;
 	return 0;
 }
 
@@ -141,7 +141,7 @@ static void *fake_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 		fake->adding(domain->bounce);
 	if (iova == fake->refuse_add)
 		return ERR_PTR(-EIO);
-	if (most && atomic_read(&giver->shown) >= most)
+	if (most && atomic_read(&giver->given) >= most)
 		return ERR_PTR(-ENOMEM);
 	page = alloc_pages(GFP_KERNEL | __GFP_ZERO, get_order(*size));
 	if (!page)
@@ -149,7 +149,7 @@ static void *fake_add(struct iommu_domain *domain, dma_addr_t iova, size_t *size
 	for (i = 0; i < *size; i += PAGE_SIZE)
 		if (fake_set(fake, iova + i, page_to_phys(page) + i, prot, GFP_ATOMIC))
 			goto err_clear;
-	atomic_inc(&giver->shown);
+	atomic_inc(&giver->given);
 	return page_address(page);
 
 err_clear:
@@ -173,7 +173,7 @@ static bool fake_del(struct iommu_domain *domain, dma_addr_t iova, void *va, siz
 	for (i = 0; i < size; i += PAGE_SIZE)
 		WARN_ON(!fake_clear(fake, iova + i));
 	free_pages((unsigned long)va, get_order(size));
-	atomic_dec(&fake_giver(fake)->shown);
+	atomic_dec(&fake_giver(fake)->given);
 	return true;
 }
 

@@ -29,9 +29,9 @@
  * @refused:	number of refusals to take a chunk back
  * @refuse_add:	IOVA at which the provider never adds a chunk
  * @adding:	called while the provider adds a chunk, if set
- * @shares_with: the IOMMU whose @most and @shown count for this domain, or NULL for its own
+ * @shares_with: the IOMMU whose @most and @given count for this domain, or NULL for its own
  * @most:	maximum number of chunks of all domains that share them, 0 for no limit
- * @shown:	number of chunks of these domains
+ * @given:	number of chunks of these domains
  */
 struct fake_iommu {
 	struct iommu_device	iommu;
@@ -48,7 +48,7 @@ struct fake_iommu {
 	void			(*adding)(struct dma_bounce_pool *pool);
 	struct fake_iommu	*shares_with;
 	unsigned int		most;
-	atomic_t		shown;
+	atomic_t		given;
 };
 
 struct fake_iommu *fake_iommu_create(void);

@@ -119,7 +119,7 @@ static void surplus_test(struct kunit *test)
 	put(a, MOST);
 	put(b, MOST);
 	msleep(200);
-	KUNIT_EXPECT_EQ(test, atomic_read(&t->fake->shown), 3);
+	KUNIT_EXPECT_EQ(test, atomic_read(&t->fake->given), 3);
 }
 
 /* Idle chunks of any domain are given back first. */

@@ -417,7 +417,8 @@ static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	pci_set_master(pdev);
 	dma_bounce_opt_in(&pdev->dev);
 	if (!use_dma_iommu(&pdev->dev) || !iommu_get_dma_domain(&pdev->dev)->bounce)
-		return dev_err_probe(&pdev->dev, -ENODEV, "the device's domain has no bounce pool\n");
+		return dev_err_probe(&pdev->dev, -ENODEV,
+				     "the device's domain has no bounce pool\n");
 	edu->pool = iommu_get_dma_domain(&pdev->dev)->bounce;
 	edu->seen = dmam_alloc_coherent(&pdev->dev, EDU_BUFFER_SIZE, &edu->seen_dma, GFP_KERNEL);
 	edu->area = (u8 *)devm_get_free_pages(&pdev->dev, GFP_KERNEL, get_order(AREA_SIZE));

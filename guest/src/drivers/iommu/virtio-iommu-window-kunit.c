@@ -21,7 +21,7 @@
  * @window:	the windows
  * @vdev:	virtio device for messages
  * @domain:	a domain of the device
- * @shown:	bitmap for @window
+ * @used:	bitmap for @window
  * @iova:	IOVA of the chunk at each place of the region, 0 without a chunk
  * @last:	place that was freed last, which the device reuses first
  * @slow:	the device delays its answer after it has taken a chunk back
@@ -33,7 +33,7 @@ static struct window_test {
 	struct viommu_window	window;
 	struct virtio_device	vdev;
 	struct iommu_domain	domain;
-	unsigned long		shown[1];
+	unsigned long		used[1];
 	u64			iova[CHUNKS];
 	unsigned int		last;
 	bool			slow;
@@ -116,7 +116,7 @@ static int window_init(struct kunit *test)
 		.iova_len	= CHUNKS * (u64)CHUNK,
 		.chunk_size	= CHUNK,
 		.budget		= CHUNKS * (u64)CHUNK,
-		.shown		= w.shown,
+		.used		= w.used,
 	};
 	mutex_init(&w.window.lock);
 	init_completion(&w.deleted);
@@ -139,8 +139,8 @@ static void reused_place_test(struct kunit *test)
 	flush_work(&w.del_work);
 	KUNIT_EXPECT_TRUE(test, w.ret);
 	KUNIT_EXPECT_FALSE(test, IS_ERR(second));
-	KUNIT_EXPECT_EQ(test, w.window.nshown, 1);
-	KUNIT_EXPECT_EQ(test, bitmap_weight(w.shown, CHUNKS), 1);
+	KUNIT_EXPECT_EQ(test, w.window.nused, 1);
+	KUNIT_EXPECT_EQ(test, bitmap_weight(w.used, CHUNKS), 1);
 }
 
 /* Windows must be on the side of 4 GiB that the offered feature says. */

@@ -182,9 +182,9 @@ static int map_region(struct viommu_window *window)
 	if (!window->region_len || !IS_ALIGNED(region.addr, window->chunk_size) ||
 	    window->region_len / window->chunk_size > INT_MAX)
 		return -EINVAL;
-	window->shown = devm_bitmap_zalloc(dev, window->region_len / window->chunk_size,
-					   GFP_KERNEL);
-	if (!window->shown)
+	window->used = devm_bitmap_zalloc(dev, window->region_len / window->chunk_size,
+					  GFP_KERNEL);
+	if (!window->used)
 		return -ENOMEM;
 	if (!devm_request_mem_region(dev, region.addr, window->region_len, "bounce windows"))
 		return -EBUSY;
@@ -278,7 +278,7 @@ int viommu_window_limits(struct iommu_domain *domain, struct dma_bounce_limits *
 	limits->len = window->iova_len;
 	limits->chunk_size = window->chunk_size;
 	mutex_lock(&window->lock);
-	backed = window->nshown * window->chunk_size;
+	backed = window->nused * window->chunk_size;
 	limits->budget = min(window->budget, window->iova_len);
 	limits->threshold = window->threshold;
 	limits->source = window;
@@ -303,12 +303,12 @@ static int send_del(struct viommu_window *window, u32 domain, dma_addr_t iova)
 }
 
 /* Marks the chunk at @offset as in use. Returns false if @offset is invalid or already in use. */
-static bool claim_shown(struct viommu_window *window, u64 offset)
+static bool claim_chunk(struct viommu_window *window, u64 offset)
 {
 	if (!IS_ALIGNED(offset, window->chunk_size) || offset >= window->region_len ||
-	    test_and_set_bit(offset / window->chunk_size, window->shown))
+	    test_and_set_bit(offset / window->chunk_size, window->used))
 		return false;
-	window->nshown++;
+	window->nused++;
 	return true;
 }
 
@@ -347,10 +347,12 @@ void *viommu_window_add(struct iommu_domain *domain, dma_addr_t iova, size_t *si
 	if (ret)
 		return ERR_PTR(ret);
 	offset = le64_to_cpu(req.shm_offset);
-	if (!claim_shown(window, offset)) {
-		dev_err_ratelimited(&window->vdev->dev, "invalid or used chunk offset %#llx\n", offset);
+	if (!claim_chunk(window, offset)) {
+		dev_err_ratelimited(&window->vdev->dev, "invalid or used chunk offset %#llx\n",
+				    offset);
 		if (send_del(window, id, iova))
-			dev_err_ratelimited(&window->vdev->dev, "device keeps the chunk at %pad\n", &iova);
+			dev_err_ratelimited(&window->vdev->dev,
+					    "device keeps the chunk at %pad\n", &iova);
 		return ERR_PTR(-EIO);
 	}
 	return window->region + offset;
@@ -381,8 +383,8 @@ bool viommu_window_del(struct iommu_domain *domain, dma_addr_t iova, void *va, s
 				    &iova, ret);
 		return false;
 	}
-	clear_bit((va - window->region) / window->chunk_size, window->shown);
-	window->nshown--;
+	clear_bit((va - window->region) / window->chunk_size, window->used);
+	window->nused--;
 	return true;
 }
 EXPORT_SYMBOL_GPL(viommu_window_del);

@@ -37,8 +37,8 @@ typedef int (*viommu_window_send_t)(struct viommu_dev *viommu, void *buf, size_t
  *		the device may give the place of a removed chunk to the next chunk.
  * @budget:	maximum number of bytes that the device backs over all domains
  * @threshold:	maximum size in bytes that the device advises to bounce, or 0
- * @shown:	bitmap of the region's chunks that are in use
- * @nshown:	number of chunks in use
+ * @used:	bitmap of the region's chunks that are in use
+ * @nused:	number of chunks in use
  * @config_work: reads the configuration after a change
  */
 struct viommu_window {
@@ -56,8 +56,8 @@ struct viommu_window {
 	struct mutex			lock;	/* protects the members below */
 	u64				budget;
 	u32				threshold;
-	unsigned long			*shown;
-	unsigned long			nshown;
+	unsigned long			*used;
+	unsigned long			nused;
 	struct work_struct		config_work;
 };
 
@@ -86,7 +86,7 @@ static inline size_t viommu_window_reply_len(u8 type)
 	return type == VIRTIO_IOMMU_T_WINDOW_ADD ? sizeof(__le64) : 0;
 }
 
-/* Returns true if the windows are above 4 GiB with the feature for high windows, otherwise below. */
+/* Returns true if the windows are above 4 GiB with the feature for high windows, else below. */
 static inline bool viommu_window_iova_fits(bool high, u64 start, u64 last)
 {
 	/* The upper limit prevents overflows of byte counts. */
