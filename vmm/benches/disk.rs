@@ -16,7 +16,7 @@ mod tiny_guest;
 use std::env;
 
 fn main() {
-    guest_cycles::compare("disk_reads_guest", "a read", |dir| {
+    guest_cycles::compare("disk_reads_guest", &["BLOCK=4096"], "a read", |dir| {
         let more = env::var("CAROM_DISK").unwrap_or_default();
         vec!["--disk".into(), image::disk(dir, &more)]
     });

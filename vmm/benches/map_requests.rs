@@ -14,7 +14,7 @@ mod tiny_guest;
 use std::fs;
 
 fn main() {
-    guest_cycles::compare("map_requests_guest", "a pair", |dir| {
+    guest_cycles::compare("map_requests_guest", &[], "a pair", |dir| {
         let image = dir.join("image");
         fs::write(&image, vec![1; 1 << 20]).unwrap();
         vec!["--disk".into(), format!("path={},image_type=raw,readonly=on,iommu=on", image.display())]

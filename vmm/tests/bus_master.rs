@@ -64,7 +64,7 @@ fn served(dir: &Path) -> u64 {
 fn device_writes_no_memory_while_its_bus_mastering_is_off() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
-    let Some(kernel) = c_guest::build("bus_master", dir.path()) else { return };
+    let Some(kernel) = c_guest::build("bus_master", &[], dir.path()) else { return };
     let source = dir.path().join("source");
     mknodat(CWD, &source, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     // Both ends are open, so that the source is empty but does not end.

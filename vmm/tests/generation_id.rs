@@ -30,7 +30,7 @@ struct Guest {
 impl Guest {
     fn start(options: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let kernel = c_guest::build("generation_guest", dir.path())?.display().to_string();
+        let kernel = c_guest::build("generation_guest", &[], dir.path())?.display().to_string();
         let serial = format!("file={}", dir.path().join("serial").display());
         let mut all = vec!["--memory", "size=32M", "--kernel", &kernel, "--serial", &serial];
         all.extend(options);

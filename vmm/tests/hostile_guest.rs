@@ -126,7 +126,7 @@ impl Carom {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let kernel = c_guest::build("hostile_guest", dir.path())?;
+        let kernel = c_guest::build("hostile_guest", &[], dir.path())?;
         let path = |name: &str| dir.path().join(name);
         let file = |name: &str| path(name).display().to_string();
         File::create(path("disk")).unwrap().set_len(4 << 20).unwrap();

@@ -52,7 +52,7 @@ struct Guest {
 impl Guest {
     fn start(options: impl Fn(&Path) -> Vec<String>) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let kernel = c_guest::build("paused_guest", dir.path())?;
+        let kernel = c_guest::build("paused_guest", &[], dir.path())?;
         let mut all: Vec<String> =
             ["--memory", "size=32M,shared=on", "--cpus", "boot=2,max=4", "--rng", "src=/dev/urandom"]
                 .map(Into::into)

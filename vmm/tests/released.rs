@@ -54,7 +54,7 @@ impl Site {
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
-        c_guest::build("busy_disk_guest", dir.path())?;
+        c_guest::build("busy_disk_guest", &[], dir.path())?;
         File::create(dir.path().join("image")).unwrap().set_len(IMAGE_BYTES).unwrap();
         Some(Self { dir, _alone: alone })
     }

@@ -27,15 +27,15 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Operations per line.
 const OPERATIONS: f64 = 2048.0;
 
-/// Measures the guest in `tests/GUEST`. `arguments` creates the VM's files in a directory in the host's RAM, and returns further
-/// arguments. `what` describes one operation.
-pub(crate) fn compare(guest: &str, what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
+/// Measures the guest in `tests/GUEST`, built with `macros`. `arguments` creates the VM's files in a directory in the host's RAM, and
+/// returns further arguments. `what` describes one operation.
+pub(crate) fn compare(guest: &str, macros: &[&str], what: &str, arguments: impl FnOnce(&Path) -> Vec<String>) {
     // Under `cargo test`, the benchmark only needs to build.
     if !env::args().any(|argument| argument == "--bench") {
         return;
     }
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let Some(kernel) = c_guest::build(guest, dir.path()) else { return };
+    let Some(kernel) = c_guest::build(guest, macros, dir.path()) else { return };
     let arguments = arguments(dir.path());
     let rounds = env::var("CAROM_ROUNDS").map_or(20, |text| text.parse().expect("CAROM_ROUNDS must be a number"));
     let base = env::var_os("CAROM_BASE_VMM").map(PathBuf::from);

@@ -8,14 +8,16 @@ use std::process::Command;
 
 use crate::tiny_guest::elf;
 
-/// Builds the guest whose `guest.c` is in `tests/NAME`, as a kernel in `dir`. Returns `None` if there is no compiler.
-pub(crate) fn build(name: &str, dir: &Path) -> Option<PathBuf> {
+/// Builds the guest whose `guest.c` is in `tests/NAME`, as a kernel in `dir`, with `macros` as `NAME=VALUE`. Returns `None` if there is no
+/// compiler.
+pub(crate) fn build(name: &str, macros: &[&str], dir: &Path) -> Option<PathBuf> {
     let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
     let flat = dir.join("guest.bin");
     let built = Command::new("gcc")
         .args(["-m32", "-march=i686", "-mgeneral-regs-only", "-O2", "-ffreestanding", "-fno-pic", "-no-pie"])
         .args(["-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-nostdlib", "-static"])
         .args(["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-Wl,--oformat,binary", "-Wl,--build-id=none"])
+        .args(macros.iter().map(|name| format!("-D{name}")))
         .args([format!("-I{tests}/c_guest"), format!("-Wl,-T,{tests}/c_guest/guest.ld")])
         .args([format!("{tests}/c_guest/entry.s"), format!("{tests}/{name}/guest.c"), "-o".into()])
         .arg(&flat)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * A guest that repeatedly reads 4 KiB blocks of a virtio disk and prints the time: one request at a time, then 64 at a time. It polls
- * for completions, so that interrupts take no time. A line contains the depth and the time stamp counter's cycles for READS requests,
+ * A guest that repeatedly reads blocks of BLOCK bytes of a virtio disk and prints the time: one request at a time, then 64 at a time. It
+ * polls for completions, so that interrupts take no time. A line contains the depth and the time stamp counter's cycles for READS requests,
  * both in hexadecimal.
  *
  * With a virtio-iommu, the guest maps the queue for the disk once, and the disk writes the data to a bounce window.
@@ -13,9 +13,11 @@
 #define IOMMU 0x10571af4u
 #define QUEUE_SIZE 256
 #define READS 2048
-#define BLOCK 4096
-/* Number of blocks of the disk that are read. */
-#define BLOCKS 8192
+/* Length of the disk in bytes, which the guest reads completely. */
+#define DISK_LEN 0x2000000u
+#define BLOCKS (DISK_LEN / BLOCK)
+/* Bytes of the buffers, at most a chunk. Large blocks share buffers, because nothing checks the data. */
+#define BUFFERS_LEN 0x200000u
 #define TABLE 0x1000000u
 #define AVAILABLE 0x1001000u
 #define USED 0x1002000u
@@ -45,7 +47,7 @@ static uint32_t block;
 static void submit(uint32_t request)
 {
 	/* The blocks are not consecutive, because the host would merge reads of consecutive blocks into one request. */
-	block = (block + 4097) % BLOCKS;
+	block = (block + BLOCKS / 2 + 1) % BLOCKS;
 	MEM32(HEADERS + 16 * request + 8) = block * (BLOCK / 512);
 	MEM16(AVAILABLE + 4 + 2 * (available++ % QUEUE_SIZE)) = 3 * request;
 }
@@ -161,7 +163,7 @@ void guest(uint32_t cpu, const uint32_t *info)
 		MEM32(at) = HEADERS + 16 * i;
 		MEM32(at + 8) = 16;
 		MEM32(at + 12) = 1 | (3 * i + 1) << 16;
-		MEM32(at + 16) = data + BLOCK * i;
+		MEM32(at + 16) = data + BLOCK * i % BUFFERS_LEN;
 		MEM32(at + 24) = BLOCK;
 		MEM32(at + 28) = 3 | (3 * i + 2) << 16;
 		MEM32(at + 32) = STATUSES + i;
