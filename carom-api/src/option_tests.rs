@@ -138,9 +138,9 @@ const MALFORMED: &str = r#"
 --console vga => --console: 'vga' is neither key=value nor one of off, null, tty, pty
 --console tty,iommu=yes => --console iommu: 'yes' is neither 'on' nor 'off'
 --console pty=/p => --console: unknown key 'pty'…
---cpus boot=two => --cpus boot: 'two' is not a number of CPUs
+--cpus boot=two => --cpus boot: 'two' is not a number of CPUs: write a number from 1 to 254
 --cpus most=2 => --cpus: unknown key 'most'; known keys: boot, max, topology, max_phys_bits, nested, affinity
---cpus boot=2,max_phys_bits=-1 => --cpus max_phys_bits: '-1' is not a number of bits
+--cpus boot=2,max_phys_bits=-1 => --cpus max_phys_bits: '-1' is not a number of bits: write a number such as 46
 --cpus boot=2,topology=1:2:1 => --cpus topology: '1:2:1' is not THREADS:…
 --cpus affinity=[x@[1]] => --cpus affinity: 'x' is not a whole number in the allowed range
 --cpus affinity=[0@[1,x]] => --cpus affinity: '[1,x]' is neither a number nor…
@@ -153,7 +153,7 @@ const MALFORMED: &str = r#"
 --numa cpus=0 => --numa: 'guest_numa_id=' is required
 --numa guest_numa_id=0,distances=[1@256] => --numa distances: '256' is not a whole number in the allowed range
 --platform vmgenid=1 => --platform vmgenid: '1' is neither 'on' nor 'off'
---platform num_pci_segments=two => --platform num_pci_segments: 'two' is not a number of segments
+--platform num_pci_segments=two => --platform num_pci_segments: 'two' is not a number of segments: write a number from 1 to 16
 --platform iommu_segments=[x] => --platform iommu_segments: '[x]' is neither a number nor a list of numbers such as [0,2-4]
 --pci-segment mmio32_aperture_weight=1 => --pci-segment: 'pci_segment=' is required
 --rate-limit-group bw_size=1,bw_refill_time=1 => --rate-limit-group: 'id=' is required

@@ -40,7 +40,7 @@ pub enum MapError {
 #[derive(Debug, Error)]
 pub enum UnmapError {
     /// The range does not consist of complete mappings.
-    #[error("the range is not mapped, or contains only a part of a mapping")]
+    #[error("the range is not mapped, or its start or end splits a mapping")]
     NotMapped,
     /// The host refused. The mapping still exists.
     #[error("the host refused to unmap the range: {0}")]

@@ -211,7 +211,7 @@ impl Engine {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
             if self.active_windows().is_none() {
-                // A driver without windows may map any memory in the aperture.
+                // A driver without windows may map RAM anywhere in the aperture. So unmap the parked chunks there.
                 self.evict_all();
             }
         } else {

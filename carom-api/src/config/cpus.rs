@@ -141,11 +141,17 @@ impl FromOption for CpusConfig {
     const OPTION: Field = Self::OPTION;
     const SPECIAL: &'static [Special] = &[
         Special::Name(Self::BOOT),
-        Special::Rule("boot_vcpus", |text| format!("'{text}' is not a number of CPUs")),
+        Special::Rule("boot_vcpus", |text| {
+            format!("'{text}' is not a number of CPUs: write a number from 1 to {MAX_VCPUS}")
+        }),
         Special::Name(Self::MAX),
-        Special::Rule("max_vcpus", |text| format!("'{text}' is not a number of CPUs")),
+        Special::Rule("max_vcpus", |text| {
+            format!("'{text}' is not a number of CPUs: write a number from 1 to {MAX_VCPUS}")
+        }),
         Special::By("topology", &["topology"]),
-        Special::Rule("max_phys_bits", |text| format!("'{text}' is not a number of bits")),
+        Special::Rule("max_phys_bits", |text| {
+            format!("'{text}' is not a number of bits: write a number such as {MAX_PHYS_BITS}")
+        }),
     ];
 
     fn prepare(list: &mut OptionList, _: &str) -> Result<(), ConfigError> {

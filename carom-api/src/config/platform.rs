@@ -213,7 +213,9 @@ impl FromOption for PlatformConfig {
     const OPTION: Field = Self::OPTION;
     const SPECIAL: &'static [Special] = &[
         Special::Name(Self::IOMMU_ADDRESS_WIDTH),
-        Special::Rule("num_pci_segments", |text| format!("'{text}' is not a number of segments")),
+        Special::Rule("num_pci_segments", |text| {
+            format!("'{text}' is not a number of segments: write a number from 1 to {MAX_PCI_SEGMENTS}")
+        }),
     ];
 }
 from_str!(PlatformConfig);

@@ -8,7 +8,8 @@
 //! the system call.
 //!
 //! A thread that gives pages back holds the lock on the counts from the check of the counts until the pages are gone. It does so for at
-//! most 2 MiB (or one huge page) at a time. So a thread that maps waits for at most one such piece. It then pins the new pages.
+//! most 2 MiB (or one huge page) at a time. So a thread that maps RAM for a device waits while at most one piece of this size is given
+//! back. The mapping then pins the pages that replace the old ones.
 
 mod discard;
 mod pinning_mapper;

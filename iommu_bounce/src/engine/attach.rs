@@ -196,7 +196,7 @@ impl Engine {
                 if let Some(old) = old {
                     self.leave(id, place, old);
                 }
-                // The driver assumes that the endpoint is still in its old domain.
+                // The driver assumes that the endpoint is still in its old domain, so report a fault.
                 let nothing = Permissions::empty();
                 self.report_fault(Fault { reason: FaultReason::Unknown, endpoint: id, address: None, access: nothing });
                 Err(status)

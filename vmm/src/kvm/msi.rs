@@ -84,7 +84,7 @@ impl MsiAllocator for KvmMsi {
         let free: Vec<u32> = gsis.filter(|gsi| !messages.contains_key(gsi)).take(count.into()).collect();
         if free.len() < usize::from(count) {
             return Err(io::Error::other(format!(
-                "too few of KVM's {MAX_GSI} interrupt routes are free: the device needs {count}"
+                "the device needs {count} of KVM's {MAX_GSI} interrupt routes, but fewer are free: use fewer devices or queues"
             )));
         }
         messages.extend(free.iter().map(|gsi| (*gsi, None)));

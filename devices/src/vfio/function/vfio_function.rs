@@ -86,7 +86,8 @@ impl HostFunction for VfioFunction {
 
     fn map_region(&self, bar: u8, offset: u64, len: usize, read_only: bool) -> io::Result<BarMapping> {
         let start = self.device.get_region_offset(bar.into());
-        let offset = start.checked_add(offset).ok_or_else(|| io::Error::other("the offset of a region overflows"))?;
+        let offset =
+            start.checked_add(offset).ok_or_else(|| io::Error::other("the offset in the device's file overflows"))?;
         BarMapping::new(&**self.device, offset, len, read_only)
     }
 

@@ -172,7 +172,7 @@ fn quad(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Builder for a sequence of numbers.
+/// Builder for the payload of a message: appends numbers in the host's byte order.
 #[derive(Default)]
 struct Fields(Vec<u8>);
 

@@ -173,7 +173,13 @@ impl VirtioDevice for VirtioNet {
             );
         }
         if !(1..=self.traits.pairs).contains(&pairs) {
-            return rule("pairs", format!("{pairs} is not in the range 1 to {}", self.traits.pairs));
+            return rule(
+                "pairs",
+                format!(
+                    "the saved driver uses {pairs} pairs of queues, which is not between 1 and {}",
+                    self.traits.pairs
+                ),
+            );
         }
         self.queues.restore_paused();
         if let Some(driver) = self.queues.driver() {

@@ -20,7 +20,7 @@ use crate::sync::lock;
 /// Mapping of a file. Rust code never creates references to its bytes, because the guest and the host may change them at any time.
 struct Mapping {
     range: HostRange,
-    /// Registration of the mapping's name for messages. `None` when the mapping is about to be removed.
+    /// Registration as guest memory, so that messages can name the mapping. `drop` takes it before it unmaps the range.
     name: Option<Registration>,
 }
 

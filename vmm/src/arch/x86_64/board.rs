@@ -60,7 +60,7 @@ fn line_event(kvm: &KvmVm, what: &'static str, number: u32) -> Result<EventFd, B
     Ok(event)
 }
 
-/// Services that place the devices of a board.
+/// Builder that adds the devices of a board to the guest's I/O addresses, and connects their interrupts and events.
 struct Places<'a> {
     io_map: &'a IoMap,
     kvm: &'a KvmVm,
@@ -281,9 +281,8 @@ impl Board {
         all
     }
 
-    /// Resets the devices to their power-on state. Excludes the registers of PCI hotplug, processors and memory devices, because the VM
-    /// resets these registers before the devices that they control. All vCPUs must be stopped, and the interrupt controllers must not be
-    /// restored yet.
+    /// Resets the board's devices to their power-on state. Does not reset the registers for hotplug of PCI devices, processors and memory:
+    /// the VM resets these registers earlier. All vCPUs must be stopped. Call this before the interrupt controllers are restored.
     pub fn reset(&self) {
         self.control_port.reset();
         // The address register is cleared by a write, as a guest would clear it.

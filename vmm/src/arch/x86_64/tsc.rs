@@ -114,7 +114,7 @@ fn set_frequency(khz: u32, kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), KvmError> {
         );
         return Err(StateError::rule("tsc.khz", rule).into());
     }
-    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("set the frequency of the counter to {khz} kHz")))
+    vcpu.set_tsc_khz(khz).map_err(KvmError::call(format!("set the frequency of the time stamp counter to {khz} kHz")))
 }
 
 fn set_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), KvmError> {

@@ -66,7 +66,7 @@ fn server_that_misbehaves_at_connect_yields_no_device() {
 fn server_that_refuses_a_queue_fails_the_device_and_stays() {
     let Running { server: _server, device, interrupts, .. } =
         Running::briefly(with(SET_VRING_ADDR, Vice::Refuse), fs(), 2);
-    assert_eq!(interrupts.failures(), ["the vhost-user server refuses SET_VRING_ADDR"]);
+    assert_eq!(interrupts.failures(), ["the vhost-user server refuses SET_VRING_ADDR; see the server's log"]);
     assert_eq!((device.counters().server_refusals, device.counters().server_losses), (1, 0));
     reset(&device, 2);
 }
