@@ -61,7 +61,7 @@ impl<T: Ord + Clone + Display> Owners<T> {
             let other = self.0.insert(thing.clone(), node);
             let other_node = other.unwrap_or_default();
             ensure(other.is_none(), field, || {
-                format!("{what} {thing} is already in node {other_node} (node {node}): list it in one node only")
+                format!("node {node} lists {what} {thing}, which node {other_node} lists too: list it in one node only")
             })
         })
     }
@@ -99,14 +99,14 @@ impl NumaConfig {
             for cpu in &node.cpus {
                 let last = cpus.max_vcpus.saturating_sub(1);
                 ensure(*cpu <= last, Self::CPUS, || {
-                    format!("vCPU {cpu} does not exist: the last vCPU is {last} (node {id})")
+                    format!("node {id} lists vCPU {cpu}, but the last vCPU is {last}")
                 })?;
             }
             of_cpus.take(Self::CPUS, "vCPU", &node.cpus, id)?;
             for name in &node.memory_zones {
                 let exists = memory.zones.iter().any(|zone| zone.id == *name);
                 ensure(exists, Self::MEMORY_ZONES, || {
-                    format!("zone '{name}' does not exist (node {id}): define a memory zone with this id")
+                    format!("node {id} lists zone '{name}', which does not exist: define a memory zone with this id")
                 })?;
             }
             of_zones.take(Self::MEMORY_ZONES, "zone", &node.memory_zones, id)?;
@@ -143,7 +143,7 @@ impl NumaConfig {
             } else {
                 continue;
             };
-            return Err(ConfigError::new(Self::DISTANCES, format!("{rule} (node {id})")));
+            return Err(ConfigError::new(Self::DISTANCES, format!("{rule} (distances of node {id})")));
         }
         Ok(())
     }
@@ -185,18 +185,21 @@ mod tests {
         for (texts, wanted) in [
             (&["guest_numa_id=16"][..], "--numa guest_numa_id: 16 is above the maximum of 15"),
             (&[both, "guest_numa_id=0"], "--numa guest_numa_id: 0 is given twice"),
-            (&["guest_numa_id=0,cpus=4"], "--numa cpus: vCPU 4 does not exist: the last vCPU is 3 (node 0)"),
+            (&["guest_numa_id=0,cpus=4"], "--numa cpus: node 0 lists vCPU 4, but the last vCPU is 3"),
             (
                 &["guest_numa_id=0,cpus=1", "guest_numa_id=1,cpus=[0-1]"],
-                "--numa cpus: vCPU 1 is already in node 0 (node 1)",
+                "--numa cpus: node 1 lists vCPU 1, which node 0 lists too",
             ),
-            (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: zone 'c' does not exist (node 0)"),
-            (&[both, "guest_numa_id=1,memory_zones=b"], "--numa memory_zones: zone b is already in node 0 (node 1)"),
+            (&["guest_numa_id=0,memory_zones=c"], "--numa memory_zones: node 0 lists zone 'c', which does not exist"),
+            (
+                &[both, "guest_numa_id=1,memory_zones=b"],
+                "--numa memory_zones: node 1 lists zone b, which node 0 lists too",
+            ),
             (&["guest_numa_id=0,memory_zones=a"], "--numa memory_zones: zone b belongs to no node"),
             (&["guest_numa_id=0,pci_segments=2,memory_zones=[a,b]"], "--numa pci_segments: "),
             (
                 &[both, "guest_numa_id=1,distances=[2@20]"],
-                "--numa distances: node 2 does not exist: define it, or leave its distance out (node 1)",
+                "--numa distances: node 2 does not exist: define it, or leave its distance out (distances of node 1)",
             ),
             (
                 &[both, "guest_numa_id=1,distances=[1@10]"],
@@ -204,11 +207,11 @@ mod tests {
             ),
             (
                 &[both, "guest_numa_id=1,distances=[0@10]"],
-                "--numa distances: distance 10 to node 0 is not between 11 and 255 (node 1)",
+                "--numa distances: distance 10 to node 0 is not between 11 and 255 (distances of node 1)",
             ),
             (
                 &[both, "guest_numa_id=1,distances=[0@11,0@12]"],
-                "--numa distances: node 0 is given twice: leave one distance out (node 1)",
+                "--numa distances: node 0 is given twice: leave one distance out (distances of node 1)",
             ),
         ] {
             let refused = check(texts, &memory).unwrap_err();
