@@ -137,7 +137,9 @@ pub fn random_source(path: &Path) -> Option<io::Result<File>> {
 pub fn listener(path: &Path) -> Option<io::Result<InheritedListener>> {
     with_kept(path, |kept| {
         if kept.in_use.strong_count() > 0 {
-            return Err(io::Error::other("another part of the VM serves the clients of this descriptor"));
+            return Err(io::Error::other(
+                "another part of the VM serves the clients of this descriptor: give each part its own descriptor",
+            ));
         }
         let listener = kept.of(&Kind::Listener)?.try_clone().map(OwnedFd::from)?.into();
         let in_use = Arc::new(());

@@ -91,7 +91,10 @@ fn listener_has_one_user_at_a_time() {
         let mut client = UnixStream::connect(&path).unwrap();
         had.listener.accept().unwrap().0.write_all(b"x").unwrap();
         client.read_exact(&mut [0]).unwrap();
-        assert_eq!(refusal(listener(&kept)), "another part of the VM serves the clients of this descriptor");
+        assert_eq!(
+            refusal(listener(&kept)),
+            "another part of the VM serves the clients of this descriptor: give each part its own descriptor"
+        );
     }
 }
 

@@ -131,7 +131,7 @@ impl VirtioDevice for VirtioConsole {
         if printed > MOST_PRINTED {
             return Err(StateError::rule(
                 "printed",
-                format!("the saved request has {printed} printed bytes, more than {MOST_PRINTED}"),
+                format!("{printed} bytes of the saved request are printed, more than the maximum of {MOST_PRINTED}"),
             ));
         }
         self.queues.restore_paused();

@@ -103,13 +103,13 @@ mod tests {
 
     const GAP: Duration = Duration::from_micros(10);
 
-    /// Simulates a driver that adds each request after [`GAP`] and has `depth` requests under way. Returns the number of answers per
+    /// Simulates a driver that adds a request every [`GAP`], until `depth` requests are under way. Returns the number of answers per
     /// notification.
     fn answers_per_interrupt(coalescing: &mut Coalescing, depth: u32, turns: u32) -> Vec<u32> {
         answers_per_interrupt_after(coalescing, GAP, depth, turns)
     }
 
-    /// Does the same for a driver that adds each request after `gap`.
+    /// Does the same for a driver that adds a request every `gap`.
     fn answers_per_interrupt_after(coalescing: &mut Coalescing, gap: Duration, depth: u32, turns: u32) -> Vec<u32> {
         let turn = |_| {
             let mut answers = 1;
