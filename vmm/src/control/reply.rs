@@ -22,11 +22,11 @@ pub enum Reply {
     Counters(VmCounters),
     /// State of the bounce windows.
     Bounce(Box<IommuBounceReport>),
-    /// All figures.
+    /// Values of all metrics.
     Figures(Box<Figures>),
 }
 
-/// All figures, as read by one call.
+/// Values of all metrics at one time.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// State of the VM, if a VM is created.

@@ -44,7 +44,7 @@ fn only_readable(config: &PmemConfig, why: &str) -> VmError {
     let error = ConfigError::in_terms(PmemConfig::FILE, |terms| {
         let path = config.file.display();
         format!(
-            "{path}: {why}: its use needs {}, which drops the guest's writes",
+            "{path}: {why}: a read-only file needs {}, which drops the guest's writes",
             PmemConfig::DISCARD_WRITES.turned_on(terms)
         )
     });

@@ -192,5 +192,5 @@ pub const STDIN: ThreadRole = ThreadRole { name: "stdin", calls: &[] };
 /// Thread that loads the guest's boot files, which are already open.
 pub const LOADER: ThreadRole = ThreadRole { name: "loader", calls: &[] };
 
-/// All of these roles except [`CONTROL`]. The first thread has that role, and starts the other threads.
+/// All roles of this module except [`CONTROL`], the role of the first thread.
 pub const STARTED: [ThreadRole; 7] = [API, VCPU, SIGNALS, WRITER, LINE, STDIN, LOADER];
