@@ -22,9 +22,9 @@ use crate::support::{MIB, SITE};
 
 /// Port of the guest's echo server.
 const ECHO: u32 = 1024;
-/// Port of the host that the guest connects to.
+/// Port of the host. The guest connects to it, sends data, and reads a checksum of the data as the answer.
 const CALLED: u32 = 5000;
-/// Bytes of one call of the guest.
+/// Number of bytes that the guest sends in one connection to [`CALLED`].
 const CALL_BYTES: usize = 3 << 20;
 /// Maximum time until the next bytes of a side.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -92,7 +92,8 @@ fn echo(vmm: &ApiVmm, len: usize, seed: u32) {
     assert!(got == sent, "{} bytes came back of {}", got.len(), sent.len());
 }
 
-/// Accepts a call of the guest, answers it, and checks that the guest verified the answer. The console shows the number of calls.
+/// Accepts a connection from the guest to [`CALLED`], answers it, and checks that the guest verified the answer. The console shows the
+/// number of verified answers.
 fn take_call(vmm: &ApiVmm, listener: &UnixListener) {
     let before = vmm.console().matches("CAROM-CALLED ").count();
     let (mut stream, _) = listener.accept().unwrap();
