@@ -37,22 +37,22 @@ fn strip(value: &mut Value, path: &str, neutral: &Value) {
     }
 }
 
-/// Removes neutral values, and rejects values that request a feature that Carom does not have.
+/// Removes neutral values, and rejects values that request a missing feature.
 fn forget_neutral(value: &mut Value, fields: &[Unsupported]) -> Result<(), String> {
-    // Null counts as no value for every field.
+    // In every field, null means that no value is given.
     json::drop_nulls(value);
     // Strips inner fields before their object, because the object may be neutral without them.
     for field in fields.iter().rev() {
         strip(value, field.path, &field.neutral.value());
     }
-    // Check `cpus.features` last, whose neutral value is an object without fields: an error about one feature is more specific.
-    // The table has `debug_console` before its fields, so that a wrong mode is reported before a file.
+    // Check `cpus.features`, whose neutral value is an object without fields, after all other fields. So an error names one feature instead
+    // of the whole object. In the table, `debug_console` precedes its fields, so that an error names a wrong mode before a wrong file.
     let (lists, others): (Vec<&Unsupported>, Vec<_>) =
         fields.iter().partition(|field| field.neutral == Neutral::NoFields);
     others.into_iter().chain(lists).try_for_each(|field| check_absent(value, field.path, String::new(), field))
 }
 
-/// Rejects a value that is still at `path`. `place` is the position of `value` in the body.
+/// Rejects the body if `value` still has a value at `path`. `place` is the position of `value` in the body.
 fn check_absent(value: &Value, path: &str, place: String, field: &Unsupported) -> Result<(), String> {
     let (head, rest) = path.split_once('.').map_or((path, None), |(head, rest)| (head, Some(rest)));
     match (value, rest) {
@@ -107,13 +107,13 @@ pub enum Unknown {
     Refused,
 }
 
-/// Maximum unknown fields of one body that are logged by name.
+/// Maximum number of unknown fields that are logged by name for one body.
 const MAX_LOGGED: usize = 8;
 
 /// Parses a request body from a client.
 ///
 /// # Errors
-/// One line that names the field and the rule.
+/// One line that names the wrong field and the rule that it breaks.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     read(json::read(body)?, Unknown::Ignored)
 }
@@ -121,7 +121,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 /// Parses the configuration of a VM. Unsupported fields of Cloud Hypervisor are dropped if their value is neutral.
 ///
 /// # Errors
-/// One line that names the field and the rule.
+/// One line that names the wrong field and the rule that it breaks.
 pub fn parse_config<T: DeserializeOwned>(body: &[u8], unknown: Unknown) -> Result<T, String> {
     let mut value = json::read(body)?;
     forget_neutral(&mut value, UNSUPPORTED)?;
@@ -132,7 +132,7 @@ pub fn parse_config<T: DeserializeOwned>(body: &[u8], unknown: Unknown) -> Resul
 /// the device.
 ///
 /// # Errors
-/// One line that names the field and the rule.
+/// One line that names the wrong field and the rule that it breaks.
 pub fn parse_device<T: DeserializeOwned>(body: &[u8], kind: Field) -> Result<T, String> {
     let mut value = json::read(body)?;
     let of_device = |path: &'static str| {
@@ -183,7 +183,7 @@ fn read<T: DeserializeOwned>(value: Value, unknown: Unknown) -> Result<T, String
     Ok(read)
 }
 
-/// Removes the middle of a reason that is too long. The start says what was found, and the end says what was expected.
+/// Removes the middle of a reason that is too long. The start of a reason names the wrong value, and the end names the expected values.
 fn shortened(reason: String) -> String {
     if reason.len() <= MAX_REASON {
         return reason;

@@ -48,7 +48,7 @@ pub enum Call {
     Bounce,
     /// Change the limits of the bounce windows.
     TuneBounce(IommuBounceChange),
-    /// Return all figures for metrics.
+    /// Return the figures that `/metrics` reports.
     Figures,
     /// End the VMM.
     ShutdownVmm,

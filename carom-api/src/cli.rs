@@ -41,7 +41,8 @@ const PAYLOAD: &str = "payload";
 #[derive(Debug, Parser)]
 #[command(name = "carom", version, max_term_width = 110)]
 pub struct Cli {
-    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point. Without a kernel, an API client creates the VM
+    /// Kernel to boot: a bzImage, or an ELF image with a PVH entry point. Without --kernel, --firmware and --restore, an API client creates
+    /// the VM
     #[arg(long, value_name = "FILE", group = PAYLOAD, required_unless_present_any = ["api_socket", "restore", "firmware"])]
     kernel: Option<PathBuf>,
     /// Firmware instead of a kernel, to boot from a disk: an ELF image with a PVH entry point, such as EDK2's CLOUDHV.fd
@@ -82,7 +83,7 @@ pub struct Cli {
     /// pci_segment=N[,mmio32_aperture_weight=N] [,mmio64_aperture_weight=N]. Can be given several times
     #[arg(long, value_name = "pci_segment=N,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     pci_segment: Vec<PciSegmentConfig>,
-    /// Rate limit shared by all disks that name it (rate_limit_group): id=NAME[,bw_size=BYTES,bw_refill_time=MS]
+    /// Rate limit shared by all disks whose rate_limit_group names it: id=NAME[,bw_size=BYTES,bw_refill_time=MS]
     /// [,bw_one_time_burst=BYTES][,ops_size=N,ops_refill_time=MS] [,ops_one_time_burst=N]. Can be given several times
     #[arg(long, value_name = "id=NAME,…", num_args = 1.., action = ArgAction::Append, requires = PAYLOAD)]
     rate_limit_group: Vec<RateLimitGroupConfig>,
@@ -196,7 +197,7 @@ where
     parse_in(arguments, |name| std::env::var(name).ok())
 }
 
-/// Does the work of [`parse`], with `variable` as the environment.
+/// Does the same as [`parse`], but looks up environment variables with `variable`.
 fn parse_in<I, T>(arguments: I, variable: impl Fn(&str) -> Option<String>) -> Result<Invocation, CliOutcome>
 where
     I: IntoIterator<Item = T>,

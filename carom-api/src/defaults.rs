@@ -116,7 +116,7 @@ mod tests {
             defaults.apply(&mut config);
             assert_eq!(config, before);
         }
-        // The windows are for devices added later, even if the VM has emulated devices.
+        // A VM with only emulated devices also gets windows, because a passed-through device may be added later.
         let mut config = config(r#"{"payload": {"kernel": "/k"}, "rng": {}}"#);
         defaults.apply(&mut config);
         assert!(config.iommu_bounce.is_some());

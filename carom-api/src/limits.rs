@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Maximums of a VM. The VMM asserts at compile time that its address map has room for them.
+//! Maximums of a VM. The VMM asserts at compile time that its address map has room for these maximums.
 
 use std::ops::RangeInclusive;
 
@@ -51,14 +51,14 @@ pub const MAX_PCI_SEGMENTS: u16 = 16;
 /// PCI slots available to devices. Slot 0 belongs to the host bridge.
 pub const SLOTS: RangeInclusive<u8> = 1..=31;
 
-/// Maximum devices on a PCI segment.
+/// Maximum devices on a PCI segment. Either `all` applies, or both other fields apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Maximum of all devices if the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu.
+    /// Maximum of all devices together. It applies if the VM has no virtio-iommu, or if the whole segment is behind the virtio-iommu.
     pub all: usize,
-    /// Maximum of devices behind the virtio-iommu in all other cases.
+    /// Maximum of devices behind the virtio-iommu. It applies if `all` does not.
     pub behind_iommu: usize,
-    /// Maximum of devices that are not behind the virtio-iommu in all other cases.
+    /// Maximum of devices that are not behind the virtio-iommu. It applies if `all` does not.
     pub beside_iommu: usize,
 }
 

@@ -327,7 +327,7 @@ fn is_checked_beside_shared_ram(option: &str, text: &str, field: &str) {
     assert_eq!(refused.map(|error| error.field.name(Terms::Json)), wanted, "{option} {text}");
 }
 
-/// Generates a test for each option of a table, and a test that no line of the table is left over.
+/// Generates a test for each of these options. One more test fails if a line of the table has an option that is not among them.
 macro_rules! by_option {
     ($table_tests:ident, $check:ident, $table:ident: $($name:ident $option:literal),*) => {
         mod $table_tests {

@@ -75,8 +75,7 @@ pub enum MemoryRestoreMode {
 pub struct RestoredNetConfig {
     /// ID of the device.
     pub id: String,
-    /// Number of descriptors for the device, out of all descriptors that the client passes with the request. Devices take
-    /// descriptors in the order of this list.
+    /// Number of descriptors for the device. With the request, the client passes the descriptors of all devices, in the order of `net_fds`.
     #[schema(value_type = u64)]
     pub num_fds: usize,
     /// Descriptor numbers in the client's process. The VMM ignores them.
@@ -92,7 +91,7 @@ pub struct RestoredNetConfig {
 pub struct VmMemoryZoneUpdateData {
     /// ID of the zone.
     pub id: String,
-    /// Host NUMA node that the zone's memory comes from.
+    /// Host NUMA node on which the zone's memory is allocated.
     pub host_numa_node: u32,
 }
 
@@ -117,7 +116,7 @@ pub struct RestoreConfig {
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
     #[schema(value_type = Option<Vec<RestoredNetConfig>>)]
     pub net_fds: Vec<RestoredNetConfig>,
-    /// Memory zones whose memory comes from other host NUMA nodes than before.
+    /// Memory zones whose memory is allocated on other host NUMA nodes than before.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "object::list_or_null")]
     #[schema(value_type = Option<Vec<VmMemoryZoneUpdateData>>)]
     pub zone_updates: Vec<VmMemoryZoneUpdateData>,
@@ -255,8 +254,8 @@ mod tests {
         std::fs::File::open("/dev/null").unwrap().into()
     }
 
-    /// Returns a VM with two zones and two network devices. One device was saved with two descriptors of a client, the other
-    /// without.
+    /// Returns a VM with two zones and two network devices. One device was saved with two descriptors of a client, and the other device
+    /// without descriptors.
     fn saved() -> VmConfig {
         let body = r#"{"payload": {"kernel": "/k"}, "net": [{"id": "a", "num_queues": 4, "fds": [-1, -1]}, {"id": "b", "tap": "t"}],
             "memory": {"size": 0, "zones": [{"id": "x", "size": 67108864}, {"id": "y", "size": 67108864}]}}"#;
@@ -276,7 +275,7 @@ mod tests {
         let mut vm = saved();
         source.apply(&mut vm).unwrap();
         assert_eq!((vm.net[0].files.count(), vm.net[0].fds.len(), vm.net[1].files.count()), (2, 0, 0));
-        // The device is saved in the same form again.
+        // If the VM is saved again, the device's `fds` have the same form as before.
         assert_eq!(vm.to_be_saved().net[0].fds, [-1, -1]);
         assert!(vm.check().is_ok());
     }

@@ -58,7 +58,7 @@ pub struct VmInfo {
     pub iommu_bounce: Option<IommuBounce>,
     /// Devices by ID, while the VM is booted.
     pub device_tree: BTreeMap<String, DeviceNode>,
-    /// Reason why the last guest failed, until the VM is booted again. Only with `--no-shutdown`.
+    /// Reason why the last guest failed. Only reported with `--no-shutdown`, and until the VM is booted again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }

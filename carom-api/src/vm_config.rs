@@ -66,7 +66,7 @@ macro_rules! define_vm_config {
             /// Files that the program may access in addition, such as files of devices that are added later.
             #[serde(default, deserialize_with = "object::list_or_null")]
             pub landlock_rules: Vec<LandlockConfig>,
-            /// True if the VM has a watchdog, which resets a guest that stops serving it.
+            /// True if the VM has a watchdog, which resets the guest if the guest stops reloading the watchdog's timer.
             #[serde(default)]
             pub watchdog: bool,
             $(
@@ -209,7 +209,7 @@ impl VmConfig {
         self.parts().filter_map(KindConfig::id).map(String::from).collect()
     }
 
-    /// Checks that the segments of all devices exist. Puts the devices on segments of the virtio-iommu behind the virtio-iommu.
+    /// Checks that the segments of all devices exist. Puts each device behind the virtio-iommu if its segment is in `iommu_segments`.
     fn place_on_segments(&mut self) -> Result<(), ConfigError> {
         self.platform.check()?;
         for (place, segment) in self.pci_segments.iter().enumerate() {
@@ -229,14 +229,15 @@ impl VmConfig {
         Ok(())
     }
 
-    /// Puts a device behind the virtio-iommu if its segment belongs to the virtio-iommu.
+    /// Puts a device behind the virtio-iommu if its segment is in `iommu_segments`.
     fn place(&self, part: &mut dyn KindConfig) {
         if self.platform.iommu_segments.contains(&part.pci_segment()) {
             part.put_behind_iommu();
         }
     }
 
-    /// Counts the devices in slots of a segment. Returns the number behind the virtio-iommu, and the number of the others.
+    /// Counts the devices that take a slot of this segment. Returns the number of devices behind the virtio-iommu, and the number of other
+    /// devices.
     fn count(&self, segment: u16) -> (usize, usize) {
         let in_slots = self.parts().filter(|part| part.kind().takes_slot && part.pci_segment() == segment);
         let (behind, beside): (Vec<_>, Vec<_>) = in_slots.partition(|part| part.is_behind_iommu());
@@ -359,7 +360,7 @@ fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     taken.push(id);
 }
 
-/// Returns the advice how to put a device behind the virtio-iommu, with all kinds that support it.
+/// Returns an advice for errors: how to put a device behind the virtio-iommu. It names all kinds of devices that can be behind it.
 fn way_behind_iommu(terms: Terms) -> String {
     let fields = KINDS.iter().filter_map(|kind| kind.iommu);
     let names: Vec<&str> = fields
@@ -378,12 +379,12 @@ fn way_behind_iommu(terms: Terms) -> String {
     }
 }
 
-/// Configuration that keeps all rules that can be checked without accessing the host. All defaults are filled in.
+/// Configuration that breaks none of the rules that can be checked without accessing the host. All defaults are filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedConfig(VmConfig);
 
 impl CheckedConfig {
-    /// Returns a changed copy, if the copy keeps all rules.
+    /// Returns a changed copy, if the copy breaks no rule.
     ///
     /// # Errors
     /// The change fails, or a rule does not hold.

@@ -2,8 +2,8 @@
 
 //! The page `docs/options.md`, generated from the definitions of the command line and of the OpenAPI document.
 //!
-//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The OpenAPI document describes the field of
-//! the same name: its description is the meaning of the part. The defaults come from parsing a minimal value of the option.
+//! The help of an option lists its parts with their values: `size=SIZE[,shared=on|off]`. The OpenAPI document has a field with the name of
+//! each part. The description of the field is the meaning of the part. To find the defaults, a minimal value of the option is parsed.
 
 use std::fmt::Write;
 
@@ -50,7 +50,8 @@ const PROGRAM_PARTS: &[(&str, &str, &str, &str, &str)] = &[
     ),
 ];
 
-/// Parts of a rate limit, with their meaning. The OpenAPI document has separate objects for these values.
+/// Parts of a rate limit, with their meaning. In the OpenAPI document, these values are not fields of the device, but fields of separate
+/// objects.
 const RATE_PARTS: &[(&str, &str)] = &[
     ("bw_size", "Bytes that the device may transfer in each period of `bw_refill_time`."),
     ("bw_refill_time", "Length of the period of `bw_size` in milliseconds."),
@@ -60,7 +61,7 @@ const RATE_PARTS: &[(&str, &str)] = &[
     ("ops_one_time_burst", "Operations that the device may do once in addition."),
 ];
 
-/// Parts whose field has another name: option, part, field.
+/// Parts whose field in the document has another name: option, part, field.
 const RENAMED: &[(&str, &str, &str)] = &[
     ("--cpus", "boot", "boot_vcpus"),
     ("--cpus", "max", "max_vcpus"),
@@ -85,7 +86,7 @@ const NOT_IN_HELP: &[(&str, &str, &str)] = &[
     ("--restore", "zone_updates", "[ID@NODE,…]"),
 ];
 
-/// Parts with another default than the document has: option, part, default.
+/// Parts whose default differs from the default in the document: option, part, default.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--disk", "path", "required, except with `vhost_user=on`"),
     ("--iommu-bounce", "threshold", "`auto`"),
@@ -99,10 +100,10 @@ const MEANINGS: &[(&str, &str, &str)] = &[(
     "Inherited descriptor of a tap or macvtap interface. `fd=[N,N]` gives one descriptor for each pair of queues.",
 )];
 
-/// Other names of parts.
+/// Keys that are other names of a part. The page need not show them.
 const ALIASES: &[&str] = &["serial_number", "uuid", "vhost_socket"];
 
-/// Modes of `--serial` and `--console`, which precede the parts.
+/// Row of the modes of `--serial` and `--console`, before the rows of the parts.
 const MODES: &str = "| mode | `off`, `null`, `tty`, `pty`, `file=PATH`, `socket=PATH` | see above | Destination of the output, see \
                      [the serial port](guide.md#the-serial-port). |\n";
 
@@ -252,7 +253,7 @@ fn word(value: &str) -> String {
     word
 }
 
-/// Returns the entry of a list for this part.
+/// Returns the entry of `list` for the part `key` of `option`.
 fn special(list: &[(&'static str, &'static str, &'static str)], option: &str, key: &str) -> Option<&'static str> {
     list.iter().find(|(name, part, _)| (*name, *part) == (option, key)).map(|(_, _, value)| *value)
 }

@@ -10,7 +10,7 @@ const API_VERSION: &str = "53.0.0";
 /// The same release, as Cloud Hypervisor's own builds print it.
 const API_BUILD: &str = "v53.0";
 
-/// Program name that Carom was started with. Clients of Cloud Hypervisor look for that name, and learn from the version which
+/// Program name that Carom was started with. Clients of Cloud Hypervisor look for the name `cloud-hypervisor`. The version tells them which
 /// requests they may send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Program {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Writing to standard output and standard error. If they are closed or full, the exit status still reports the outcome.
+//! Writing to standard output and standard error. If a stream is closed or full, the exit status still reports the outcome.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -74,8 +74,7 @@ impl MemoryConfig {
         self.zones.iter().fold(self.size, |sum, zone| sum.saturating_add(zone.size))
     }
 
-    /// Returns the same configuration with the size that the guest was booted with, without hotplugged RAM. Zones keep their
-    /// sizes.
+    /// Returns a copy whose RAM has `bytes` bytes: the size at boot, without hotplugged RAM. If the RAM consists of zones, all sizes stay.
     pub fn booted_with(&self, bytes: u64) -> Self {
         let size = if self.zones.is_empty() { bytes } else { self.size };
         Self { size, ..self.clone() }
@@ -145,7 +144,7 @@ impl MemoryConfig {
         )
     }
 
-    /// If the RAM consists of zones, checks that no field of this configuration is set that must be set for each zone.
+    /// If the RAM consists of zones, checks that `--memory` sets no field that must be set for each zone instead.
     fn check_beside_zones(&self) -> Result<(), ConfigError> {
         let said = [
             ("size", self.size != 0),

@@ -35,7 +35,7 @@ pub struct MemoryZoneConfig {
     /// Huge page size in bytes: 2 MiB (default) or 1 GiB. Requires `hugepages`. `size` must be a multiple of this size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// Host NUMA node that the memory comes from. By default, any node.
+    /// Host NUMA node on which the memory is allocated. By default, any node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1023)]
     pub host_numa_node: Option<u32>,
@@ -116,7 +116,7 @@ impl MemoryZoneConfig {
         let Self { id, size, hugepages, host_numa_node: node, .. } = self;
         let check = |holds: bool, field: Field, rule: &str| ensure(holds, field, || format!("{rule} (zone '{id}')"));
         let (page, has_file) = (self.huge_page(), self.file.is_some());
-        // Bytes of the zone below the hole for BARs, which splits the zone in two.
+        // Bytes of the zone below the hole for BARs. If the zone is larger, its other bytes are above the hole.
         let low = (*size).min(LOW_MEMORY.saturating_sub(start));
         let fits = *size != 0 && size.is_multiple_of(MEMORY_GRANULE) && *size <= MAX_MEMORY;
         let (granule, most) = (MEMORY_GRANULE / MIB, MAX_MEMORY / GIB);

@@ -98,7 +98,7 @@ impl PlatformConfig {
     /// [`Self::iommu_address_width_bits`].
     pub const IOMMU_ADDRESS_WIDTH: Field = Self::OPTION.keys("iommu_address_width", "iommu_address_width_bits");
 
-    /// Fields that hold a single SMBIOS string, by key.
+    /// Fields that hold a single SMBIOS string, with their keys.
     fn smbios_strings(&self) -> [(&'static str, &Option<String>); 10] {
         [
             ("system_manufacturer", &self.system_manufacturer),

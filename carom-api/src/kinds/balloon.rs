@@ -45,7 +45,7 @@ impl BalloonConfig {
 }
 
 impl KindConfig for BalloonConfig {
-    // A balloon cannot be behind the virtio-iommu. Its check rejects that.
+    // A balloon cannot be behind the virtio-iommu: `check` rejects `iommu`.
     usual_methods!();
 
     fn check(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {

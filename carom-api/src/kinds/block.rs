@@ -38,7 +38,7 @@ pub enum ImageType {
     FixedVhd,
 }
 
-/// Range of an image that is locked.
+/// Range of the image that the VMM locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum LockGranularity {
     /// The current length of the image.

@@ -69,7 +69,7 @@ impl KindConfig for FsConfig {
         Some(&self.socket)
     }
 
-    /// A server accepts only one client.
+    /// A server accepts only one client, so two devices cannot share a server.
     fn exclusive(&self) -> Option<Field> {
         Some(Self::SOCKET)
     }

@@ -105,9 +105,9 @@ pub struct Kind {
     help: &'static str,
     /// Keys of the option, for the help, without the keys that all devices have.
     keys: &'static str,
-    /// Keys in the help of the client's verb, if there are too many to show all.
+    /// Keys that the help of the client's verb shows, if the option has too many keys to show all.
     few_keys: Option<&'static str>,
-    /// Value that the option stands for if given without a value. `None` if a value is required.
+    /// Value that is used if the user gives the option without a value. `None` if a value is required.
     pub bare: Option<&'static str>,
     /// Prefix of generated IDs. If a VM can have at most one such device, this is the complete ID.
     pub id: &'static str,
@@ -115,7 +115,7 @@ pub struct Kind {
     pub takes_slot: bool,
     /// True if the devices' DMA is done by host hardware or by another process. Bounce windows are for these devices.
     pub passed_through: bool,
-    /// Key that puts a device behind the virtio-iommu. `None` if that is impossible.
+    /// Key that puts a device behind the virtio-iommu. `None` if such devices cannot be behind the virtio-iommu.
     pub iommu: Option<Field>,
     /// True if the option, together with `--api-socket`, sets a default for VMs of API clients
     /// ([`VmDefaults`](crate::VmDefaults)).

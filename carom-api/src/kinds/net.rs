@@ -23,7 +23,8 @@ use crate::tap_files::TapFiles;
 
 /// Maximum queues. Each pair of queues has a thread.
 const MAX_QUEUES: u16 = 64;
-/// Valid queue sizes. Without mergeable receive buffers, a packet takes a descriptor for each of its pages.
+/// Valid queue sizes. Without mergeable receive buffers, a received packet takes a descriptor for each of its pages, so a small queue could
+/// not hold one packet.
 const QUEUE_SIZES: RangeInclusive<u16> = 32..=1024;
 /// Default prefix length of an IPv4 address.
 const DEFAULT_PREFIX_V4: u32 = 24;
@@ -40,7 +41,7 @@ pub enum VhostMode {
     /// The server listens, and the VMM connects.
     #[default]
     Client,
-    /// The VMM would listen. Not supported.
+    /// The VMM listens. Carom does not support this role.
     Server,
 }
 
@@ -250,7 +251,7 @@ impl KindConfig for NetConfig {
         &self.inherited
     }
 
-    /// An interface has one user, and a server has one client.
+    /// Two devices cannot share an interface or a server.
     fn exclusive(&self) -> Option<Field> {
         let tap = self.tap.is_some().then_some(Self::TAP);
         if self.vhost_user { Some(Self::VHOST_SOCKET) } else { tap }

@@ -13,7 +13,7 @@ use crate::option_list::from_option;
 
 /// Granule of sizes in bytes: the smallest namespace that Linux creates.
 const GRANULE: u64 = 2 * MIB;
-/// Maximum size in bytes: every VM has at least so much guest-physical address space for persistent memory.
+/// Maximum size in bytes. The guest-physical address space of every VM has room for persistent memory of this size.
 const MAX_SIZE: u64 = 1 << 40;
 
 device_config! {

@@ -132,7 +132,7 @@ fn each_segment_has_slots_of_its_own() {
         refused,
         "--device: at most 17 devices fit behind the virtio-iommu on segment 1, and there are 18 of --device"
     );
-    // All devices of a segment of the virtio-iommu are behind it.
+    // All devices of a segment in `iommu_segments` are behind the virtio-iommu.
     assert_eq!(fits("num_pci_segments=2,iommu_segments=1", &[(0, false, 14), (1, false, 31)]), Ok((31, 0)));
     assert_eq!(fits("iommu_segments=0", &[(0, false, 30)]), Ok((0, 0)));
     let refused = fits("iommu_segments=0", &[(0, false, 31)]).unwrap_err();

@@ -81,7 +81,7 @@ fn row(text: &mut String, refused: &Unsupported, within: &str) {
     writeln!(text, "| `{}`{within} | {neutral} | {} |", shown(refused.path), refused.instead).unwrap();
 }
 
-/// Lists values that Carom does not support, of fields that it supports.
+/// Lists unsupported values of fields that Carom supports.
 fn values(text: &mut String, theirs: &Theirs, ours: &Ours) {
     let mut rows = String::new();
     theirs.walk("VmConfig", &mut |path, field| {
@@ -112,7 +112,7 @@ fn operations(text: &mut String, theirs: &Theirs) {
     writeln!(text, "\n## Operations\nNot supported: {}.", missing.join(", ")).unwrap();
 }
 
-/// Lists fields of bodies and answers other than the configuration.
+/// Lists fields of request bodies and answers, except fields of the configuration.
 fn bodies(text: &mut String, theirs: &Theirs, ours: &Ours) {
     text.push_str("\n## Other bodies and answers\n");
     let mut rows = String::new();

@@ -40,7 +40,7 @@ fn full() -> Value {
         "devices": [{"path": "/d", "iommu": true}],
         "user_devices": [{"socket": "/s", "iommu": true, "id": "u"}],
         "disks": [{"path": "/i"}],
-        // Cloud Hypervisor's document has defaults for the addresses. Neither its program nor Carom applies them.
+        // Cloud Hypervisor's document has defaults for these addresses, but neither Cloud Hypervisor nor Carom applies the defaults.
         "net": [{"tap": "tap0", "mac": "02:00:00:00:00:01", "ip": "192.168.249.1", "mask": "255.255.255.0"}],
         "fs": [{"tag": "t", "socket": "/f"}],
         "memory": {"size": 1 << 30, "shared": true},
@@ -152,7 +152,7 @@ fn other_answers_have_every_field_that_typed_clients_need() {
 
 #[test]
 fn reported_configuration_can_be_sent_again() {
-    // A client may not give a generated name.
+    // A client must not send a generated name.
     let without_names = |mut config: Value| {
         for list in ["devices", "disks", "net", "fs", "pmem"] {
             config[list][0].as_object_mut().unwrap().remove("id");

@@ -47,7 +47,7 @@ pub(crate) fn read() -> (String, Vec<OptionString>) {
 }
 
 impl OptionString {
-    /// Runs the parser. Returns `taken`, or the reason without the name of the option.
+    /// Runs the parser. Returns `taken`, or the reason for the rejection without the name of the option.
     pub(crate) fn said(&self) -> String {
         match self.parse() {
             Ok(()) => TAKEN.into(),
