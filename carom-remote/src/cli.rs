@@ -62,7 +62,7 @@ pub(crate) enum Verb {
     },
     /// Reset the guest
     Reboot,
-    /// Stop the guest at once; the configuration stays
+    /// Stop the guest immediately, without asking it; the configuration stays
     Shutdown,
     /// Delete the VM and end the VMM
     ShutdownVmm,
@@ -70,7 +70,7 @@ pub(crate) enum Verb {
     PowerButton,
     /// Raise an NMI on every vCPU
     Nmi,
-    /// Change vCPUs and RAM: at once if the guest runs, otherwise for the next boot
+    /// Change vCPUs and RAM: immediately if the guest runs, otherwise for the next boot
     #[command(arg_required_else_help = true)]
     Resize {
         /// Number of vCPUs

@@ -68,7 +68,7 @@ impl Client {
     /// Sends GET, and returns the answer unchanged. `name` follows `/api/v1/`, unless it starts with a slash.
     ///
     /// # Errors
-    /// A [`CallError`].
+    /// The call failed: see [`CallError`].
     pub(crate) fn get(&self, name: &str) -> Result<Bytes, CallError> {
         self.call(Method::GET, name, None)
     }
@@ -76,7 +76,7 @@ impl Client {
     /// Sends GET, and parses the answer.
     ///
     /// # Errors
-    /// A [`CallError`].
+    /// The call failed: see [`CallError`].
     pub(crate) fn get_as<T: DeserializeOwned>(&self, name: &str) -> Result<T, CallError> {
         serde_json::from_slice(&self.get(name)?)
             .map_err(|error| CallError::NoAnswer { name: name.into(), what: format!("unexpected answer: {error}") })
@@ -85,7 +85,7 @@ impl Client {
     /// Sends PUT, with or without a body.
     ///
     /// # Errors
-    /// A [`CallError`].
+    /// The call failed: see [`CallError`].
     pub(crate) fn put(&self, name: &str, body: Option<Vec<u8>>) -> Result<Bytes, CallError> {
         self.call(Method::PUT, name, body)
     }

@@ -77,7 +77,8 @@ impl History {
         self.rates_of(device, name).last().flatten()
     }
 
-    /// Returns the rates of a counter. If a counter fell between two samples, it belongs to another VM or another domain. Its rate is then 0.
+    /// Returns the rates of a counter. If a counter fell between two samples, the newer sample is from another VM or another domain. The
+    /// rate is then 0.
     fn rates_of(&self, device: &str, name: &str) -> impl DoubleEndedIterator<Item = Option<u64>> {
         self.0.iter().zip(self.0.iter().skip(1)).map(move |(before, after)| {
             let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
@@ -105,7 +106,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns the sample of a running VM that has windows, and a drive behind the IOMMU.
+    /// Returns the sample of a running VM with windows and with a drive behind the virtio-iommu.
     pub(crate) fn running(at: Instant, maps: u64) -> Look {
         let info = json!({
             "config": {"payload": {"kernel": "/k"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2}},

@@ -65,14 +65,14 @@ fn is_end(event: &Event) -> bool {
             || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)))
 }
 
-/// Takes a sample of the VM, which need not exist.
+/// Takes a sample. The VM need not exist.
 fn look(client: &Client) -> Result<Look, CallError> {
     let found = info(client)?;
     if !is_booted(found.as_ref()) {
         return Ok(Look::new(Instant::now(), found, VmCounters::default()));
     }
     match unless_refused(client.get_as("vm.counters"), 404) {
-        // The guest may have ended since the first request. Otherwise the VMM has failed.
+        // The guest may have ended since the first request. If the VM is still booted, the VMM has failed.
         Err(error @ CallError::Refused { status: 500, .. }) => {
             let found = info(client)?;
             if is_booted(found.as_ref()) {
@@ -159,7 +159,7 @@ mod tests {
                 }
             });
             let look = look(&Client::new(&socket).unwrap());
-            // If the server still waits for a request, this connection makes it fail.
+            // If the sample sent too few requests, the server still waits. This connection without a request makes the server fail.
             drop(UnixStream::connect(&socket));
             server.join().unwrap();
             look
