@@ -59,8 +59,8 @@ pub struct MapperLimits {
     pub max_mappings: Option<u32>,
 }
 
-/// Number of a set of address spaces, such as the address spaces of one iommufd. The host can move running endpoints between the
-/// address spaces of a set. The VMM chooses the numbers.
+/// Number that identifies a set of address spaces, such as the address spaces of one iommufd. The host can move running endpoints between
+/// the address spaces of a set. The VMM chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MapperGroup(pub u32);
 
@@ -90,9 +90,9 @@ pub trait DmaMapper: Send {
     /// Returns the limits of this mapper. They do not change.
     fn limits(&self) -> MapperLimits;
 
-    /// True if the device still accesses a chunk's own memory while the chunk is hidden from the guest. If false, the device
-    /// accesses a chunk by its guest-physical address, where other memory is while the chunk is hidden. For such a device, no
-    /// chunk stays mapped over a reset of the VM. The answer does not change.
+    /// True if a mapped chunk stays valid for the device while the chunk is hidden from the guest. False if the device accesses a chunk by
+    /// its guest-physical address: while the chunk is hidden, that address does not belong to the chunk. On a reset of the VM, the engine
+    /// then unmaps all chunks of the device instead of parking them. The answer does not change.
     fn maps_hidden_chunks(&self) -> bool {
         true
     }
@@ -152,15 +152,15 @@ pub trait GuestRam: Send + Sync {
     /// Returns the guest-physical address and length in bytes of each region of RAM. Bypass maps these regions.
     fn regions(&self) -> Vec<(u64, u64)>;
 
-    /// True if the virtio-iommu offers the feature `MMIO`. A MAP without the MMIO flag finds device memory even if this is false.
-    /// The answer does not change.
+    /// True if the virtio-iommu offers the feature `MMIO`. A MAP without the MMIO flag can map device memory even if the feature is not
+    /// offered. The answer does not change.
     fn offers_mmio(&self) -> bool {
         false
     }
 
-    /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind. The whole range must be memory of one device that the
-    /// guest sees there, be contiguous in host memory, and allow `permissions`. The slice is valid during the call. Mappers only
-    /// use its address.
+    /// Calls `then` with the memory at `[gpa, gpa + len)` and its kind, if the guest sees memory of one device in the whole range. The
+    /// memory must also be contiguous in host memory and allow `permissions`. Otherwise, `then` is not called. The slice is valid during
+    /// the call of `then`. Mappers only use the address of the slice.
     ///
     /// Before the guest's view of the memory is removed, the VMM must call
     /// [`Engine::revoke_device_memory`](crate::Engine::revoke_device_memory).
@@ -237,9 +237,9 @@ pub trait ChunkStore: Send {
     /// [`recover`](Self::recover) returns it.
     fn release(&mut self, index: u32) -> Result<(), ChunkError>;
 
-    /// Retries the release of one lost chunk, in turn. Returns the chunk if it is now released, or `None` if no chunk is lost or
-    /// the retry failed. The engine calls this once for each WINDOW_ADD and WINDOW_DEL. On a reset of the device, the engine
-    /// calls it until it returns `None`.
+    /// Retries the release of one lost chunk. Successive calls retry the lost chunks in turn. Returns the chunk if it is now released, or
+    /// `None` if no chunk is lost or the retry failed. The engine calls this function once for each WINDOW_ADD and WINDOW_DEL. On a reset
+    /// of the device, the engine calls the function until it returns `None`.
     fn recover(&mut self) -> Option<u32> {
         None
     }

@@ -63,16 +63,18 @@ pub struct Limits {
     pub max_mappings: usize,
     /// Maximum number of domains at a time.
     pub max_domains: usize,
-    /// Maximum pages of page tables, of 4 KiB each, that mappings can make the host build for one address space with [page
-    /// tables](crate::DmaMapper::keeps_page_tables). The host keeps the pages as long as the address space exists.
+    /// Maximum number of page-table pages, of 4 KiB each, that the host builds for the mappings of one address space. This limit applies to
+    /// address spaces with [page tables](crate::DmaMapper::keeps_page_tables). The host keeps the pages as long as the address space
+    /// exists.
     pub max_table_pages: u64,
     /// Maximum bytes of mapped guest RAM over all address spaces of the host. Memory that is mapped twice counts twice. Chunks of
     /// windows do not count. A bypass domain counts, because it maps all RAM. Bypass of unattached endpoints also counts, unless
     /// [`EngineConfig::bypass`] turns it on at power-on. `u64::MAX` means no limit.
     /// [`set_max_mapped_bytes`](crate::Engine::set_max_mapped_bytes) changes the limit.
     pub max_mapped_bytes: u64,
-    /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed.
-    /// Mappings delay a request, or a thread that waits for a request, by at most a few times this duration.
+    /// Maximum time to unmap everything, estimated from the typical duration of mapper calls. 4096 mappings are always allowed. Beyond
+    /// these, a request that would exceed the limit gets `NOMEM`. So unmapping delays a request, or a thread that waits for a request, by
+    /// at most a few times this duration.
     pub max_unmap_time: Duration,
     /// Maximum bytes that one mapper call maps: a power of two, at least the granule. A longer mapping takes several calls, and
     /// the VMM can [interrupt](crate::Interrupt) the request between them.
@@ -123,7 +125,7 @@ pub enum ConfigError {
     /// `max_step` is not a power of two, or is smaller than the granule.
     #[error("limits.max_piece is {0:#x}: it must be a power of two and at least the granule")]
     Step(u64),
-    /// Only one of window configuration and chunk store is given.
+    /// The window configuration is given without a chunk store, or a chunk store without a window configuration.
     #[error("bounce windows need both a window configuration and a chunk store, and only one of them is given")]
     WindowAndStore,
     /// The chunk size is not a power of two, or is smaller than the granule.
@@ -169,7 +171,7 @@ pub enum ConfigError {
     /// No endpoint has this ID.
     #[error("endpoint {0:#x} does not exist")]
     NoEndpoint(EndpointId),
-    /// The host cannot map pages as small as the guest can.
+    /// The host's smallest page is larger than the engine's smallest page.
     #[error(
         "endpoint {id:#x}: the host maps pages of {host:#x} bytes, but page_size_mask promises {granule:#x}: raise its lowest bit"
     )]
@@ -330,8 +332,8 @@ impl WindowConfig {
         if start < *config.input_range.start() || end > *config.input_range.end() {
             return broken("must lie within input_range");
         }
-        // Regions of guest RAM are far larger than chunks. So a region that overlaps the aperture covers the start or the end of
-        // some chunk.
+        // Regions of guest RAM are far larger than chunks. So a region that overlaps the aperture covers the start or the end of at least
+        // one chunk, and checking these addresses is enough.
         let granule = config.granule();
         let is_ram = |gpa| ram.prefix(gpa, granule).is_some();
         let mut starts = (0..=(end - start) / chunk).map(|n| start + n * chunk);

@@ -38,8 +38,8 @@ pub struct Counters {
     pub failed: RequestCounts,
     /// Existing mappings over all domains. Chunks do not count as mappings.
     pub mappings: u64,
-    /// Bytes of guest RAM that are mapped on the host, including files that the guest sees as memory. They count once for each
-    /// host address space that maps them: one for each endpoint, unless the endpoints of a domain share one.
+    /// Bytes of guest RAM that are mapped on the host, including files that the guest sees as memory. They count once for each host address
+    /// space that maps them. Each endpoint has an address space of its own, unless the endpoints of a domain share an address space.
     pub mapped_bytes: u64,
     /// The largest [`mapped_bytes`](Self::mapped_bytes) so far.
     pub peak_mapped_bytes: u64,
@@ -74,8 +74,8 @@ pub struct Counters {
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,
-    /// Faults that were not reported to the driver: there were too many at once, the endpoint does not exist, the driver supplied
-    /// no buffer, or the device was reset first.
+    /// Faults that were not reported to the driver: too many faults occurred in a short time or were pending, the endpoint does not exist,
+    /// the driver supplied no buffer, or the device was reset before the report.
     pub faults_dropped: u64,
     /// Duration of host calls. Reported separately from the counters.
     #[serde(skip)]

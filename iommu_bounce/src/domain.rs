@@ -11,7 +11,7 @@ use crate::mapping::{Chunk, DeviceMapping, Mapping};
 use crate::tree::MappingTree;
 use crate::{EndpointId, SpaceId};
 
-/// I/O address space of the guest. It exists as long as an endpoint is attached.
+/// I/O address space of the guest. The domain exists as long as an endpoint is attached to it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Domain {
     /// True for a bypass domain. A bypass domain maps all RAM, and the driver cannot add or remove mappings.

@@ -51,7 +51,7 @@ pub use batch::UnmapRequest;
 use map_unmap::unmap_run;
 pub use report::DomainWindow;
 
-/// Maximum duration of a batch. After that, requests of the batch that take more host resources are rejected.
+/// Maximum duration of a batch. After this time, the engine rejects further requests of the batch that take host resources.
 const MOST_OF_BATCH: Duration = Duration::from_secs(1);
 
 /// Times at which the requests of a batch were served. The end is calculated only on demand, because a request takes less than a
@@ -81,7 +81,7 @@ pub struct Engine {
     bypass_put_off: bool,
     /// Duration of the current batch so far. `None` outside of a batch.
     batch: Option<Duration>,
-    /// Times of the last batch, once a request of it was served.
+    /// Times of the last batch. `None` until a request of the batch was served.
     served: Option<Served>,
     /// Mappings of unattached endpoints in bypass mode.
     identity: Domain,
@@ -155,8 +155,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. This is the endpoint's
-    /// own mapper, or another mapper of its group if its own still serves other endpoints. The VMM must make sure that the
+    /// Removes an endpoint: detaches it, unmaps everything, and returns a mapper that is no longer needed. This is the endpoint's own
+    /// mapper. If that mapper still serves other endpoints, another mapper of the group is returned. The VMM must make sure that the
     /// endpoint does no DMA.
     ///
     /// Ranges that the host failed to unmap end together with the mapper. Chunks in these ranges are lost, because the engine
@@ -169,7 +169,8 @@ impl Engine {
         self.release_endpoint(id);
         let endpoint = self.endpoints.remove(&id);
         let own = endpoint.ok_or(ConfigError::NoEndpoint(id))?.space;
-        // Otherwise the driver would get faults of an endpoint that does not exist, and a saved state with them could not be restored.
+        // Drop the endpoint's pending faults. Otherwise the driver would get faults of an endpoint that does not exist, and a saved state
+        // with such faults could not be restored.
         self.counters.faults_dropped += self.faults.forget(id);
         self.spaces.get_mut(own).endpoints.retain(|other| *other != id);
         let group = self.spaces.get(own).group();
@@ -177,7 +178,7 @@ impl Engine {
         let spare = if shared { self.spaces.spare(group) } else { None };
         let going = spare.unwrap_or(own);
         self.evict_from(going);
-        // No endpoint is in this address space any more, so this unmaps the RAM that bypass mapped.
+        // No endpoint is in this address space any more, so this call unmaps the RAM that bypass mapped.
         let ended = self.settle(going);
         debug_assert!(ended.is_ok(), "an unmap does not fail: the range becomes stuck");
         let space = self.spaces.remove(going).expect("an endpoint has an address space");
@@ -301,9 +302,9 @@ impl Engine {
         self.steps.take_happened()
     }
 
-    /// Starts a batch, which lasts until [`end_batch`](Self::end_batch). The driver and all other threads wait while the batch is
-    /// served. Once a batch has taken a second, its requests that take more host resources get `NOMEM`. Requests that free
-    /// resources are still served. But if such a request leaves an endpoint in bypass mode, RAM is mapped for the endpoint later.
+    /// Starts a batch, which lasts until [`end_batch`](Self::end_batch). The driver and all other threads wait while the batch is served.
+    /// Once a batch has taken a second, further requests that take host resources get `NOMEM`. Requests that free resources are still
+    /// served. If such a request leaves an endpoint in bypass mode, the engine maps RAM for the endpoint later.
     pub fn begin_batch(&mut self) {
         self.batch = Some(Duration::ZERO);
         self.served = None;
@@ -454,12 +455,12 @@ impl Engine {
         }
     }
 
-    /// Changes the budget: the maximum bytes of window memory over all domains. If more is backed, parked chunks are released.
-    /// Chunks of domains stay, but no more chunks are backed. Returns `Ok(true)` if the VMM must notify the driver of a
+    /// Changes the budget: the maximum bytes of window memory over all domains. If the backed memory exceeds the new budget, parked chunks
+    /// are released. Chunks of domains stay, but no more chunks are backed. Returns `Ok(true)` if the VMM must notify the driver of a
     /// configuration change.
     ///
     /// # Errors
-    /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the region is smaller.
+    /// [`ConfigError::NoWindows`], or [`ConfigError::Budget`] if the budget is larger than the region.
     pub fn set_budget(&mut self, bytes: u64) -> Result<bool, ConfigError> {
         let windows = self.windows.as_mut().ok_or(ConfigError::NoWindows)?;
         windows.config.check_budget(bytes, windows.region_size())?;
@@ -510,7 +511,8 @@ impl Engine {
         }
     }
 
-    /// Releases a chunk that no domain owns any more: at once, or when its last host mapping is gone.
+    /// Releases a chunk that no domain owns any more. If an address space still maps the chunk, holds the chunk until its last host mapping
+    /// is removed.
     fn give_back(&mut self, index: u32) {
         let Some(windows) = &mut self.windows else {
             return;

@@ -11,7 +11,7 @@ use crate::EndpointId;
 use crate::backend::Permissions;
 use crate::spec::fault;
 
-/// Maximum pending faults without a buffer of the driver, and maximum faults that are accepted at once.
+/// Maximum number of pending faults, which wait for a buffer of the driver. Also the maximum number of faults that are accepted in a burst.
 const BURST: u32 = 64;
 /// Interval after which one more fault is accepted.
 const INTERVAL: Duration = Duration::from_millis(10);

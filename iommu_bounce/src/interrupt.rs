@@ -22,9 +22,9 @@ struct Flags {
 }
 
 impl Interrupt {
-    /// Sets or clears the wish to interrupt. While it is set, MAP and ATTACH requests for more than one step are interrupted,
-    /// and a write of 1 to `bypass` fails in the same way. Endpoints that a DETACH or a device reset leaves in bypass mode have
-    /// no access until later.
+    /// Sets or clears the wish to interrupt. While the wish is set, MAP and ATTACH requests for more than one step are interrupted, and a
+    /// write of 1 to `bypass` fails in the same way. If a DETACH or a device reset leaves an endpoint in bypass mode, the engine maps RAM
+    /// for the endpoint later.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Release);
     }
@@ -61,7 +61,7 @@ impl Steps {
 
     /// Allows or forbids interruption from now on. Returns the previous setting.
     pub(crate) fn set_allowed(&self, allowed: bool) -> bool {
-        // Only the engine writes this flag. So two plain accesses for each request are enough.
+        // Only the engine writes this flag. So a load and a store are enough, instead of an atomic exchange.
         let flag = &self.interrupt.0.allowed;
         let before = flag.load(Ordering::Relaxed);
         flag.store(allowed, Ordering::Relaxed);

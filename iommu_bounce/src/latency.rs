@@ -54,7 +54,7 @@ const FEW: u64 = 8;
 pub(crate) struct Calls {
     /// Number of calls so far.
     count: u64,
-    /// True if the next calls must be timed, until one that counts. A call that does not count leaves this unchanged.
+    /// True if the next call must be timed. Stays true until a timed call counts.
     is_due: bool,
     /// Durations of the timed calls that count. A failed call does not count, because it may return at once.
     times: Histogram,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The virtio-iommu engine and its bounce windows: requests in, status out.
+//! The virtio-iommu engine and its bounce windows.
 //!
 //! [`Engine`] holds the state of one virtio-iommu device: the domain of each endpoint, the mappings of each domain, and the host
 //! memory chunks of each domain's bounce window. It takes a request as the bytes that the driver put on the request queue, and

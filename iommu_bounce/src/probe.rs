@@ -8,10 +8,10 @@ use rangemap::RangeInclusiveSet;
 
 use crate::wire::ReservedMemory;
 
-/// Returns the reserved ranges of an endpoint: at most `room` (at least 3), disjoint and in order.
+/// Returns the reserved ranges of an endpoint: at most `room` ranges, disjoint and in order. `room` must be at least 3.
 ///
-/// `usable` are the IOVAs of `input` that the endpoint can map, without `msi`. If there are more ranges than room, neighbours are
-/// merged, closest first. The driver then leaves some usable IOVAs unused.
+/// `usable` are the IOVAs of `input` that the endpoint can map, without `msi`. If an endpoint has more reserved ranges, the two neighbours
+/// with the smallest gap are merged, until at most `room` ranges are left. The driver then leaves the usable IOVAs in these gaps unused.
 pub(crate) fn reserved(
     input: &RangeInclusive<u64>,
     usable: &[RangeInclusive<u64>],

@@ -18,7 +18,7 @@ pub struct DomainReport {
     pub bypass: bool,
     /// Attached endpoints.
     pub endpoints: Vec<EndpointId>,
-    /// Number of host address spaces that hold the domain's mappings. Each mapping exists in each of them.
+    /// Number of host address spaces that hold the domain's mappings. Each mapping exists in each of these address spaces.
     pub address_spaces: usize,
     /// Number of the driver's mappings.
     pub mappings: u64,

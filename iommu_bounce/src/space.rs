@@ -27,7 +27,7 @@ use crate::table_pages::TablePages;
 use crate::windows::Windows;
 use crate::{EndpointId, Permissions, SpaceId};
 
-/// Number of mappings that is always allowed, because with fewer mappings too few calls were timed for an estimate.
+/// Number of mappings that is always allowed. With fewer mappings, too few calls were timed to estimate the duration of a call.
 pub(crate) const ALWAYS: u64 = 4096;
 
 /// Range that the host failed to unmap.
@@ -248,7 +248,7 @@ impl Space {
         self.group
     }
 
-    /// Returns the mapper. Stuck ranges end with it.
+    /// Returns the mapper. Stuck ranges end together with the mapper, so they are no longer counted.
     pub(crate) fn into_mapper(self, counters: &mut Counters) -> Box<dyn DmaMapper> {
         for stuck in &self.stuck {
             counters.stuck_ranges -= 1;
@@ -257,7 +257,7 @@ impl Space {
         self.mapper
     }
 
-    /// True if the host kernel pins mapped memory. It does so for an IOMMU of the host, which also needs page tables.
+    /// True if the host kernel pins mapped memory. The kernel pins memory only for an IOMMU of the host, which also needs page tables.
     pub(crate) fn pins(&self) -> bool {
         self.tables.is_some()
     }
@@ -325,7 +325,7 @@ impl Space {
         }
         let began = self.maps.begin();
         let outcome = self.mapper.map(iova, slice, permissions);
-        // Without an attached device, the host may postpone all the work.
+        // Without an attached device, the host may postpone the work of the call, so the duration does not count.
         let counts = outcome.is_ok() && !self.in_bypass && !self.endpoints.is_empty();
         self.maps.end(began, counts, &mut counters.host.map);
         match outcome {
@@ -335,7 +335,7 @@ impl Space {
             }
             Err(error) => {
                 counters.host_errors += 1;
-                // This is not a warning, because a guest can cause it as often as it likes.
+                // The log level is not `warn`, because a guest can cause any number of such errors.
                 debug!("endpoint {:#x}: cannot map {len:#x} bytes at IOVA {iova:#x}: {error}", self.name);
                 Err(match error {
                     MapError::NoResources => Status::NoMem,
@@ -454,9 +454,9 @@ impl Space {
         }
     }
 
-    /// Maps everything that a domain has, except where a range is stuck. On an error, it unmaps what it mapped, and ranges that
-    /// the host fails to unmap become stuck. It also fails if the calls turn out to be too slow for so many mappings, because
-    /// calls may not have been timed before.
+    /// Maps everything that a domain has, except where a range is stuck. On an error, the new mappings are unmapped again, and ranges that
+    /// the host fails to unmap become stuck. An error also results if map calls turn out to be too slow for the number of mappings: before
+    /// this function, no call may have been timed.
     pub(crate) fn install(
         &mut self,
         domain: &Domain,
@@ -536,7 +536,7 @@ impl Space {
             }
             status
         };
-        // The stuck ranges belong to the old domain, and count as mapped again. A waiting thread cannot interrupt this step.
+        // The stuck ranges belong to the old domain, so `restore` counts them as mapped again. A waiting thread cannot interrupt this step.
         let allowed = self.steps.set_allowed(false);
         let restored = self.restore(old, ram, windows, counters);
         self.steps.set_allowed(allowed);

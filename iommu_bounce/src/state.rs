@@ -11,7 +11,7 @@ use crate::{DomainId, EndpointId, Fault};
 /// Version of [`EngineState`] that this engine writes. The engine can read no other version.
 pub const STATE_VERSION: u32 = 1;
 
-/// State that a guest has made. The contents of chunks and parked chunks are not included.
+/// State that a guest has made. It includes neither the contents of chunks nor any parked chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineState {

@@ -36,8 +36,8 @@ impl TablePages {
         Self { low: [0; LOW / 64], levels: Default::default(), count: 0, max }
     }
 
-    /// Records that `[start, last]` is mapped. Returns `false`, and records nothing, if this takes too many pages. For a small
-    /// mapping in a known place, this is one lookup. Otherwise it takes O(log n) of the number of known places.
+    /// Records that `[start, last]` is mapped. Returns `false`, and records nothing, if this takes too many pages. A small mapping in a
+    /// known place takes one lookup. Any other mapping takes O(log n) steps, where n is the number of known places.
     #[must_use]
     pub(crate) fn touch(&mut self, start: u64, last: u64) -> bool {
         let lowest = place(start, last, LEVELS[0]);

@@ -2,9 +2,9 @@
 
 //! Mappings of a domain in order of their IOVAs: a B+ tree whose nodes are in pools.
 //!
-//! The standard library's tree lacks two properties. First, a request must not allocate memory if the tree was this large before,
-//! so free nodes are kept. Second, a mapping must take few bytes even if a guest leaves every node half full. The tree does not
-//! check for overlaps. The caller must.
+//! The standard library's tree lacks two properties. First, a request must not allocate memory if the tree had as many nodes before. So
+//! free nodes are kept. Second, a mapping must take few bytes even if a guest leaves every node half full. The tree does not check for
+//! overlaps. The caller must.
 
 mod node;
 mod pool;

@@ -17,8 +17,8 @@ use crate::wire;
 use crate::{DomainId, EndpointId, SpaceId};
 
 impl Engine {
-    /// Attaches an endpoint. If it is attached to another domain, it leaves that domain only after the whole new domain is mapped
-    /// for it.
+    /// Attaches an endpoint. If the endpoint is attached to another domain, it leaves the old domain only after the whole new domain is
+    /// mapped for the endpoint.
     pub(super) fn attach(&mut self, request: wire::Attach) -> Result<(), Status> {
         let (id, new) = (request.endpoint, request.domain);
         let known = if self.accepted & feature::BYPASS_CONFIG == 0 { 0 } else { ATTACH_F_BYPASS };
@@ -59,7 +59,8 @@ impl Engine {
         placed.map(|_| ())
     }
 
-    /// Maps the whole new domain for the endpoint, and removes the endpoint from the old domain. Returns its address space.
+    /// Maps the whole new domain for the endpoint, and removes the endpoint from the old domain. Returns the address space that the
+    /// endpoint is in afterwards.
     fn place(
         &mut self,
         id: EndpointId,
@@ -84,7 +85,7 @@ impl Engine {
             self.evict_from(id);
         }
         if let Err(status) = self.settle_in_time(&[id], true) {
-            // A range is stuck there, so an earlier attempt failed too.
+            // A range of this address space is stuck, so an earlier attempt failed too.
             log::debug!("endpoints in bypass mode have no access to RAM yet ({status:?})");
         }
     }
@@ -124,7 +125,8 @@ impl Engine {
     /// Moves the endpoint into an address space that already holds the whole new domain.
     fn join(&mut self, id: EndpointId, to: SpaceId) -> Result<SpaceId, Status> {
         if !self.spaces.get(to).endpoints.contains(&id) {
-            // Only the endpoints that used parked chunks may access them.
+            // Parked chunks may only be accessed by the endpoints that used them. So release the parked chunks before another endpoint
+            // joins.
             self.evict_from(to);
         }
         if self.spaces.get(to).is_stuck() {
@@ -133,7 +135,8 @@ impl Engine {
         self.move_to(id, to)
     }
 
-    /// Moves the endpoint out of a shared address space into a spare one, and maps its new domain there, if it has one.
+    /// Moves the endpoint out of a shared address space into a spare one. If `new` is given, maps the new domain in the spare address
+    /// space.
     fn move_out(&mut self, id: EndpointId, new: Option<DomainId>) -> Result<SpaceId, Status> {
         let from = endpoint_mut(&mut self.endpoints, id).space;
         let group = self.spaces.get(from).group();
@@ -290,9 +293,9 @@ impl Engine {
         }
     }
 
-    /// Ends all domains. Endpoints stay in their address spaces, which then hold nothing except parked chunks. With `park`, the
-    /// chunks of a domain are parked if only one address space holds the domain, and its device accesses chunks while they are
-    /// parked.
+    /// Ends all domains. Endpoints stay in their address spaces, which then hold nothing except parked chunks. With `park`, the chunks of a
+    /// domain are parked if only one address space holds the domain and its mapper
+    /// [`maps_hidden_chunks`](crate::DmaMapper::maps_hidden_chunks).
     pub(super) fn end_domains(&mut self, park: bool) {
         let domains = std::mem::take(&mut self.domains);
         for endpoint in self.endpoints.values_mut() {

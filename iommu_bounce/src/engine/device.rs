@@ -2,8 +2,8 @@
 
 //! Mappings of device memory: BARs, for DMA between devices, and files that the guest sees as memory.
 //!
-//! Such mappings are rare, and are kept separately from mappings of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4)
-//! requests device memory. A MAP without the flag finds device memory where the guest has no RAM.
+//! Such mappings are rare, and are kept separately from mappings of guest RAM. `MAP_F_MMIO` (virtio 1.3, section 5.13.6.4) requests device
+//! memory. A MAP without the flag maps device memory if the guest has no RAM at that address.
 //!
 //! The host does not report when device memory disappears, so the VMM must announce it in advance with
 //! [`Engine::revoke_device_memory`]. The mapping is then *dead*: the host maps nothing there any more, but the driver must still
@@ -60,7 +60,7 @@ impl Engine {
     /// because the guest does not see their memory before.
     ///
     /// # Errors
-    /// A [`RestoreError`] that names the mapping. Mappings before it stay.
+    /// A [`RestoreError`] that names the failed mapping. Mappings that were restored before it stay.
     pub fn restore_device_memory(&mut self) -> Result<(), RestoreError> {
         // Existing mappings are allowed to exceed a lowered cap.
         let max_mapped_bytes = std::mem::replace(&mut self.config.limits.max_mapped_bytes, u64::MAX);

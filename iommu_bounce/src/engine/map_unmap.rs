@@ -18,7 +18,7 @@ impl Engine {
     /// (`drivers/iommu/dma-iommu.c`), so VFIO and direct I/O map device memory without the flag.
     pub(super) fn map(&mut self, request: wire::Map) -> Result<(), Status> {
         self.check_mapping_feature()?;
-        // Without the feature, the flag is unknown.
+        // Without the feature `MMIO`, the MMIO flag is an unknown flag and gets `INVAL`.
         let mmio = request.flags & MAP_F_MMIO != 0 && self.accepted & feature::MMIO != 0;
         let permissions = permissions(if mmio { request.flags & !MAP_F_MMIO } else { request.flags })?;
         self.map_checked(&request, permissions, mmio)
@@ -193,8 +193,8 @@ fn map_all(
     Ok(())
 }
 
-/// Unmaps adjacent mappings in all address spaces, and removes them from the domain. On an error, they are mapped again. If the
-/// host fails at that too, they are removed anyway, and the ranges that the host still maps become stuck.
+/// Unmaps adjacent mappings in all address spaces, and removes them from the domain. On an error, the mappings are mapped again. If the
+/// host also fails to map them, they are removed from the domain anyway. The ranges that the host still maps then become stuck.
 pub(super) fn unmap_run(
     spaces: &mut Spaces,
     domain: &mut Domain,

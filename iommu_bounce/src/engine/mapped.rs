@@ -2,9 +2,9 @@
 
 //! Cap on mapped bytes: the maximum guest RAM that the host keeps mapped, and therefore pinned, on behalf of the guest.
 //!
-//! Mapped bytes are counted as VFIO does: each mapping in each host address space, even if another mapping covers the same page.
-//! So a page counts twice if it is mapped twice, or if two address spaces map it. The kernel holds a reference for each, and adds
-//! each to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, `iopt_pages_update_pinned()` of
+//! Mapped bytes are counted as VFIO does: each mapping in each host address space, even if another mapping covers the same page. So a page
+//! counts twice if it is mapped twice, or if two address spaces map it. The kernel takes a reference to the page for each mapping, and adds
+//! each mapping to the locked memory (`vfio_pin_pages_remote()` of `drivers/vfio/vfio_iommu_type1.c`, `iopt_pages_update_pinned()` of
 //! `drivers/iommu/iommufd/pages.c`). Chunks do not count, because the budget limits them.
 //!
 //! If the VMM turns bypass on at power-on, RAM that unattached endpoints access through bypass does not count either. Firmware needs
@@ -63,7 +63,8 @@ impl Engine {
         self.counters.mapped_bytes.saturating_sub(free.saturating_mul(spaces))
     }
 
-    /// Returns the additional bytes that are mapped if an endpoint moves from the domain `old` to `new`, which has `content`.
+    /// Returns the additional bytes that are mapped if an endpoint moves from the domain `old` to the domain `new`. `content` is the domain
+    /// `new`, if it exists.
     pub(super) fn more_mapped(
         &self,
         from: SpaceId,

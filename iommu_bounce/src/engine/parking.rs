@@ -27,7 +27,7 @@ impl Engine {
             self.park(id, &parked);
         }
         self.end_domains(true);
-        // After the budget was lowered, domains may have had more chunks than it allows.
+        // If the budget was lowered, domains may have had more chunks than the budget allows.
         self.evict_over_budget();
         self.counters.faults_dropped += self.faults.clear();
         self.accepted = 0;

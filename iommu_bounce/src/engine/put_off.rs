@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Postponed mapping of RAM for bypass. While `bypass` is 1, an endpoint that a DETACH or a device reset leaves unattached can access
-//! all RAM. The host can take long to map all RAM, and all other threads wait for the engine meanwhile.
+//! Postponed mapping of RAM for bypass. While `bypass` is 1, an endpoint that a DETACH or a device reset leaves unattached can access all
+//! RAM. The host can take long to map all RAM. Meanwhile, all other threads that need the engine wait.
 //!
-//! A driver could cause this repeatedly. So the engine postpones the mapping if the batch has used up its time, or if a thread waits.
-//! A slow mapping starts a cooldown: during the cooldown, the engine also postpones the mapping, except for a reset. While the mapping
-//! is postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel does not pin the memory of an
-//! address space, the mapping is never postponed, because it takes no time.
+//! A driver could cause such waits repeatedly. So the engine postpones the mapping if the batch has used up its time, or if a thread waits.
+//! A slow mapping starts a cooldown: during the cooldown, the engine also postpones the mapping, except for a reset. While the mapping is
+//! postponed, the endpoint has no access, as on a host that refuses to map RAM. If the host kernel does not pin the memory of an address
+//! space, the mapping is never postponed, because it takes no time.
 
 use std::time::{Duration, Instant};
 
@@ -51,8 +51,9 @@ impl Engine {
         outcome
     }
 
-    /// Maps postponed RAM for endpoints in bypass mode, if it is time. Call this when the device continues after a pause: a reset
-    /// before the pause may have postponed the mapping, and without a driver no request leads to this call.
+    /// Maps postponed RAM for endpoints in bypass mode, unless the cooldown lasts or the batch has used up its time. The VMM must call this
+    /// when the device continues after a pause: a reset before the pause may have postponed the mapping. Without a driver, no request would
+    /// map the RAM.
     pub fn catch_up(&mut self) {
         if !self.bypass_put_off {
             return;

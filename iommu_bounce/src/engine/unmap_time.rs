@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Estimate of the time to unmap everything. A DETACH, an UNMAP of all addresses, and a reset each unmap everything at once. The
-//! guest waits for this, and so does a thread that pauses or stops the VM, because a started request cannot be left half done.
+//! Estimate of the time to unmap everything. A DETACH, an UNMAP of all addresses, and a reset each unmap everything in one request. The
+//! guest waits for the request. A thread that pauses or stops the VM waits too, because the engine cannot interrupt an unmap.
 //!
 //! So the engine limits the number of mappings, and the time that unmapping all of them takes on this host. To estimate the time,
 //! the engine measures mapper calls. If a call takes 3 µs, the limit on the number is reached first. If a call takes 100 µs, as in a
@@ -23,7 +23,7 @@ impl Engine {
         if self.are_few(more) || domain.spaces.iter().all(|id| self.is_fast(self.spaces.get(*id))) {
             return Ok(());
         }
-        // The time of one more mapping is negligible compared to the total.
+        // The time for one more mapping is negligible compared to the total, so pass 0.
         self.check_sum(more, 0)
     }
 
@@ -46,8 +46,8 @@ impl Engine {
         self.check_sum(more, more.saturating_mul(call))
     }
 
-    /// True if there are so few mappings that their time is not checked. This assumes that each domain is in all address spaces,
-    /// because that is quick to calculate.
+    /// True if there are so few mappings that their time is not checked. The check uses an upper bound that is quick to calculate, as if
+    /// each domain were in all address spaces.
     fn are_few(&self, more: u64) -> bool {
         self.counters.mappings.saturating_mul(self.endpoints.len() as u64).saturating_add(more) <= ALWAYS
     }

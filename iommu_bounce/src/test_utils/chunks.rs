@@ -34,8 +34,7 @@ pub struct TestChunks {
     chunk_size: u64,
     chunks: u32,
     backed: BTreeMap<u32, MmapRegion<()>>,
-    /// Memory of released chunks. It stays mapped, so that no other chunk gets the same address, and an address identifies a
-    /// chunk.
+    /// Memory of released chunks. The memory stays mapped, so that no other chunk gets the same address. So an address identifies a chunk.
     released: Vec<MmapRegion<()>>,
     lost: VecDeque<u32>,
     parked: Vec<u32>,

@@ -140,7 +140,7 @@ pub fn requests(data: &[u8]) {
     host.mappers.iter().for_each(MapperProbe::heal);
     host.group.heal();
     host.chunks.heal();
-    // The system reset ends bypass. The reset without accepted windows then ends parking.
+    // The system reset ends bypass. Windows are not accepted any more, so the second reset releases the parked chunks.
     engine.system_reset();
     engine.accept_features(0);
     engine.reset();

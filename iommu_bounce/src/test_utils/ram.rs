@@ -10,7 +10,7 @@ use crate::{DeviceMemoryKind, GuestRam, Permissions, ThenDevice};
 
 /// Guest RAM of several regions. Each region is contiguous in host memory, and no two regions are adjacent there.
 ///
-/// It can also have devices, whose memory is never RAM.
+/// A `TestRam` can also have devices. Their memory is never RAM.
 #[derive(Debug)]
 pub struct TestRam {
     ram: GuestMemoryMmap<()>,

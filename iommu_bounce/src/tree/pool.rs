@@ -17,7 +17,7 @@ const PLACE_BITS: u32 = 20;
 pub(super) trait Node: Copy {
     /// A node without content.
     const EMPTY: Self;
-    /// Field that refers to another node. In a free node, it links the list of free nodes.
+    /// Field that refers to another node. In a free node, the field refers to the next free node.
     fn link(&mut self) -> &mut u32;
 }
 

@@ -332,7 +332,7 @@ impl Rig {
         assert!(now <= before || now <= budget, "{now:#x} over {budget:#x}");
     }
 
-    /// Resets the VM, which ends bypass. Then resets the device as a driver without windows, which ends parking.
+    /// Resets the VM, which ends bypass. Then resets the device as a driver without windows, which releases the parked chunks.
     pub(crate) fn end(&mut self) {
         self.engine.system_reset();
         self.engine.accept_features(0);

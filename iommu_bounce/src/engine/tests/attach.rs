@@ -146,7 +146,7 @@ fn domains_have_a_limit() {
     assert_eq!(rig.status(&attach(3, 3)), NOMEM);
     rig.all_ok([attach(3, 1)]);
     assert_eq!(rig.status(&attach(3, 3)), NOMEM, "domain 1 stays");
-    // Domain 2 ends in the same step, so there is room.
+    // Domain 2 ends in the same step, so the limit allows domain 3.
     rig.all_ok([attach(2, 3)]);
 }
 
@@ -200,7 +200,7 @@ fn slow_detach_into_bypass_defers_ram_of_later_detaches() {
     assert_eq!((answers, reach_ram(&rig)), ([OK; 3], [true, false, false]));
     assert_eq!(rig.status(&detach(2, 2)), INVAL, "it is detached");
     (1..=3).for_each(|id| rig.mapper(id).delay(Duration::ZERO));
-    // A detour through a domain does not map RAM sooner.
+    // Attaching the endpoint to a domain and detaching it again does not map its RAM sooner.
     rig.all_ok([attach(2, 2), map(2, 0, PAGE - 1, 0, READ)]);
     assert_eq!((rig.status(&detach(2, 2)), reach_ram(&rig)), (OK, [true, false, false]));
     rig.engine.bypass_rests = None;
@@ -249,7 +249,7 @@ fn slow_resets_map_bypass_ram_and_defer_a_later_detach() {
     }
     rig.all_ok([detach(1, 1)]);
     assert_eq!(reach_ram(&rig), [false, false, true]);
-    // The next guest does not wait because of the previous guest.
+    // A reset of the VM ends the cooldown, so that the next guest need not wait.
     rig.engine.system_reset();
     rig.engine.accept_features(rig.engine.features());
     rig.engine.write_bypass(1);

@@ -6,7 +6,7 @@ use super::*;
 use crate::test_utils::*;
 use crate::{EngineState, Fault, FaultReason, Permissions, RestoreError};
 
-/// Returns a rig whose guest has used every feature of the state.
+/// Returns a rig whose guest has made domains, mappings, a chunk and a fault.
 fn lived() -> Rig {
     let mut rig = Rig::new();
     rig.all_ok([attach(1, 1), attach(2, 1), map(1, 0, 0x2fff, 0x8000, READ)]);

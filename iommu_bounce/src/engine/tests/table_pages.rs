@@ -35,7 +35,7 @@ fn visit(rig: &mut Rig, domain: u32, place: u64) -> u8 {
 fn table_page_limit_holds_after_mappings_are_removed() {
     let mut rig = rig();
     let visited = (0..100).filter(|place| visit(&mut rig, 1, *place) == OK).count() as u64;
-    // Two of the pages are of higher levels.
+    // Two of the `MAX` page-table pages belong to higher levels.
     assert_eq!(visited, MAX - 2);
     assert_eq!(visit(&mut rig, 1, MAX), NOMEM);
     // Places with page tables can still be used, and nothing of the rejected requests remains.

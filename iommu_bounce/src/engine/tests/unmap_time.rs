@@ -41,7 +41,7 @@ fn gapped_mappings_stay_within_the_detach_time_limit() {
     slow.all_ok([detach(1, 1)]);
     let after = slow.engine.counters();
     assert_eq!((after.host_unmaps - before.host_unmaps, after.mappings), (4096, 0));
-    // Now there is room again.
+    // The DETACH removed all mappings, so new mappings are allowed again.
     slow.mapper(1).delay(Duration::ZERO);
     slow.all_ok([attach(1, 1), map(1, 0, PAGE - 1, 0, READ)]);
 }
@@ -59,7 +59,7 @@ fn mappings_count_once_per_address_space_in_the_domain() {
     let mut slow = rig(Duration::from_micros(20), Duration::from_millis(20));
     assert_eq!(fill(&mut slow, 1), 4096);
     assert_eq!(slow.status(&attach(2, 1)), NOMEM);
-    // Half of the mappings fit for both endpoints.
+    // With half of the mappings, both endpoints together stay within the limit.
     let half = 2048 * 2 * PAGE;
     slow.all_ok([unmap(1, half, 2 * half - 1), attach(2, 1)]);
     assert_eq!(slow.status(&map(1, half, half + PAGE - 1, 0, READ)), NOMEM);
@@ -120,7 +120,7 @@ fn host_with_untimed_calls_is_not_assumed_fast() {
     assert_eq!((after.mappings, after.mapped_bytes), (before.mappings, before.mapped_bytes));
     assert!(mixed.mapper(1).is_empty());
     assert_eq!(mixed.engine.report().endpoints[0].domain, Some(1), "it stays in its domain");
-    // From now on, the engine knows the duration before it maps anything.
+    // The first attempt measured the duration of a call. So the second attempt fails before the engine maps anything.
     assert_eq!((mixed.status(&attach(1, 2)), mixed.engine.counters().host_maps), (NOMEM, after.host_maps));
 }
 
