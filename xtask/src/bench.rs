@@ -42,14 +42,15 @@ pub const TABLES: [&str; 19] = [
 /// Tables of a quick run. Each other table takes a minute or more, so the user must name it.
 const QUICK: [&str; 5] = ["throughput", "map_time", "pinning", "vmm", COUNTS];
 
-/// Tables that only run with `--all-cells` or when named. They do not measure passthrough devices, or they take too long.
+/// Tables that are filled only with `--all-cells`, or if the user names them. They do not measure passthrough devices, or they take too
+/// long.
 const NOT_PLAIN: [&str; 6] = ["scaling", "login", "disk", "network", "sandbox", "lent"];
 
 const SYNC: &str = "sync";
 const MAP_COUNTS: &str = "map_counts";
 const IO_INSTRUCTIONS: &str = "io_instructions";
 const START_INSTRUCTIONS: &str = "start_instructions";
-/// Tables with counts by the emulator. Each run of them needs an emulated machine of its own.
+/// Tables whose figures the emulator counts. Each run of such a table needs an emulated machine of its own.
 pub const COUNTED: [&str; 4] = [SYNC, MAP_COUNTS, IO_INSTRUCTIONS, START_INSTRUCTIONS];
 
 const ENGINE: &str = "engine";
@@ -67,7 +68,7 @@ pub struct Measurement {
     /// Tables to fill.
     #[arg(value_name = "TABLE", value_parser = PossibleValuesParser::new(TABLES))]
     pub tables: Vec<String>,
-    /// Measure the fewest cells, once.
+    /// Measure the fewest cells of each table, in one round.
     #[arg(long)]
     pub quick: bool,
     /// Measure all cells.
@@ -147,7 +148,7 @@ impl Measurement {
         if self.quick { QUICK.contains(&table) } else { self.all_cells || !NOT_PLAIN.contains(&table) }
     }
 
-    /// True if any table is filled that needs counts by the emulator.
+    /// True if a table is filled whose figures the emulator counts.
     fn wants_counted(&self) -> bool {
         COUNTED.iter().any(|table| self.wants(table))
     }

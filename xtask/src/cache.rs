@@ -17,8 +17,8 @@ use crate::tools::Tools;
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tools<'_> {
-    /// Returns the cache directory `kind`/`key`. If it does not exist, `build` fills a temporary directory, which is then renamed
-    /// to it. Other processes that need this entry wait meanwhile.
+    /// Returns the cache directory `kind`/`key`. If the entry does not exist, `build` fills a temporary directory, which is then renamed.
+    /// Meanwhile, other processes that need this entry wait.
     pub(crate) fn cached(&self, kind: &str, key: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.cache.join(kind);
         let entry = parent.join(key);

@@ -42,11 +42,11 @@ impl Distribution {
 }
 
 impl Tools<'_> {
-    /// Returns the directory of the distribution. If it is missing, makes it from the newest packages. It stays as it is until
-    /// the list of packages or the recipe changes.
+    /// Returns the directory of the distribution. If the directory is missing, makes the distribution from the newest packages. Later calls
+    /// return the same directory until the list of packages or the recipe changes.
     ///
     /// # Errors
-    /// Fails if it cannot be made, or on a signal.
+    /// Fails if the distribution cannot be made, or on a signal.
     pub fn distribution(&self) -> Result<PathBuf> {
         let recipe = self.checkout.join("guest/distribution");
         // Increase this number if this code, not the recipe directory, changes the image.
@@ -66,7 +66,7 @@ impl Tools<'_> {
         self.progress.show("making the image of the distribution's disk");
         let (tree, files) = (dir.join("tree"), Distribution::in_directory(dir));
         fs::create_dir(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-        // root and programs under fakeroot see the owners and devices of the archive.
+        // Only root, or a program under fakeroot, can unpack the archive's owners and devices.
         let script = "set -eu; tar -C \"$1\" --numeric-owner -xf \"$2\"; used=$(du -sm \"$1\" | cut -f1)
             mke2fs -q -t ext4 -L \"$4\" -m 0 -E lazy_itable_init=0,lazy_journal_init=0 -d \"$1\" \"$3\" $((used + used / 8 + $5))M";
         let mut pack = Command::new(if geteuid().is_root() { "sh" } else { "fakeroot" });

@@ -107,7 +107,7 @@ impl Tools<'_> {
         self.qemu_with(FEATURES)
     }
 
-    /// Like [`Tools::mended_qemu`], with plug-ins. The directory also contains [`HEADER`].
+    /// Does the same as [`Tools::mended_qemu`], for a QEMU with plug-ins. The directory also contains [`HEADER`].
     pub(crate) fn counting_qemu(&self) -> Result<PathBuf> {
         self.qemu_with(&[FEATURES, PLUGINS].concat())
     }
@@ -116,7 +116,7 @@ impl Tools<'_> {
     /// emulator.
     ///
     /// # Errors
-    /// Fails if it cannot be built, or on a signal.
+    /// Fails if the plug-in cannot be built, or on a signal.
     pub fn counting_plugin(&self) -> Result<PathBuf> {
         let source = self.checkout.join("tests/integration/plugin/counts.c");
         let emulator = self.counting_qemu()?;

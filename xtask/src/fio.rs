@@ -18,7 +18,7 @@ const FEATURES: &str = "--build-static --disable-native --disable-tcmalloc --dis
 const PACKAGES: [&str; 5] = ["gcc", "make", "libc6-dev", "libaio-dev", "zlib1g-dev"];
 
 impl Tools<'_> {
-    /// Returns the program. Builds it if it is missing.
+    /// Returns the path of fio. Builds fio if it is missing.
     pub(crate) fn guest_fio(&self) -> Result<PathBuf> {
         let version = self.source_version("fio")?;
         // Increase this number if this code changes how fio is built.

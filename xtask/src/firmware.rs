@@ -51,11 +51,11 @@ boot
 }
 
 impl Tools<'_> {
-    /// Returns the directory of [`Firmware`]. Makes it if it is missing. No Debian release before forky has the firmware, so it
-    /// comes from the unstable suite.
+    /// Returns the directory of [`Firmware`]. If the directory is missing, makes it. No Debian release before forky has the firmware, so
+    /// the firmware is a package of the unstable suite.
     ///
     /// # Errors
-    /// Fails if it cannot be made, or on a signal.
+    /// Fails if the directory cannot be made, or on a signal.
     pub fn firmware(&self) -> Result<PathBuf> {
         let (distribution, edk2, grub) = (
             self.distribution()?,

@@ -28,7 +28,7 @@ const BUSYBOX: &str = "/bin/busybox";
 /// Options of an initramfs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestInitramfs {
-    /// The kernel's `lib/modules/VERSION`, if it has its drivers as modules.
+    /// The kernel's `lib/modules/VERSION`. Needed if the kernel's drivers are modules.
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
     /// Additional modules.

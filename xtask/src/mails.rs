@@ -38,7 +38,7 @@ pub enum Part {
 /// Mail of the series.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Patch of mainline files. It may change no file.
+    /// Patch of mainline files. The patch may contain no diff, only the text of the mail.
     pub(crate) patch: String,
     /// Path prefixes of the files of `guest/src` that this mail adds.
     starts: Vec<String>,

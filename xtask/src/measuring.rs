@@ -127,14 +127,14 @@ impl Tools<'_> {
         Ok(self.target_dir()?.join("release").join(PROGRAM))
     }
 
-    /// Copies the results in `out` to `json`. Runs the program with the arguments `report`, which shows the results, and shows
-    /// the tally of guests. Returns `status`, the exit status of the run.
+    /// Copies the results in `out` to `json`. Then shows the results, by running the program with the arguments `report`, and the tally of
+    /// guests. Returns `status`, the exit status of the run.
     pub(crate) fn show_results(&self, out: &Path, json: Option<&Path>, report: &[OsString], status: u8) -> Result<u8> {
         let program = self.measuring_program()?;
         let results = results(out);
         let mut shown = Ok(());
         if fs::metadata(&results).is_ok_and(|meta| meta.len() > 0) {
-            // Copy the results first: showing them may fail, for example with a base file that cannot be compared.
+            // Copy the results first, because showing the results may fail, for example if a base file cannot be compared.
             if let Some(json) = json {
                 fs::copy(&results, json).with_context(|| format!("cannot write {}", json.display()))?;
             }
@@ -197,9 +197,9 @@ impl Tools<'_> {
         Some(self.output(&mut git).ok()?.trim().to_owned())
     }
 
-    /// Runs the program. If the emulated machine dies, runs the program again in a new machine, which continues with the missing
-    /// guests. The emulated machine itself sometimes hangs or panics, whatever runs in it. The loop ends, because each guest has
-    /// three tries and a machine that adds no sample is the last one.
+    /// Runs the program. If the emulated machine dies, runs the program again in a new machine, which continues with the missing guests.
+    /// The emulated machine itself sometimes hangs or panics, whatever runs in it. The loop ends: each guest has three tries, and no
+    /// machine follows a machine that added no sample.
     fn until_done(&self, command: &mut Command, samples: &Path) -> Result<u8> {
         loop {
             let before = length(samples);

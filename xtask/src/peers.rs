@@ -23,7 +23,7 @@ pub const OTHER: &str = "CAROM_OTHER_VMM";
 /// Checks all these variables.
 ///
 /// # Errors
-/// Fails if a variable is wrong, and names it.
+/// Fails if a variable is wrong. The error names the variable.
 pub fn check() -> Result<()> {
     program(QEMU)?;
     program(CLOUD_HYPERVISOR)?;

@@ -97,10 +97,10 @@ impl Tools<'_> {
     /// Returns the emulator with its first arguments. The first available one is used:
     /// - the program in `CAROM_L0_QEMU`, unless instructions are counted,
     /// - the emulator with our fixes, which is always used to count instructions,
-    /// - QEMU of Debian's backports, unpacked but not installed. It uses the libraries that the system's QEMU has installed.
+    /// - QEMU of Debian's backports, unpacked but not installed. This QEMU uses the libraries that were installed for the system's QEMU.
     ///
-    /// With QEMU 7.2, one of every few runs with two vCPUs ends early: the emulated machine hangs, or its kernel panics. With
-    /// an unmodified QEMU 10.0, this happens with one of every few hundred guests.
+    /// With QEMU 7.2, one of every few runs with two vCPUs ends early: the emulated machine hangs, or its kernel panics. With an unmodified
+    /// QEMU 10.0, one of every few hundred guests ends early.
     ///
     /// # Errors
     /// Fails if no emulator starts, or on a signal.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/guest-series`: writes the guest patch as one series of mails. Makes them in a temporary repository of the files that
-//! the patch changes.
+//! `scripts/guest-series`: writes the guest patch as one series of mails. Makes the mails in a temporary repository of the files that the
+//! patch changes.
 
 use std::collections::BTreeSet;
 use std::fs;

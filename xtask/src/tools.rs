@@ -43,10 +43,10 @@ pub struct Tools<'a> {
 }
 
 impl<'a> Tools<'a> {
-    /// Creates the tools for this checkout and this user's cache. Creates the cache directory if it is missing.
+    /// Creates the tools for this checkout and this user's cache. If the cache directory is missing, creates it.
     ///
     /// # Errors
-    /// Fails if the cache cannot be created, or if no variable gives its place.
+    /// Fails if the cache cannot be created, or if no environment variable gives the place of the cache.
     pub fn new(signals: &'a Signals, progress: &'a Progress) -> Result<Self> {
         let cache = cache_place(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))?;
         fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;

@@ -29,7 +29,7 @@ impl Tools<'_> {
         self.fetch_newest(Lists::Stable, package)
     }
 
-    /// Like [`Tools::fetch_deb`], from the unstable suite.
+    /// Does the same as [`Tools::fetch_deb`], for a package of the unstable suite.
     pub(crate) fn fetch_unstable(&self, package: &str) -> Result<PathBuf> {
         self.fetch_newest(Lists::Unstable, package)
     }
@@ -39,7 +39,7 @@ impl Tools<'_> {
         self.fetch_version(lists, package, &version)
     }
 
-    /// Like [`Tools::fetch_deb`], from the backports.
+    /// Does the same as [`Tools::fetch_deb`], for a package of the backports.
     pub(crate) fn fetch_backport(&self, package: &str) -> Result<PathBuf> {
         let name = format!("candidate-{package}-{BACKPORTS}");
         let version = self.answer(Lists::Stable, &name, || self.candidate(Lists::Stable, package, Some(BACKPORTS)))?;
@@ -60,8 +60,8 @@ impl Tools<'_> {
         })
     }
 
-    /// Downloads the upstream source of a Debian source package and unpacks it as `dir`, without Debian's changes. The signed
-    /// lists contain its checksum.
+    /// Downloads the upstream source of a Debian source package and unpacks it as `dir`, without Debian's changes. The signed package lists
+    /// contain the checksum of the source.
     pub(crate) fn fetch_source(&self, package: &str, version: &str, dir: &Path) -> Result<()> {
         fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let name = format!("{package}={version}");
@@ -91,7 +91,7 @@ impl Tools<'_> {
         let key = format!("{package}_{}", plain(version, ".+~-"));
         self.cached("deb", &key, |dir| {
             self.unpack(lists, package, version, dir).or_else(|_| {
-                // The mirror may have replaced the version since the lists were read.
+                // The mirror may have replaced the version since the package lists were downloaded. So refresh the lists and retry.
                 self.go_on()?;
                 self.refresh_lists(lists, true)?;
                 self.unpack(lists, package, version, dir)
@@ -107,7 +107,7 @@ impl Tools<'_> {
         self.run(self.apt(lists, "apt-get").args(["download", "-qq", &name]).current_dir(download.path()))?;
         let file = only_file(download.path(), |name| name.ends_with(".deb"))?;
         self.progress.show(&format!("unpacking {package}"));
-        // dpkg gives the top directory the mode that the package has for '/'.
+        // dpkg also gives `dir` the mode that the package has for `/`.
         self.run(Command::new("dpkg").arg("-x").arg(file).arg(dir))
     }
 }

@@ -15,9 +15,10 @@ const MAX_LINES: usize = 150;
 
 /// Last patch of the core. The core begins with the first patch that adds our files.
 const CORE: &str = "-iommu-dma-Bounce-small-DMA-through-memory-that-stays.patch";
-/// Exclusive limit of code lines in the core.
+/// Limit on code lines in the core. The core must have fewer lines.
 const CORE_LIMIT: usize = 2000;
-/// Limit on 6.12. There the core's files already contain the code for whole requests, which a later patch adds on 7.3.
+/// The same limit for 6.12. In this series, the core's files also contain the code for whole requests. In 7.3, a later patch adds that
+/// code.
 const CORE_LIMIT_WITH_REQUESTS: usize = CORE_LIMIT + 50;
 const REQUESTS: &str = "-nvme-pci-Bounce-requests-as-a-whole.patch";
 
@@ -92,7 +93,8 @@ fn names_bouncing(patch: &str) -> bool {
     changed.filter(|line| line.starts_with(['+', '-'])).any(|line| line.to_lowercase().contains("bounc"))
 }
 
-/// Counts added and removed lines, without documentation. For a run of changed lines, the longer side counts.
+/// Counts added and removed lines, without documentation. For each run of changed lines, counts either the added or the removed lines,
+/// whichever are more.
 fn changed_lines(patch: &str) -> usize {
     let (mut total, mut added, mut removed, mut documentation) = (0, 0, 0, false);
     for line in patch.lines().chain([""]) {

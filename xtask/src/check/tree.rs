@@ -40,7 +40,7 @@ const WITHOUT: &str = "CONFIG_SMP=n\nCONFIG_NUMA=n\nCONFIG_ZONE_DEVICE=n\nCONFIG
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     On,
-    /// On, in a kernel with few other options.
+    /// Bouncing is on, in a kernel with few other options.
     Bare,
     Off,
 }
@@ -89,7 +89,7 @@ impl<'a> CheckTree<'a> {
         self.renew()
     }
 
-    /// Like [`CheckTree::fresh`], but keeps the list of touched files.
+    /// Does the same as [`CheckTree::fresh`], but keeps the list of touched files.
     pub(super) fn renew(&self) -> Result<()> {
         self.tools.run(Command::new("rm").arg("-rf").arg(&self.tree))?;
         self.tools.run(Command::new("cp").arg("-al").arg(&self.pristine).arg(&self.tree))

@@ -77,7 +77,7 @@ impl Tools<'_> {
             let text = read(&patch)?;
             let mut changed = changed_files(&text).peekable();
             let changes = changed.peek().is_some();
-            // An earlier patch may have changed the file.
+            // An earlier patch may have changed the file already, so do not overwrite that copy.
             for file in changed.filter(|file| !ours.join(file).exists()) {
                 copy(&pristine.join(file), &ours.join(file))?;
             }
@@ -95,8 +95,7 @@ impl Tools<'_> {
     }
 }
 
-/// Copies a file from `ours` to `tree`. If `ours` does not have it, copies it from `pristine`. If `pristine` does not have it
-/// either, removes it from `tree`.
+/// Copies `file` from `ours` to `tree`, or from `pristine` if `ours` lacks the file. If both lack the file, removes `file` from `tree`.
 fn refresh(file: &Path, ours: &Path, pristine: &Path, tree: &Path) -> Result<()> {
     let target = tree.join(file);
     let source = [ours, pristine].into_iter().map(|top| top.join(file)).find(|source| source.exists());

@@ -45,9 +45,9 @@ impl Tools<'_> {
         let check = Check { python, port: forward(&socket)?, dir };
         self.print("-- creating and deleting VMs\n");
         self.check_api(&check, &["--exclude-path", "/api/v1/vmm.shutdown"])?;
-        // This run reaches operations that need a VM with windows.
+        // The second run tests operations that need a VM with windows.
         self.print("-- with an existing VM\n");
-        // The VM may not exist.
+        // After the first run, the VM may be missing. So ignore an error.
         let _ = self.request(&socket, "PUT", "vm.delete", None);
         self.request(&socket, "PUT", "vm.create", Some(VM))?;
         self.check_api(&check, &["--exclude-path-regex", "/(vmm.shutdown|vm.create|vm.delete)$"])?;
@@ -133,7 +133,7 @@ fn forward(socket: &Path) -> Result<u16> {
     let socket = socket.to_path_buf();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            // If a connection cannot be forwarded, the client's end is closed.
+            // If a connection cannot be forwarded, `client` is dropped, which closes the connection.
             if let Ok(server) = UnixStream::connect(&socket) {
                 let _ = join(client, server);
             }

@@ -134,7 +134,7 @@ impl Tools<'_> {
                     let name = format!("part {part:?} of {series}: {filter}");
                     self.print(&format!("{name}\n"));
                     let mut tests = self.guest_tests("integration", &["--test", "guest"], out, Some(filter))?;
-                    // The tests for the newer kernel would be the same tests with the same kernel.
+                    // Skip the tests for the newer kernel: they would repeat the other tests with the same kernel.
                     tests.args(["--skip", "newer_kernel"]);
                     let passed = self.run_shown(tests.envs(variables.clone())).is_ok();
                     self.go_on()?;

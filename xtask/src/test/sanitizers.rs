@@ -26,7 +26,7 @@ const UNDER_MIRI: [&str; 4] = ["-p", "iommu_bounce", "-p", "carom-api"];
 /// fill each slot of each bus.
 const SLOW_UNDER_MIRI: [&str; 4] = ["cli::", "document::", "object::", "vm_config::"];
 
-/// Crates with unsafe code. Their tests run with AddressSanitizer, and so does their program with a malicious guest.
+/// Crates with unsafe code. Their tests run with AddressSanitizer. Their test program with a malicious guest does too.
 const UNDER_ASAN: [&str; 4] = ["-p", "devices", "-p", "vmm"];
 
 /// An available nightly compiler.
@@ -58,7 +58,7 @@ impl Tools<'_> {
         let mut test = self.nightly_command(nightly, &miri)?;
         test.args(["test", "--locked", "--lib"]).args(UNDER_MIRI);
         test.arg("--").args(SLOW_UNDER_MIRI.iter().flat_map(|name| ["--skip", name]));
-        // Tests read the clock.
+        // Turn off Miri's isolation, because tests read the host's clock.
         test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
         // Miri is a thousand times slower, so property tests use few values.
         self.run_shown(test.env("PROPTEST_CASES", "2"))
@@ -129,7 +129,7 @@ impl Tools<'_> {
             self.progress.show(&format!("fetching {NIGHTLY} (once)"));
             let mut install = cached.rustup();
             install.args(["toolchain", "install", NIGHTLY, "--profile", "minimal", "--no-self-update"]);
-            // Success is checked below.
+            // Ignore the exit status: the code below checks that the components are installed.
             let _ = self.succeeds(install.args(["-c", "miri", "-c", "rust-src"]));
             self.go_on()?;
         }
