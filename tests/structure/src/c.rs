@@ -164,7 +164,7 @@ fn is_function(name: Node, declaration: Node) -> bool {
     while let Some(parent) = at.parent().filter(|parent| *parent != declaration) {
         match parent.kind() {
             "function_declarator" => return true,
-            // A pointer inside the parentheses comes first: `int (*name)(int)`.
+            // In `int (*name)(int)`, the pointer is inside the parentheses, so this loop finds the pointer first.
             "pointer_declarator" => return false,
             _ => at = parent,
         }

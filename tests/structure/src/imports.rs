@@ -64,8 +64,8 @@ fn is_inside(krate: &Crate, inner: ModuleId, outer: ModuleId) -> bool {
     parents.skip(1).any(|parent| module_of_file(krate, parent) == outer)
 }
 
-/// Returns the circles of imports. A circle is a set of files each of which imports, directly or indirectly, all others. It has the
-/// imports between these files.
+/// Returns the circles of imports. A circle is a set of files each of which imports, directly or indirectly, all others. A returned circle
+/// contains the imports between these files.
 pub(crate) fn circles(ties: &Ties) -> Vec<Ties> {
     let graph: DiGraphMap<&Path, ()> = ties.keys().map(|(from, to)| (from.as_path(), to.as_path())).collect();
     let mut circles: Vec<Ties> = tarjan_scc(&graph)

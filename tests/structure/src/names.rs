@@ -45,8 +45,8 @@ impl Search<'_> {
         Some(found)
     }
 
-    /// Resolves `name` in `module`. At the end of a path, an item takes precedence over a module of the same name. Elsewhere, the
-    /// module does.
+    /// Resolves `name` in `module`. At the end of a path, an item takes precedence over a module of the same name. Elsewhere in a path, the
+    /// module takes precedence.
     fn name(&mut self, module: ModuleId, name: &str, is_last: bool) -> Option<Definition> {
         if !self.under_way.insert((module, name.to_string())) {
             return None;

@@ -38,7 +38,7 @@ pub(crate) struct Module {
     pub(crate) references: Vec<Names>,
     /// True if the module exists only in tests.
     pub(crate) for_tests: bool,
-    /// True if its code has unsafe blocks, functions, implementations or external blocks.
+    /// True if the module's code has unsafe blocks, functions, implementations or external blocks.
     pub(crate) has_unsafe: bool,
 }
 
