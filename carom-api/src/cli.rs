@@ -139,7 +139,7 @@ pub struct Cli {
     /// the files of --landlock-rules
     #[arg(long)]
     landlock: bool,
-    /// Files and directories to allow in addition to those of the VM: path=PATH,access=r|w|rw. Can be given several times
+    /// Files and directories to allow in addition to the VM's own files: path=PATH,access=r|w|rw. Can be given several times
     #[arg(long, value_name = "path=PATH,access=r|w|rw", num_args = 1.., action = ArgAction::Append, requires = "landlock")]
     landlock_rules: Vec<LandlockConfig>,
     #[command(flatten)]
@@ -175,7 +175,7 @@ pub struct Invocation {
     pub crash_report: Option<FileOrFd<CrashReportOption>>,
     /// Inherited descriptors to use instead of opening files.
     pub inherit: Vec<InheritedFd>,
-    /// Landlock rules: files and directories that VMs may name in addition to those of `vm`. `None` disables Landlock.
+    /// Landlock rules: files and directories that VMs may name in addition to the files of `vm`. `None` disables Landlock.
     pub landlock: Option<Vec<LandlockConfig>>,
 }
 

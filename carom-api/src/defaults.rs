@@ -21,7 +21,8 @@ pub struct VmDefaults {
 impl VmDefaults {
     /// `--all-behind-iommu`.
     pub const ALL_BEHIND_IOMMU: Field = Field::only("--all-behind-iommu");
-    /// Environment variable with the value of `--iommu-bounce`. It is used if `--api-socket` is given and `--iommu-bounce` is not.
+    /// Environment variable with the value of `--iommu-bounce`. The variable is used if `--api-socket` is given and `--iommu-bounce` is
+    /// not.
     pub const BOUNCE_VARIABLE: &'static str = "CAROM_IOMMU_BOUNCE";
     /// Environment variable for `--all-behind-iommu`. `on` has the same effect as the option, and `off` has no effect.
     pub const ALL_BEHIND_VARIABLE: &'static str = "CAROM_ALL_BEHIND_IOMMU";

@@ -38,7 +38,7 @@ pub(super) fn drop_nulls(value: &mut Value) {
 struct Once<'p>(&'p mut String);
 
 impl Once<'_> {
-    /// Appends `step` to the position, and reads the value there with `read`.
+    /// Appends `step` to the position, and reads the value at the new position with `read`.
     fn step<T, E>(&mut self, step: fmt::Arguments<'_>, read: impl FnOnce(Once<'_>) -> Result<T, E>) -> Result<T, E> {
         let len = self.0.len();
         self.0.push_str(&step.to_string());

@@ -63,7 +63,7 @@ impl From<ConfigError> for BodyError {
 
 /// Implementation of an operation.
 pub enum Action {
-    /// Describe the VMM. This needs no call to the control thread.
+    /// Describe the VMM. The control thread is not asked.
     Ping,
     /// Return the OpenAPI document.
     Document,

@@ -61,7 +61,7 @@ pub struct VmSnapshotConfig {
     pub destination_url: DirectoryUrl,
 }
 
-/// Method to load the RAM of a restored VM: copy all RAM at once, or read each page on demand.
+/// Method to load the RAM of a restored VM: copy all RAM during the restore, or read each page on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum MemoryRestoreMode {
     /// Read all RAM before the restore completes.

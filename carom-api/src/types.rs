@@ -94,7 +94,7 @@ pub struct VmResize {
     /// Wanted number of vCPUs, 1 to `max_vcpus`. In a booted VM, missing vCPUs are hot-plugged, and the guest is asked to release
     /// the surplus vCPUs with the highest numbers.
     pub desired_vcpus: Option<u32>,
-    /// Wanted bytes of RAM. A booted VM can grow by up to `hotplug_size`, in steps of 128 MiB. It cannot shrink.
+    /// Wanted bytes of RAM. The RAM of a booted VM can grow by up to `hotplug_size`, in steps of 128 MiB, but cannot shrink.
     pub desired_ram: Option<u64>,
     /// Wanted bytes of the balloon, which the guest returns to the host. Must be 0 if the VM has no balloon.
     pub desired_balloon: Option<u64>,
@@ -137,7 +137,7 @@ pub struct IommuBounce {
     pub held_bytes: u64,
     /// Windows of all domains, while the VM is booted.
     pub windows: Vec<BounceWindow>,
-    /// Figures of the virtio-iommu, while the VM is booted. The names are those of `vm.counters`.
+    /// Figures of the virtio-iommu, while the VM is booted. `vm.counters` has the same names.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -217,8 +217,8 @@ pub struct EndpointFigures {
     pub mapped_bytes: u64,
     /// Bytes of windows that the device can access, including parked chunks.
     pub window_bytes: u64,
-    /// Bytes of parked chunks among `window_bytes`. A parked chunk belonged to a domain that ended with a reset of the VM. It
-    /// stays mapped for the next domain.
+    /// Bytes of parked chunks among `window_bytes`. A parked chunk belonged to a domain that ended with a reset of the VM. The chunk stays
+    /// mapped, so that the next domain can use it.
     pub parked_bytes: u64,
     /// Bytes that the host kernel has pinned for the device: the sum of `mapped_bytes` and `window_bytes`, or 0 if the device is not
     /// a host device.

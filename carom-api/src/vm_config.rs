@@ -343,7 +343,7 @@ impl VmConfig {
     }
 }
 
-/// Generates an ID for a device that has none. The ID is not in `taken`.
+/// Generates an ID for a device without ID. The ID is not in `taken`.
 fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     if part.id().is_some() {
         return;
@@ -360,7 +360,8 @@ fn name(part: &mut dyn KindConfig, taken: &mut Vec<String>) {
     taken.push(id);
 }
 
-/// Returns an advice for errors: how to put a device behind the virtio-iommu. It names all kinds of devices that can be behind it.
+/// Returns the part of an error that tells the user how to put a device behind the virtio-iommu. The text names all kinds of devices that
+/// support this.
 fn way_behind_iommu(terms: Terms) -> String {
     let fields = KINDS.iter().filter_map(|kind| kind.iommu);
     let names: Vec<&str> = fields

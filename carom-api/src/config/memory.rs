@@ -44,8 +44,8 @@ pub struct MemoryConfig {
     /// space ends earlier, or if the RAM would exceed 512 GiB.
     #[serde(default)]
     pub hotplug_size: u64,
-    /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the boot fails. For shared
-    /// RAM, the host allocates all memory at once.
+    /// True if the host must reserve memory for all RAM when the VM is built. If the host cannot, the boot fails. For shared RAM, the host
+    /// also allocates all memory when the VM is built.
     #[serde(default)]
     pub reserve: bool,
     /// Zones that the RAM consists of. Each zone can have its own kind of memory.
@@ -80,7 +80,7 @@ impl MemoryConfig {
         Self { size, ..self.clone() }
     }
 
-    /// Zones that the RAM consists of. If none are configured, the RAM is one zone.
+    /// Zones that the RAM consists of. If no zones are configured, the RAM is one zone.
     pub fn all_zones(&self) -> Vec<MemoryZoneConfig> {
         if !self.zones.is_empty() {
             return self.zones.clone();

@@ -42,8 +42,8 @@ pub struct MemoryZoneConfig {
     /// True if the host allocates the whole zone when the VM is built. Otherwise the host allocates each page on first access.
     #[serde(default)]
     pub prefault: bool,
-    /// True if the host must reserve memory for the whole zone when the VM is built. If the host cannot, the boot fails. For a
-    /// shared zone, the host allocates all memory at once.
+    /// True if the host must reserve memory for the whole zone when the VM is built. If the host cannot, the boot fails. For a shared zone,
+    /// the host also allocates all memory when the VM is built.
     #[serde(default)]
     pub reserve: bool,
     /// True if the host may merge identical pages of the zone (KSM). Must be off if other processes can map the zone.

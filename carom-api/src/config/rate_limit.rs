@@ -65,7 +65,7 @@ impl RateLimiterConfig {
     /// Keys of a device's rate limit.
     pub(crate) const KEYS: Special = Special::By("rate_limiter_config", &RATE_KEYS);
 
-    /// Reads the keys of a rate limit. Returns `None` if none are given.
+    /// Reads the keys of a rate limit. Returns `None` if no such key is given.
     pub(crate) fn parse(list: &OptionList, option: Field) -> Result<Option<Self>, ConfigError> {
         let (bandwidth, ops) = RATE_KEYS.split_at(3);
         let limit = Self {

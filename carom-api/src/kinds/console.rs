@@ -55,7 +55,7 @@ impl KindConfig for ConsoleConfig {
         self.file.as_deref().or(self.socket.as_deref())
     }
 
-    /// Returns no files, because the VMM makes the Landlock rules of this console together with those of the serial port.
+    /// Returns no files, because the VMM makes the Landlock rules of this console together with the rules of the serial port.
     fn files(&self) -> Vec<HostFile<'_>> {
         Vec::new()
     }

@@ -19,7 +19,8 @@ const PAGE_SIZE: u64 = 4096;
 /// Bounce windows of the virtio-iommu, and the limit on other mappings of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuBounceConfig {
-    /// Budget of all windows in bytes, a multiple of 2 MiB (the chunk size). If it is 0, there are no windows, and `max` must be 0 too.
+    /// Budget of all windows in bytes, a multiple of 2 MiB (the chunk size). If the budget is 0, the VM has no windows, and `max` must be 0
+    /// too.
     #[serde(default = "default_size")]
     #[schema(multiple_of = 2_097_152)]
     pub size: u64,

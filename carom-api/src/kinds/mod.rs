@@ -74,7 +74,8 @@ macro_rules! for_each_kind {
                 vsock: Vsock(VsockConfig),
                 /// Balloon, if the VM has one.
                 balloon: Balloon(BalloonConfig),
-                /// Paravirtual console. By default, a VM of an API client has a console with mode Tty. With mode Off, the VM has none.
+                /// Paravirtual console. By default, a VM of an API client has a console with mode Tty. With mode Off, the VM has no
+                /// console.
                 console: Console(ConsoleConfig),
             }
         }
@@ -236,7 +237,7 @@ pub trait KindConfig {
     /// Returns the kind.
     fn kind(&self) -> &'static Kind;
 
-    /// True if the configuration stands for a device. False if it only states that there is no such device.
+    /// True if the configuration stands for a device. False if the configuration only states that the VM has no such device.
     fn is_there(&self) -> bool {
         true
     }

@@ -45,7 +45,7 @@ pub(super) fn check_memory(field: Field, memory: &MemoryConfig) -> Result<(), Co
 /// Keys for the server's socket.
 pub(super) const SOCKET_KEYS: Special = Special::By("vhost_socket", &["socket", "vhost_socket"]);
 
-/// Returns the server's socket: `socket` as on Cloud Hypervisor's command line, or `vhost_socket` as in its API.
+/// Returns the server's socket: `socket` as on Cloud Hypervisor's command line, or `vhost_socket` as in Cloud Hypervisor's API.
 ///
 /// # Errors
 /// Both keys are given.
