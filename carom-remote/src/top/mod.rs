@@ -33,7 +33,7 @@ pub(crate) fn run(client: &Client, interval: Duration, once: bool) -> Result<(),
         .map_err(RemoteError::io("top needs a terminal (use --once without one)"))?;
     let mut terminal = ratatui::try_init().map_err(RemoteError::io("cannot set up the terminal"))?;
     let result = watch(client, interval, &mut history, &mut terminal);
-    // If the terminal is gone, there is nothing to restore, and no place for an error message.
+    // If the terminal was closed, nothing needs to be restored, and an error message could not be shown.
     let _ = ratatui::try_restore();
     result
 }

@@ -64,7 +64,8 @@ fn devices(history: &History) -> Vec<[String; DEVICES.len()]> {
     let Some(info) = &look.info else { return Vec::new() };
     let dash = || "–".to_string();
     let row = |device: &dyn KindConfig| {
-        // The only device of its kind may have no ID of its own. It then has the kind's ID.
+        // If a VM can have only one device of a kind, the configuration may have no ID for the device. The ID of the kind is then the
+        // device's ID.
         let id = device.id().unwrap_or(device.kind().id).to_string();
         let address = info.device_tree.get(&id).map_or_else(dash, |node| node.pci_bdf.clone());
         let windows = info.iommu_bounce.iter().flat_map(|bounce| &bounce.windows);
