@@ -66,10 +66,10 @@ pub struct MapperGroup(pub u32);
 
 /// I/O address space of the host, which translates for one or more endpoints.
 ///
-/// It starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
-/// endpoint attached. If their [`group`](Self::group) allows it, the endpoints of a domain share one address space, so that a
-/// mapping takes one call instead of one for each endpoint. The engine keeps an address space that has no endpoint, for an endpoint
-/// that leaves a shared address space later.
+/// An address space starts empty, and holds only what the engine maps. The engine receives one address space for each endpoint, with the
+/// endpoint attached. If their [`group`](Self::group) allows it, the endpoints of a domain share one address space, so that a mapping takes
+/// one call instead of one for each endpoint. The engine keeps an address space that has no endpoint, for an endpoint that leaves a shared
+/// address space later.
 pub trait DmaMapper: Send {
     /// Maps `memory` at `iova` for the device, with exactly these `permissions`.
     ///
@@ -102,15 +102,15 @@ pub trait DmaMapper: Send {
     /// answer.
     fn keeps_page_tables(&self) -> bool;
 
-    /// Returns the group of this address space. It does not change. `None` means that the endpoint cannot leave the address
-    /// space, as with a VFIO type 1 container while the device is open.
+    /// Returns the group of this address space. The group does not change. `None` means that the endpoint cannot leave the address space,
+    /// as with a VFIO type 1 container while the device is open.
     fn group(&self) -> Option<MapperGroup> {
         None
     }
 
-    /// Attaches `endpoint` to this address space, and detaches it from its previous address space in the same
-    /// [`group`](Self::group). During the change, the endpoint may have no access at all. It can only access memory that one of the
-    /// two address spaces maps.
+    /// Attaches `endpoint` to this address space, and detaches it from its previous address space in the same [`group`](Self::group).
+    /// During the change, the endpoint may have no access to memory at all. At no time can the endpoint access memory that neither address
+    /// space maps.
     ///
     /// The engine calls this only for a group, and only for endpoints that were added with a mapper of that group. Everything
     /// that this address space maps lies within the limits of the mapper that `endpoint` was added with.
@@ -219,8 +219,7 @@ pub trait ChunkStore: Send {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Makes a parked chunk visible to the guest again, at the same place and with the same memory. It counts as backed from then
-    /// on.
+    /// Makes a parked chunk visible to the guest again, at the same place and with the same memory. The chunk then counts as backed again.
     ///
     /// # Errors
     /// After an error, the chunk is still parked.

@@ -97,8 +97,8 @@ impl Default for Limits {
 /// Configuration of bounce windows.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window.
-    /// It lies below 4 GiB, where every driver that supports windows can use it, or above
+    /// IOVAs of the windows, the same in every domain. The range must be aligned to chunks and must not overlap the MSI window. The
+    /// aperture lies below 4 GiB, where every driver that supports windows can use it, or above
     /// ([`feature::BOUNCE_WINDOW_HIGH`](crate::spec::feature::BOUNCE_WINDOW_HIGH)).
     pub aperture: RangeInclusive<u64>,
     /// Maximum bytes of window memory over all domains. At most the size of the region.
@@ -178,7 +178,7 @@ pub enum ConfigError {
     EndpointGranule {
         /// The endpoint.
         id: EndpointId,
-        /// Bytes of the host's smallest page, or 0 if it supports none.
+        /// Bytes of the host's smallest page, or 0 if the host supports no page size.
         host: u64,
         /// Bytes of the engine's smallest page.
         granule: u64,

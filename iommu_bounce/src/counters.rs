@@ -68,9 +68,9 @@ pub struct Counters {
     pub host_errors: u64,
     /// Stuck ranges: the host failed to unmap them, and no domain owns them any more. Each request retries the unmap.
     pub stuck_ranges: u64,
-    /// Lost chunks: they could not be released. They are not used again, and count in [`window_bytes`](Self::window_bytes). Each
-    /// request for windows and each reset retries the release, except for chunks that the host may still map in an address space
-    /// that was removed.
+    /// Lost chunks: they could not be released. Lost chunks are not used again, and count in [`window_bytes`](Self::window_bytes). Each
+    /// request for windows and each reset retries the release, except for chunks that the host may still map in an address space that was
+    /// removed.
     pub lost_chunks: u64,
     /// Faults queued for the driver.
     pub faults: u64,

@@ -27,7 +27,7 @@ pub(crate) struct Domain {
     pub(crate) activity: Activity,
     /// Chunks of the window, by IOVA.
     pub(crate) chunks: BTreeMap<u64, Chunk>,
-    /// Mappings of device memory, by first IOVA. They overlap no other mapping.
+    /// Mappings of device memory, by first IOVA. These mappings overlap neither each other nor a mapping in `mappings`.
     pub(crate) devices: BTreeMap<u64, DeviceMapping>,
 }
 

@@ -212,7 +212,7 @@ impl Engine {
         if self.domains.is_empty() {
             self.accepted = features & self.features();
             if self.active_windows().is_none() {
-                // A driver without windows may map RAM anywhere in the aperture. So unmap the parked chunks there.
+                // A driver without windows may map RAM anywhere in the aperture. So unmap all parked chunks.
                 self.evict_all();
             }
         } else {
@@ -253,11 +253,10 @@ impl Engine {
 
     /// Serves one request.
     ///
-    /// `request` is the complete device-readable part. `reply` receives the device-writable part, and has the length of that part,
-    /// but at most [`MAX_REPLY`](crate::MAX_REPLY) bytes. Returns the used length: the number of bytes of `reply` to write
-    /// to the guest. The used length is 0 if the request cannot be answered, because its type is unknown or there is no room for
-    /// a status. If the readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the
-    /// last four bytes.
+    /// `request` is the complete device-readable part. `reply` receives the device-writable part, and has the length of that part, but at
+    /// most [`MAX_REPLY`](crate::MAX_REPLY) bytes. Returns the used length: the number of bytes of `reply` to write to the guest. If the
+    /// type is unknown or the writable part has no room for a status, the request cannot be answered, and the used length is 0. If the
+    /// readable or writable part is too short for the type, the request does nothing and gets `INVAL` in the last four bytes.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
         let began = Instant::now();
         self.retry_stuck();

@@ -85,7 +85,7 @@ mod access {
 /// Faults that are pending for the driver. A device that faults continuously must neither fill memory nor keep the driver busy.
 pub(crate) struct FaultQueue {
     pending: VecDeque<Fault>,
-    /// Number of faults that can still be accepted at once.
+    /// Number of further faults that can be accepted without waiting.
     allowed: u32,
     /// Time when `allowed` last grew.
     grown: Instant,
@@ -96,7 +96,7 @@ impl FaultQueue {
         Self { pending: VecDeque::new(), allowed: BURST, grown: now }
     }
 
-    /// Queues a fault. Returns `false` if there are too many.
+    /// Queues a fault. Returns `false` if too many faults are pending, or if too many were queued in a short time.
     pub(crate) fn push(&mut self, fault: Fault, now: Instant) -> bool {
         let ticks = now.saturating_duration_since(self.grown).as_nanos() / INTERVAL.as_nanos();
         if ticks > 0 {
@@ -121,7 +121,7 @@ impl FaultQueue {
         self.pending.iter().copied().collect()
     }
 
-    /// Replaces the pending faults. Returns `false`, and changes nothing, if there are too many.
+    /// Replaces the pending faults. If `faults` has too many, changes nothing and returns `false`.
     pub(crate) fn restore(&mut self, faults: &[Fault]) -> bool {
         let fit = faults.len() <= BURST as usize;
         if fit {
@@ -179,7 +179,7 @@ mod tests {
         let mut queue = FaultQueue::new(start);
         let mut passed = 0;
         for n in 0..10_000u32 {
-            // 10 faults per millisecond for a second, each removed at once.
+            // 10 faults per millisecond for a second. Each is removed directly after it is queued.
             passed += u32::from(queue.push(FAULT, start + Duration::from_micros(100) * n));
             assert!(queue.pop().is_none_or(|fault| fault == FAULT));
         }

@@ -56,7 +56,7 @@ pub(crate) struct Calls {
     count: u64,
     /// True if the next call must be timed. Stays true until a timed call counts.
     is_due: bool,
-    /// Durations of the timed calls that count. A failed call does not count, because it may return at once.
+    /// Durations of the timed calls that count. A failed call does not count, because it may return before it has done any work.
     times: Histogram,
     /// Nanoseconds of a typical call, or 0 while unknown. This is the median, because a call that waits for a CPU says nothing
     /// about other calls.

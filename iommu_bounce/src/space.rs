@@ -345,8 +345,8 @@ impl Space {
         }
     }
 
-    /// Maps guest RAM, with one call for each part that is contiguous in the host, and one call for each [step](Steps) if there
-    /// are several. After an error, none of the range is mapped except stuck ranges.
+    /// Maps guest RAM, with one call for each part that is contiguous in the host, and one call for each [step](Steps) of a long part.
+    /// After an error, nothing of the range is mapped except stuck ranges.
     pub(crate) fn map_ram(
         &mut self,
         iova: u64,
@@ -513,7 +513,7 @@ impl Space {
         Ok(())
     }
 
-    /// Replaces all mappings of `old` by those of `new`.
+    /// Replaces all mappings of `old` by the mappings of `new`.
     pub(crate) fn exchange(
         &mut self,
         old: Option<&Domain>,

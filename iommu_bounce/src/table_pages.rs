@@ -3,10 +3,10 @@
 //! Page tables that the host IOMMU keeps for an address space, estimated from the addresses that were ever mapped. The range
 //! that one page-table page translates is its *place*.
 //!
-//! The host kernel allocates a page-table page when its first address is mapped. It may keep the page after everything in it is
-//! unmapped (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps everything that the table
-//! translates). So the host's memory use depends on the number of places in which anything was ever mapped,
-//! not on the current mappings.
+//! The host kernel allocates a page-table page when its first address is mapped. The kernel may keep the page after everything that the
+//! page translates is unmapped (`domain_unmap()` of `drivers/iommu/intel/iommu.c` frees a table only if one call unmaps everything that the
+//! table translates). So the host's memory use depends on the number of places in which anything was ever mapped, not on the current
+//! mappings.
 
 use std::ops::RangeInclusive;
 
@@ -114,7 +114,7 @@ mod tests {
             assert!(pages.touch(at, at + 0xfff));
             assert_eq!(pages.count, count, "{at:#x}");
         }
-        // Map all of the first 4 GiB at once.
+        // Map all of the first 4 GiB with one call.
         assert!(pages.touch(0, (1 << 32) - 1));
         assert_eq!(pages.count, 12 + 2048 - 3 + 4 - 2);
         assert!(pages.low.iter().all(|bits| *bits == u64::MAX));

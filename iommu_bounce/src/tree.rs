@@ -231,7 +231,7 @@ impl MappingTree {
         self.remove_child(path, left_place + 1);
     }
 
-    /// Returns two adjacent children of `parent`, one of which is at `place`: the index of the left child, and both children.
+    /// Returns the child of `parent` at `place` and an adjacent child: the index of the left one, the left child, and the right child.
     fn neighbours(&self, parent: u32, place: usize) -> (usize, u32, u32) {
         let inner = self.inners.get(parent);
         let left = if place + 1 < inner.len() { place } else { place - 1 };

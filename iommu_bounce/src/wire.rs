@@ -238,8 +238,8 @@ pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Request> {
     })
 }
 
-/// Writes a tail at the end of `reply`, and `filler` before the tail. Returns the number of bytes written: all, or none if there
-/// is no room for a tail.
+/// Writes a tail at the end of `reply`, and `filler` before the tail. Returns the number of bytes written: the length of `reply`, or 0 if
+/// `reply` has no room for a tail.
 fn fill(reply: &mut [u8], filler: u8, status: Status) -> usize {
     let len = reply.len();
     let Some((body, tail)) = reply.split_last_chunk_mut::<TAIL_SIZE>() else {

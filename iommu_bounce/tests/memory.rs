@@ -47,7 +47,7 @@ fn map_and_unmap_allocate_nothing_in_steady_state() {
     let mut engine = engine();
     let live: Vec<_> = scattered(2000).map(|page| map_page(2 * page)).collect();
     live.iter().for_each(|request| send(&mut engine, request));
-    // The requests come in bursts, so that nodes split and merge. After each burst, the mappings are the same as before.
+    // The requests are sent in bursts, so that nodes split and merge. After each burst, the mappings are the same as before.
     let bursts: Vec<_> = (0..40)
         .map(|burst| {
             let pages: Vec<_> = (0..100).map(|n| 2 * (burst * 50 + n) + 1).collect();

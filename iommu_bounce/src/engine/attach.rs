@@ -216,10 +216,10 @@ impl Engine {
         }
     }
 
-    /// Detaches an endpoint. It is detached even if the host fails to unmap something, because the guest will reuse the memory.
-    /// Every later request retries the unmap. If bypass is on and the host cannot map RAM, the endpoint is detached and has no
-    /// access. It also has no access while the mapping of RAM is postponed. The endpoint stays attached only if it shares an
-    /// address space and the host cannot move it to another.
+    /// Detaches an endpoint. The endpoint is detached even if the host fails to unmap a range, because the guest will reuse the memory.
+    /// Every later request retries the unmap. If bypass is on and the host cannot map RAM, the endpoint is detached and has no access.
+    /// While the mapping of RAM is postponed, the endpoint has no access either. The endpoint stays attached only if it shares an address
+    /// space and the host cannot move it to another.
     pub(super) fn detach(&mut self, request: wire::Detach) -> Result<(), Status> {
         let id = request.endpoint;
         let endpoint = self.endpoints.get(&id).ok_or(Status::NoEnt)?;
@@ -258,8 +258,8 @@ impl Engine {
         self.spaces.get(space).endpoints.iter().any(attached)
     }
 
-    /// Removes an endpoint, which was in the address space `from`, from a domain. If `from` has no other endpoint of the domain,
-    /// the domain is unmapped there. A domain ends when its last endpoint leaves.
+    /// Removes an endpoint, which was in the address space `from`, from a domain. If `from` has no other endpoint of the domain, the domain
+    /// is unmapped in `from`. A domain ends when its last endpoint leaves.
     fn leave(&mut self, id: EndpointId, from: SpaceId, old: DomainId) {
         let shared = self.is_shared(id, from, old);
         let endpoint = endpoint_mut(&mut self.endpoints, id);

@@ -164,8 +164,8 @@ impl Engine {
         space.map_ram(mapping.gpa, mapping, &*self.ram, &mut self.counters).map_err(|_| name)
     }
 
-    /// Makes every address space match `bypass`. If bypass is on and all endpoints of an address space are unattached, maps all RAM
-    /// there. Otherwise, unmaps RAM that bypass mapped. Continues after a failure, and returns the first error.
+    /// Makes every address space match `bypass`. If bypass is on and all endpoints of an address space are unattached, maps all RAM in the
+    /// address space. Otherwise, unmaps RAM that bypass mapped. Continues after a failure, and returns the first error.
     pub(super) fn settle_all(&mut self) -> Result<(), Status> {
         let mut outcome = Ok(());
         for id in self.spaces.ids() {

@@ -75,7 +75,7 @@ impl Engine {
                     break;
                 }
                 Err(Status::NoMem) if self.make_room(request.domain) => {}
-                // The guest has no RAM there, and nothing was mapped.
+                // The guest has no RAM at this address, and nothing was mapped.
                 Err(Status::Inval) => return self.map_device(request, permissions),
                 Err(status) => return Err(status),
             }

@@ -2,9 +2,9 @@
 
 //! Parking: chunks whose host mapping survives a reset of the VM (docs/bounce-windows.md, rule 7).
 //!
-//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of its previous
-//! endpoint still maps it. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host
-//! call. A parked chunk counts towards the budget. It is released before a request is rejected for lack of memory.
+//! A parked chunk belongs to no domain. The guest does not see it, and it is zeroed, but the address space of its previous endpoint still
+//! maps it. A WINDOW_ADD with the same IOVA and permissions for that endpoint reuses the chunk without a host call. A parked chunk counts
+//! towards the budget. Before a request is rejected for lack of memory, parked chunks are released.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ impl Engine {
         None
     }
 
-    /// Unmaps and releases the chunk that is parked at `iova`, if there is one.
+    /// Unmaps and releases the chunk that is parked at `iova`. Does nothing if no chunk is parked at `iova`.
     fn evict(&mut self, id: SpaceId, iova: u64) {
         let (space, Some(windows)) = (self.spaces.get_mut(id), &self.windows) else {
             return;

@@ -67,9 +67,8 @@ impl Engine {
         Some((Translation { target: Target::Chunk { index: chunk.index, offset }, len }, chunk.permissions))
     }
 
-    /// Reports a fault of an endpoint to the driver. The endpoint is a device that the VMM emulates, or a device in another
-    /// process. Returns `false` if the fault is dropped and counted, because the endpoint does not exist or there were too many
-    /// faults.
+    /// Reports a fault of an endpoint to the driver. The endpoint is a device that the VMM emulates, or a device in another process.
+    /// Returns `false` if the fault is dropped and counted, because the endpoint does not exist or too many faults occurred.
     pub fn report_fault(&mut self, fault: Fault) -> bool {
         let queued = self.endpoints.contains_key(&fault.endpoint) && self.faults.push(fault, Instant::now());
         if queued {

@@ -34,8 +34,8 @@ impl Engine {
         }
         let space = self.spaces.get(place);
         let call = if space.endpoints.len() > 1 {
-            // The endpoint moves into an address space without devices. Calls there take no time, because the host does the work
-            // when a device is attached. So use the slowest typical call of the group.
+            // The endpoint moves into an address space without devices. Map calls in such an address space take no time, because the host
+            // does the work when a device is attached. So use the slowest typical call of the group.
             let group = self.spaces.iter().filter(|other| other.group() == space.group());
             let call = group.map(Space::call_ns).max().filter(|call| *call != 0);
             if more > ALWAYS { call.ok_or(Status::NoMem)? } else { call.unwrap_or(0) }

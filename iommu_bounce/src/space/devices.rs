@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::mapping::{DeviceMapping, MappedMemory};
 use crate::spec::Status;
 
-/// Returns the kind of the device memory at `[gpa, gpa + len)`, or `None` if no device memory there allows `permissions`.
+/// Returns the kind of the device memory at `[gpa, gpa + len)`, or `None` if the range is not device memory that allows `permissions`.
 pub(crate) fn device_kind(
     ram: &dyn GuestRam,
     gpa: u64,
@@ -27,8 +27,8 @@ impl Space {
         self.stuck.iter().any(|stuck| matches!(stuck.memory, MappedMemory::Device(_)))
     }
 
-    /// Maps device memory, with one call for each [step](Steps) if there are several. Returns `INVAL` if there is no device
-    /// memory. After an error, none of the range is mapped except stuck ranges.
+    /// Maps device memory, with one call for each [step](Steps) of a long range. Returns `INVAL` if the range is not device memory. After
+    /// an error, nothing of the range is mapped except stuck ranges.
     pub(crate) fn map_device(
         &mut self,
         iova: u64,

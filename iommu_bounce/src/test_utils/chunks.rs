@@ -25,7 +25,7 @@ struct State {
     watched: Vec<MapperProbe>,
 }
 
-/// [`ChunkStore`] on anonymous memory. It hands out the lowest free index.
+/// [`ChunkStore`] on anonymous memory. `back` returns the lowest free index.
 ///
 /// # Panics
 /// `release` panics if the chunk is not backed, or if a watched mapper still maps it.

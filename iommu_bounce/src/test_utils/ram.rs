@@ -8,7 +8,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRe
 
 use crate::{DeviceMemoryKind, GuestRam, Permissions, ThenDevice};
 
-/// Guest RAM of several regions. Each region is contiguous in host memory, and no two regions are adjacent there.
+/// Guest RAM of several regions. Each region is contiguous in host memory, and no two regions are adjacent in host memory.
 ///
 /// A `TestRam` can also have devices. Their memory is never RAM.
 #[derive(Debug)]

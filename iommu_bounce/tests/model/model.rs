@@ -89,8 +89,8 @@ impl Model {
         self.features & feature != 0
     }
 
-    /// Returns the statuses that the device must answer with on a host that does not fail. Returns none for an event that is not
-    /// a request.
+    /// Returns the statuses that the device must answer with on a host that does not fail. Returns an empty list for an event that is not a
+    /// request.
     pub(crate) fn apply(&mut self, op: &Op) -> Vec<u8> {
         match op {
             Op::Unmaps(unmaps) => {

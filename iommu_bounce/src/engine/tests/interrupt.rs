@@ -91,7 +91,7 @@ fn mapping_in_progress_is_undone_when_interrupted() {
 #[test]
 fn interrupted_attach_keeps_the_old_domain() {
     let mut rig = Rig::with_config(config());
-    // The old domain also takes several steps. It is mapped again without interruption.
+    // Mapping the old domain also takes several steps. The engine maps the old domain again without interruption.
     rig.all_ok([attach(1, 1), map(1, 0, SECOND_REGION - 1, 0, READ)]);
     let before = rig.mapper(1).mappings();
     rig.engine.interrupt().want(true);
