@@ -17,7 +17,7 @@ pub(crate) use self::fetch::only_file;
 use crate::packages::program;
 use crate::tools::Tools;
 
-/// Debian suite that packages come from. It is fixed, so that all machines get the same kernels.
+/// Debian suite of the packages. The suite is fixed, so that all machines get the same kernels.
 pub(crate) const SUITE: &str = "bookworm";
 
 /// Backports suite of [`SUITE`].

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`. They are small, and have
-//! loadable modules only if a caller asks for modules.
+//! Guest kernels: Debian's source with the files of `guest/src` and the hooks of `guest/patches`. The kernels are small, and have loadable
+//! modules only if a caller asks for modules.
 
 mod build;
 mod tree;
@@ -252,8 +252,8 @@ pub(crate) fn patches_of(checkout: &Path, series: &str) -> Result<PathBuf> {
     Ok(patches)
 }
 
-/// Returns the configuration fragments: those of every kernel, those of a series other than 6.12, and those that the options
-/// request.
+/// Returns the configuration fragments: first the fragments of every kernel, then the fragments of a series other than 6.12, then the
+/// fragments that the options request.
 fn fragments(directory: &Path, kernel: &GuestKernel, series: &str) -> Result<Vec<PathBuf>> {
     let named = |name: &str| directory.join(format!("{name}.config"));
     let if_there = |name: &str| Some(named(name)).filter(|file| file.exists());

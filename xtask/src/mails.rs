@@ -155,7 +155,7 @@ pub(crate) fn patch_name(line: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Returns the files that a patch changes, without those that it adds.
+/// Returns the files that a patch changes, without the files that the patch adds.
 pub(crate) fn changed_files(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("--- a/")?.split_whitespace().next())
 }

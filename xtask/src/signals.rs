@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals that ask a program to end. They are recorded, so that the program can stop what it has started.
+//! Signals that ask a program to end. Signals are recorded, so that the program can stop what it has started.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -159,7 +159,7 @@ impl Tools<'_> {
             let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
             let tools = self.with_output(file);
             let result = self.timed(|| tools.run_stage(stage, options, out))?;
-            // Print with one call, so that no other output comes in between.
+            // Print with one call, so that no other output is mixed into the text.
             let said = fs::read(&log).unwrap_or_default();
             print!("\n==== {0}\n{1}==== {0}: {2}\n", stage.name(), String::from_utf8_lossy(&said), result);
             results.push((stage, result));

@@ -20,7 +20,7 @@ use crate::tools::Tools;
 /// Time after which a program counts as hung. On a busy machine, an answer or the program's end may take long.
 const HUNG: Duration = Duration::from_secs(120);
 
-/// VM with windows. It need not start.
+/// VM with windows. The VM need not boot, so its files need not exist.
 const VM: &str = r#"{"payload": {"kernel": "/no/such/kernel"}, "devices": [{"path": "/no/such/device", "iommu": true}],
  "iommu_bounce": {"max": 1073741824}}"#;
 

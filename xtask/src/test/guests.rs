@@ -18,7 +18,7 @@ use crate::tools::Tools;
 /// Tests of the guest patch that also run with Debian's configuration, by parts of their names.
 const OF_DEBIAN_CONFIG: [&str; 5] = ["kunit", "windows::", "lent::", "patch::", "drive_metadata"];
 
-/// Tests of each part of the series, by parts of their names. They need only what the series contains up to that part.
+/// Tests of each part of the series, by parts of their names. The tests need only what the series contains up to that part.
 const OF_PARTS: [(Part, &[&str]); 4] = [
     (Part::A, &["without_windows_only_live_mappings", "guest_above_the_limit"]),
     (Part::B, &["without_windows_only_live_mappings", "fail_through_swiotlb"]),

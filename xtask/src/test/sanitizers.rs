@@ -22,8 +22,8 @@ const CAREFUL_VERSION: &str = "0.4.10";
 /// Crates whose tests Miri can run.
 const UNDER_MIRI: [&str; 4] = ["-p", "iommu_bounce", "-p", "carom-api"];
 
-/// Modules of carom-api whose tests take Miri longer than all others together. They build the whole command line or document, or
-/// fill each slot of each bus.
+/// Modules of carom-api whose tests take Miri longer than all others together. Tests of these modules build the whole command line or
+/// document, or fill each slot of each bus.
 const SLOW_UNDER_MIRI: [&str; 4] = ["cli::", "document::", "object::", "vm_config::"];
 
 /// Crates with unsafe code. Their tests run with AddressSanitizer. Their test program with a malicious guest does too.
