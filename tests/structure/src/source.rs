@@ -66,7 +66,7 @@ struct Reader {
     current: ModuleId,
     /// Directory with the files of modules that the current module declares.
     directory: PathBuf,
-    /// First error. It is stored here because the visitor's methods return nothing.
+    /// First error. The error is stored here because the visitor's methods return nothing.
     problem: Option<anyhow::Error>,
 }
 
